@@ -32,9 +32,8 @@ from parallelenv.errors import (
     UsageError,
     WorkerDiedError,
 )
-from parallelenv.notebook.profile import Profile
-from parallelenv.notebook.recorder import CallRecorder, Recorder
-from parallelenv.notebook.recording import cover, merge, total_length
+from parallelenv.notebook.profile import CallRecorder, Profile, Recorder
+from parallelenv.notebook.recording import merge
 from parallelenv.notebook.timeline import _moment
 from parallelenv.testing.envs import Counter
 from parallelenv.worker.host import Host
@@ -270,7 +269,7 @@ def test_profile_of_an_env_closed_in_the_block_has_only_calls(make_env: MakeEnv)
 def test_profile_omits_workers_that_exceed_the_collect_timeout(
     make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parallelenv.notebook.recorder.COLLECT_TIMEOUT", 0.2)
+    monkeypatch.setattr("parallelenv.notebook.profile.COLLECT_TIMEOUT", 0.2)
     env = sleepers(make_env, 2)
     with env.profile() as profile:
         env.send([0, 200], [0, 1])
@@ -308,7 +307,7 @@ def in_a_step(env: ParallelEnv) -> Iterator[None]:
 def test_profile_waits_at_its_end_for_a_call_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
         env.reset(seed=0)
-        monkeypatch.setattr("parallelenv.notebook.recorder.time.sleep", lambda seconds: Gate.is_open.set())
+        monkeypatch.setattr("parallelenv.notebook.profile.time.sleep", lambda seconds: Gate.is_open.set())
         recorder = env.profile()
         profile = recorder.__enter__()
         with in_a_step(env):
@@ -318,7 +317,7 @@ def test_profile_waits_at_its_end_for_a_call_of_another_thread(monkeypatch: pyte
 
 
 def test_profile_stops_waiting_for_another_thread_after_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.notebook.recorder.COLLECT_TIMEOUT", 0.05)
+    monkeypatch.setattr("parallelenv.notebook.profile.COLLECT_TIMEOUT", 0.05)
     with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
         env.reset(seed=0)
         recorder = env.profile()
@@ -391,7 +390,7 @@ def test_full_recording_keeps_the_latest_steps(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_full_recording_keeps_the_latest_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.notebook.recorder.MOST_CALLS", 5)
+    monkeypatch.setattr("parallelenv.notebook.profile.MOST_CALLS", 5)
     calls = CallRecorder()
     ends = []
     for _ in range(40):
@@ -401,7 +400,7 @@ def test_full_recording_keeps_the_latest_calls(monkeypatch: pytest.MonkeyPatch) 
     spans = calls.spans(calls.since, time.perf_counter())
     assert 2 <= len(spans) <= 6
     assert (spans[:, 1] <= ends[-len(spans) :]).all()
-    assert ends[-len(spans) - 1] >= calls.since
+    assert ends[-len(spans) - 1] <= calls.since
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -518,16 +517,14 @@ def test_end_tracing_returns_none_for_an_untraced_host() -> None:
 def test_clock_of_another_machine_is_aligned() -> None:
     with ParallelEnv([Counter]) as env:
         recorder = Recorder(env)
-        recorder._answers = {0: ("other", 990.0, (10.0, 11.0))}
+        recorder._clocks = {0: ("other", -979.5)}
         record = HostTracer().record((0,))
         near = dataclasses.replace(record, spans=np.array([[1000.0, 1001.0]]), operations=["step"])
         far = dataclasses.replace(near, clock="other", now=1005.0)
-        assert recorder._aligned(near, (20.0, 20.1)).spans.tolist() == [[1000.0, 1001.0]]
-        found = recorder._aligned(far, (20.0, 20.2))  # asked and answered within less than the first time
-        assert found.spans.tolist()[0] == pytest.approx([15.1, 16.1])
-        assert recorder._aligned(far, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([20.5, 21.5])
+        assert recorder._aligned(near, 20.1).spans.tolist() == [[1000.0, 1001.0]]
+        assert recorder._aligned(far, 24.5).spans.tolist()[0] == pytest.approx([20.5, 21.5])
         third = dataclasses.replace(far, clock="third")
-        assert recorder._aligned(third, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([19.5, 20.5])  # rebuilt there
+        assert recorder._aligned(third, 24.5).spans.tolist()[0] == pytest.approx([19.5, 20.5])  # rebuilt there
     assert clock_id()
     assert this_process() == ProcessInfo(os.getpid(), this_process().machine)
 
@@ -582,13 +579,7 @@ def test_profile_of_dummy_mode_advises_subproc_on_idle_cores(monkeypatch: pytest
 
 def test_spans_are_merged() -> None:
     assert merge(np.array([[3, 4], [0, 2], [1, 1.5], [4, 5.0]])).tolist() == [[0, 2], [3, 5]]
-    assert total_length(merge(np.zeros((0, 2)))) == 0
-
-
-def test_cover_sums_span_time_up_to_a_moment() -> None:
-    spans = np.array([[1.0, 2.0], [4.0, 6.0]])
-    assert cover(spans, np.array([0, 1.5, 3, 5, 9])).tolist() == [0, 0.5, 1, 2, 3]
-    assert cover(np.zeros((0, 2)), np.array([[1.0, 2.0]])).tolist() == [[0, 0]]
+    assert merge(np.zeros((0, 2))).tolist() == []
 
 
 # ---------------------------------------------------------------- timeline and trace

@@ -23,8 +23,8 @@ from parallelenv.errors import (
     UsageError,
 )
 from parallelenv.notebook import film as films
-from parallelenv.notebook.animation import encode_picture, has_ffmpeg
-from parallelenv.notebook.screen import FrameRate, Screen
+from parallelenv.notebook.film import has_ffmpeg
+from parallelenv.notebook.show import Screen, encode_picture
 from parallelenv.notebook.tiles import tile_frames
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import CheckFinite
@@ -505,22 +505,19 @@ def test_shown_frames_are_labelled_with_env_ids(shown: list[Any]) -> None:
     assert plain.shape == (100, 200, 3)
 
 
-def test_frame_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, slept = [100.0], []
+def test_play_keeps_the_frame_rate(shown: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept, takes = [100.0], [], iter((0.0, 0.0, 0.04, 0.5, 0.0))
 
     def sleep(seconds: float) -> None:
         slept.append(round(seconds, 3))
         now[0] += seconds
 
-    monkeypatch.setattr("parallelenv.notebook.screen.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("parallelenv.notebook.screen.time.sleep", sleep)
-    pace = FrameRate(10)
-    for takes in (0.0, 0.0, 0.04, 0.5, 0.0):
-        pace.wait()
-        now[0] += takes
+    def show(self: Screen, picture: Any) -> None:
+        now[0] += next(takes)
+
+    monkeypatch.setattr("parallelenv.notebook.show.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("parallelenv.notebook.show.time.sleep", sleep)
+    monkeypatch.setattr(Screen, "show", show)
+    with ParallelEnv([Lamp]) as env:
+        env.play(stay, 4, fps=10, progress=False)
     assert slept == [0.1, 0.1, 0.06]  # late frames do not shorten later pauses
-
-
-def test_screen_show_without_a_notebook_raises() -> None:
-    with pytest.raises(UsageError):
-        Screen().show(np.zeros((2, 2, 3), np.uint8))
