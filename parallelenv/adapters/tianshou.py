@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import gymnasium
 import numpy as np
 
-from parallelenv.adapters.indices import positions
-from parallelenv.adapters.partial_results import convert_partial, raises_first
+from parallelenv.adapters.common import convert_partial, positions, raises_first
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.protocol import MethodCall
@@ -60,7 +59,11 @@ class TianshouVectorEnv:
     def __init__(self, env: ParallelEnv, wait_num: int | None = None, timeout: float | None = None) -> None:
         self.parallel_env = env
         self.env_num = len(env)
-        self.wait_num = _check_wait_num(wait_num, self.env_num)
+        if wait_num is not None:
+            arguments.check_positive("wait_num", wait_num)
+            if wait_num > self.env_num:
+                raise ArgumentError(f"wait_num={wait_num}, but there are {self.env_num} envs. Give at most as many.")
+        self.wait_num = self.env_num if wait_num is None else int(wait_num)
         self.timeout = arguments.check_timeout(timeout)
         for env_id, space in enumerate(env.observation_spaces):
             if isinstance(space, gymnasium.spaces.Tuple):
@@ -70,8 +73,12 @@ class TianshouVectorEnv:
                 )
         env.engine.hand_over("to_tianshou()", ByHand(), waits_by="step(None)")
         self.is_async = self.wait_num != self.env_num or self.timeout is not None
-        if self.is_async:
-            _warn_of_shared_workers(env)
+        if self.is_async and env.engine.pool.lone_host is None and env.num_hosts < len(env):
+            warn_user(
+                f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_hosts} workers, and of one "
+                "worker an env is waited for until those before it have finished. Tianshou has a worker per env: give "
+                "num_cpus=len(envs) to the ParallelEnv."
+            )
         self.action_space = env.action_spaces
         self.observation_space = env.observation_spaces
         self.metadata = [dict(facts.metadata) for facts in env.engine.pool.facts]
@@ -150,22 +157,21 @@ class TianshouVectorEnv:
                 envs, whose ids are its ``env_ids``.
         """
         try:
-            batch = self._stepped(action, id)
+            if action is None:
+                if not self.is_async and not self.waiting_id:
+                    raise ActionError(
+                        "action=None only waits, and there is nothing to wait for. Give wait_num or timeout."
+                    )
+                batch = self._received()
+            elif self.is_async:
+                self.parallel_env.send(action, self._ready(id))
+                batch = self._received()
+            else:
+                batch = self.parallel_env.step(action, self._ready(id), "batch")
         except BaseException as error:
             convert_partial(error, self._convert)
             raise
         return self._convert(batch)
-
-    def _stepped(self, action: Any, id: Ids) -> StepBatch:
-        if action is None:
-            if not self.is_async and not self.waiting_id:
-                raise ActionError("action=None only waits, and there is nothing to wait for. Give wait_num or timeout.")
-            return self._received()
-        env_ids = self._ready(id)
-        if not self.is_async:
-            return self.parallel_env.step(action, env_ids, "batch")
-        self.parallel_env.send(action, env_ids)
-        return self._received()
 
     def _received(self) -> StepBatch:
         wanted = max(1, min(self.wait_num, len(self.waiting_id)))
@@ -259,25 +265,6 @@ class TianshouVectorEnv:
                 f"envs {busy} have a step under way. Wait for it with step(None), or drop all that are with reset()."
             )
         return env_ids
-
-
-def _check_wait_num(wait_num: Any, num_envs: int) -> int:
-    if wait_num is None:
-        return num_envs
-    arguments.check_positive("wait_num", wait_num)
-    if wait_num > num_envs:
-        raise ArgumentError(f"wait_num={wait_num}, but there are {num_envs} envs. Give at most as many.")
-    return int(wait_num)
-
-
-def _warn_of_shared_workers(env: ParallelEnv) -> None:
-    """Warn if an env may wait for others on its worker; a loop in this thread always has one worker."""
-    if env.engine.pool.lone_host is None and env.num_hosts < len(env):
-        warn_user(
-            f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_hosts} workers, and of one worker "
-            "an env is waited for until those before it have finished. Tianshou has a worker per env: give "
-            "num_cpus=len(envs) to the ParallelEnv."
-        )
 
 
 def _stacked(values: Sequence[Any]) -> Array:
