@@ -26,14 +26,7 @@ _Class = TypeVar("_Class", bound=type)
 def positions(argument: Any, num_envs: int, name: str) -> list[int]:
     """Return the env ids at these positions in the list of all envs, in order.
 
-    Args:
-        argument: A form of `parse_ids`. Positions may be negative (from the end) or duplicates; sets are allowed.
-        num_envs: Number of envs.
-        name: The user's name of the argument.
-
-    Raises:
-        ArgumentError: If it has none of these forms.
-        IdRangeError: If a position does not exist.
+    Besides the forms of `parse_ids`, positions may be negative (from the end), duplicates, or a set.
     """
     given = argument.tolist() if isinstance(argument, np.ndarray | np.generic) else argument
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
@@ -52,10 +45,7 @@ def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Mak
     Args:
         name: ``"observation_space"`` or ``"action_space"``.
         env: The envs.
-        if_different: The end of the message if the spaces differ; ``None``: they may.
-
-    Raises:
-        SpacesError: If an env does not declare one, or the spaces differ.
+        if_different: The end of the message of the `SpacesError` if the spaces differ; ``None``: they may.
     """
     spaces: list[gymnasium.Space[Any] | None] = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
@@ -82,12 +72,7 @@ class PartialStep(tuple):  # type: ignore[type-arg]
 
 
 def translate_step_error(error: BaseException, convert: Callable[[Any], Sequence[Any]]) -> None:
-    """Raise an error of ``..._async()`` and ``..._wait()`` in the wrong order; convert the ``partial`` of any other.
-
-    Args:
-        error: What a step of the engine raised.
-        convert: The adapter's conversion of results.
-    """
+    """Raise an error of ``..._async()`` and ``..._wait()`` in the wrong order; convert the ``partial`` of any other."""
     if isinstance(error, EnvBusyError):
         raise PendingCallError(
             "A step is under way whose result was not received (begun, interrupted, or late). Get it with step_wait(), "
@@ -100,7 +85,7 @@ def translate_step_error(error: BaseException, convert: Callable[[Any], Sequence
 
 
 def nothing_begun(name: str) -> NoPendingCallError:
-    """Return the error for a wait without a call. ``name`` is ``"step"``, ``"reset"`` or ``"call"``."""
+    """Return the error for a wait without a call."""
     return NoPendingCallError(f"{name}_wait() was called, but {name}_async() was not.", name)
 
 

@@ -138,16 +138,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._await(_PendingCall("reset", env.engine.reset_async(ids, picked, options), len(chosen) < self.num_envs))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the result of `reset_async`. See `reset`.
-
-        Args:
-            timeout: In seconds; ``None`` means that of the `ParallelEnv`.
-
-        Raises:
-            NoPendingCallError: If no reset was begun.
-            WorkerTimeoutError: If it takes longer. `reset_wait` can be called again.
-            BaseException: What an env raised.
-        """
+        """Return the result of `reset_async`. See `reset`, and `step_wait` for ``timeout`` and errors."""
         begun = self._take("reset", timeout)
         resetting: Any = begun.ticket
         observations = self.parallel_env.engine.reset_wait(resetting, timeout)
@@ -210,9 +201,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             NoPendingCallError: If there is no such step.
             WorkerTimeoutError: If it takes longer. `step_wait` can be called again.
-            EnvContractError: If a reward is not a number.
-            BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
-                envs, whose ids are its ``env_ids``.
+            EnvContractError, BaseException: See `step`.
         """
         if self._is_awaited:
             self._take("step", timeout)
@@ -264,16 +253,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._await(_PendingCall("call", ticket))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Return the result of `call_async`. See `call`.
-
-        Args:
-            timeout: In seconds; ``None`` means that of the `ParallelEnv`.
-
-        Raises:
-            NoPendingCallError: If no call was begun.
-            WorkerTimeoutError: If it takes longer. `call_wait` can be called again.
-            BaseException: What a method raised.
-        """
+        """Return the result of `call_async`. See `call`, and `step_wait` for ``timeout`` and errors."""
         ticket: Any = self._take("call", timeout).ticket
         try:
             answers = self.parallel_env.engine.call_wait(ticket, timeout)
@@ -311,11 +291,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     @property
     @short_tracebacks
     def envs(self) -> tuple[Any, ...]:
-        """The env objects, if they are in this process.
-
-        Raises:
-            AbsentAttributeError: If they are not.
-        """
+        """The env objects; an `AbsentAttributeError` if they are in other processes."""
         return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or call()")
 
     @property  # type: ignore[misc]
@@ -381,12 +357,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """Return the batched and the single observation space.
-
-    Raises:
-        ArgumentError: If the mode is unknown.
-        SpacesError: If the envs' spaces do not fit it.
-    """
+    """Return the batched and the single observation space, after checking that the envs' spaces fit them."""
     if mode == "same":
         advice = "If their bounds alone differ, give observation_mode='different'."
         spaces = declared_spaces("observation_space", env, advice)

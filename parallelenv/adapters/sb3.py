@@ -77,10 +77,7 @@ class SB3VecEnv(VecEnv):
         return self._convert(result)
 
     def step_async(self, actions: Any) -> None:
-        """Begin a step of all envs.
-
-        Args:
-            actions: ``(num_envs, *shape)``.
+        """Begin a step of all envs with actions ``(num_envs, *shape)``.
 
         Raises:
             ActionError: If the actions are invalid.
@@ -135,11 +132,7 @@ class SB3VecEnv(VecEnv):
     # ---------------------------------------------------------------- attributes and methods
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return an attribute of envs, looked up through wrappers.
-
-        Raises:
-            AttributeError: If an env does not have it.
-        """
+        """Return an attribute of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         return self._each(indices, lambda ids: self.parallel_env.engine.existing_attr(attr_name, ids))
 
     def has_attr(self, attr_name: str) -> bool:
@@ -155,12 +148,7 @@ class SB3VecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of envs, looked up through wrappers, and return the results.
-
-        Raises:
-            AttributeError: If an env does not have it.
-            BaseException: What a method raised.
-        """
+        """Call a method of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         arguments.check_name("method_name", method_name)
         call = MethodCall(method_name, method_args, method_kwargs)
         engine, ids = self.parallel_env.engine, self._ids(indices)
@@ -185,11 +173,7 @@ class SB3VecEnv(VecEnv):
     @property
     @short_tracebacks
     def envs(self) -> tuple[Any, ...]:
-        """The env objects, if they are in this process.
-
-        Raises:
-            AbsentAttributeError: If they are not.
-        """
+        """The env objects; an `AbsentAttributeError` if they are in other processes."""
         return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _ids(self, indices: Indices) -> list[int]:

@@ -42,6 +42,8 @@ class Worker(NamedTuple):
 class TianshouVectorEnv:
     """A vector env for Tianshou, returned by `ParallelEnv.to_tianshou`. Its methods match those of `BaseVectorEnv`.
 
+    Calls on an env whose step is in flight raise `EnvBusyError`, and do nothing. Ids may be negative.
+
     Args:
         env: The `ParallelEnv` to step.
         wait_num: See `ParallelEnv.to_tianshou`.
@@ -95,11 +97,7 @@ class TianshouVectorEnv:
     @property
     @short_tracebacks
     def workers(self) -> tuple[Worker, ...]:
-        """One `Worker` per env, with its ``env``, if the envs are in this process.
-
-        Raises:
-            AbsentAttributeError: If they are not.
-        """
+        """One `Worker` per env, with its ``env``; an `AbsentAttributeError` if the envs are in other processes."""
         return tuple(map(Worker, self.parallel_env.engine.envs("workers", "get_env_attr() or set_env_attr()")))
 
     @property
@@ -126,10 +124,6 @@ class TianshouVectorEnv:
         Returns:
             Observations and infos, in the order of ``env_id``: observations stacked, or an object array for dicts and
             different shapes; infos an object array of dicts.
-
-        Raises:
-            EnvBusyError: If a step of a given env is in flight; nothing was reset.
-            BaseException: What an env raised.
         """
         env_ids = list(range(self.env_num)) if env_id is None else self._ready(env_id)
         seeds = [seed] * len(env_ids) if isinstance(seed, (int, np.integer)) else seed
@@ -150,8 +144,7 @@ class TianshouVectorEnv:
 
         Raises:
             ActionError: If the actions are invalid.
-            EnvBusyError: If a step of an env is in flight.
-            ResetNeededError: If an env lost its episode with its worker. In all these cases nothing was stepped.
+            ResetNeededError: If an env lost its episode with its worker. In both cases nothing was stepped.
             NothingInFlightError: If there is nothing to wait for.
             BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
                 envs, whose ids are its ``env_ids``.
@@ -220,29 +213,16 @@ class TianshouVectorEnv:
         return self.get_env_attr("reward_range")
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
-        """Return an attribute of envs, looked up through wrappers.
-
-        Raises:
-            AttributeError: If an env does not have it.
-            EnvBusyError: If a step of an env is in flight.
-        """
+        """Return an attribute of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         return self.parallel_env.engine.existing_attr(key, self._ready(id))
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
-        """Set an attribute of envs to one value, on the outermost wrapper that has it, or else on the innermost env.
-
-        Raises:
-            EnvBusyError: If a step of an env is in flight.
-        """
+        """Set an attribute of envs to one value, on the outermost wrapper that has it, or else on the innermost env."""
         env_ids = self._ready(id)
         self.parallel_env.set_env_attr(key, values=[value] * len(env_ids), id=env_ids)
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """Return the result of each env's ``render`` with these arguments.
-
-        Raises:
-            EnvBusyError: If a step is in flight.
-        """
+        """Return the result of each env's ``render`` with these arguments."""
         self._ready(None)
         ticket = self.parallel_env.engine.call_async(MethodCall("render", (), kwargs))
         return self.parallel_env.engine.call_wait(ticket, None)
@@ -252,11 +232,7 @@ class TianshouVectorEnv:
         self.parallel_env.close()
 
     def _ready(self, id: Ids) -> list[int]:
-        """Return the env ids of an argument.
-
-        Raises:
-            EnvBusyError: If an env has a step in flight.
-        """
+        """Return the env ids of an argument, if none has a step in flight."""
         env_ids = list(range(self.env_num)) if id is None else positions(id, self.env_num, "id")
         waiting = self.waiting_id
         busy = [env_id for env_id in env_ids if env_id in waiting] if waiting else []

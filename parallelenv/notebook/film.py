@@ -98,12 +98,7 @@ def has_ffmpeg() -> bool:
 
 
 def check_format(video_format: str) -> None:
-    """Check that a format can be written here.
-
-    Raises:
-        ArgumentError: If the format is unknown.
-        MissingDependencyError: If the package for it is not installed, or Pillow was built without the format.
-    """
+    """Refuse an unknown format, and one that the installed packages cannot write."""
     if video_format not in FORMATS:
         raise ArgumentError(f"video_format={show(video_format)} is not known; expected one of {FORMATS}.")
     if video_format == "mp4" and not has_ffmpeg():
@@ -122,12 +117,7 @@ def check_format(video_format: str) -> None:
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """Return the format of a file name's suffix.
-
-    Raises:
-        ArgumentError: If the suffix is not that of a format.
-        MissingDependencyError: See `check_format`.
-    """
+    """Return the format of a file name's suffix, after checking that it can be written here."""
     suffix = Path(path).suffix[1:].lower()
     if suffix not in FORMATS:
         raise ArgumentError(f"path={str(path)!r} must end in one of {tuple('.' + name for name in FORMATS)}.")
@@ -136,11 +126,7 @@ def format_of(path: str | os.PathLike[str]) -> str:
 
 
 def check_fps(fps: Any, metadata: Any = None) -> float:
-    """Return frames per second: ``fps``, or else that of the env's metadata, or else 30.
-
-    Raises:
-        ArgumentError: If it is not a number, or less than one in 50 s.
-    """
+    """Return frames per second: ``fps``, or else that of the env's metadata, or else 30. Refuse other values."""
     name = "fps"
     if fps is None and isinstance(metadata, Mapping):
         name, fps = "The env's metadata['render_fps']", metadata.get("render_fps")
@@ -159,11 +145,7 @@ def playing_fps(fps: float, video_format: str) -> float:
 
 
 def check_size(picture: Array, video_format: str) -> None:
-    """Check that a picture, ``(height, width, 3)``, is not too large for a format.
-
-    Raises:
-        ArgumentError: If it is.
-    """
+    """Refuse a picture, ``(height, width, 3)``, that is too large for a format."""
     height, width = picture.shape[:2]
     most = _WIDEST.get(video_format, math.inf)
     if max(height, width) > most:
@@ -185,9 +167,6 @@ def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> 
         frames: ``(height, width, 3)`` uint8 each. Smaller ones are padded with black, to the right and below.
         video_format: One of `FORMATS` that can be written here.
         fps: Frames per second, limited for pictures to what browsers play.
-
-    Raises:
-        ArgumentError: If there are no frames, they are too large, or ``fps`` is too small.
     """
     if not len(frames):
         raise ArgumentError("There are no frames to write.")

@@ -46,11 +46,7 @@ class Profile:
 
     @property
     def recording(self) -> Recording:
-        """The recording.
-
-        Raises:
-            UsageError: If the block has not ended.
-        """
+        """The recording; a `UsageError` before the block has ended."""
         if self._recording is None:
             raise UsageError("Nothing is recorded yet: ask when the block `with env.profile() as p` has ended.")
         return self._recording
@@ -105,11 +101,7 @@ class Profile:
 
 
 class Recorder:
-    """A context manager that records a `ParallelEnv`.
-
-    Args:
-        env: The `ParallelEnv`.
-    """
+    """A context manager that records a `ParallelEnv`."""
 
     def __init__(self, env: ParallelEnv) -> None:
         self._engine = env.engine
@@ -169,12 +161,7 @@ class Recorder:
 
     @single_threaded_in("profile")
     def _collect(self, timeout: float, resumes: bool) -> list[WorkerRecord]:
-        """Stop recording in hosts; return the records received in time.
-
-        Args:
-            timeout: In seconds.
-            resumes: Whether an interrupted in-process command may resume in this wait.
-        """
+        """Stop recording in hosts; return the records received in time, if need be without resuming a command."""
         pool = self._engine.pool
         living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
         is_held_up = not resumes and pool.is_held_up

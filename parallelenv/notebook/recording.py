@@ -57,11 +57,7 @@ class Recording:
         return free[free[:, 1] > free[:, 0]]
 
     def save_trace(self, path: Path) -> None:
-        """Write a trace in the format of Chrome's trace viewer, which Perfetto reads too, one event per line.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
+        """Write a trace in the format of Chrome's trace viewer, which Perfetto reads too, one event per line."""
         with path.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
             file.write(",\n".join(json.dumps({**event, "pid": 1}) for event in self._events()))
@@ -111,11 +107,7 @@ def merge(spans: Array) -> Array:
 
 
 def checked_path(path: Any, suffix: str) -> Path:
-    """Return a path after checking its suffix.
-
-    Raises:
-        ArgumentError: If it has another suffix.
-    """
+    """Return a path after checking its suffix."""
     target = Path(path) if isinstance(path, (str, Path)) else None
     if target is None or target.suffix.lower() != suffix or "\0" in str(target):
         raise ArgumentError(f"path={show(path)} must be the name of a file that ends in {suffix}.")

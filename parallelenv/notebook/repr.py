@@ -16,21 +16,13 @@ if TYPE_CHECKING:
 
 
 class StateStyle(NamedTuple):
-    """How a state of envs is displayed.
+    """How a state of envs is displayed."""
 
-    Attributes:
-        colour: Colour of its squares, distinct with any colour vision, on white and on black.
-        sign: Character in its squares, for readers and printers without colours.
-        meaning: Its meaning, for the tooltip.
-        one: Text after the number of one env; empty means the state itself.
-        more: Likewise for several envs.
-    """
-
-    colour: str
-    sign: str
-    meaning: str
-    one: str = ""
-    more: str = ""
+    colour: str  # of its squares, distinct with any colour vision, on white and on black
+    sign: str  # in its squares, for readers and printers without colours
+    meaning: str  # for the tooltip
+    one: str = ""  # text after the number of one env; empty means the state itself
+    more: str = ""  # likewise for several envs
 
 
 LOOKS = {
@@ -66,19 +58,12 @@ class WorkerRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReprData:
-    """What is known of a `ParallelEnv`.
+    """What is known of a `ParallelEnv`."""
 
-    Attributes:
-        title: Its ``repr``, or that of a wrapper around it.
-        states: State of each env, a key of `LOOKS`.
-        standing: Episodes and their results.
-        workers: The workers that are alive.
-    """
-
-    title: str
-    states: list[str]
+    title: str  # its ``repr``, or that of a wrapper around it
+    states: list[str]  # of each env a key of `LOOKS`
     standing: EpisodeSummary
-    workers: list[WorkerRow]
+    workers: list[WorkerRow]  # those that are alive
 
     def _counts(self) -> dict[str, str]:
         """Return the number of envs in each state that occurs, as text, by state."""

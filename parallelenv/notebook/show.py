@@ -71,11 +71,7 @@ def encode_picture(picture: Array) -> bytes:
 
 
 def refuse_no_notebook(call: str) -> None:
-    """Check that code runs in a notebook.
-
-    Raises:
-        UsageError: If it does not.
-    """
+    """Refuse a call outside of a notebook."""
     if kernel_of_notebook() is None:
         raise UsageError(
             f"{call}() shows envs below a notebook cell, and this is no notebook. Elsewhere render(tile=True) returns "
@@ -93,32 +89,19 @@ def show_envs(env: ParallelEnv, id: Any, width: int) -> None:
         refuse_dark_envs(engine, env_ids)
     try:
         picture = picture_of(engine, env_ids, width)
-    except Exception as caught:
-        error = _cannot_show(engine, caught, env_ids)
-        if error is caught:
-            raise
-    else:
-        _screens.setdefault(engine, Screen()).show(picture)
-        return
-    try:
-        raise error  # outside the except block, to leave out the longer first error
-    finally:
-        del error  # its traceback refers to this frame
-
-
-def _cannot_show(engine: Engine, error: Exception, env_ids: Sequence[int]) -> BaseException:
-    """Return the error to raise if envs cannot be shown; it names envs without an episode."""
-    episodes = set(engine.table.without())
-    fresh = [env_id for env_id in env_ids if env_id in episodes]
-    is_of_drawing = isinstance(error, ArgumentError) or not isinstance(error, ParallelEnvError)
-    if not fresh or not is_of_drawing:
-        return error
-    call = "reset()" if len(fresh) == engine.num_envs else f"reset({list_ids(fresh)})"
-    said = f"{name_envs(fresh)} {'has' if len(fresh) == 1 else 'have'} no episode yet. Call {call} before show()."
-    if isinstance(error, ResetNeeded | ArgumentError):  # the latter if an env returned ``None``, for example
-        return ResetNeededError(said)
-    add_note(error, said)
-    return error
+    except Exception as error:
+        without_episode = set(engine.table.without())
+        fresh = [env_id for env_id in env_ids if env_id in without_episode]
+        is_of_drawing = isinstance(error, ArgumentError) or not isinstance(error, ParallelEnvError)
+        if fresh and is_of_drawing:
+            call = "reset()" if len(fresh) == engine.num_envs else f"reset({list_ids(fresh)})"
+            have = "has" if len(fresh) == 1 else "have"
+            said = f"{name_envs(fresh)} {have} no episode yet. Call {call} before show()."
+            if isinstance(error, ResetNeeded | ArgumentError):  # the latter if an env returned ``None``, for example
+                raise ResetNeededError(said) from None
+            add_note(error, said)
+        raise
+    _screens.setdefault(engine, Screen()).show(picture)
 
 
 def play_envs(
@@ -224,13 +207,7 @@ def _run_policy(
 
 
 def _check_path(path: Any) -> str:
-    """Return the format of a film to write, after checking beforehand that it can be written.
-
-    Raises:
-        ArgumentError: If it is not a path of a film.
-        MissingDependencyError: If the format cannot be written.
-        OSError: If the folder does not exist or is not writeable.
-    """
+    """Return the format of a film to write, after checking beforehand that it can be written."""
     if path is None:
         video_format = "mp4" if has_ffmpeg() else "webp"
         check_format(video_format)

@@ -111,11 +111,7 @@ def picture_of(engine: Engine, env_ids: Sequence[int], width: int | None = None,
 
 
 def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
-    """Check that envs render single pictures. Envs without a ``render_mode`` may render anything.
-
-    Raises:
-        ArgumentError: If one does not.
-    """
+    """Refuse envs that do not render single pictures. Envs without a ``render_mode`` may render anything."""
     env_ids = [env_id for env_id in env_ids if engine.pool.facts[env_id].render_mode != "rgb_array"]
     modes = engine.pool.ask("get", env_ids, None, Lookup("render_mode")).values
     for env_id in env_ids:

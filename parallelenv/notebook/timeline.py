@@ -84,12 +84,7 @@ class Timeline:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture to a file whose name ends in ``.svg``, and return the path.
-
-        Raises:
-            ArgumentError: If it has another suffix.
-            OSError: If it cannot be written.
-        """
+        """Write the picture to a file whose name ends in ``.svg``, and return the path."""
         target = checked_path(path, ".svg")
         target.write_text(self.svg, encoding="utf-8")
         return target

@@ -384,7 +384,7 @@ def test_show_before_reset_raises_one_error(make_env: MakeEnv, shown: list[Any],
         ResetNeededError, match=r"^envs 0, 1, 2, 3 have no episode yet. Call reset\(\) before show\(\).$"
     ) as e:
         env.show()
-    assert e.value.__context__ is None
+    assert e.value.__suppress_context__
     env.reset([0, 2])
     with pytest.raises(ResetNeededError, match=r"^env 1 has no episode yet. Call reset\(\[1\]\) before show\(\).$"):
         env.show([0, 1])
@@ -405,7 +405,6 @@ def test_equal_render_errors_before_reset_are_raised_once_with_hint(make_env: Ma
     notes = "\n".join(caught.value.__notes__)
     assert "Raised by env 0 and 3 others in render" in notes
     assert notes.endswith("envs 0, 1, 2, 3 have no episode yet. Call reset() before show().")
-    assert caught.value.__context__ is None
     with pytest.raises(AttributeError) as caught:
         env.show(1)
     assert caught.value.__notes__[1:] == ["env 1 has no episode yet. Call reset([1]) before show()."]
