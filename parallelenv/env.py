@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from parallelenv.adapters.tianshou import TianshouVectorEnv
     from parallelenv.autotune.recommend import Recommendation
     from parallelenv.notebook.film import Film
-    from parallelenv.notebook.recorder import Recorder
+    from parallelenv.notebook.profile import Recorder
     from parallelenv.tasks.task_pool import TaskPool
 
 OnFailure = Literal["raise", "restart"]
@@ -828,7 +828,7 @@ class ParallelEnv:
         Args:
             id: Which envs.
             tile: Join RGB frames, whose sizes may differ, to one picture, in a grid without gaps.
-            labels: With ``tile``, leave a gap between frames and draw the env id on each, like `show`. Needs Pillow.
+            labels: With ``tile``, leave a gap between frames and draw the env id on each, like `show`.
 
         Returns:
             A list in the order of ``id``, or ``(height, width, 3)`` uint8.
@@ -836,7 +836,6 @@ class ParallelEnv:
         Raises:
             ArgumentError: If a frame to tile is not a uint8 array (RGB, grey, or RGB with alpha, which is dropped), or
                 ``labels`` is given without ``tile``.
-            MissingDependencyError: If ``labels`` is given and Pillow is not installed.
         """
         env_ids = self._engine.ids(id)
         if labels and not tile:
@@ -1426,9 +1425,9 @@ class ParallelEnv:
 
 def _notebook() -> ModuleType:
     """Return the module that draws a `ParallelEnv`. It is a layer above this one, so it is imported when needed."""
-    from parallelenv.notebook import views
+    from parallelenv import notebook
 
-    return views
+    return notebook
 
 
 def _make_signature() -> inspect.Signature:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +85,11 @@ print("FOUND", json.dumps([name for name in sys.modules if name.startswith("para
 """
     assert found(code) == set()
     assert "ray-subproc" in registry.known_words()
+
+
+def test_pyproject_lists_all_packages() -> None:
+    root = Path(__file__).parents[1]
+    listed = re.search(r"^packages = (.*)$", (root / "pyproject.toml").read_text(), re.MULTILINE)
+    folders = {f"parallelenv.{path.parent.name}" for path in root.glob("parallelenv/*/__init__.py")}
+    assert listed
+    assert folders | {"parallelenv"} == set(re.findall(r'"([\w.]+)"', listed[1]))

@@ -55,17 +55,18 @@ class Count(Task):
 
 
 class Counts(TaskSampler):
-    """A sampler without end that inherits the optional methods and records its calls."""
+    """A sampler of equal tasks without end that inherits the optional methods and records its calls."""
 
     observation_space = PLAIN
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self) -> None:
+    def __init__(self, make_task: Any = Count) -> None:
+        self.make_task = make_task
         self.log: list[Any] = []
 
-    def next_task(self, **kwargs: Any) -> Task:
+    def next_task(self, **kwargs: Any) -> Any:
         self.log.append(kwargs)
-        return Count()
+        return self.make_task()
 
     def reset(self) -> None:
         self.log.append("reset")
@@ -74,8 +75,78 @@ class Counts(TaskSampler):
         self.log.append(seed)
 
 
-def test_task_env_passes_check_env() -> None:
-    check_env(TaskEnv(Counts()), skip_render_check=True)
+def test_task_env_is_a_gymnasium_env_of_the_sampler() -> None:
+    sampler = Counts()
+    env = TaskEnv(sampler)
+    env.reset(seed=3, options={"level": 2})
+    env.reset()
+    assert sampler.log == [3, {"level": 2}, {}]
+    assert sampler.length is None
+    assert env.render() is None
+    assert env.step(0)[2:4] == (False, False)
+    assert env.step(0)[2:4] == (False, True), "an end that only is_done() reports is a truncation"
+    check_env(env, skip_render_check=True)
+    env.close()
+
+
+@pytest.mark.parametrize("kind", [TaskStep, lambda *items: items])
+@pytest.mark.parametrize(
+    ("done", "info", "flags"),
+    [
+        (False, {}, (False, False)),
+        (True, {"a": 1}, (True, False)),
+        (True, {"TimeLimit.truncated": True}, (False, True)),
+    ],
+)
+def test_done_flag_is_split_into_terminated_and_truncated(kind: Any, done: bool, info: Any, flags: Any) -> None:
+    class Told(Count):
+        def step(self, action: Any) -> Any:
+            return kind(np.zeros(3), 2.0, done, info)
+
+    env = TaskEnv(Counts(Told))
+    env.reset()
+    _, reward, terminated, truncated, found = env.step(0)
+    assert (reward, (terminated, truncated), found) == (2.0, flags, info)
+
+
+@pytest.mark.parametrize("returned", [None, (1, 2, 3), [0, 0.0, False, False, {}]])
+def test_invalid_step_results_of_a_task_raise(returned: Any) -> None:
+    class Odd(Count):
+        def step(self, action: Any) -> Any:
+            return returned
+
+    env = TaskEnv(Counts(Odd))
+    env.reset()
+    with pytest.raises(TypeError, match=f"Odd returned a {type(returned).__name__}. Return .*TaskStep"):
+        env.step(0)
+
+
+def test_invalid_samplers_and_tasks_are_refused() -> None:
+    with pytest.raises(
+        InvalidEnvError, match=r"sampler is Count, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"
+    ):
+        TaskEnv(Count())  # type: ignore[arg-type]
+    with pytest.raises(InvalidEnvError, match="sampler is the class Counts, which is no instance"):
+        TaskEnv(Counts)  # type: ignore[arg-type]
+    with pytest.raises(InvalidEnvError, match=r"next_task\(\) of Counts returned int, which lacks step\(\), is_done"):
+        TaskEnv(Counts(int)).reset()
+
+
+def test_sampler_is_closed_even_if_closing_a_task_raises() -> None:
+    class Stuck(Count):
+        def close(self) -> None:
+            raise OSError("stuck")
+
+    class Closing(Counts):
+        def close(self) -> None:
+            self.log.append("closed")
+
+    sampler = Closing(Stuck)
+    env = TaskEnv(sampler)
+    env.reset()
+    with pytest.raises(OSError, match="stuck"):
+        env.close()
+    assert sampler.log[-1] == "closed"
 
 
 def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
@@ -113,80 +184,6 @@ def test_dict_states_with_different_keys_stay_objects(make_pool: MakePool) -> No
     assert [set(state) for state in states] == [{"place", "parts"}, {"place", "word"}]
 
 
-def test_reset_arguments_are_passed_to_the_sampler() -> None:
-    sampler = Counts()
-    env = TaskEnv(sampler)
-    env.reset(seed=3, options={"level": 2})
-    env.reset()
-    assert sampler.log == [3, {"level": 2}, {}]
-    assert sampler.length is None
-    assert env.render() is None
-    env.close()
-
-
-def test_end_reported_only_by_is_done_is_a_truncation() -> None:
-    env = TaskEnv(Counts())
-    env.reset()
-    assert env.step(0)[2:4] == (False, False)
-    assert env.step(0)[2:4] == (False, True)
-
-
-@pytest.mark.parametrize("kind", [TaskStep, lambda *items: items])
-@pytest.mark.parametrize(
-    ("done", "info", "flags"),
-    [
-        (False, {}, (False, False)),
-        (True, {"a": 1}, (True, False)),
-        (True, {"TimeLimit.truncated": True}, (False, True)),
-    ],
-)
-def test_done_flag_is_split_into_terminated_and_truncated(kind: Any, done: bool, info: Any, flags: Any) -> None:
-    class Told(Count):
-        def step(self, action: Any) -> Any:
-            return kind(np.zeros(3), 2.0, done, info)
-
-    class Telling(Counts):
-        def next_task(self, **kwargs: Any) -> Task:
-            return Told()
-
-    env = TaskEnv(Telling())
-    env.reset()
-    _, reward, terminated, truncated, found = env.step(0)
-    assert (reward, (terminated, truncated), found) == (2.0, flags, info)
-
-
-@pytest.mark.parametrize("returned", [None, (1, 2, 3), [0, 0.0, False, False, {}]])
-def test_invalid_step_results_of_a_task_raise(returned: Any) -> None:
-    class Odd(Count):
-        def step(self, action: Any) -> Any:
-            return returned
-
-    class Odds(Counts):
-        def next_task(self, **kwargs: Any) -> Task:
-            return Odd()
-
-    env = TaskEnv(Odds())
-    env.reset()
-    with pytest.raises(TypeError, match=f"Odd returned a {type(returned).__name__}. Return .*TaskStep"):
-        env.step(0)
-
-
-def test_invalid_samplers_and_tasks_are_refused() -> None:
-    with pytest.raises(
-        InvalidEnvError, match=r"sampler is Count, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"
-    ):
-        TaskEnv(Count())  # type: ignore[arg-type]
-    with pytest.raises(InvalidEnvError, match="sampler is the class Counts, which is no instance"):
-        TaskEnv(Counts)  # type: ignore[arg-type]
-
-    class Wrong(Counts):
-        def next_task(self, **kwargs: Any) -> Any:
-            return 3
-
-    with pytest.raises(InvalidEnvError, match=r"next_task\(\) of Wrong returned int, which lacks step\(\), is_done"):
-        TaskEnv(Wrong()).reset()
-
-
 def test_each_task_is_closed_before_the_next_and_the_sampler_last() -> None:
     log: list[Any] = []
     env = TaskEnv(Walks(3, log=log))
@@ -196,26 +193,6 @@ def test_each_task_is_closed_before_the_next_and_the_sampler_last() -> None:
     assert env.render().shape == (2, 3, 3)
     env.close()
     assert log == [[1, 2, "sampler"]]
-
-
-def test_sampler_is_closed_even_if_closing_a_task_raises() -> None:
-    class Stuck(Count):
-        def close(self) -> None:
-            raise OSError("stuck")
-
-    class Stucks(Counts):
-        def next_task(self, **kwargs: Any) -> Task:
-            return Stuck()
-
-        def close(self) -> None:
-            self.log.append("closed")
-
-    sampler = Stucks()
-    env = TaskEnv(sampler)
-    env.reset()
-    with pytest.raises(OSError, match="stuck"):
-        env.close()
-    assert sampler.log[-1] == "closed"
 
 
 def test_render_mode_and_metadata_are_those_of_the_sampler() -> None:
@@ -260,7 +237,8 @@ def test_auto_resample_sets_the_done_policy(make_pool: MakePool, auto: bool, don
 
 def test_next_task_returns_first_states_and_accepts_arguments(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
-    assert env.next_task().shape == (4, 3)
+    assert difference(env.next_task(), env.get_observations()) is None
+    assert difference(env.reset([]), env.get_observations([])) is None
     states = env.next_task([3, 1], length=1, other=(2, 3))
     assert states[:, :2].tolist() == [[2, 0], [2, 0]]
     assert env.attr("asked", id=[1, 0]) == [[{}, {"other": (2, 3)}], [{}]]
@@ -319,13 +297,6 @@ def test_get_observations_returns_current_observations(make_pool: MakePool) -> N
     env.recv()
 
 
-@nearby
-def test_observations_are_batched_like_states(make_pool: MakePool) -> None:
-    env = make_pool(Walks, FOUR)
-    assert difference(env.next_task(), env.get_observations()) is None
-    assert difference(env.step([1, 1], id=[2, 1]).states, env.get_observations([2, 1])) is None
-
-
 class Shows(Count):
     """Returns a given observation after its first step."""
 
@@ -342,15 +313,10 @@ class Shows(Count):
         return self.seen if self.count else np.zeros(3)
 
 
-class ShowsIt(Counts):
-    def next_task(self, **kwargs: Any) -> Task:
-        return Shows()
-
-
 @nearby
 @pytest.mark.parametrize("seen", [None, 3, "x", np.zeros(5), np.zeros(3, complex)])
 def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: Any) -> None:
-    env = make_pool(ShowsIt, [{}] * 3)
+    env = make_pool(partial(Counts, Shows), [{}] * 3)
     env.next_task()
     env.step([1], id=1)
     env.set_env_attr("seen", values=[seen] * 3)
@@ -360,13 +326,6 @@ def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: A
     assert caught.value.partial.keys() == {0, 2}  # type: ignore[attr-defined]
     assert env.get_observations([2, 0]).shape == (2, 3)
     assert env.step([1, 1, 1]).states.shape == (3, 3)
-
-
-@nearby
-def test_observations_of_no_envs_match_states_of_no_envs(make_pool: MakePool) -> None:
-    for arguments in ([{"total": 1}], [{"total": 1, "kind": "sheet"}]):
-        env = make_pool(Walks, arguments)
-        assert difference(env.reset([]), env.get_observations([])) is None
 
 
 @nearby
@@ -412,25 +371,15 @@ class Rewinds(Counts):
     def rewind(self) -> str:
         return "of the sampler"
 
-    def observe(self) -> str:
-        return "of the sampler"
 
-
-@nearby
-def test_internal_methods_do_not_hide_names_of_the_sampler(make_pool: MakePool) -> None:
-    env = make_pool(Rewinds, [{}] * 2)
-    env.next_task()
-    assert env.call(["rewind", "observe"]) == ["of the sampler"] * 2
-    assert env.step([1, 1]).states.shape == (2, 3)
-
-
-def test_names_are_looked_up_through_wrappers() -> None:
-    with TaskPool([lambda: TimeLimit(TaskEnv(Walks(9)), 3)] * 2) as env:
+def test_wrappers_and_task_env_do_not_hide_names_of_task_and_sampler() -> None:
+    with TaskPool([lambda: TimeLimit(TaskEnv(Walks(9)), 3), lambda: TaskEnv(Rewinds())]) as env:
         env.next_task(length=9)
-        assert env.call("name") == ["walk 1"] * 2
-        env.set_env_attr("length", 2)
-        assert env.attr("task.length") == [2, 2]
-        assert env.get_observations().shape == (2, 3)
+        assert env.call("rewind", id=1) == ["of the sampler"]
+        assert env.call("name", id=0) == ["walk 1"]
+        env.set_env_attr("length", 2, id=0)
+        assert env.attr("task.length", id=0) == [2]
+        assert env.get_observations([0]).shape == (1, 3)
 
 
 @nearby
@@ -454,12 +403,6 @@ def test_rebuilt_sampler_uses_the_seeds_that_were_set(make_pool: MakePool) -> No
     assert drawn[0][0] != drawn[0][1]
 
 
-def test_auto_resample_when_done_must_be_a_bool() -> None:
-    wrong: Any = "no"
-    with pytest.raises(ArgumentError, match="auto_resample_when_done='no' must be True or False"):
-        ParallelEnv.from_samplers(Walks, [{}], "dummy", wrong)
-
-
 def test_invalid_arguments_are_refused_before_any_sampler_is_made() -> None:
     cases: list[tuple[Any, Any, str]] = [
         (3, [{}], "make_sampler_fn=3 cannot be called"),
@@ -473,6 +416,8 @@ def test_invalid_arguments_are_refused_before_any_sampler_is_made() -> None:
     for make_sampler_fn, sampler_fn_args, message in cases:
         with pytest.raises(ArgumentError, match=message):
             ParallelEnv.from_samplers(make_sampler_fn, sampler_fn_args)
+    with pytest.raises(ArgumentError, match="auto_resample_when_done='no' must be True or False"):
+        ParallelEnv.from_samplers(Walks, [{}], "dummy", "no")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="asynchronous='idle' was given.*auto_resample_when_done"):
         ParallelEnv.from_samplers(Walks, [{}], asynchronous="idle")
 
@@ -490,15 +435,6 @@ def test_unpicklable_task_arguments_raise_in_every_mode(make_pool: MakePool) -> 
         make_pool(Walks, [{"log": threading.Lock()}])
 
 
-def test_task_pool_of_plain_envs_names_the_missing_method() -> None:
-    with TaskPool(["CartPole-v1"]) as env:
-        env.reset()
-        with pytest.raises(
-            AbsentAttributeError, match=r"CartPoleEnv has no method '_observe', and no wrapper around it has\."
-        ):
-            env.get_observations()
-
-
 def test_wrapper_has_task_methods_only_around_a_task_pool(make_pool: MakePool) -> None:
     with ParallelEnv(["CartPole-v1"]) as env:
         with pytest.raises(AttributeError, match="has no next_task"):
@@ -509,9 +445,3 @@ def test_wrapper_has_task_methods_only_around_a_task_pool(make_pool: MakePool) -
     assert stacked.next_task(length=2).shape == (4, 2, 3)
     with pytest.raises(RuntimeError, match=r"get_observations\(\) would go past StackStates"):
         stacked.get_observations()
-
-
-def test_context_manager_returns_the_task_pool(make_pool: MakePool) -> None:
-    with make_pool(Walks, FOUR) as env:
-        assert env.next_task().shape == (4, 3)
-    assert env.closed

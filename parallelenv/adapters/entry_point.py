@@ -54,8 +54,16 @@ def vector_entry_point(
             f"env is {describe_value(env)}, an env itself, and {num_envs} are to be made. Give what makes one: a "
             "registered id, an EnvSpec, or a callable."
         )
+    if not isinstance(parallel_kwargs, dict | None):
+        raise ArgumentError(
+            f"parallel_kwargs={show(parallel_kwargs)} is no dict. Give arguments of ParallelEnv by name."
+        )
+    given = parallel_kwargs or {}
+    ours = [name for name in ("envs", "para_mode") if name in given]
+    if ours:
+        raise ArgumentError(f"parallel_kwargs has {ours} in it. Give env= and para_mode= instead, beside it.")
     made: Callable[..., Any] = functools.partial(_make, factory.source, max_episode_steps, make_kwargs)
-    pool = ParallelEnv([made] * num_envs, para_mode, **_check_kwargs(parallel_kwargs))
+    pool = ParallelEnv([made] * num_envs, para_mode, **given)
     try:
         return pool.to_gymnasium(autoreset_mode)
     except BaseException:
@@ -63,21 +71,7 @@ def vector_entry_point(
         raise
 
 
-def _check_kwargs(parallel_kwargs: Any) -> dict[str, Any]:
-    if parallel_kwargs is None:
-        return {}
-    if not isinstance(parallel_kwargs, dict):
-        raise ArgumentError(
-            f"parallel_kwargs={show(parallel_kwargs)} is no dict. Give arguments of ParallelEnv by name."
-        )
-    ours = [name for name in ("envs", "para_mode") if name in parallel_kwargs]
-    if ours:
-        raise ArgumentError(f"parallel_kwargs has {ours} in it. Give env= and para_mode= instead, beside it.")
-    return parallel_kwargs
-
-
 def _make(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, Any]) -> Any:
-    """Make one env."""
     if isinstance(source, gymnasium.envs.registration.EnvSpec):
         return gymnasium.make(source, max_episode_steps=max_episode_steps, **make_kwargs)
     env = source(**make_kwargs)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import gymnasium
 import numpy as np
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
+from parallelenv.adapters.common import declared_spaces, nothing_begun, raises_first, translate_step_error
 from parallelenv.adapters.infos import gather_infos
-from parallelenv.adapters.partial_results import convert_partial, raises_first
-from parallelenv.adapters.pending_calls import nothing_begun, step_under_way
-from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_spaces, vector_spaces
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
@@ -21,34 +21,27 @@ from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import ByHand, DonePolicy, EndedEpisode, NextStep, SameStep
 from parallelenv.engine.tickets import Ticket
-from parallelenv.errors import (
-    ArgumentError,
-    EnvBusyError,
-    NothingInFlightError,
-    PendingCallError,
-    ResetNeededError,
-    WorkerTimeoutError,
-)
+from parallelenv.errors import ArgumentError, PendingCallError, ResetNeededError, SpacesError, WorkerTimeoutError
 from parallelenv.results import StepResult
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 GymnasiumStep = tuple[Any, Array, Array, Array, dict[str, Any]]
+ObservationMode = Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
 _POLICIES: dict[AutoresetMode, type[DonePolicy]] = {
     AutoresetMode.NEXT_STEP: NextStep,
     AutoresetMode.SAME_STEP: SameStep,
     AutoresetMode.DISABLED: ByHand,
 }
-_NOT_BY_CALL = ("reset", "step", "close")
 
 
 class _PendingCall(NamedTuple):
     """The call that an ``..._async`` method began."""
 
     name: str
-    what: Ticket | None
+    ticket: Ticket | None
     is_partial: bool = False
 
 
@@ -71,13 +64,16 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     def __init__(
         self, env: ParallelEnv, autoreset_mode: str | AutoresetMode, observation_mode: ObservationMode = "same"
     ) -> None:
-        mode = _parse_mode(autoreset_mode)
+        words = tuple(known.value for known in AutoresetMode)
+        if not isinstance(autoreset_mode, AutoresetMode) and autoreset_mode not in words:
+            raise ArgumentError(f"autoreset_mode={autoreset_mode!r} is not known; expected one of {words}.")
+        mode = AutoresetMode(autoreset_mode)
         self.num_envs = env.num_envs
         self.parallel_env = env
-        batched, single = vector_spaces(env, observation_mode)
+        batched, single = _observation_spaces(env, observation_mode)
         action_spaces = declared_spaces("action_space", env)
-        check_alike("action_space", action_spaces, "Make them equal.")
-        contract = f"to_gymnasium({mode.value!r}, observation_mode={_show(observation_mode)})"
+        shown = repr(observation_mode) if isinstance(observation_mode, str) else "..."
+        contract = f"to_gymnasium({mode.value!r}, observation_mode={shown})"
         env.engine.hand_over(contract, _POLICIES[mode](), single, reward_dtype=np.dtype(np.float64))
         self.observation_space, self.single_observation_space = copy.deepcopy((batched, single))
         self.single_action_space = copy.deepcopy(action_spaces[0])
@@ -128,7 +124,13 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         seeds = None if seed is None else arguments.spread_seeds(seed, everyone, self.num_envs, whole=True)
         chosen = list(everyone)
         if options is not None and "reset_mask" in options:
-            chosen = _parse_mask(options["reset_mask"], self.num_envs)
+            mask = options["reset_mask"]
+            expected = f"an array of shape ({self.num_envs},) and dtype bool with at least one True in it"
+            if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+                raise ArgumentError(f"options['reset_mask']={show(mask)} is no array of bools. Give {expected}.")
+            if mask.shape != (self.num_envs,) or not mask.any():
+                raise ArgumentError(f"options['reset_mask']={show(mask)} names no envs. Give {expected}.")
+            chosen = np.flatnonzero(mask).tolist()
             options = {key: value for key, value in options.items() if key != "reset_mask"}
             env.engine.refuse_unknown([env_id for env_id in everyone if env_id not in set(chosen)])
         picked = None if seeds is None else [seeds[env_id] for env_id in chosen]
@@ -136,18 +138,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._await(_PendingCall("reset", env.engine.reset_async(ids, picked, options), len(chosen) < self.num_envs))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the result of `reset_async`. See `reset`.
-
-        Args:
-            timeout: In seconds; ``None`` means that of the `ParallelEnv`.
-
-        Raises:
-            NoPendingCallError: If no reset was begun.
-            WorkerTimeoutError: If it takes longer. `reset_wait` can be called again.
-            BaseException: What an env raised.
-        """
+        """Return the result of `reset_async`. See `reset`, and `step_wait` for ``timeout`` and errors."""
         begun = self._take("reset", timeout)
-        resetting: Any = begun.what
+        resetting: Any = begun.ticket
         observations = self.parallel_env.engine.reset_wait(resetting, timeout)
         self._begun = None
         if begun.is_partial:
@@ -184,10 +177,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_step()
         try:
             result = self.parallel_env.engine.step_all(actions)
-        except EnvBusyError:
-            raise step_under_way() from None
         except BaseException as error:
-            convert_partial(error, self._gathered)
+            translate_step_error(error, self._gathered)
             raise
         return self._gathered(result)
 
@@ -196,8 +187,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_step()
         try:
             self.parallel_env.engine.step_all_async(actions)
-        except EnvBusyError:
-            raise step_under_way() from None
+        except BaseException as error:
+            translate_step_error(error, self._gathered)
+            raise
         self._await(_PendingCall("step", None))
 
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
@@ -209,18 +201,14 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             NoPendingCallError: If there is no such step.
             WorkerTimeoutError: If it takes longer. `step_wait` can be called again.
-            EnvContractError: If a reward is not a number.
-            BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
-                envs, whose ids are its ``env_ids``.
+            EnvContractError, BaseException: See `step`.
         """
         if self._is_awaited:
             self._take("step", timeout)
         try:
             result = self.parallel_env.engine.step_all_wait(timeout)
-        except NothingInFlightError:
-            raise nothing_begun("step") from None
         except BaseException as error:
-            convert_partial(error, self._gathered)
+            translate_step_error(error, self._gathered)
             raise
         return self._gathered(result)
 
@@ -259,23 +247,14 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """Begin a `call`; `call_wait` returns its result. See `call` for arguments and errors."""
         self._refuse_awaited("call")
         arguments.check_name("name", name)
-        if name in _NOT_BY_CALL:
+        if name in ("reset", "step", "close"):
             raise ArgumentError(f"call({name!r}) would bypass this vector env. Use its own {name}().")
         ticket = self.parallel_env.engine.call_async(MethodCall(name, args, kwargs, or_attribute=True))
         self._await(_PendingCall("call", ticket))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Return the result of `call_async`. See `call`.
-
-        Args:
-            timeout: In seconds; ``None`` means that of the `ParallelEnv`.
-
-        Raises:
-            NoPendingCallError: If no call was begun.
-            WorkerTimeoutError: If it takes longer. `call_wait` can be called again.
-            BaseException: What a method raised.
-        """
-        ticket: Any = self._take("call", timeout).what
+        """Return the result of `call_async`. See `call`, and `step_wait` for ``timeout`` and errors."""
+        ticket: Any = self._take("call", timeout).ticket
         try:
             answers = self.parallel_env.engine.call_wait(ticket, timeout)
         except (WorkerTimeoutError, KeyboardInterrupt):
@@ -312,11 +291,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     @property
     @short_tracebacks
     def envs(self) -> tuple[Any, ...]:
-        """The env objects, if they are in this process.
-
-        Raises:
-            AbsentAttributeError: If they are not.
-        """
+        """The env objects; an `AbsentAttributeError` if they are in other processes."""
         return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or call()")
 
     @property  # type: ignore[misc]
@@ -381,22 +356,35 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return self._begun
 
 
-def _parse_mode(mode: Any) -> AutoresetMode:
-    if isinstance(mode, AutoresetMode):
-        return mode
-    words = [known.value for known in AutoresetMode]
-    if mode not in words:
-        raise ArgumentError(f"autoreset_mode={mode!r} is not known; expected one of {tuple(words)}.")
-    return AutoresetMode(mode)
-
-
-def _parse_mask(mask: Any, num_envs: int) -> list[int]:
-    expected = f"an array of shape ({num_envs},) and dtype bool with at least one True in it"
-    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-        raise ArgumentError(f"options['reset_mask']={show(mask)} is no array of bools. Give {expected}.")
-    if mask.shape != (num_envs,) or not mask.any():
-        raise ArgumentError(f"options['reset_mask']={show(mask)} names no envs. Give {expected}.")
-    return np.flatnonzero(mask).tolist()
+def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Return the batched and the single observation space, after checking that the envs' spaces fit them."""
+    if mode == "same":
+        advice = "If their bounds alone differ, give observation_mode='different'."
+        spaces = declared_spaces("observation_space", env, advice)
+        return batch_space(spaces[0], len(spaces)), spaces[0]
+    spaces = declared_spaces("observation_space", env, None)
+    is_pair = isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(space, gymnasium.Space) for space in mode)
+    if mode != "different" and not is_pair:
+        raise ArgumentError(
+            f"observation_mode={mode!r} is not known; expected 'same', 'different', or a tuple of the batched and the "
+            "single observation space."
+        )
+    single = mode[1] if isinstance(mode, tuple) else spaces[0]
+    for env_id, space in enumerate(spaces):
+        if not is_space_dtype_shape_equiv(space, single):
+            raise SpacesError(
+                f"The observation_space of env {env_id} is {space}, of other shapes or dtypes than {single}. No vector "
+                "env can batch them; step the ParallelEnv itself."
+            )
+    if not isinstance(mode, tuple):
+        return batch_differing_spaces(spaces), single
+    expected = batch_space(single, len(spaces))
+    if not isinstance(mode[0], type(expected)) or not is_space_dtype_shape_equiv(mode[0], expected):
+        raise SpacesError(
+            f"The batched observation space given is {mode[0]}, but observations of {len(spaces)} envs in {single} "
+            f"have the shapes and dtypes of {expected}. Give one that has these."
+        )
+    return mode
 
 
 def _writeable(states: Any) -> Any:
@@ -417,7 +405,3 @@ def _with_final(info: dict[Any, Any]) -> dict[Any, Any]:
         return info
     final = {} if ending.state is None else {"final_obs": ending.state}
     return {**final, "final_info": info, **ending.reset_info}
-
-
-def _show(mode: ObservationMode) -> str:
-    return repr(mode) if isinstance(mode, str) else "..."

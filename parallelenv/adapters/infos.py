@@ -15,7 +15,6 @@ from parallelenv.contract.batch import Array
 
 _AS_THEY_ARE = "final_obs"
 """Gymnasium never batches these."""
-_NUMBERS = (int, float)
 
 
 def gather_infos(infos: Iterable[Mapping[Any, Any]], num_envs: int) -> dict[str, Any]:
@@ -35,53 +34,44 @@ def gather_infos(infos: Iterable[Mapping[Any, Any]], num_envs: int) -> dict[str,
 
 
 def _gather(infos: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> dict[str, Any]:
-    rows: dict[Any, list[int]] = {}
-    values: dict[Any, list[Any]] = {}
+    columns: dict[Any, dict[int, Any]] = {}
     for row, info in infos:
         for key, value in info.items():
-            rows.setdefault(key, []).append(row)
-            values.setdefault(key, []).append(value)
-    gathered = {key: _column(key, rows[key], values[key], num_envs) for key in rows}
-    for key, having in rows.items():
+            columns.setdefault(key, {})[row] = value
+    gathered = {key: _column(key, values, num_envs) for key, values in columns.items()}
+    for key, values in columns.items():
         gathered[f"_{key}"] = mask = np.zeros(num_envs, dtype=bool)
-        mask[having] = True
+        mask[list(values)] = True
     return gathered
 
 
-def _column(key: Any, rows: Sequence[int], values: Sequence[Any], num_envs: int) -> Any:
+def _column(key: Any, by_row: Mapping[int, Any], num_envs: int) -> Any:
+    values = list(by_row.values())
     if key != _AS_THEY_ARE:
         if all(isinstance(value, dict) for value in values):
-            return _gather(zip(rows, values, strict=True), num_envs)
-        arrays = _as_arrays(values)
-        dtype = None if arrays is None else _common_dtype(arrays)
-        if arrays is not None and dtype is not None:
-            column: Array = np.zeros((num_envs, *arrays[0].shape), dtype=dtype)
-            column[list(rows)] = arrays
+            return _gather(by_row.items(), num_envs)
+        dtype = _common_dtype(values)
+        if dtype is not None:
+            column: Array = np.zeros((num_envs, *np.shape(values[0])), dtype=dtype)
+            column[list(by_row)] = values
             return column
     objects: Array = np.full(num_envs, None, dtype=object)
-    for row, value in zip(rows, values, strict=True):
+    for row, value in by_row.items():
         objects[row] = value  # one by one: numpy would split lists
     return objects
 
 
-def _as_arrays(values: Sequence[Any]) -> Sequence[Array] | None:
-    """Return arrays of one shape, or the numbers; ``None`` if they are neither. Bools do not count as numbers."""
-    if any(isinstance(value, np.ma.MaskedArray) for value in values):  # a plain array would lose the mask
+def _common_dtype(values: Sequence[Any]) -> np.dtype[Any] | None:
+    """Return the dtype that keeps all values; ``None`` if they are neither numbers nor arrays of one shape."""
+    if all(isinstance(value, np.ndarray) for value in values):
+        # A plain array would lose a mask.
+        if len({value.shape for value in values}) > 1 or any(isinstance(value, np.ma.MaskedArray) for value in values):
+            return None
+    elif not all(type(value) in (int, float) or isinstance(value, np.number) for value in values) and not all(
+        type(value) is bool for value in values
+    ):
         return None
-    if isinstance(values[0], np.ndarray):
-        shape = values[0].shape
-        return values if all(isinstance(value, np.ndarray) and value.shape == shape for value in values) else None
-    if all(map(_is_number, values)) or all(type(value) is bool for value in values):
-        return [np.asarray(value) for value in values]
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in _NUMBERS or isinstance(value, np.number)
-
-
-def _common_dtype(arrays: Sequence[Array]) -> np.dtype[Any] | None:
-    """Return the dtype that keeps the values of all arrays, or ``None``."""
+    arrays = [np.asarray(value) for value in values]
     dtypes = {array.dtype for array in arrays}
     if len(dtypes) == 1:
         return dtypes.pop()
@@ -89,10 +79,9 @@ def _common_dtype(arrays: Sequence[Array]) -> np.dtype[Any] | None:
     if kinds not in ({"number"}, {"U"}, {"S"}):
         return None
     common = np.result_type(*dtypes)
-    return common if all(_is_kept(array, common) for array in arrays) else None
-
-
-def _is_kept(array: Array, dtype: np.dtype[Any]) -> bool:
     with np.errstate(all="ignore"):
-        same = array.astype(dtype).astype(array.dtype) == array
-    return bool((same | (array != array)).all())  # noqa: PLR0124 (NaN alone differs from itself)
+        for array in arrays:
+            same = array.astype(common).astype(array.dtype) == array
+            if not (same | (array != array)).all():  # noqa: PLR0124 (NaN alone differs from itself)
+                return None
+    return common

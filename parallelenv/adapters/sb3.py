@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
-from parallelenv.adapters.indices import positions
-from parallelenv.adapters.partial_results import convert_partial, raises_first
-from parallelenv.adapters.pending_calls import nothing_begun, step_under_way
-from parallelenv.adapters.spaces import check_alike, declared_spaces
+from parallelenv.adapters.common import declared_spaces, positions, raises_first, translate_step_error
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import EndedEpisode, SameStep
-from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
+from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
 
 if TYPE_CHECKING:
@@ -46,9 +43,11 @@ class SB3VecEnv(VecEnv):
         self.parallel_env = env
         observation_spaces = declared_spaces("observation_space", env)
         action_spaces = declared_spaces("action_space", env)
-        check_alike("observation_space", observation_spaces)
-        check_alike("action_space", action_spaces)
-        _check_render_modes([facts.render_mode for facts in env.engine.pool.facts])
+        modes = [facts.render_mode for facts in env.engine.pool.facts]
+        if any(mode != modes[0] for mode in modes):
+            raise ArgumentError(
+                f"The envs have the render modes {modes}, but a VecEnv has one. Make them with the same."
+            )
         # Its algorithms keep the latest observations during a step, when views would already show the next ones.
         env.engine.hand_over(
             "to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True, broadcasts=True
@@ -72,18 +71,13 @@ class SB3VecEnv(VecEnv):
         """Step all envs, and reset those that end. See `step_async` and `step_wait`."""
         try:
             result = self.parallel_env.engine.step_all(actions)
-        except EnvBusyError:
-            raise step_under_way() from None
         except BaseException as error:
-            convert_partial(error, self._convert)
+            translate_step_error(error, self._convert)
             raise
         return self._convert(result)
 
     def step_async(self, actions: Any) -> None:
-        """Begin a step of all envs.
-
-        Args:
-            actions: ``(num_envs, *shape)``.
+        """Begin a step of all envs with actions ``(num_envs, *shape)``.
 
         Raises:
             ActionError: If the actions are invalid.
@@ -91,8 +85,9 @@ class SB3VecEnv(VecEnv):
         """
         try:
             self.parallel_env.engine.step_all_async(actions)
-        except EnvBusyError:
-            raise step_under_way() from None
+        except BaseException as error:
+            translate_step_error(error, self._convert)
+            raise
 
     def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """Return the result of the step in flight.
@@ -111,10 +106,8 @@ class SB3VecEnv(VecEnv):
         """
         try:
             result = self.parallel_env.engine.step_all_wait(None)
-        except NothingInFlightError:
-            raise nothing_begun("step") from None
         except BaseException as error:
-            convert_partial(error, self._convert)
+            translate_step_error(error, self._convert)
             raise
         return self._convert(result)
 
@@ -139,15 +132,8 @@ class SB3VecEnv(VecEnv):
     # ---------------------------------------------------------------- attributes and methods
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return an attribute of envs, looked up through wrappers.
-
-        Raises:
-            AttributeError: If an env does not have it.
-        """
-        ids = self._ids(indices)
-        asked = list(dict.fromkeys(ids))
-        values = dict(zip(asked, self.parallel_env.engine.existing_attr(attr_name, asked), strict=True))
-        return [values[env_id] for env_id in ids]
+        """Return an attribute of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
+        return self._each(indices, lambda ids: self.parallel_env.engine.existing_attr(attr_name, ids))
 
     def has_attr(self, attr_name: str) -> bool:
         """Return whether every env has an attribute, even one that cannot be copied."""
@@ -162,24 +148,19 @@ class SB3VecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of envs, looked up through wrappers, and return the results.
-
-        Raises:
-            AttributeError: If an env does not have it.
-            BaseException: What a method raised.
-        """
+        """Call a method of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         arguments.check_name("method_name", method_name)
-        return self._called(MethodCall(method_name, method_args, method_kwargs), indices)
+        call = MethodCall(method_name, method_args, method_kwargs)
+        engine, ids = self.parallel_env.engine, self._ids(indices)
+        rounds = [ids] if len(set(ids)) == len(ids) else [[one] for one in ids]  # duplicates are called twice
+        return [answer for some in rounds for answer in engine.call_wait(engine.call_async(call, some), None)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Return for each env whether a wrapper of this class is around it."""
         if not isinstance(wrapper_class, type):
             raise ArgumentError(f"wrapper_class={show(wrapper_class)} is no class. Give the class of a wrapper.")
-        ids = self._ids(indices)
-        asked = list(dict.fromkeys(ids))
-        found = self.parallel_env.engine.look_up(Lookup(how="wrapper"), wrapper_class, asked)
-        is_wrapped = dict(zip(asked, found, strict=True))
-        return [is_wrapped[env_id] for env_id in ids]
+        how = Lookup(how="wrapper")
+        return self._each(indices, lambda ids: self.parallel_env.engine.look_up(how, wrapper_class, ids))
 
     def get_images(self) -> Sequence[Any]:
         """Return one frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
@@ -192,24 +173,15 @@ class SB3VecEnv(VecEnv):
     @property
     @short_tracebacks
     def envs(self) -> tuple[Any, ...]:
-        """The env objects, if they are in this process.
-
-        Raises:
-            AbsentAttributeError: If they are not.
-        """
+        """The env objects; an `AbsentAttributeError` if they are in other processes."""
         return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _ids(self, indices: Indices) -> list[int]:
         return list(range(self.num_envs)) if indices is None else positions(indices, self.num_envs, "indices")
 
-    def _called(self, call: MethodCall, indices: Indices) -> list[Any]:
+    def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
+        """Ask each env once; return the answers in the order of the indices, which may be duplicates."""
         ids = self._ids(indices)
-        if len(set(ids)) < len(ids):  # call duplicates twice
-            return [answer for one in ids for answer in self._called(call, one)]
-        ticket = self.parallel_env.engine.call_async(call, ids)
-        return self.parallel_env.engine.call_wait(ticket, None)
-
-
-def _check_render_modes(modes: Sequence[str | None]) -> None:
-    if any(mode != modes[0] for mode in modes):
-        raise ArgumentError(f"The envs have the render modes {modes}, but a VecEnv has one. Make them with the same.")
+        asked = list(dict.fromkeys(ids))
+        answers = dict(zip(asked, ask(asked), strict=True))
+        return [answers[env_id] for env_id in ids]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import gymnasium
 import numpy as np
 
-from parallelenv.adapters.indices import positions
-from parallelenv.adapters.partial_results import convert_partial, raises_first
+from parallelenv.adapters.common import convert_partial, positions, raises_first
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.protocol import MethodCall
@@ -43,6 +42,8 @@ class Worker(NamedTuple):
 class TianshouVectorEnv:
     """A vector env for Tianshou, returned by `ParallelEnv.to_tianshou`. Its methods match those of `BaseVectorEnv`.
 
+    Calls on an env whose step is in flight raise `EnvBusyError`, and do nothing. Ids may be negative.
+
     Args:
         env: The `ParallelEnv` to step.
         wait_num: See `ParallelEnv.to_tianshou`.
@@ -60,7 +61,11 @@ class TianshouVectorEnv:
     def __init__(self, env: ParallelEnv, wait_num: int | None = None, timeout: float | None = None) -> None:
         self.parallel_env = env
         self.env_num = len(env)
-        self.wait_num = _check_wait_num(wait_num, self.env_num)
+        if wait_num is not None:
+            arguments.check_positive("wait_num", wait_num)
+            if wait_num > self.env_num:
+                raise ArgumentError(f"wait_num={wait_num}, but there are {self.env_num} envs. Give at most as many.")
+        self.wait_num = self.env_num if wait_num is None else int(wait_num)
         self.timeout = arguments.check_timeout(timeout)
         for env_id, space in enumerate(env.observation_spaces):
             if isinstance(space, gymnasium.spaces.Tuple):
@@ -70,8 +75,12 @@ class TianshouVectorEnv:
                 )
         env.engine.hand_over("to_tianshou()", ByHand(), waits_by="step(None)")
         self.is_async = self.wait_num != self.env_num or self.timeout is not None
-        if self.is_async:
-            _warn_of_shared_workers(env)
+        if self.is_async and env.engine.pool.lone_host is None and env.num_hosts < len(env):
+            warn_user(
+                f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_hosts} workers, and of one "
+                "worker an env is waited for until those before it have finished. Tianshou has a worker per env: give "
+                "num_cpus=len(envs) to the ParallelEnv."
+            )
         self.action_space = env.action_spaces
         self.observation_space = env.observation_spaces
         self.metadata = [dict(facts.metadata) for facts in env.engine.pool.facts]
@@ -88,11 +97,7 @@ class TianshouVectorEnv:
     @property
     @short_tracebacks
     def workers(self) -> tuple[Worker, ...]:
-        """One `Worker` per env, with its ``env``, if the envs are in this process.
-
-        Raises:
-            AbsentAttributeError: If they are not.
-        """
+        """One `Worker` per env, with its ``env``; an `AbsentAttributeError` if the envs are in other processes."""
         return tuple(map(Worker, self.parallel_env.engine.envs("workers", "get_env_attr() or set_env_attr()")))
 
     @property
@@ -119,10 +124,6 @@ class TianshouVectorEnv:
         Returns:
             Observations and infos, in the order of ``env_id``: observations stacked, or an object array for dicts and
             different shapes; infos an object array of dicts.
-
-        Raises:
-            EnvBusyError: If a step of a given env is in flight; nothing was reset.
-            BaseException: What an env raised.
         """
         env_ids = list(range(self.env_num)) if env_id is None else self._ready(env_id)
         seeds = [seed] * len(env_ids) if isinstance(seed, (int, np.integer)) else seed
@@ -143,29 +144,27 @@ class TianshouVectorEnv:
 
         Raises:
             ActionError: If the actions are invalid.
-            EnvBusyError: If a step of an env is in flight.
-            ResetNeededError: If an env lost its episode with its worker. In all these cases nothing was stepped.
+            ResetNeededError: If an env lost its episode with its worker. In both cases nothing was stepped.
             NothingInFlightError: If there is nothing to wait for.
             BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
                 envs, whose ids are its ``env_ids``.
         """
         try:
-            batch = self._stepped(action, id)
+            if action is None:
+                if not self.is_async and not self.waiting_id:
+                    raise ActionError(
+                        "action=None only waits, and there is nothing to wait for. Give wait_num or timeout."
+                    )
+                batch = self._received()
+            elif self.is_async:
+                self.parallel_env.send(action, self._ready(id))
+                batch = self._received()
+            else:
+                batch = self.parallel_env.step(action, self._ready(id), "batch")
         except BaseException as error:
             convert_partial(error, self._convert)
             raise
         return self._convert(batch)
-
-    def _stepped(self, action: Any, id: Ids) -> StepBatch:
-        if action is None:
-            if not self.is_async and not self.waiting_id:
-                raise ActionError("action=None only waits, and there is nothing to wait for. Give wait_num or timeout.")
-            return self._received()
-        env_ids = self._ready(id)
-        if not self.is_async:
-            return self.parallel_env.step(action, env_ids, "batch")
-        self.parallel_env.send(action, env_ids)
-        return self._received()
 
     def _received(self) -> StepBatch:
         wanted = max(1, min(self.wait_num, len(self.waiting_id)))
@@ -214,29 +213,16 @@ class TianshouVectorEnv:
         return self.get_env_attr("reward_range")
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
-        """Return an attribute of envs, looked up through wrappers.
-
-        Raises:
-            AttributeError: If an env does not have it.
-            EnvBusyError: If a step of an env is in flight.
-        """
+        """Return an attribute of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         return self.parallel_env.engine.existing_attr(key, self._ready(id))
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
-        """Set an attribute of envs to one value, on the outermost wrapper that has it, or else on the innermost env.
-
-        Raises:
-            EnvBusyError: If a step of an env is in flight.
-        """
+        """Set an attribute of envs to one value, on the outermost wrapper that has it, or else on the innermost env."""
         env_ids = self._ready(id)
         self.parallel_env.set_env_attr(key, values=[value] * len(env_ids), id=env_ids)
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """Return the result of each env's ``render`` with these arguments.
-
-        Raises:
-            EnvBusyError: If a step is in flight.
-        """
+        """Return the result of each env's ``render`` with these arguments."""
         self._ready(None)
         ticket = self.parallel_env.engine.call_async(MethodCall("render", (), kwargs))
         return self.parallel_env.engine.call_wait(ticket, None)
@@ -246,11 +232,7 @@ class TianshouVectorEnv:
         self.parallel_env.close()
 
     def _ready(self, id: Ids) -> list[int]:
-        """Return the env ids of an argument.
-
-        Raises:
-            EnvBusyError: If an env has a step in flight.
-        """
+        """Return the env ids of an argument, if none has a step in flight."""
         env_ids = list(range(self.env_num)) if id is None else positions(id, self.env_num, "id")
         waiting = self.waiting_id
         busy = [env_id for env_id in env_ids if env_id in waiting] if waiting else []
@@ -259,25 +241,6 @@ class TianshouVectorEnv:
                 f"envs {busy} have a step under way. Wait for it with step(None), or drop all that are with reset()."
             )
         return env_ids
-
-
-def _check_wait_num(wait_num: Any, num_envs: int) -> int:
-    if wait_num is None:
-        return num_envs
-    arguments.check_positive("wait_num", wait_num)
-    if wait_num > num_envs:
-        raise ArgumentError(f"wait_num={wait_num}, but there are {num_envs} envs. Give at most as many.")
-    return int(wait_num)
-
-
-def _warn_of_shared_workers(env: ParallelEnv) -> None:
-    """Warn if an env may wait for others on its worker; a loop in this thread always has one worker."""
-    if env.engine.pool.lone_host is None and env.num_hosts < len(env):
-        warn_user(
-            f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_hosts} workers, and of one worker "
-            "an env is waited for until those before it have finished. Tianshou has a worker per env: give "
-            "num_cpus=len(envs) to the ParallelEnv."
-        )
 
 
 def _stacked(values: Sequence[Any]) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,92 +9,10 @@ import numpy as np
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, duration, format_table, list_ids, name_range
 from parallelenv.contract.worker_info import this_process
-from parallelenv.notebook.recording import Recording, merge
-from parallelenv.worker.tracer import WorkerRecord
+from parallelenv.notebook.recording import Recording
 
 _MUCH = 0.2
 """Minimum share of the time for which advice is given."""
-
-
-def advise(recording: Recording, shares: Mapping[str, float], straggler_loss: float, envs: Sequence[EnvTime]) -> str:
-    """Return advice on what takes most of the time, or else on what takes much of it."""
-    unknown = sorted({*recording.missing, *recording.rebuilt})
-    if unknown:
-        return (
-            f"what workers of envs {list_ids(unknown)} did is not all known, and counts as transport; profile again "
-            "while they live."
-        )
-    if not envs:
-        return "no env was stepped; profile some steps."
-    if shares["caller"] >= max(shares.values()):
-        return (
-            f"your own code takes {shares['caller']:.0%} of the time, so faster envs would not help; send() and recv() "
-            "let envs work meanwhile."
-        )
-    if shares["transport"] > max(_MUCH, straggler_loss):
-        return _of_rollouts(recording, shares) if _are_rollouts(recording) else _of_steps(recording, shares)
-    if straggler_loss > _MUCH:
-        return _of_stragglers(shares, straggler_loss, envs)
-    takes = f"envs take {shares['envs']:.0%} of the time"
-    if len(recording.workers) == 1 < min(usable_cores(), len(envs)):
-        return (
-            f"{takes} in one worker, and there are {usable_cores()} cores; try para_mode='subproc' (or let 'auto' "
-            "choose)."
-        )
-    return f"{takes}: all is well, and only faster envs or more cores would help."
-
-
-def _are_rollouts(recording: Recording) -> bool:
-    """Return whether workers spent most of their busy time in rollouts."""
-    whole = in_rollouts = 0.0
-    for worker in recording.workers:
-        whole += recording.share(worker.spans)
-        in_rollouts += recording.share(worker.spans[worker.of_operation("rollout")])
-    return in_rollouts > whole / 2
-
-
-def _of_rollouts(recording: Recording, shares: Mapping[str, float]) -> str:
-    """Return advice if there are messages per rollout."""
-    ways = ["more steps in each rollout()", "envs with smaller states"]
-    if len(recording.workers) > 1:
-        ways.insert(1, "fewer workers (num_cpus)")
-    return (
-        f"messages, and putting rollouts together, take {shares['transport']:.0%} of the time; what helps: "
-        f"{'; '.join(ways)}."
-    )
-
-
-def _of_steps(recording: Recording, shares: Mapping[str, float]) -> str:
-    """Return advice if there are messages per step."""
-    is_away = [worker.process.pid != this_process().pid for worker in recording.workers]
-    ways = ["rollout(), which makes many steps with one call", "more envs in each step"]
-    if len(is_away) > 1:
-        ways.append("fewer workers (num_cpus)")
-    if len(is_away) > 1 and all(is_away):
-        ways.append("caller_steps=True of para_mode='subproc'")
-    if (len(is_away) > 1 or is_away[0]) and shares["transport"] > shares["envs"]:
-        ways.append("para_mode='dummy', which needs none")
-    return (
-        f"messages and the answers' forms take {shares['transport']:.0%} of the time, as steps are short; what helps: "
-        f"{'; '.join(ways)}."
-    )
-
-
-def _of_stragglers(shares: Mapping[str, float], straggler_loss: float, envs: Sequence[EnvTime]) -> str:
-    """Return advice if workers wait for others."""
-    numbers = [env.steps for env in envs]
-    if max(numbers) > 1.5 * min(numbers):
-        return (
-            f"envs take {shares['envs']:.0%} of the time, and go on without each other; workers have nothing to do for "
-            f"{straggler_loss:.0%} of it, while your policy acts, or because there was no more to do."
-        )
-    slowest = max(envs, key=lambda env: env.mean)
-    return (
-        f"workers wait for the slowest of them {straggler_loss:.0%} of the time (env {slowest.env_id} takes "
-        f"{duration(slowest.mean)} a step); send() and recv(min_envs=...) go on with those that are ready."
-    )
-
-
 _MOST_WORKERS = 16
 
 
@@ -156,8 +73,25 @@ class Summary:
         return max(self.envs, key=lambda env: env.mean, default=None)
 
     def __repr__(self) -> str:
-        """Return a table."""
-        lines = [f"{duration(self.seconds)} recorded, {count(len(self.workers), 'worker')}", *self._tables()]
+        """Return a table of shares, where parts are indented under their total, and one of workers."""
+        rows = [
+            ("your code", self.caller_share, "your program ran outside of the ParallelEnv, and no worker ran"),
+            ("transport", self.transport_share, "a call ran or waited, and no worker ran"),
+            ("workers", self.env_share, "at least one worker ran"),
+        ]
+        if len(self.workers) > 1:
+            rows.append(("  stragglers", self.straggler_loss, "part of it: the average worker waited for slower ones"))
+        if self.policy_share >= 0.001:
+            rows.append(("  policy", self.policy_share, "part of it: the average worker ran the policy, in rollouts"))
+        shown = [(name, f"{share:.1%}", said) for name, share, said in rows]
+        lines = [f"{duration(self.seconds)} recorded, {count(len(self.workers), 'worker')}"]
+        lines.append(format_table(("where", "share", "what"), shown, left=("where", "what")))
+        workers = [(name_range(ids), f"{busy:.1%}") for ids, busy in zip(self.workers, self.busy, strict=True)]
+        if workers:
+            table = format_table(("worker of envs", "busy"), workers[:_MOST_WORKERS], left=("worker of envs",))
+            lines += ["", table]
+        if len(workers) > _MOST_WORKERS:
+            lines.append(f"... and {count(len(workers) - _MOST_WORKERS, 'more worker')}")
         slowest = self.slowest
         if slowest is not None:
             usual = float(np.median([env.mean for env in self.envs]))
@@ -174,70 +108,99 @@ class Summary:
             lines.append("incomplete: only the latest million calls and steps are kept, and older ones are missing")
         return "\n".join([*lines, f"advice: {self.advice}"])
 
-    def _tables(self) -> list[str]:
-        """Return the tables of shares and of busy workers. Parts are indented under their total."""
-        rows = [
-            ("your code", self.caller_share, "your program ran outside of the ParallelEnv, and no worker ran"),
-            ("transport", self.transport_share, "a call ran or waited, and no worker ran"),
-            ("workers", self.env_share, "at least one worker ran"),
-        ]
-        if len(self.workers) > 1:
-            rows.append(("  stragglers", self.straggler_loss, "part of it: the average worker waited for slower ones"))
-        if self.policy_share >= 0.001:
-            rows.append(("  policy", self.policy_share, "part of it: the average worker ran the policy, in rollouts"))
-        shown = [(name, f"{share:.1%}", said) for name, share, said in rows]
-        tables = [format_table(("where", "share", "what"), shown, left=("where", "what"))]
-        workers = [(name_range(ids), f"{busy:.1%}") for ids, busy in zip(self.workers, self.busy, strict=True)]
-        if workers:
-            table = format_table(("worker of envs", "busy"), workers[:_MOST_WORKERS], left=("worker of envs",))
-            tables += ["", table]
-        if len(workers) > _MOST_WORKERS:
-            tables.append(f"... and {count(len(workers) - _MOST_WORKERS, 'more worker')}")
-        return tables
-
 
 def summarise(recording: Recording) -> Summary:
     """Return where the time went."""
-    seconds = recording.end - recording.begin
-    busy = [recording.share(worker.spans) for worker in recording.workers]
-    some = merge(np.concatenate([np.zeros((0, 2)), *(worker.spans for worker in recording.workers)]))
-    env_share = recording.share(some)
-    occupied = recording.share(np.concatenate([some, recording.calls]))
-    shares = {"caller": 1 - occupied, "transport": occupied - env_share, "envs": env_share}
+    share, workers = recording.share, recording.workers
+    busy = [share(worker.spans) for worker in workers]
+    some = np.concatenate([np.zeros((0, 2)), *(worker.spans for worker in workers)])
+    env_share = share(some)
+    occupied = share(np.concatenate([some, recording.calls]))
+    envs, policies = [], []
+    for worker in workers:
+        is_step, is_rollout = worker.of_operation("step"), worker.of_operation("rollout")
+        # The steps of a rollout are recorded beside it; the rest of it is the policy's.
+        policies.append(share(worker.spans) - share(worker.spans[~is_rollout]) if is_rollout.any() else 0.0)
+        is_step_turn = is_step[worker.span_of]
+        durations, owners = np.diff(worker.turns[is_step_turn], axis=1)[:, 0], worker.owners[is_step_turn]
+        for env_id in worker.env_ids:
+            own = durations[owners == env_id]
+            if len(own):
+                envs.append(EnvTime(env_id, len(own), float(own.mean()), float(own.max())))
+    envs.sort(key=lambda env: env.env_id)
+    transport = occupied - env_share
     straggler_loss = max(0.0, env_share - float(np.mean(busy))) if busy else 0.0
-    envs = tuple(env for worker in recording.workers for env in _env_times(worker))
-    policy = float(np.mean([_policy_share(recording, worker) for worker in recording.workers])) if busy else 0.0
     return Summary(
-        seconds,
-        shares["caller"],
-        shares["transport"],
-        shares["envs"],
+        recording.end - recording.begin,
+        1 - occupied,
+        transport,
+        env_share,
         straggler_loss,
-        policy,
+        float(np.mean(policies)) if policies else 0.0,
         tuple(busy),
-        tuple(worker.env_ids for worker in recording.workers),
-        tuple(sorted(envs, key=lambda env: env.env_id)),
+        tuple(worker.env_ids for worker in workers),
+        tuple(envs),
         recording.missing,
         recording.rebuilt,
         recording.is_cut,
-        advise(recording, shares, straggler_loss, envs),
+        _advise(recording, 1 - occupied, transport, env_share, straggler_loss, envs),
     )
 
 
-def _env_times(worker: WorkerRecord) -> list[EnvTime]:
-    is_step = worker.of_operation("step")[worker.span_of]
-    durations, owners = np.diff(worker.turns[is_step], axis=1)[:, 0], worker.owners[is_step]
-    found = []
-    for env_id in worker.env_ids:
-        own = durations[owners == env_id]
-        if len(own):
-            found.append(EnvTime(env_id, len(own), float(own.mean()), float(own.max())))
-    return found
+def _advise(
+    recording: Recording, caller: float, transport: float, env_share: float, straggler_loss: float, envs: list[EnvTime]
+) -> str:
+    """Return advice on what takes most of the time, or else on what takes much of it."""
+    unknown = sorted({*recording.missing, *recording.rebuilt})
+    if unknown:
+        return (
+            f"what workers of envs {list_ids(unknown)} did is not all known, and counts as transport; profile again "
+            "while they live."
+        )
+    if not envs:
+        return "no env was stepped; profile some steps."
+    if caller >= max(transport, env_share):
+        return (
+            f"your own code takes {caller:.0%} of the time, so faster envs would not help; send() and recv() "
+            "let envs work meanwhile."
+        )
+    if transport > max(_MUCH, straggler_loss):
+        return _advise_on_transport(recording, transport, env_share)
+    if straggler_loss > _MUCH:
+        numbers = [env.steps for env in envs]
+        if max(numbers) > 1.5 * min(numbers):
+            return (
+                f"envs take {env_share:.0%} of the time, and go on without each other; workers have nothing to do for "
+                f"{straggler_loss:.0%} of it, while your policy acts, or because there was no more to do."
+            )
+        slowest = max(envs, key=lambda env: env.mean)
+        return (
+            f"workers wait for the slowest of them {straggler_loss:.0%} of the time (env {slowest.env_id} takes "
+            f"{duration(slowest.mean)} a step); send() and recv(min_envs=...) go on with those that are ready."
+        )
+    takes = f"envs take {env_share:.0%} of the time"
+    if len(recording.workers) == 1 < min(usable_cores(), len(envs)):
+        return (
+            f"{takes} in one worker, and there are {usable_cores()} cores; try para_mode='subproc' (or let 'auto' "
+            "choose)."
+        )
+    return f"{takes}: all is well, and only faster envs or more cores would help."
 
 
-def _policy_share(recording: Recording, worker: WorkerRecord) -> float:
-    """Return the share of the time in which a worker was in rollouts and stepped no env."""
-    is_rollout = worker.of_operation("rollout")
-    rollouts, others = worker.spans[is_rollout], worker.spans[~is_rollout]
-    both = recording.share(rollouts) + recording.share(others) - recording.share(worker.spans)
-    return recording.share(rollouts) - both if len(rollouts) else 0.0
+def _advise_on_transport(recording: Recording, transport: float, env_share: float) -> str:
+    """Return advice on messages: one per rollout, if workers spent most of their time in these, or else per step."""
+    workers = recording.workers
+    fewer = ["fewer workers (num_cpus)"] if len(workers) > 1 else []
+    in_rollouts = sum(recording.share(worker.spans[worker.of_operation("rollout")]) for worker in workers)
+    if in_rollouts > sum(recording.share(worker.spans) for worker in workers) / 2:
+        what = f"messages, and putting rollouts together, take {transport:.0%} of the time"
+        ways = ["more steps in each rollout()", *fewer, "envs with smaller states"]
+    else:
+        what = f"messages and the answers' forms take {transport:.0%} of the time, as steps are short"
+        ways = ["rollout(), which makes many steps with one call", "more envs in each step", *fewer]
+        is_away = [worker.process.pid != this_process().pid for worker in workers]
+        if fewer and all(is_away):
+            ways.append("caller_steps=True of para_mode='subproc'")
+        if (fewer or is_away[0]) and transport > env_share:
+            ways.append("para_mode='dummy', which needs none")
+    return f"{what}; what helps: {'; '.join(ways)}."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.error_text import show
+from parallelenv.contract.error_text import name_range, show
 from parallelenv.errors import ArgumentError
 from parallelenv.worker.tracer import WorkerRecord
+
+_Event = tuple[str, str, float, float]
+"""Name and category of what is recorded, its begin and its end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +47,7 @@ class Recording:
 
     def share(self, spans: Array) -> float:
         """Return the share of the time, 0 to 1, that spans, ``(m, 2)``, take."""
-        within = merge(spans).clip(self.begin, self.end)
-        return total_length(within) / (self.end - self.begin)
+        return float(np.diff(merge(spans).clip(self.begin, self.end)).sum()) / (self.end - self.begin)
 
     def outside(self, spans: Array) -> Array:
         """Return the times that no span covers: ``(m, 2)``."""
@@ -52,6 +55,44 @@ class Recording:
         taken = merge(np.concatenate([spans, edges]))
         free = np.column_stack([taken[:-1, 1], taken[1:, 0]])
         return free[free[:, 1] > free[:, 0]]
+
+    def save_trace(self, path: Path) -> None:
+        """Write a trace in the format of Chrome's trace viewer, which Perfetto reads too, one event per line."""
+        with path.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            file.write(",\n".join(json.dumps({**event, "pid": 1}) for event in self._events()))
+            file.write("\n]}\n")
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        # Perfetto takes thread 0 for the one with the process's number, and would draw its events over that.
+        yield {"name": "process_name", "ph": "M", "tid": 1, "args": {"name": "ParallelEnv"}}
+        calls = merge(self.calls)
+        own = self.outside(calls)
+        threads: list[tuple[str, list[_Event]]] = [
+            (
+                "caller",
+                [
+                    *(("in a call", "call", begin, end) for begin, end in calls.tolist()),
+                    *(("own code", "caller", begin, end) for begin, end in own.tolist()),
+                ],
+            )
+        ]
+        for worker in self.workers:
+            operations = worker.operations
+            turns = zip(worker.owners.tolist(), worker.span_of.tolist(), worker.turns.tolist(), strict=True)
+            events: list[_Event] = [
+                *((name, "worker", *span) for name, span in zip(operations, worker.spans.tolist(), strict=True)),
+                *((f"env {env_id}", operations[span], *turn) for env_id, span, turn in turns),
+                *((f"reset env {env_id:.0f}", "reset", begin, end) for begin, end, env_id in worker.resets.tolist()),
+            ]
+            threads.append((f"worker of envs {name_range(worker.env_ids)} ({worker.process.pid})", events))
+        for thread, (title, events) in enumerate(threads, start=1):
+            yield {"name": "thread_name", "ph": "M", "tid": thread, "args": {"name": title}}
+            # Otherwise "envs 10-11" comes before "envs 2-3".
+            yield {"name": "thread_sort_index", "ph": "M", "tid": thread, "args": {"sort_index": thread}}
+            for name, category, begin, end in events:
+                times = {"ts": round((begin - self.begin) * 1e6, 3), "dur": round((end - begin) * 1e6, 3)}
+                yield {"name": name, "cat": category, "ph": "X", "tid": thread, **times}
 
 
 def merge(spans: Array) -> Array:
@@ -65,29 +106,8 @@ def merge(spans: Array) -> Array:
     return np.column_stack([spans[first, 0], reached[last]])
 
 
-def total_length(spans: Array) -> float:
-    """Return the length of spans that do not overlap."""
-    return float((spans[:, 1] - spans[:, 0]).sum())
-
-
-def cover(spans: Array, moments: Array) -> Array:
-    """Return, for each time, how many seconds before it are covered by spans, which must come from `merge`."""
-    if not len(spans):
-        return np.zeros(moments.shape)
-    # All spans that began before it, minus what reaches beyond it.
-    lengths = np.append(0.0, np.cumsum(spans[:, 1] - spans[:, 0]))
-    number = np.searchsorted(spans[:, 0], moments, side="right")
-    over = np.where(number > 0, np.maximum(0.0, spans[number - 1, 1] - moments), 0.0)
-    taken: Array = lengths[number] - over
-    return taken
-
-
 def checked_path(path: Any, suffix: str) -> Path:
-    """Return a path after checking its suffix.
-
-    Raises:
-        ArgumentError: If it has another suffix.
-    """
+    """Return a path after checking its suffix."""
     target = Path(path) if isinstance(path, (str, Path)) else None
     if target is None or target.suffix.lower() != suffix or "\0" in str(target):
         raise ArgumentError(f"path={show(path)} must be the name of a file that ends in {suffix}.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +16,12 @@ from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import list_ids, name_envs, show
 from parallelenv.contract.failures import add_note, put
+from parallelenv.contract.progress import kernel_of_notebook
+from parallelenv.engine import notebook_cells
 from parallelenv.engine.engine import Engine
-from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError
-from parallelenv.notebook.animation import (
+from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UsageError
+from parallelenv.notebook.film import (
+    Film,
     check_format,
     check_fps,
     check_size,
@@ -25,8 +30,6 @@ from parallelenv.notebook.animation import (
     has_ffmpeg,
     playing_fps,
 )
-from parallelenv.notebook.film import Film
-from parallelenv.notebook.screen import FrameRate, Screen, refuse_no_notebook
 from parallelenv.notebook.tiles import picture_of, refuse_dark_envs
 from parallelenv.rollouts.evaluation import Evaluation, perform
 from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
@@ -34,8 +37,46 @@ from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
+
+class Screen:
+    """An output area below the running cell. Each cell, and each run of it, gets a new one."""
+
+    def __init__(self) -> None:
+        self._run: notebook_cells.CellRun | None = None
+        self._handle: Any = None
+
+    def show(self, picture: Array) -> None:
+        """Show a picture in place of the previous one."""
+        from IPython.display import Image, display
+
+        image = Image(encode_picture(picture), format="png")  # type: ignore[no-untyped-call]
+        run = notebook_cells.current_run()
+        if self._handle is None or run is None or run != self._run:
+            self._run, self._handle = run, display(image, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(image)
+
+
 _screens: weakref.WeakKeyDictionary[Engine, Screen] = weakref.WeakKeyDictionary()
 """Output area of each `ParallelEnv`: within a cell, a new picture replaces the previous one."""
+
+
+def encode_picture(picture: Array) -> bytes:
+    """Return a picture, ``(height, width, 3)`` uint8, as PNG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "png", compress_level=1)  # 400 x 600 takes 4 ms, 13 ms at the default level
+    return file.getvalue()
+
+
+def refuse_no_notebook(call: str) -> None:
+    """Refuse a call outside of a notebook."""
+    if kernel_of_notebook() is None:
+        raise UsageError(
+            f"{call}() shows envs below a notebook cell, and this is no notebook. Elsewhere render(tile=True) returns "
+            "the picture, and record(policy, steps, path) makes a film."
+        )
 
 
 def show_envs(env: ParallelEnv, id: Any, width: int) -> None:
@@ -43,11 +84,24 @@ def show_envs(env: ParallelEnv, id: Any, width: int) -> None:
     refuse_no_notebook("show")
     check_format("png")
     engine = env.engine
-    env_ids = _visible_ids(engine, id)
-    check_positive("width", width)
+    env_ids = _visible_ids(engine, id, width)
     if any(engine.pool.facts[env_id].render_mode != "rgb_array" for env_id in env_ids):
         refuse_dark_envs(engine, env_ids)
-    _screens.setdefault(engine, Screen()).show(_picture(engine, env_ids, width))
+    try:
+        picture = picture_of(engine, env_ids, width)
+    except Exception as error:
+        without_episode = set(engine.table.without())
+        fresh = [env_id for env_id in env_ids if env_id in without_episode]
+        is_of_drawing = isinstance(error, ArgumentError) or not isinstance(error, ParallelEnvError)
+        if fresh and is_of_drawing:
+            call = "reset()" if len(fresh) == engine.num_envs else f"reset({list_ids(fresh)})"
+            have = "has" if len(fresh) == 1 else "have"
+            said = f"{name_envs(fresh)} {have} no episode yet. Call {call} before show()."
+            if isinstance(error, ResetNeeded | ArgumentError):  # the latter if an env returned ``None``, for example
+                raise ResetNeededError(said) from None
+            add_note(error, said)
+        raise
+    _screens.setdefault(engine, Screen()).show(picture)
 
 
 def play_envs(
@@ -64,14 +118,17 @@ def play_envs(
     refuse_no_notebook("play")
     check_format("png")
     env_ids, fps = _checked_arguments(env.engine, id, steps, fps, width)
-    pace, screen = FrameRate(fps), Screen()
+    screen, due = Screen(), 0.0
 
     def see(picture: Array) -> None:
-        pace.wait()
+        nonlocal due
+        now = time.monotonic()
+        if now < due:
+            time.sleep(due - now)
+        due = max(now, due) + 1 / fps  # late frames do not shorten later pauses
         screen.show(picture)
 
-    with progress_bar(RolloutLength.of(steps, None), shows_progress, "play") as advance:
-        return _run_policy(env.engine, policy, steps, env_ids, seed, see, width, advance)
+    return _run_policy(env.engine, policy, steps, env_ids, seed, see, width, "play" if shows_progress else None)
 
 
 def record_envs(
@@ -89,15 +146,15 @@ def record_envs(
     video_format = _check_path(path)
     env_ids, fps = _checked_arguments(env.engine, id, steps, fps, width)
     frames: list[Array] = []
-    with progress_bar(RolloutLength.of(steps, None), shows_progress, "record") as advance:
 
-        def see(picture: Array) -> None:
-            check_size(picture, video_format)
-            frames.append(picture)
+    def see(picture: Array) -> None:
+        check_size(picture, video_format)
+        frames.append(picture)
 
-        episodes = _run_policy(env.engine, policy, steps, env_ids, seed, see, width, advance)
+    bar = "record" if shows_progress else None
+    episodes = _run_policy(env.engine, policy, steps, env_ids, seed, see, width, bar)
     data = encode_animation(frames, video_format, fps)
-    film = Film(data, video_format, None, len(frames), playing_fps(fps, video_format), episodes)
+    film = Film(data, video_format, len(frames), playing_fps(fps, video_format), episodes)
     if path is not None:
         try:
             film.save(path)
@@ -107,51 +164,18 @@ def record_envs(
     return film
 
 
-def _visible_ids(engine: Engine, id: Any) -> tuple[int, ...]:
+def _visible_ids(engine: Engine, id: Any, width: Any) -> tuple[int, ...]:
     env_ids = engine.ids(id)
     if not env_ids:
         raise ArgumentError("There are no envs to look at: id is empty, or all are paused.")
+    check_positive("width", width)
     return env_ids
-
-
-def _picture(engine: Engine, env_ids: Sequence[int], width: int) -> Array:
-    """Return a picture of envs as they are now, at most ``width`` pixels wide.
-
-    Raises:
-        BaseException: What `ParallelEnv.render` raises; a single error for all envs if they need a reset.
-    """
-    try:
-        return picture_of(engine, env_ids, width)
-    except Exception as caught:
-        error = _cannot_show(engine, caught, env_ids)
-        if error is caught:
-            raise
-    try:
-        raise error  # outside the except block, to leave out the longer first error
-    finally:
-        del error  # its traceback refers to this frame
-
-
-def _cannot_show(engine: Engine, error: Exception, env_ids: Sequence[int]) -> BaseException:
-    """Return the error to raise if envs cannot be shown; it names envs without an episode."""
-    episodes = set(engine.table.without())
-    fresh = [env_id for env_id in env_ids if env_id in episodes]
-    is_of_drawing = isinstance(error, ArgumentError) or not isinstance(error, ParallelEnvError)
-    if not fresh or not is_of_drawing:
-        return error
-    call = "reset()" if len(fresh) == engine.num_envs else f"reset({list_ids(fresh)})"
-    said = f"{name_envs(fresh)} {'has' if len(fresh) == 1 else 'have'} no episode yet. Call {call} before show()."
-    if isinstance(error, ResetNeeded | ArgumentError):  # the latter if an env returned ``None``, for example
-        return ResetNeededError(said)
-    add_note(error, said)
-    return error
 
 
 def _checked_arguments(engine: Engine, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:
     """Check all arguments; return the envs to show and the frames per second."""
-    env_ids = _visible_ids(engine, id)
+    env_ids = _visible_ids(engine, id, width)
     check_positive("steps", steps)
-    check_positive("width", width)
     fps = check_fps(fps, engine.pool.facts[env_ids[0]].metadata)
     refuse_dark_envs(engine, env_ids)
     return env_ids, fps
@@ -165,30 +189,25 @@ def _run_policy(
     seed: Any,
     see: Callable[[Array], None],
     width: int,
-    advance: Callable[[int], Any],
+    bar: str | None,
 ) -> Evaluation:
-    """Run a policy for a number of steps; call ``see`` with each picture, and ``advance`` after each step."""
+    """Run a policy for a number of steps, and call ``see`` with each picture. ``bar`` is the name of a progress bar."""
     left = steps
+    with progress_bar(RolloutLength.of(steps, None), bar is not None, bar or "") as advance:
 
-    def look() -> bool:
-        nonlocal left
-        see(picture_of(engine, env_ids, width))
-        advance(int(left < steps))
-        left -= 1
-        return left >= 0
+        def look() -> bool:
+            nonlocal left
+            see(picture_of(engine, env_ids, width))
+            advance(int(left < steps))
+            left -= 1
+            return left >= 0
 
-    each = engine.beginnings(env_ids, seed, None)
-    return perform(engine, policy, env_ids, each, engine.forget_seeds, look)
+        each = engine.beginnings(env_ids, seed, None)
+        return perform(engine, policy, env_ids, each, engine.forget_seeds, look)
 
 
 def _check_path(path: Any) -> str:
-    """Return the format of a film to write, after checking beforehand that it can be written.
-
-    Raises:
-        ArgumentError: If it is not a path of a film.
-        MissingDependencyError: If the format cannot be written.
-        OSError: If the folder does not exist or is not writeable.
-    """
+    """Return the format of a film to write, after checking beforehand that it can be written."""
     if path is None:
         video_format = "mp4" if has_ffmpeg() else "webp"
         check_format(video_format)

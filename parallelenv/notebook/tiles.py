@@ -14,7 +14,6 @@ from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.spaces import describe_value
 from parallelenv.engine.engine import Engine
 from parallelenv.errors import ArgumentError
-from parallelenv.notebook.animation import require_pillow, resize
 
 _DARK = (None, "human", "ansi", "rgb_array_list")
 """Render modes whose `render` does not return a single picture."""
@@ -36,7 +35,7 @@ def tile_frames(
         width: Maximum width of the picture in pixels: all frames are scaled down by the same factor. ``None`` keeps
             their size.
         labels: Leave a grey gap between frames and draw the env id into the upper left corner of each. A single frame
-            gets neither, and frames below 32 pixels each way get no id. Needs Pillow.
+            gets neither, and frames below 32 pixels each way get no id.
 
     Returns:
         ``(rows * max_height, columns * max_width, 3)`` uint8, plus the gaps.
@@ -48,70 +47,26 @@ def tile_frames(
     ids = range(len(frames)) if env_ids is None else env_ids
     pictures = [_as_rgb(frame, env_id) for frame, env_id in zip(frames, ids, strict=True)]
     columns = max(1, math.ceil(math.sqrt(len(pictures))))
+    rows = math.ceil(len(pictures) / columns)
     is_labelled = labels and len(pictures) > 1
     across = max((picture.shape[1] for picture in pictures), default=0)
-    if width is not None:
-        across = min(across, max(1, width // columns))
-    gap = min(4, max(1, across // 32)) if is_labelled else 0
-    if width is not None:
-        pictures = _made_smaller(pictures, max(1, (width - gap * (columns - 1)) // columns))
-    across = max((picture.shape[1] for picture in pictures), default=0)
-    down = max((picture.shape[0] for picture in pictures), default=0)
-    rows = math.ceil(len(pictures) / columns)
+    narrow = across if width is None else min(across, max(1, width // columns))
+    gap = min(4, max(1, narrow // 32)) if is_labelled else 0
+    factor = 1.0 if width is None or not across else max(1, (width - gap * (columns - 1)) // columns) / across
+    if factor < 1:
+        pictures = [_made_smaller(picture, factor) for picture in pictures]
+    down, across = (max((picture.shape[axis] for picture in pictures), default=0) for axis in (0, 1))
     size = (max(0, rows * (down + gap) - gap), max(0, min(columns, len(pictures)) * (across + gap) - gap), 3)
     canvas = np.full(size, _GREY if is_labelled else 0, np.uint8)
     for index, (env_id, picture) in enumerate(zip(ids, pictures, strict=True)):
         top, left = index // columns * (down + gap), index % columns * (across + gap)
-        canvas[top : top + down, left : left + across] = 0
-        canvas[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
+        tile = canvas[top : top + down, left : left + across]
+        tile[:] = 0
+        tile[: picture.shape[0], : picture.shape[1]] = picture
         if is_labelled and min(across, down) >= _LEAST_LABELLED:
             label = _label(env_id, max(10, down // 13))[:down, :across]
-            canvas[top : top + label.shape[0], left : left + label.shape[1]] = label
+            tile[: label.shape[0], : label.shape[1]] = label
     return canvas
-
-
-def _made_smaller(pictures: Sequence[Array], width: int) -> list[Array]:
-    """Return pictures scaled down by one factor, so that the widest has at most ``width`` pixels."""
-    factor = width / max((picture.shape[1] for picture in pictures), default=width)
-    if factor >= 1:
-        return list(pictures)
-    return [
-        resize(picture, *(max(1, round(length * factor)) for length in (picture.shape[1], picture.shape[0])))
-        for picture in pictures
-    ]
-
-
-@functools.lru_cache(maxsize=1024)
-def _label(env_id: int, size: int) -> Array:
-    """Return an env id in white on black, ``(height, width, 3)`` uint8, in letters of ``size`` pixels."""
-    require_pillow("Env ids on frames")
-    from PIL import Image, ImageDraw, ImageFont
-
-    font = ImageFont.load_default(size)
-    left, top, right, bottom = map(round, font.getbbox(str(env_id)))
-    margin = max(2, size // 5)
-    label = Image.new("RGB", (right - left + 2 * margin, bottom - top + 2 * margin))
-    ImageDraw.Draw(label).text((margin - left, margin - top), str(env_id), fill="white", font=font)
-    return np.asarray(label)
-
-
-def refuse_dark(env_ids: Sequence[int], modes: Sequence[Any]) -> None:
-    """Check that envs render single pictures.
-
-    Args:
-        env_ids: The envs.
-        modes: The ``render_mode`` of each; ``"rgb_array"`` for envs without one, which may render anything.
-
-    Raises:
-        ArgumentError: If one does not.
-    """
-    for env_id, mode in zip(env_ids, modes, strict=True):
-        if mode in _DARK:
-            raise ArgumentError(
-                f"env {env_id} has render_mode={mode!r}, so there is nothing to see of it. Make it with "
-                "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array'). A class of your own sets "
-                "render_mode itself."
-            )
 
 
 def _as_rgb(frame: Any, env_id: int) -> np.ndarray[Any, Any]:
@@ -129,22 +84,45 @@ def _as_rgb(frame: Any, env_id: int) -> np.ndarray[Any, Any]:
     return np.repeat(frame[..., None], 3, axis=2) if frame.ndim == 2 else frame[..., :3]
 
 
+def _made_smaller(picture: Array, factor: float) -> Array:
+    """Return a picture scaled down; each pixel is the mean of those it replaces."""
+    from PIL import Image
+
+    size = max(1, round(picture.shape[1] * factor)), max(1, round(picture.shape[0] * factor))
+    return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BOX))
+
+
+@functools.lru_cache(maxsize=1024)
+def _label(env_id: int, size: int) -> Array:
+    """Return an env id in white on black, ``(height, width, 3)`` uint8, in letters of ``size`` pixels."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.load_default(size)
+    left, top, right, bottom = map(round, font.getbbox(str(env_id)))
+    margin = max(2, size // 5)
+    label = Image.new("RGB", (right - left + 2 * margin, bottom - top + 2 * margin))
+    ImageDraw.Draw(label).text((margin - left, margin - top), str(env_id), fill="white", font=font)
+    return np.asarray(label)
+
+
 def picture_of(engine: Engine, env_ids: Sequence[int], width: int | None = None, labels: bool = True) -> Array:
     """Return the frames of envs as one picture. See `tile_frames` for ``width`` and ``labels``."""
     return tile_frames(engine.call_each(env_ids, [MethodCall("render")] * len(env_ids)), env_ids, width, labels)
 
 
 def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
-    """Check that envs render single pictures.
-
-    Raises:
-        ArgumentError: If one does not.
-    """
+    """Refuse envs that do not render single pictures. Envs without a ``render_mode`` may render anything."""
     env_ids = [env_id for env_id in env_ids if engine.pool.facts[env_id].render_mode != "rgb_array"]
     modes = engine.pool.ask("get", env_ids, None, Lookup("render_mode")).values
+    for env_id in env_ids:
+        if env_id in modes and modes[env_id][0] in _DARK:
+            raise ArgumentError(
+                f"env {env_id} has render_mode={modes[env_id][0]!r}, so there is nothing to see of it. Make it with "
+                "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array'). A class of your own sets "
+                "render_mode itself."
+            )
     unsaid = [env_id for env_id in env_ids if env_id not in modes]
     can_draw = engine.pool.ask("get", unsaid, None, Lookup("render", "exists")).values if unsaid else {}
-    refuse_dark(env_ids, [modes.get(env_id, ("rgb_array",))[0] for env_id in env_ids])
     for env_id in unsaid:
         if not can_draw.get(env_id):
             raise ArgumentError(

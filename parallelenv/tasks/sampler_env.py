@@ -6,7 +6,7 @@ handles tasks like episodes. Without another task, ``reset`` raises `ExhaustedEr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -159,7 +159,20 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         """
         if self.task is None:
             raise ResetNeededError("There is no task to step. Call reset() first.")
-        state, reward, terminated, truncated, info = _five(self.task, self.task.step(action))
+        result = self.task.step(action)
+        is_short = isinstance(result, tuple) and len(result) == 4
+        if is_short or all(hasattr(result, name) for name in TaskStep._fields):
+            state, reward, done, info = result if is_short else (getattr(result, name) for name in TaskStep._fields)
+            terminated, truncated = split_done(done, info)
+            info = info or {}
+        elif isinstance(result, tuple) and len(result) == 5:
+            state, reward, terminated, truncated, info = result
+        else:
+            raise EnvContractError(
+                f"step() of {type(self.task).__name__} returned a {type(result).__name__}. Return (observation, "
+                "reward, terminated, truncated, info), or observation, reward, done and info, as a tuple or as "
+                "parallelenv.tasks.TaskStep."
+            )
         if not (terminated or truncated) and self.task.is_done():
             truncated = True
         return state, reward, terminated, truncated, info
@@ -187,10 +200,6 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         self._leave()
         self.sampler.reset()
 
-    def _reseed(self, seed: int) -> None:
-        """Seed the sampler."""
-        self.sampler.set_seed(seed)
-
     def _leave(self) -> None:
         task, self.task = self.task, None
         _close(task)
@@ -213,34 +222,20 @@ def make_task_env(make_sampler_fn: Callable[..., Any], arguments: Mapping[str, A
 
 
 def _check(candidate: Any, names: tuple[str, ...], what: str, kind: str) -> None:
-    missing = [name for name in names if not callable(getattr(candidate, name, None))]
-    if missing or isinstance(candidate, type):
-        is_class = isinstance(candidate, type)
+    """Check that a sampler or task has these methods.
+
+    Raises:
+        InvalidEnvError: If it lacks one, or is a class.
+    """
+    is_class = isinstance(candidate, type)
+    missing = [f"{name}()" for name in names if not callable(getattr(candidate, name, None))]
+    if missing or is_class:
         shown = f"the class {candidate.__name__}" if is_class else type(candidate).__name__
-        lacks = "is no instance" if is_class else f"lacks {_listed(missing)}"
+        lacks = "is no instance" if is_class else f"lacks {', '.join(missing)}"
         raise InvalidEnvError(
-            f"{what} {shown}, which {lacks}. A {kind} has {_listed(names)}; see parallelenv.tasks.sampler_env.{kind}."
+            f"{what} {shown}, which {lacks}. A {kind} has {', '.join(f'{name}()' for name in names)}; see "
+            f"parallelenv.tasks.sampler_env.{kind}."
         )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"{name}()" for name in names)
-
-
-def _five(task: Task, result: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return the result of a task's ``step`` in Gymnasium's form."""
-    if all(hasattr(result, name) for name in TaskStep._fields):
-        terminated, truncated = split_done(result.done, result.info)
-        return result.observation, result.reward, terminated, truncated, result.info or {}
-    if isinstance(result, tuple) and len(result) == 5:
-        return result
-    if isinstance(result, tuple) and len(result) == 4:
-        state, reward, done, info = result
-        return state, reward, *split_done(done, info), info
-    raise EnvContractError(
-        f"step() of {type(task).__name__} returned a {type(result).__name__}. Return (observation, reward, terminated, "
-        "truncated, info), or observation, reward, done and info, as a tuple or as parallelenv.tasks.TaskStep."
-    )
 
 
 def _close(owner: Any) -> None:

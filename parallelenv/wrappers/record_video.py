@@ -13,7 +13,7 @@ from parallelenv.contract.arguments import check_positive, parse_ids
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.errors import ArgumentError
-from parallelenv.notebook.animation import check_format, check_fps, check_size, save_animation
+from parallelenv.notebook.film import check_format, check_fps, check_size, save_animation
 from parallelenv.notebook.tiles import refuse_dark_envs
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper

@@ -17,7 +17,7 @@ from adapters.neighbours import require
 from adapters.twins import Pair
 from parallelenv import ParallelEnv
 from parallelenv.contract.value_difference import difference
-from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, InvalidEnvError, NothingInFlightError
+from parallelenv.errors import ArgumentError, EnvBusyError, InvalidEnvError, NothingInFlightError
 
 NUM_ENVS = 5
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -200,28 +200,6 @@ def test_ended_env_is_not_reset_automatically(make_env: MakeEnv) -> None:
     assert [frame.max() for frame in env.render()] == [0, 2, 0]
     with pytest.raises(AttributeError, match="envs 0, 1, 2 have no attribute 'nonsense'"):
         env.get_env_attr("nonsense")
-
-
-@nearby
-@pytest.mark.parametrize("options", [{}, {"wait_num": 2}], ids=["sync", "async"])
-def test_every_call_after_close_is_refused(options: Any, make_env: MakeEnv) -> None:
-    env: Any = make_env([Looped] * 3, num_cpus=3).to_tianshou(**options)
-    env.reset()
-    assert not env.is_closed
-    env.close()
-    env.close()
-    assert env.is_closed
-    calls: list[Callable[[], Any]] = [
-        env.reset,
-        env.seed,
-        env.render,
-        lambda: env.step(ZEROS),
-        lambda: env.get_env_attr("length"),
-        lambda: env.set_env_attr("length", 1),
-    ]
-    for call in calls:
-        with pytest.raises(ClosedError, match="on a closed ParallelEnv"):
-            call()
 
 
 def test_invalid_arguments_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,8 +66,31 @@ def test_advice_on_transport_time_in_rollouts_suggests_other_remedies(seats: lis
     assert {way for way in WAYS if way in said} == ways
 
 
-def test_advice_accepts_little_transport_time() -> None:
-    assert "all is well" in advice([AWAY, AWAY], 0.19)
+@pytest.mark.parametrize(("cores", "expected"), [(1, "all is well"), (4, "there are 4 cores; try para_mode='subproc'")])
+def test_advice_on_busy_envs_names_idle_cores(cores: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.notebook.profile_summary.usable_cores", lambda: cores)
+    envs = worker(0, this_process(), ["step", "step"], 0.9)
+    envs = dataclasses.replace(envs, env_ids=(0, 1), owners=np.array([0, 1]))
+    assert expected in summarise(Recording(0.0, 1.0, False, np.array([[0.0, 1.0]]), [envs], ())).advice
+    assert "all is well" in advice([AWAY, AWAY], 0.19)  # messages take little
+
+
+def test_advice_names_the_callers_own_code() -> None:
+    workers = [worker(0, AWAY, ["step"], 0.3)]
+    said = summarise(Recording(0.0, 1.0, False, np.array([[0.0, 0.4]]), workers, ())).advice
+    assert "your own code takes 60% of the time" in said
+
+
+def test_advice_does_not_suggest_send_where_envs_go_on_alone() -> None:
+    workers = [worker(0, AWAY, ["step"] * 5, 1.0), worker(1, AWAY, ["step"], 0.5)]
+    said = summarise(Recording(0.0, 1.0, False, np.array([[0.0, 1.0]]), workers, ())).advice
+    assert "go on without each other; workers have nothing to do for 25% of it" in said
+
+
+def test_advice_without_steps_or_records() -> None:
+    assert "no env was stepped" in advice([AWAY], 0.5, ["reset"])
+    said = summarise(Recording(0.0, 1.0, False, np.zeros((0, 2)), [], (0, 1))).advice
+    assert "what workers of envs [0, 1] did is not all known" in said
 
 
 def test_advice_names_the_greater_loss() -> None:

@@ -62,7 +62,7 @@ class Noting:
         self.score.note(self.batch.outcome(), rows)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_envs", [1, 3, 300])
 def test_sums_equal_those_of_a_plain_loop(num_envs: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -202,18 +202,6 @@ def test_steps_through_an_adapter_are_counted(make_env: MakeEnv, autoreset_mode:
         returns += [rewards[begin : begin + length, row].sum() for begin in range(0, 20 - length + 1, period)]
     assert standing.num_episodes == len(returns)
     assert standing.mean_return == pytest.approx(np.mean(returns))
-
-
-def test_send_reset_starts_counted_episodes(make_env: MakeEnv) -> None:
-    env = make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous="idle")
-    env.send_reset()
-    for env_ids, result in env.stream(lambda states: [1] * len(states), 60):
-        ended = env_ids[result.dones].tolist()
-        if ended:
-            env.send_reset(ended)
-    standing = summary_of(env)
-    assert standing.num_episodes >= 12
-    assert 2 <= standing.mean_length <= 4
 
 
 def test_episode_without_a_recorded_start_is_not_counted(make_env: MakeEnv) -> None:

@@ -7,11 +7,9 @@ import os
 import re
 import signal
 import threading
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from conftest import MakeEnv
 
@@ -90,8 +88,6 @@ def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str
     assert set(tags.seen) <= {"div", "span", "code", "table", "thead", "tbody", "tr", "td", "th"}
     assert page.count('title="env ') == 4
     portrait = repr_data(env, "")
-    pids = env.customized_method("where") if hasattr(Counter, "where") else None
-    assert pids is None
     assert sum((worker.env_ids for worker in portrait.workers), ()) == (0, 1, 2, 3)
     assert all(worker.process.is_near and worker.memory and worker.memory > 2**20 for worker in portrait.workers)
     assert len(portrait.workers) == (1 if mode == "dummy" else 2)
@@ -99,22 +95,8 @@ def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str
     assert all((worker.process == this_process()) == is_here for worker in portrait.workers)
 
 
-class InfoEnv(Counter):
-    def where(self) -> int:
-        return os.getpid()
-
-
-def test_repr_shows_process_ids_of_workers_after_restart(make_env: MakeEnv) -> None:
-    env = make_env([lambda number=number: InfoEnv(number) for number in range(4)], num_cpus=2)
-    for _ in range(2):
-        found = repr_data(env, "").workers
-        told = {env_id: worker.process.pid for worker in found for env_id in worker.env_ids}
-        assert [told[env_id] for env_id in range(4)] == env.customized_method("where")
-        env.restart()
-
-
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_repr_shows_each_env_state_in_its_colour(make_env: MakeEnv) -> None:
+def test_repr_shows_each_env_state_in_its_colour_and_sign(make_env: MakeEnv) -> None:
     env = make_env(counters(0, 1, 2, 3, length=2), asynchronous="idle", num_cpus=2)
     assert states_of(env) == ["needs reset"] * 4
     assert "4 need reset" in bundle(env)["text/plain"]
@@ -132,6 +114,39 @@ def test_repr_shows_each_env_state_in_its_colour(make_env: MakeEnv) -> None:
         assert f"</span> 1 {state}</span>" in page
     assert LOOKS["failed"].colour not in page
     env.recv()
+    assert len({look.colour for look in LOOKS.values()}) == len({look.sign for look in LOOKS.values()}) == len(LOOKS)
+
+
+@pytest.mark.parametrize(
+    ("states", "standing", "lines"),
+    [
+        (
+            ["needs reset"],
+            EpisodeSummary(1, 1, -1.5, 1.0),
+            ["envs      1 needs reset", "so far    1 step", "episodes  1 ended: return -1.5, length 1"],
+        ),
+        (
+            ["running"] * 2,
+            EpisodeSummary(1234567, 4321, 123456.7, 2048.5),
+            [
+                "envs      2 running",
+                "so far    1,234,567 steps of all envs together",
+                "episodes  4,321 ended; mean of the last 100: return 123,457, length 2,048",
+            ],
+        ),
+        (
+            ["done"] * 2,  # the rewards were no numbers
+            EpisodeSummary(8, 4, None, 2.0),
+            [
+                "envs      2 done",
+                "so far    8 steps of all envs together",
+                "episodes  4 ended; mean of the last 4: length 2",
+            ],
+        ),
+    ],
+)
+def test_numbers_in_the_text(states: list[str], standing: EpisodeSummary, lines: list[str]) -> None:
+    assert [line.strip() for line in ReprData("", states, standing, []).text().splitlines()[1:]] == lines
 
 
 class Killed(Counter):
@@ -139,6 +154,9 @@ class Killed(Counter):
         if action == 4:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+    def where(self) -> int:
+        return os.getpid()
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
@@ -152,25 +170,13 @@ def test_repr_shows_envs_of_a_dead_worker_as_failed(make_env: MakeEnv) -> None:
     assert [worker.env_ids for worker in repr_data(env, "").workers] == [(2, 3)]
     env.restart([0])
     assert states_of(env) == ["needs reset", "needs reset", "running", "running"]
-
-
-def test_repr_shows_ended_envs_as_running_with_restart(make_env: MakeEnv) -> None:
-    env = make_env(counters(0, 1, length=1), asynchronous="restart")
-    env.reset(seed=0)
-    env.step([1, 1])
-    assert env.all_done()
-    assert states_of(env) == ["running", "running"]
-
-
-def test_repr_of_a_wrapper_shows_the_wrapped_env(make_env: MakeEnv) -> None:
-    env = CheckFinite(make_env(counters(0, 1)))
-    env.reset(seed=0)
-    found = bundle(env)
-    assert found["text/plain"].startswith("<CheckFinite around <parallelenv.ParallelEnv of 2 envs")
-    assert "2 running" in found["text/html"]
+    found = {env_id: worker.process.pid for worker in repr_data(env, "").workers for env_id in worker.env_ids}
+    assert [found[env_id] for env_id in range(4)] == env.customized_method("where")
 
 
 def test_markup_in_texts_is_escaped() -> None:
+    with CheckFinite(ParallelEnv(counters(0, 1))) as env:
+        assert bundle(env)["text/html"].count("&lt;CheckFinite around &lt;parallelenv.ParallelEnv of 2 envs") == 1
     portrait = ReprData("<script>alert('&')</script>", ["running"], EpisodeSummary(0, 0, None, None), [])
     tags = parsed(portrait.html())
     assert "script" not in tags.seen
@@ -185,20 +191,6 @@ def test_html_of_thousands_of_envs_stays_small() -> None:
     assert "... and 484 more workers" in portrait.text()
     assert "1 on elsewhere" in portrait.text()
     assert "5,000 running" in portrait.text()
-
-
-def test_singular_plural_and_thousands_separators() -> None:
-    one = ReprData("", ["needs reset"], EpisodeSummary(1, 1, -1.5, 1.0), [])
-    assert "envs      1 needs reset\n" in one.text()
-    assert "so far    1 step\n" in one.text()
-    assert one.text().endswith("episodes  1 ended: return -1.5, length 1")
-    many = ReprData("", ["running"] * 2, EpisodeSummary(1234567, 4321, 123456.7, 2048.5), [])
-    assert "so far    1,234,567 steps of all envs together" in many.text()
-    assert "episodes  4,321 ended; mean of the last 100: return 123,457, length 2,048" in many.text()
-
-
-def test_env_states_differ_in_colour_and_sign() -> None:
-    assert len({look.colour for look in LOOKS.values()}) == len({look.sign for look in LOOKS.values()}) == len(LOOKS)
 
 
 def test_repr_shows_envs_without_tasks_as_exhausted() -> None:
@@ -291,25 +283,3 @@ def test_memory_of_ended_or_remote_processes_is_unknown() -> None:
 
 
 # ---------------------------------------------------------------- other
-
-
-def test_pyproject_lists_all_packages() -> None:
-    root = Path(__file__).parents[2]
-    listed = re.search(r"^packages = (.*)$", (root / "pyproject.toml").read_text(), re.MULTILINE)
-    folders = {f"parallelenv.{path.parent.name}" for path in root.glob("parallelenv/*/__init__.py")}
-    assert listed
-    assert folders | {"parallelenv"} == set(re.findall(r'"([\w.]+)"', listed[1]))
-
-
-def test_repr_omits_mean_return_of_non_numeric_rewards(make_env: MakeEnv) -> None:
-    env = make_env([lambda: Vector(0, 2)] * 2, asynchronous="restart")
-    env.reset(seed=0)
-    for _ in range(4):
-        env.step([1, 1])
-    assert "4 ended; mean of the last 4: length 2" in bundle(env)["text/plain"]
-
-
-class Vector(Counter):
-    def step(self, action: int) -> Any:
-        state, _, terminated, truncated, info = super().step(action)
-        return state, np.ones(2), terminated, truncated, info

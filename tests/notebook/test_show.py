@@ -15,7 +15,6 @@ from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
-    AbsentAttributeError,
     ArgumentError,
     EnvBusyError,
     MissingDependencyError,
@@ -23,11 +22,10 @@ from parallelenv.errors import (
     UsageError,
 )
 from parallelenv.notebook import film as films
-from parallelenv.notebook.animation import encode_picture, has_ffmpeg
-from parallelenv.notebook.screen import FrameRate, Screen
+from parallelenv.notebook.film import has_ffmpeg
+from parallelenv.notebook.show import Screen, encode_picture
 from parallelenv.notebook.tiles import tile_frames
 from parallelenv.testing.envs import Counter
-from parallelenv.wrappers import CheckFinite
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -119,7 +117,7 @@ def test_film_is_written_to_the_given_path(video_format: str, tmp_path: Path) ->
 
 
 @without_ffmpeg
-def test_html_of_a_film_is_self_contained() -> None:
+def test_html_of_a_film_is_self_contained(monkeypatch: pytest.MonkeyPatch) -> None:
     with ParallelEnv([Lamp]) as env:
         film = env.record(stay, 2, progress=False)
     found = film._repr_mimebundle_()
@@ -127,6 +125,9 @@ def test_html_of_a_film_is_self_contained() -> None:
     data = re.fullmatch(r'<img [^>]*alt="&lt;Film [^"]*" src="data:image/webp;base64,([^"]+)">', found["text/html"])
     assert data
     assert base64.b64decode(data[1]) == film.data
+    monkeypatch.setattr(films, "_LARGEST", 10)
+    assert list(film._repr_mimebundle_()) == ["text/plain"]
+    assert "too large to be played here" in film._repr_mimebundle_()["text/plain"]
 
 
 @pytest.mark.skipif(not has_ffmpeg(), reason="imageio-ffmpeg is not installed")
@@ -138,15 +139,6 @@ def test_html_of_an_mp4_film_has_video_controls(tmp_path: Path) -> None:
         assert one.video_format == "mp4"
         assert one.data[4:8] == b"ftyp"
         assert "<video controls" in one._repr_mimebundle_()["text/html"]
-
-
-@without_ffmpeg
-def test_too_large_film_is_not_embedded_in_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(films, "_LARGEST", 10)
-    with ParallelEnv([Lamp]) as env:
-        found = env.record(stay, 2, progress=False)._repr_mimebundle_()
-    assert list(found) == ["text/plain"]
-    assert "too large to be played here" in found["text/plain"]
 
 
 @without_ffmpeg
@@ -163,7 +155,9 @@ def test_wide_frames_are_scaled_down() -> None:
     assert np.array_equal(frames_of(encode_picture(picture))[0], picture)
 
 
-def test_record_checks_its_arguments_before_any_reset(tmp_path: Path) -> None:
+def test_record_checks_its_arguments_before_any_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.access", lambda path, _: path != Path())  # root may write everywhere
     folder = tmp_path / "folder.gif"
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"steps": 0}, ArgumentError, "steps=0 must be an int"),
@@ -178,38 +172,32 @@ def test_record_checks_its_arguments_before_any_reset(tmp_path: Path) -> None:
         ({"path": 5}, ArgumentError, "path=5 is no path of a file"),
         ({"path": ""}, ArgumentError, "path='' must end in"),
         ({"path": folder}, IsADirectoryError, "folder.gif' is a folder. Give the name of a file in it"),
+        ({"path": "locked.gif"}, PermissionError, "locked.gif' cannot be written: there is no permission to"),
         ({"path": tmp_path / "none" / "film.gif"}, FileNotFoundError, "none' does not exist"),
         ({"policy": None}, ArgumentError, "policy"),
+        ({"id": [3]}, ArgumentError, r"metadata\['render_fps'\]='fast' must be a number.*Give fps=30, say"),
         ({"id": [1]}, ArgumentError, r"env 1 has render_mode=None, so there is nothing to see of it"),
         ({"id": [2, 0]}, ArgumentError, r"env 2 has no method render\(\), so there is nothing to see"),
     ]
+
+    class Odd(Lamp):
+        metadata = {"render_fps": "fast"}  # noqa: RUF012
+
     folder.mkdir()
     if not has_ffmpeg():
         cases.append(({"path": "film.mp4"}, MissingDependencyError, "MP4 films need the package imageio-ffmpeg"))
-    with ParallelEnv([Lamp, Dark, Bare]) as env:
+    with ParallelEnv([Lamp, Dark, Bare, Odd]) as env:
         env.reset(seed=0)
-        env.step([1, 1, 1])
+        env.step([1, 1, 1, 1])
         for arguments, error, match in cases:
             with pytest.raises(error, match=match):
                 env.record(**{"policy": stay, "steps": 1, "id": 0, "progress": False, **arguments})
-        assert env.get_env_attr("count") == [1, 1, 1]
+        assert env.get_env_attr("count") == [1, 1, 1, 1]
+        assert env.record(stay, 1, id=3, fps=np.float64(20), progress=False).fps == 20
         env.pause([0])
         with pytest.raises(EnvBusyError):
             env.record(stay, 1, id=[0], progress=False)
     assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_record_checks_write_permission_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "film.gif"
-    path.touch()
-    asked = []
-    with ParallelEnv([Lamp]) as env, monkeypatch.context() as patched:
-        patched.setattr("os.access", lambda name, _: asked.append(name))  # root may write everywhere
-        for name in (path, tmp_path / "other.gif"):
-            with pytest.raises(PermissionError, match=r"gif' cannot be written: there is no permission to"):
-                env.record(stay, 1, name, progress=False)
-    assert asked == [path, tmp_path]
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
@@ -246,16 +234,6 @@ def test_film_fps_equals_the_written_frame_duration(
         assert written.info["duration"] == milliseconds
 
 
-def test_invalid_render_fps_metadata_raises_argument_error() -> None:
-    class Odd(Lamp):
-        metadata = {"render_fps": "fast"}  # noqa: RUF012
-
-    with ParallelEnv([Odd]) as env:
-        with pytest.raises(ArgumentError, match=r"metadata\['render_fps'\]='fast' must be a number.*Give fps=30, say"):
-            env.record(stay, 1, progress=False)
-        assert env.record(stay, 1, fps=np.float64(20), progress=False).fps == 20
-
-
 @without_ffmpeg
 def test_frame_too_large_for_the_format_is_refused_at_the_first_frame(tmp_path: Path) -> None:
     class Tower(Lamp):
@@ -274,11 +252,6 @@ def test_frame_too_large_for_the_format_is_refused_at_the_first_frame(tmp_path: 
         assert film.size == (2, 16_384)
 
 
-def test_render_of_an_env_without_render_method_raises(make_env: MakeEnv) -> None:
-    with pytest.raises(AbsentAttributeError, match=r"Bare has no method 'render', and no wrapper around it has"):
-        make_env([Bare]).render()
-
-
 def test_failed_recording_has_finished_episodes_in_partial() -> None:
     seen = []
 
@@ -294,33 +267,17 @@ def test_failed_recording_has_finished_episodes_in_partial() -> None:
         assert caught.value.partial.lengths.tolist() == [2, 2]  # type: ignore[attr-defined]
 
 
-def test_wrapper_refuses_play_and_record() -> None:
-    with CheckFinite(ParallelEnv([Lamp])) as env:
-        for call in ("play", "record"):
-            with pytest.raises(UsageError, match=rf"{call}\(\) would go past CheckFinite"):
-                getattr(env, call)(stay, 1)
-
-
-@without_ffmpeg
-@pytest.mark.parametrize("name", ["CartPole-v1", "LunarLander-v3"])
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
-def test_real_envs_are_recorded_without_a_display(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("Box2D" if "Lunar" in name else "pygame")
-    monkeypatch.delenv("DISPLAY", raising=False)
-    with ParallelEnv.make(name, 2, mode, num_cpus=2, render_mode="rgb_array") as env:
-        film = env.record(stay, 3, seed=0, progress=False)
-    frames = frames_of(film.data)
-    assert len(frames) == 4
-    assert frames[0].std() > 1
-    assert not np.array_equal(frames[0], frames[3])
-
-
 @without_ffmpeg
 @pytest.mark.parametrize(
     ("package", "name", "arguments"),
-    [("ale_py", "ALE/Pong-v5", {}), ("mujoco", "Reacher-v5", {"width": 64, "height": 64})],
+    [
+        ("pygame", "CartPole-v1", {}),
+        ("Box2D", "LunarLander-v3", {}),
+        ("ale_py", "ALE/Pong-v5", {}),
+        ("mujoco", "Reacher-v5", {"width": 64, "height": 64}),
+    ],
 )
-def test_atari_and_mujoco_envs_are_recorded_if_installed(
+def test_real_envs_are_recorded_without_a_display(
     package: str, name: str, arguments: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = pytest.importorskip(package)
@@ -332,7 +289,9 @@ def test_atari_and_mujoco_envs_are_recorded_if_installed(
         space = env.single_action_space
         assert space is not None
         film = env.record(lambda states: [space.sample() for _ in states], 3, seed=0, progress=False)
-    assert frames_of(film.data)[0].std() > 1
+    frames = frames_of(film.data)
+    assert len(frames) == 4
+    assert frames[0].std() > 1
 
 
 # ---------------------------------------------------------------- below a cell
@@ -357,77 +316,53 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 class Ordered(Lamp):
-    """Draws within episodes only."""
+    """Draws within episodes only; before, it raises or returns the given text."""
+
+    def __init__(self, before: str = "raises") -> None:
+        super().__init__(0, 4)
+        self.before = before
 
     def reset(self, **kwargs: Any) -> Any:
-        self.level = 1
+        self.before = ""
         return super().reset(**kwargs)
 
     def render(self) -> Any:
-        return self.level * super().render()
-
-
-class Blank(Ordered):
-    def render(self) -> Any:
-        return super().render() if hasattr(self, "level") else None
+        if self.before.startswith("raises"):
+            raise ValueError(self.before)
+        return self.before or super().render()
 
 
 in_modes = pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+NONE_YET = "envs 0, 1, 2, 3 have no episode yet. Call reset() before show()."
 
 
 @in_modes
-@pytest.mark.parametrize("kind", ["gymnasium", "blank"])
-def test_show_before_reset_raises_one_error(make_env: MakeEnv, shown: list[Any], kind: str) -> None:
-    fns: list[Any] = [Blank] * 4 if kind == "blank" else [lambda: gym.wrappers.OrderEnforcing(Lamp())] * 4
-    env = make_env(fns, num_cpus=2)
-    with pytest.raises(
-        ResetNeededError, match=r"^envs 0, 1, 2, 3 have no episode yet. Call reset\(\) before show\(\).$"
-    ) as e:
+@pytest.mark.parametrize("make", [lambda: gym.wrappers.OrderEnforcing(Lamp()), lambda: Ordered("no frame")])
+def test_show_before_reset_raises_one_error(make: Any, make_env: MakeEnv, shown: list[Any]) -> None:
+    env = make_env([make] * 4, num_cpus=2)
+    with pytest.raises(ResetNeededError, match=f"^{re.escape(NONE_YET)}$"):
         env.show()
-    assert e.value.__context__ is None
     env.reset([0, 2])
     with pytest.raises(ResetNeededError, match=r"^env 1 has no episode yet. Call reset\(\[1\]\) before show\(\).$"):
         env.show([0, 1])
     env.show([0, 2])
     assert len(shown) == 1
-    if kind == "gymnasium":
-        with pytest.raises(gym.error.ResetNeeded, match="before calling") as caught:
-            env.render()
-        assert any("Raised by env 1 and 1 other in render" in note for note in caught.value.__notes__)
-        assert list(caught.value.partial) == [0, 2]  # type: ignore[attr-defined]
 
 
 @in_modes
-def test_equal_render_errors_before_reset_are_raised_once_with_hint(make_env: MakeEnv, shown: list[Any]) -> None:
+def test_error_of_an_env_keeps_its_type_and_gets_a_hint_before_the_reset(make_env: MakeEnv, shown: list[Any]) -> None:
     env = make_env([Ordered] * 4, num_cpus=2)
-    with pytest.raises(AttributeError, match="no attribute 'level'") as caught:
+    with pytest.raises(ValueError, match="raises") as caught:
         env.show()
-    notes = "\n".join(caught.value.__notes__)
-    assert "Raised by env 0 and 3 others in render" in notes
-    assert notes.endswith("envs 0, 1, 2, 3 have no episode yet. Call reset() before show().")
-    assert caught.value.__context__ is None
-    with pytest.raises(AttributeError) as caught:
-        env.show(1)
-    assert caught.value.__notes__[1:] == ["env 1 has no episode yet. Call reset([1]) before show()."]
+    assert "Raised by env 0 and 3 others in render" in caught.value.__notes__[0]
+    assert caught.value.__notes__[1:] == [NONE_YET]
     env.reset()
     env.show()
     assert len(shown) == 1
-
-
-@in_modes
-def test_show_raises_render_errors_with_reset_hint_only_before_reset(make_env: MakeEnv, shown: list[Any]) -> None:
-    class Broken(Lamp):
-        def render(self) -> Any:
-            raise ValueError("no paint" if self.number else "no brush")
-
-    env = make_env([lambda number=number: Broken(number) for number in (0, 1, 1)], num_cpus=2)
-    with pytest.raises(ExceptionGroup, match="3 envs failed") as group:  # their errors differ
+    env.set_env_attr("before", values=["raises a", "raises b", "", ""])
+    with pytest.raises(ExceptionGroup, match="2 envs failed") as group:  # their errors differ
         env.show()
-    assert group.value.__notes__ == ["envs 0, 1, 2 have no episode yet. Call reset() before show()."]
-    env.reset()
-    with pytest.raises(ValueError, match="no paint") as caught:
-        env.show([1, 2])
-    assert len(caught.value.__notes__) == 1
+    assert not getattr(group.value, "__notes__", None)
 
 
 class Watchful(Dark):
@@ -505,22 +440,19 @@ def test_shown_frames_are_labelled_with_env_ids(shown: list[Any]) -> None:
     assert plain.shape == (100, 200, 3)
 
 
-def test_frame_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, slept = [100.0], []
+def test_play_keeps_the_frame_rate(shown: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept, takes = [100.0], [], iter((0.0, 0.0, 0.04, 0.5, 0.0))
 
     def sleep(seconds: float) -> None:
         slept.append(round(seconds, 3))
         now[0] += seconds
 
-    monkeypatch.setattr("parallelenv.notebook.screen.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("parallelenv.notebook.screen.time.sleep", sleep)
-    pace = FrameRate(10)
-    for takes in (0.0, 0.0, 0.04, 0.5, 0.0):
-        pace.wait()
-        now[0] += takes
+    def show(self: Screen, picture: Any) -> None:
+        now[0] += next(takes)
+
+    monkeypatch.setattr("parallelenv.notebook.show.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("parallelenv.notebook.show.time.sleep", sleep)
+    monkeypatch.setattr(Screen, "show", show)
+    with ParallelEnv([Lamp]) as env:
+        env.play(stay, 4, fps=10, progress=False)
     assert slept == [0.1, 0.1, 0.06]  # late frames do not shorten later pauses
-
-
-def test_screen_show_without_a_notebook_raises() -> None:
-    with pytest.raises(UsageError):
-        Screen().show(np.zeros((2, 2, 3), np.uint8))

@@ -14,7 +14,7 @@ from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, MissingDependencyError
-from parallelenv.notebook.animation import save_animation
+from parallelenv.notebook.film import save_animation
 from parallelenv.testing.envs import Counter, Old
 from parallelenv.wrappers import RecordVideo
 

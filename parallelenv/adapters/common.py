@@ -1,0 +1,115 @@
+"""What adapters share: indices and spaces in the form of other libraries, and errors as these libraries raise them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import gymnasium
+import numpy as np
+
+from parallelenv.contract import migration_hints
+from parallelenv.contract.arguments import parse_ids
+from parallelenv.contract.batch import Array
+from parallelenv.contract.error_text import one_line
+from parallelenv.contract.failures import add_note, put
+from parallelenv.contract.tracebacks import short_tracebacks
+from parallelenv.errors import EnvBusyError, NoPendingCallError, NothingInFlightError, PendingCallError, SpacesError
+from parallelenv.results import StepBatch, StepResult
+
+if TYPE_CHECKING:
+    from parallelenv.env import ParallelEnv
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def positions(argument: Any, num_envs: int, name: str) -> list[int]:
+    """Return the env ids at these positions in the list of all envs, in order.
+
+    Besides the forms of `parse_ids`, positions may be negative (from the end), duplicates, or a set.
+    """
+    given = argument.tolist() if isinstance(argument, np.ndarray | np.generic) else argument
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        given = list(given)
+    listed = given if isinstance(given, list) else [given]
+    if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in listed):
+        return list(parse_ids(given, num_envs, name))
+    found = [int(one) + num_envs if -num_envs <= one < 0 else int(one) for one in listed]
+    parse_ids(list(dict.fromkeys(found)), num_envs, name)
+    return found
+
+
+def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Make them equal.") -> list[Any]:
+    """Return each env's space.
+
+    Args:
+        name: ``"observation_space"`` or ``"action_space"``.
+        env: The envs.
+        if_different: The end of the message of the `SpacesError` if the spaces differ; ``None``: they may.
+    """
+    spaces: list[gymnasium.Space[Any] | None] = [getattr(facts, name) for facts in env.engine.pool.facts]
+    for env_id, space in enumerate(spaces):
+        if space is None:
+            raise SpacesError(
+                f"env {env_id} declares no {name}, which a vector env needs. Set it on the env, or "
+                f"{migration_hints.GIVE_SPACES}."
+            )
+        if if_different is not None and space != spaces[0]:
+            raise SpacesError(
+                f"The {name} of env {env_id} is {space}, but that of env 0 is {spaces[0]}. {if_different}"
+            )
+    return spaces
+
+
+class PartialStep(tuple):  # type: ignore[type-arg]
+    """The return value of a step, with only the rows of envs that did not fail.
+
+    Attributes:
+        env_ids: ``(k,)`` int64, the envs of the rows, in order.
+    """
+
+    env_ids: Array
+
+
+def translate_step_error(error: BaseException, convert: Callable[[Any], Sequence[Any]]) -> None:
+    """Raise an error of ``..._async()`` and ``..._wait()`` in the wrong order; convert the ``partial`` of any other."""
+    if isinstance(error, EnvBusyError):
+        raise PendingCallError(
+            "A step is under way whose result was not received (begun, interrupted, or late). Get it with step_wait(), "
+            "or drop it with reset().",
+            "step",
+        ) from None
+    if isinstance(error, NothingInFlightError):
+        raise nothing_begun("step") from None
+    convert_partial(error, convert)
+
+
+def nothing_begun(name: str) -> NoPendingCallError:
+    """Return the error for a wait without a call."""
+    return NoPendingCallError(f"{name}_wait() was called, but {name}_async() was not.", name)
+
+
+def convert_partial(error: BaseException, convert: Callable[[Any], Sequence[Any]]) -> None:
+    """Convert ``error.partial``, if it is of a step, with ``convert``, the adapter's conversion of results."""
+    partial = getattr(error, "partial", None)
+    if isinstance(partial, StepResult | StepBatch):
+        converted = PartialStep(convert(partial))
+        converted.env_ids = partial.env_ids
+        put(error, "partial", converted)
+
+
+def raises_first(adapter: _Class) -> _Class:
+    """Make an adapter raise the first env's exception if several failed, as its library does."""
+    return short_tracebacks(adapter, _first)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the first exception of a group of env failures, with the others in its notes."""
+    if not isinstance(error, BaseExceptionGroup) or not hasattr(error, "failures"):
+        return error
+    first, *others = error.exceptions
+    for other in others:
+        add_note(first, f"Also: {one_line(other)} {' '.join(getattr(other, '__notes__', ()))}")
+    for name in ("env_ids", "failures", "partial"):
+        put(first, name, getattr(error, name))
+    return first

@@ -1,8 +1,0 @@
-"""Everything of `ParallelEnv` that is viewed: pictures, films, profiles and its notebook display."""
-
-from parallelenv.notebook.recorder import Recorder
-from parallelenv.notebook.repr import mime_bundle
-from parallelenv.notebook.show import play_envs, record_envs, show_envs
-from parallelenv.notebook.tiles import picture_of
-
-__all__ = ["Recorder", "mime_bundle", "picture_of", "play_envs", "record_envs", "show_envs"]
