@@ -51,6 +51,10 @@ class Profile:
             raise UsageError("Nothing is recorded yet: ask when the block `with env.profile() as p` has ended.")
         return self._recording
 
+    @recording.setter
+    def recording(self, recording: Recording) -> None:
+        self._recording = recording
+
     def summary(self) -> Summary:
         """Return where the time went, with advice. It displays as a table.
 
@@ -150,7 +154,7 @@ class Recorder:
             break
         missing = set(self._engine.env_ids).difference(*(worker.env_ids for worker in workers))
         begun = max([self._begun, self._calls.since, *(worker.since for worker in workers if worker.is_cut)])
-        self._profile._recording = Recording(
+        self._profile.recording = Recording(
             begun,
             max(ended, begun + _MOMENT),  # clocks of two machines may disagree
             begun > self._begun,
