@@ -18,6 +18,7 @@ from parallelenv.contract.error_text import count, duration, number, one_line
 from parallelenv.contract.spaces import Spaces
 from parallelenv.errors import UnpicklableError
 
+
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """A recommended mode and the reason. ``str()`` gives one line.

@@ -1,4 +1,4 @@
-"""How fast an open `ParallelEnv` steps beside another one. `recommend` and ``parallelenv compare`` measure and judge alike.
+"""How fast one open `ParallelEnv` steps beside another: the measurement of `recommend` and ``parallelenv compare``.
 
 Machines are noisy, so two are stepped in turns, in several short rounds: a slow moment then affects both. The ratio is
 taken per round, then the median over the rounds.

@@ -39,9 +39,6 @@ _LONG_STEP = 0.05
 _LONG_MAKING = 1.0
 """Seconds of a step, and of making and resetting the envs of a pool. No pool is opened that takes longer: it is judged
 by the first steps of an env."""
-_WAITS = 0.25
-"""An env that computes for a smaller share of a step mostly waits. On a busy machine an env that only computes may wait
-for a core for half of the time."""
 _MOST_KINDS = 3
 """Number of different env fns that are tried."""
 _MOST_STAND_INS = 256
@@ -162,7 +159,7 @@ class Trial:
             return False
         self._making, self._step, compute = figures
         self._computing = min(1.0, compute / self._step)
-        self._waits = self._computing < _WAITS
+        self._waits = self._computing < 0.5
         self._loop = self._step * len(self.factories)
         self._busy = 0.0
         self._best = dummy = Candidate("dummy", 1, {})
@@ -297,17 +294,34 @@ def _representatives(factories: Sequence[EnvFactory]) -> list[EnvFactory]:
 
 
 def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
-    """Step an env a few times; return the seconds per step, and the part of them spent computing."""
+    """Step an env a few times; return the seconds per step, and the part of them spent computing.
+
+    Time in which the env is ready to run but another process has the core counts for neither, as far as the system
+    distinguishes it from waiting.
+    """
     actions = random_actions(env, 16)
     for seconds in (0.0, _LONG_STEP):  # the first step may include one-time work
         begin, busy, count, wall = time.perf_counter(), time.process_time(), 0, 0.0
+        before = _switches()
         while not count or wall < seconds:
             env.step(actions[count % len(actions)])
             count, wall = count + 1, time.perf_counter() - begin
         compute = min(wall, time.process_time() - busy)
+        waits, losses = (after - earlier for after, earlier in zip(_switches(), before, strict=True))
         if wall > 10 * _LONG_STEP:
             break
-    return wall / count, compute / count
+    return (compute + (wall - compute) * waits / max(1, waits + losses)) / count, compute / count
+
+
+def _switches() -> tuple[int, int]:
+    """Return how often this thread gave up its core to wait, and how often it was preempted."""
+    try:
+        import resource
+
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+    except (ImportError, AttributeError):  # not Linux: all time not spent computing counts as waiting
+        return time.perf_counter_ns(), 0
+    return usage.ru_nvcsw, usage.ru_nivcsw
 
 
 @contextlib.contextmanager

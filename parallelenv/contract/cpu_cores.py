@@ -2,7 +2,7 @@
 
 `os.cpu_count` counts the machine's cores. A process may be allowed fewer: by its CPU affinity (`taskset`, a batch
 scheduler, a cpuset), or by a cgroup's CPU quota (a container started with "1.5 CPUs" still sees every core of the
-machine). ``loky.cpu_count`` reads the quota of the topmost cgroup only, not of a batch job's own, and imports all of loky.
+machine). ``loky.cpu_count`` reads only the topmost cgroup's quota, not a batch job's own, and imports all of loky.
 """
 
 from __future__ import annotations
