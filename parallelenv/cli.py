@@ -123,8 +123,7 @@ def _compare(arguments: argparse.Namespace) -> int:
             gymnasium.make(name).close()
         except Exception as error:
             raise InvalidEnvError(f"The env {name!r} cannot be made: {one_line(error)}") from error
-    if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) > usable_cores() / 2:
-        print(f"Other programs keep cores busy and affect the results (load average {load:.1f}).", file=sys.stderr)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # not of the measurement itself
     comparisons = []
     # Keep the output of envs out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
@@ -133,10 +132,11 @@ def _compare(arguments: argparse.Namespace) -> int:
             style = "{desc} {n}/{total} |{bar}| {elapsed}"
             with open_bar(arguments.progress, total=len(settings.modes), bar_format=style) as progress:
                 comparisons.append(compare.compare(name, settings, progress))
-            print(
-                f"{name}: {settings.num_envs} envs, {cores} cores; {settings.steps} steps compared; {rounds}, medians"
-            )
+            size = f"{settings.num_envs} envs, {settings.num_cpus or usable_cores()} cores"
+            print(f"{name}: {size}; {settings.steps} steps compared; {rounds}, medians")
             print(f"{comparisons[-1]}\n", flush=True)
+        if load > usable_cores() / 2:
+            print(f"Other programs keep cores busy and affect the results (load average {load:.1f}).")
         if arguments.plot is not None:
             plot.plot(comparisons, arguments.plot)
             print(f"Picture: {arguments.plot}")

@@ -68,13 +68,13 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         def open_pool(self: Trial, candidate: Candidate) -> Any:
             opened.append(name(candidate))
             busy = self._busy
+            seconds = kind.seconds(len(self.factories), candidate, cores, busy)
+            closing = SimpleNamespace(close=lambda: None)
+            return SimpleNamespace(
+                seconds=seconds, time=lambda: None, env=closing, speedup=lambda loop, limit: loop.seconds / seconds
+            )
 
-            def time() -> None:
-                candidate.times.append(kind.seconds(len(self.factories), candidate, cores, busy))
-
-            return SimpleNamespace(candidate=candidate, time=time, env=SimpleNamespace(close=lambda: None))
-
-        monkeypatch.setattr(trial.Trial, "_first_steps", lambda self: [kind.making, kind.step, kind.compute, 16.0])
+        monkeypatch.setattr(trial.Trial, "_first_steps", lambda self: (kind.making, kind.step, kind.compute))
         monkeypatch.setattr(trial.Trial, "_open", open_pool)
         monkeypatch.setattr(trial.Trial, "run", Trial.run_here)  # nowhere else
         monkeypatch.setattr(recommending, "usable_cores", lambda: cores)
@@ -234,7 +234,6 @@ def test_recommendation_is_one_line_with_usable_arguments(
     assert re.fullmatch(reason, found.reason)
     assert str(found) == ", ".join(f"{name}={value!r}" for name, value in arguments.items()) + f": {found.reason}"
     assert found.step_cost == pytest.approx(kind.step, abs=1 * US)
-    assert found.state_nbytes == 16
     assert found.releases_gil in (None, kind.releases_gil)
     with ParallelEnv(["CartPole-v1"] * 16, **found.arguments) as env:
         assert env.num_hosts == found.num_cpus

@@ -55,7 +55,7 @@ def _cgroup_quota(root: Path) -> float | None:
     """Return the tightest quota of this process's cgroup and of all groups above it, each of which applies."""
     quotas: list[float | None] = []
     for line in _read(root / "proc/self/cgroup").splitlines():  # hierarchy:controllers:path
-        _, controllers, path = line.split(":", 2)
+        controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")  # version 2 names no controllers
