@@ -113,8 +113,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    names = ("num_envs", "num_cpus", "steps", "seconds", "seed")
-    given = {name: getattr(arguments, name) for name in names}
+    given = {name: getattr(arguments, name) for name in ("num_envs", "num_cpus", "steps", "seconds", "seed")}
     settings = compare.ComparisonSettings(modes=_modes(arguments.modes), **given)
     if arguments.plot is not None:
         plot.check_plot(arguments.plot)

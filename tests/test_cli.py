@@ -278,8 +278,8 @@ def test_modes_are_opened_one_at_a_time_beside_the_oracle(
             super().__init__(envs, **options)
             events.append(f"+{options['para_mode']}")
 
-        def close(self) -> None:
-            super().close()
+        def close(self, timeout: float | None = None) -> None:
+            super().close(timeout)
             events.append(f"-{self.para_mode}")
 
     monkeypatch.setattr(compare, "ParallelEnv", Noted)
