@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
 from parallelenv.autotune.recommend import recommend
 from parallelenv.autotune.timing import ROUNDS, TimedEnv, is_clearly_faster, random_actions
-from parallelenv.contract.error_text import format_table, one_line
+from parallelenv.contract.error_text import format_table, number, one_line
 from parallelenv.contract.progress import Bar
 from parallelenv.contract.value_difference import difference
 from parallelenv.env import ParallelEnv
@@ -44,77 +44,43 @@ def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """What to measure.
+    """What to measure."""
 
-    Attributes:
-        num_envs: Envs per mode.
-        modes: Words of `comparable_words`, in the order of the table; the oracle first.
-        num_cpus: Cores the envs may use; ``None`` means all usable ones.
-        steps: Number of steps whose results are compared bit for bit.
-        seconds: Timing per mode in seconds, over all rounds.
-        seed: Seed of the envs and of the actions.
-    """
-
-    num_envs: int
-    modes: tuple[str, ...]
-    num_cpus: int | None
-    steps: int
-    seconds: float
-    seed: int
+    num_envs: int  # per mode
+    modes: tuple[str, ...]  # of `comparable_words`, the oracle first
+    num_cpus: int | None  # `None`: all usable ones
+    steps: int  # whose results are compared bit for bit
+    seconds: float  # of timing per mode
+    seed: int  # of the envs and of the actions
 
 
 @dataclass(slots=True)
 class ComparisonRow:
-    """The results of one mode.
+    """The results of one mode."""
 
-    Attributes:
-        mode: Its word, of `comparable_words`.
-        num_cpus: The argument of `ParallelEnv`.
-        workers: Number of hosts.
-        startup: Seconds until the first states, including the start of workers.
-        rate: Env steps per second, the median of the rounds.
-        ratio: Speed relative to the oracle in the same round, the median.
-        deviation: Where its results first differ from the oracle's; ``None`` if nowhere.
-        failure: Why there are no numbers, in one line; ``None`` if there are.
-        is_missing: Whether it failed only because a package is not installed.
-    """
-
-    mode: str
+    mode: str  # of `comparable_words`
     num_cpus: int | None = None
-    workers: int | None = None
-    startup: float | None = None
-    rate: float | None = None
-    ratio: float | None = None
-    deviation: str | None = None
-    failure: str | None = None
-    is_missing: bool = False
+    workers: int | None = None  # number of hosts
+    startup_seconds: float | None = None  # until the first states, in seconds
+    steps_per_second: float | None = None  # env steps per second, the median of the rounds
+    ratio: float | None = None  # speed relative to the oracle in the same round, the median
+    deviation: str | None = None  # where its results first differ from the oracle's
+    failure: str | None = None  # why there are no figures, in one line
+    is_missing: bool = False  # whether only because a package is not installed
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        return {
-            "arguments": arguments_of(self.mode, self.num_cpus),
-            "workers": self.workers,
-            "startup_seconds": self.startup,
-            "steps_per_second": self.rate,
-            "ratio": self.ratio,
-            "deviation": self.deviation,
-            "failure": self.failure,
-        }
+        figures = {key: value for key, value in asdict(self).items() if key not in ("mode", "num_cpus", "is_missing")}
+        return {"arguments": arguments_of(self.mode, self.num_cpus), **figures}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of all modes on one env.
+    """The results of all modes on one env."""
 
-    Attributes:
-        name: Registered id of the env.
-        rows: One per mode, the oracle first.
-        chosen: The mode that `recommend` chooses.
-    """
-
-    name: str
-    rows: tuple[ComparisonRow, ...]
-    chosen: str = ORACLE
+    name: str  # registered id of the env
+    rows: tuple[ComparisonRow, ...]  # one per mode, the oracle first
+    chosen: str = ORACLE  # the mode that `recommend` chooses
 
     @property
     def is_reproducible(self) -> bool:
@@ -151,11 +117,10 @@ class Comparison:
         """Return a table and, below it, the recommended mode."""
         cells = []
         for row in self.rows:
-            if row.rate is None:
+            if row.steps_per_second is None:
                 cells.append((row.mode, *"-----", row.failure or ""))
                 continue
-            rate = f"{row.rate:,.0f}" if row.rate >= 100 else f"{row.rate:.3g}"
-            figures = f"{row.workers}", f"{row.startup:.2f}", rate, f"{row.ratio:.2f}"
+            figures = f"{row.workers}", f"{row.startup_seconds:.2f}", number(row.steps_per_second), f"{row.ratio:.2f}"
             note = ("no", f"first differs at {row.deviation}") if row.deviation else ("yes", "")
             cells.append((row.mode, *figures, *note))
         lines = [format_table(_HEADER, cells, left=("mode", "identical", "note"))]
@@ -218,7 +183,7 @@ def _open(row: ComparisonRow, name: str, settings: ComparisonSettings, opened: E
     mode = arguments_of(row.mode, row.num_cpus)
     env = opened.enter_context(ParallelEnv([name] * settings.num_envs, asynchronous="restart", **mode))
     env.reset(seed=settings.seed)
-    row.startup, row.workers = perf_counter() - begin, env.num_hosts
+    row.startup_seconds, row.workers = perf_counter() - begin, env.num_hosts
     return env
 
 
@@ -235,14 +200,14 @@ def _measure(
         row.deviation = row.deviation or difference(expected, found, when)
     timed = TimedEnv(env, actions, settings.seconds / ROUNDS)
     row.ratio = timed.speedup(loop or timed)
-    row.rate = settings.num_envs / timed.seconds
+    row.steps_per_second = settings.num_envs / timed.seconds
     return timed
 
 
 def _play(env: ParallelEnv, actions: Sequence[Any], seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Reset and step envs; yield each call and all of its results."""
     yield "reset", {"states": env.reset(seed=seed), "infos": env.reset_infos}
-    for number, action in enumerate(actions, start=1):
+    for index, action in enumerate(actions, start=1):
         result = env.step(action)
         names = ("states", "rewards", "terminated", "truncated", "infos")
-        yield f"step {number}", {name: getattr(result, name) for name in names}
+        yield f"step {index}", {name: getattr(result, name) for name in names}

@@ -43,7 +43,7 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
             colours.append(_WRONG if row.deviation else _CHOSEN if row is best else _CORRECT)
             failed = "package not installed" if row.is_missing else "failed"
             differs = ", results differ" if row.deviation else ""
-            labels.append(failed if row.rate is None else f"{row.rate:,.0f} steps/s{differs}")
+            labels.append(failed if row.steps_per_second is None else f"{row.steps_per_second:,.0f} steps/s{differs}")
         ratios = [row.ratio or 0.0 for row in comparison.rows]
         bars = panel.barh([row.mode for row in comparison.rows], ratios, color=colours)
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # keeps the dotted line from crossing the texts

@@ -49,39 +49,25 @@ _PATIENCE = 20.0
 
 @dataclass(slots=True)
 class Candidate:
-    """A mode with its number of workers, and ``caller_steps=True`` or no option.
-
-    Attributes:
-        speedup: How many times as fast as the plain loop.
-        was_tried: Whether that was measured; else it is the share of the envs alone, without any message.
-    """
+    """A mode with its number of workers, and ``caller_steps=True`` or no option."""
 
     mode: str
     workers: int
     options: dict[str, Any]
-    speedup: float = 1.0
-    was_tried: bool = True
+    speedup: float = 1.0  # relative to the plain loop
+    was_tried: bool = True  # whether that was measured; else it is the envs' share alone, without messages
 
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What a trial has found.
+    """What a trial has found."""
 
-    Attributes:
-        best: The fastest candidate, or a simpler one that is about as fast.
-        tried: The candidates that were measured, in order, the plain loop first.
-        loop: Seconds per step of all envs in the plain loop.
-        step_cost: Seconds per step of one env in it.
-        waits: Whether most of that is waiting.
-        failed: Why a mode was not possible, by mode.
-    """
-
-    best: Candidate
-    tried: list[Candidate]
-    loop: float
-    step_cost: float
-    waits: bool
-    failed: dict[str, str]
+    best: Candidate  # the fastest candidate, or a simpler one that is about as fast
+    tried: list[Candidate]  # those that were measured, in order; the plain loop first
+    loop: float  # seconds per step of all envs in the plain loop
+    step_cost: float  # seconds per step of one env in it
+    waits: bool  # whether most of that is waiting
+    failed: dict[str, str]  # why a mode was not possible, by mode
 
 
 @dataclass
