@@ -31,8 +31,6 @@ _LEAST_CALL = {"thread": 100e-6, "subproc": 20e-6}
 """Seconds of a step of envs that do nothing, with two workers, at best."""
 _SLICE = 0.02
 """Seconds of a pool's turn. It is one step if that takes longer, of fewer envs, but of one per worker at least."""
-_DUEL = 0.3
-"""Seconds after which two pools take no further turns."""
 _LIMIT = 4.0
 """Seconds after which no further pool is opened."""
 _LONG_STEP = 0.05
@@ -234,7 +232,7 @@ class Trial:
         if candidate.was_tried:
             try:
                 pool = self._open(candidate)
-                candidate.speedup = pool.speedup(self._dummy, _DUEL)  # type: ignore[arg-type]
+                candidate.speedup = pool.speedup(self._dummy)  # type: ignore[arg-type]
                 pool.env.close()
             except Exception as error:  # noqa: BLE001 (envs raise anything; in a loop these work)
                 self._failed[candidate.mode] = f"a trial of them failed ({one_line(error)})"
