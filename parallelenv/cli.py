@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+
 from parallelenv import __version__
-from parallelenv.autotune import compare, doctor, report
+from parallelenv.autotune import compare, doctor, plot
 from parallelenv.autotune.recommend import recommend
+from parallelenv.autotune.timing import ROUNDS
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import did_you_mean, one_line
 from parallelenv.contract.progress import open_bar
-from parallelenv.errors import ArgumentError, ParallelEnvError
+from parallelenv.errors import ArgumentError, InvalidEnvError, ParallelEnvError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,59 +42,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _number(kind: type[float], least: float, text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if least <= (value := kind(text)) < float("inf"):
+            return value
+    what = "a whole number" if kind is int else "a number of seconds"
+    raise argparse.ArgumentTypeError(f"{text!r} must be {what} of at least {least}")
+
+
+_COUNT = functools.partial(_number, int, 1)
+_SEED = functools.partial(_number, int, 0)
+_SECONDS = functools.partial(_number, float, 0.001)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("parallelenv", description="Measure, compare and diagnose ParallelEnv.")
     parser.add_argument("--version", action="version", version=f"parallelenv {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="{compare,recommend,doctor}")
-    _add_compare(commands)
-    _add_recommend(commands)
-    diagnose = commands.add_parser(
-        "doctor",
-        help="show what this machine offers",
-        description="Show cores, memory, Ray and versions: what to look at, or to send along, when "
-        "something is slow or fails. Starts nothing.",
-    )
-    diagnose.add_argument("--json", action="store_true", help="print JSON; docs/api/command_line.md lists the keys")
-    diagnose.set_defaults(command=_doctor)
+    env = {"nargs": "+", "metavar": "ENV", "help": "registered id, for example CartPole-v1 or module:Name-v0"}
+    as_json = {"action": "store_true", "help": "print JSON; docs/api/command_line.md lists the keys"}
+    words = ", ".join(compare.comparable_words())
+    default = "(default: %(default)s)"
+    arguments: list[tuple[str, str, dict[str, Any]]] = [
+        ("compare recommend", "envs", env),
+        ("compare recommend", "--num-envs", {"type": _COUNT, "default": 16, "metavar": "N", "help": f"envs {default}"}),
+        ("compare recommend", "--num-cpus", {"type": _COUNT, "metavar": "K", "help": "cores the envs may use"}),
+        ("compare", "--modes", {"nargs": "+", "default": [], "metavar": "MODE", "help": f"{words} (default: all)"}),
+        ("compare", "--steps", {"type": _COUNT, "default": 200, "metavar": "S", "help": f"steps to compare {default}"}),
+        ("compare", "--seconds", {"type": _SECONDS, "default": 2.0, "help": f"how long to time each mode {default}"}),
+        ("compare", "--seed", {"type": _SEED, "default": 0, "help": f"of envs and actions {default}"}),
+        ("compare", "--plot", {"type": Path, "metavar": "FILE", "help": "draw the result; needs matplotlib"}),
+        ("compare", "--no-progress", {"dest": "progress", "action": "store_false", "help": "show no progress bar"}),
+        ("compare doctor", "--json", as_json),
+    ]
+    for run, summary, details in (
+        (
+            _compare,
+            "measure every mode on your envs and recommend one",
+            "Step each env with the same random actions in every mode, check that the results are identical bit for "
+            "bit, time the modes in turns, and recommend one. Exit code 1 if a mode failed or gave other results than "
+            "the plain loop.",
+        ),
+        (
+            _recommend,
+            "try your envs for a moment and say which mode suits them",
+            "Step the envs for a moment with random actions in each mode that could be the fastest, and say in one "
+            'line which is and why. It is what para_mode="auto" goes by.',
+        ),
+        (
+            _doctor,
+            "show what this machine offers",
+            "Show cores, memory, Ray and versions: what to look at, or to send along, when something is slow or fails. "
+            "Starts nothing.",
+        ),
+    ):
+        name = run.__name__.strip("_")
+        command = commands.add_parser(name, help=summary, description=details)
+        command.set_defaults(command=run)
+        for users, flag, look in arguments:
+            if name in users:
+                command.add_argument(flag, **look)
     return parser
-
-
-def _add_compare(commands: Any) -> None:
-    parser = commands.add_parser(
-        "compare",
-        help="measure every mode on your envs and recommend one",
-        description="Step each env with the same random actions in every mode, check that the results are "
-        "identical bit for bit, time the modes in turns, and recommend one.",
-        epilog="Exit code 1 if a mode failed or gave other results than the plain loop.",
-    )
-    add = parser.add_argument
-    add("envs", nargs="+", metavar="ENV", help="registered id, for example CartPole-v1 or module:Name-v0")
-    add("--num-envs", type=_count, default=16, metavar="N", help="envs per mode (default: %(default)s)")
-    add(
-        "--modes", nargs="+", default=[], metavar="MODE", help=f"{', '.join(compare.comparable_words())} (default: all)"
-    )
-    add("--num-cpus", type=_count, metavar="K", help="cores the envs may use (default: all usable ones)")
-    add("--steps", type=_count, default=200, metavar="S", help="steps to compare (default: %(default)s)")
-    add("--seconds", type=_duration, default=2.0, help="how long to time each mode (default: %(default)s)")
-    add("--seed", type=_seed, default=0, help="of envs and actions (default: %(default)s)")
-    add("--plot", type=Path, metavar="FILE", help="draw the result into a picture; needs matplotlib")
-    add("--no-progress", dest="progress", action="store_false", help="show no progress bar")
-    add("--json", action="store_true", help="print JSON; docs/api/command_line.md lists the keys")
-    parser.set_defaults(command=_compare)
-
-
-def _add_recommend(commands: Any) -> None:
-    parser = commands.add_parser(
-        "recommend",
-        help="try your envs for a moment and say which mode suits them",
-        description="Step the envs for a moment with random actions in each mode that could be the fastest, and say in "
-        'one line which is and why. It is what para_mode="auto" goes by.',
-    )
-    add = parser.add_argument
-    add("envs", nargs="+", metavar="ENV", help="registered id, for example CartPole-v1 or module:Name-v0")
-    add("--num-envs", type=_count, default=16, metavar="N", help="how many there would be (default: %(default)s)")
-    add("--num-cpus", type=_count, metavar="K", help="cores the envs may use (default: what gives the best speed)")
-    parser.set_defaults(command=_recommend)
 
 
 def _recommend(arguments: argparse.Namespace) -> int:
@@ -100,40 +113,35 @@ def _recommend(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    plan = compare.ComparisonSettings(
-        num_envs=arguments.num_envs,
-        modes=_modes(arguments.modes),
-        num_cpus=arguments.num_cpus,
-        steps=arguments.steps,
-        seconds=arguments.seconds,
-        seed=arguments.seed,
-    )
+    given = {name: getattr(arguments, name) for name in ("num_envs", "num_cpus", "steps", "seconds", "seed")}
+    settings = compare.ComparisonSettings(modes=_modes(arguments.modes), **given)
     if arguments.plot is not None:
-        report.check_plot(arguments.plot)
-    for name in arguments.envs:
-        compare.check_env(name)
+        plot.check_plot(arguments.plot)
+    for name in arguments.envs:  # before any is measured
+        try:
+            gymnasium.make(name).close()
+        except Exception as error:
+            raise InvalidEnvError(f"The env {name!r} cannot be made: {one_line(error)}") from error
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # not of the measurement itself
+    comparisons = []
     # Keep the output of envs out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        comparisons = [_compare_one(name, plan, arguments.progress) for name in arguments.envs]
+        rounds = f"{ROUNDS} rounds of {settings.seconds / ROUNDS:g} s in turns with {compare.ORACLE}"
+        for name in arguments.envs:
+            style = "{desc} {n}/{total} |{bar}| {elapsed}"
+            with open_bar(arguments.progress, total=len(settings.modes), bar_format=style) as progress:
+                comparisons.append(compare.compare(name, settings, progress))
+            size = f"{settings.num_envs} envs, {settings.num_cpus or usable_cores()} cores"
+            print(f"{name}: {size}; {settings.steps} steps compared; {rounds}, medians")
+            print(f"{comparisons[-1]}\n", flush=True)
+        if load > usable_cores() / 2:
+            print(f"Other programs keep cores busy and affect the results (load average {load:.1f}).")
         if arguments.plot is not None:
-            report.plot(comparisons, arguments.plot)
+            plot.plot(comparisons, arguments.plot)
             print(f"Picture: {arguments.plot}")
     if arguments.json:
         print(json.dumps([comparison.as_dict() for comparison in comparisons], indent=2))
     return 0 if all(comparison.is_sound for comparison in comparisons) else 1
-
-
-def _compare_one(name: str, plan: compare.ComparisonSettings, shows_progress: bool) -> compare.Comparison:
-    style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
-    # The progress adds up fractions: a rounding error above the total would make tqdm warn.
-    total = compare.amount_of_work(plan) * (1 + 1e-9)
-    with open_bar(shows_progress, total=total, bar_format=style) as progress:
-        comparison = compare.compare(name, plan, progress)
-    cores = plan.num_cpus or usable_cores()
-    rounds = f"{compare.ROUNDS} rounds of {plan.seconds / compare.ROUNDS:g} s in turns with {compare.ORACLE}"
-    print(f"{name}: {plan.num_envs} envs, {cores} cores; {plan.steps} steps compared; {rounds}, medians")
-    print(f"{report.describe_comparison(comparison)}\n", flush=True)
-    return comparison
 
 
 def _modes(words: Sequence[str]) -> tuple[str, ...]:
@@ -150,26 +158,3 @@ def _modes(words: Sequence[str]) -> tuple[str, ...]:
 def _doctor(arguments: argparse.Namespace) -> int:
     print(json.dumps(doctor.facts(), indent=2) if arguments.json else doctor.describe())
     return 0
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return value
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
-    return int(text)
-
-
-def _duration(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return value

@@ -144,7 +144,7 @@ def _accepted(kind: type[Any]) -> list[str]:
 def _checked(kind: type[Any]) -> type[Any]:
     lacking = [f"{name}()" for name in ("plan", "launch", "allocate", "wait", "close") if not hasattr(kind, name)]
     if lacking:
-        hint = migration_hints.of_mode(kind.__name__)
+        hint = migration_hints.hint_at(kind.__name__)
         raise ArgumentError(
             f"para_mode={kind.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; "
             f"expected such a class or one of {known_words()}.{hint}"
@@ -161,7 +161,7 @@ def load_backend(word: Any) -> type[Any]:
     """
     if not isinstance(word, str) or word not in known_modes():
         known = known_words()
-        hint = migration_hints.of_mode(word) or did_you_mean(str(word), known)
+        hint = migration_hints.hint_at(word) or did_you_mean(str(word), known)
         raise ArgumentError(f"para_mode={word!r} is not known; expected one of {known}.{hint}")
     if word not in _MODES:
         foreign: type[Any] = _foreign()[word].load()
@@ -193,4 +193,4 @@ def word_of(para_mode: Any) -> str:
 
 def _instead(name: str, known: Sequence[str]) -> str:
     """Return a hint for an unknown keyword of the constructor: a sentence after a space, or nothing."""
-    return migration_hints.of_argument(name) or did_you_mean(name, known)
+    return migration_hints.hint_at(name) or did_you_mean(name, known)

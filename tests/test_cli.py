@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import platform
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -23,11 +21,12 @@ from gymnasium.spaces import Discrete
 
 import parallelenv
 from parallelenv import Recommendation, cli, registry
-from parallelenv.autotune import compare, report
-from parallelenv.autotune.compare import Comparison, ComparisonRow, ComparisonSettings
+from parallelenv.autotune import compare, plot
+from parallelenv.autotune.compare import Comparison, ComparisonRow
+from parallelenv.autotune.timing import TimedEnv
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.cli import main
-from parallelenv.contract.cpu_cores import Cores, usable_cores
+from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import format_table
 from parallelenv.contract.protocol import Placement
 from parallelenv.errors import MissingDependencyError, WorkerStartError
@@ -35,7 +34,6 @@ from parallelenv.registry import known_modes
 
 QUICK = ["--num-envs", "3", "--steps", "40", "--seconds", "0.05"]
 OTHER, THIRD = known_modes()[1:3]
-PLAN = ComparisonSettings(num_envs=2, modes=("dummy",), num_cpus=None, steps=5, seconds=0.01, seed=0)
 
 
 class Env(gymnasium.Env[Any, Any]):
@@ -100,19 +98,13 @@ class UninstalledBackend(DummyBackend):
         raise MissingDependencyError("It needs the package 'rocket'. Install it with: pip install rocket")
 
 
-class EntryPoint:
-    def __init__(self, kind: type[Any]) -> None:
-        self.kind = kind
-
-    def load(self) -> type[Any]:
-        return self.kind
-
-
 @pytest.fixture
 def odd_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that other packages have added modes."""
     kinds = {"cramped": CrampedBackend, "uninstalled": UninstalledBackend, "wrong": WrongBackend}
-    monkeypatch.setattr(registry, "_foreign", lambda: {word: EntryPoint(kind) for word, kind in kinds.items()})
+    monkeypatch.setattr(
+        registry, "_foreign", lambda: {word: Mock(load=lambda kind=kind: kind) for word, kind in kinds.items()}
+    )
 
 
 def row_of(output: str, mode: str) -> list[str]:
@@ -128,35 +120,30 @@ def test_every_mode_gives_identical_results(mode: str, capsys: pytest.CaptureFix
     code = main(["compare", "CartPole-v1", "FrozenLake-v1", "--modes", mode, "--num-cpus", "2", *QUICK])
     output = capsys.readouterr().out
     assert code == 0, output
-    tables = output.strip().split("\n\n")
+    tables = output.strip().split("\n\n")[:2]
     assert [table.partition(":")[0] for table in tables] == ["CartPole-v1", "FrozenLake-v1"]
     for table in tables:
         assert row_of(table, mode)[-1] == "yes"
         assert "times as fast as dummy in the same round" in table
-        assert re.search(r"^(R|No r)ecommend(ed|ation) for \S+: .*para_mode='[a-z-]+'.* \(", table, re.MULTILINE)
+        assert re.search(r"^Recommended for \S+: .*para_mode='[a-z-]+'.* \(", table, re.MULTILINE)
 
 
-def test_compare_lists_a_mode_whose_package_is_missing(odd_modes: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "CartPole-v1", "--modes", "uninstalled", *QUICK]) == 0
-    row = row_of(capsys.readouterr().out, "uninstalled")
-    assert row[1:] == [*"-----", "It needs the package 'rocket'. Install it with: pip install rocket"]
-
-
-def test_compare_continues_after_a_mode_fails(odd_modes: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "CartPole-v1", "--modes", f"cramped,{OTHER}", *QUICK]) == 1
-    output = capsys.readouterr().out
-    assert row_of(output, "cramped")[-1] == "The cluster is too small."
-    assert row_of(output, OTHER)[-1] == "yes"
-
-
-def test_compare_detects_and_never_recommends_an_incorrect_mode(
-    odd_modes: None, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("word", "code", "last_cell"),
+    [
+        ("uninstalled", 0, "It needs the package 'rocket'. Install it with: pip install rocket"),
+        ("cramped", 1, "The cluster is too small."),
+        ("wrong", 1, "first differs at step 1['rewards'][0]: "),
+    ],
+)
+def test_compare_continues_after_a_mode_fails_and_recommends_a_correct_one(
+    word: str, code: int, last_cell: str, odd_modes: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", "CartPole-v1", "--modes", "wrong", *QUICK]) == 1
+    assert main(["compare", "CartPole-v1", "--modes", f"{word},{OTHER}", *QUICK]) == code
     output = capsys.readouterr().out
-    assert row_of(output, "wrong")[-2] == "no"
-    assert row_of(output, "wrong")[-1].startswith("first differs at step 1['rewards'][0]: ")
-    assert "para_mode='dummy'" in output
+    assert row_of(output, word)[-1].startswith(last_cell)
+    assert row_of(output, OTHER)[-1] == "yes"
+    assert f"para_mode={word!r}" not in output
 
 
 def test_compare_distinguishes_irreproducible_envs_from_incorrect_modes(
@@ -166,32 +153,27 @@ def test_compare_distinguishes_irreproducible_envs_from_incorrect_modes(
     output = capsys.readouterr().out
     assert row_of(output, "dummy")[-2] == "no"
     assert "is not reproducible from its seeds" in output
-    assert re.search("(Recommended|No recommendation) for", output)
+    assert "Recommended for" in output
 
 
 @pytest.mark.parametrize(
-    ("mood", "message"),
+    ("name", "message"),
     [
         ("unmade", "The env 'test-unmade-v0' cannot be made: RuntimeError: no simulator at this address"),
-        (
-            "broken",
-            "The env 'test-broken-v0' fails in a plain loop: ZeroDivisionError: it broke",
-        ),
+        ("broken", "The env 'test-broken-v0' fails in a plain loop: ZeroDivisionError: it broke"),
+        ("NoSuchEnv-v0", "The env 'NoSuchEnv-v0' cannot be made: "),
+        ("no_such_module:Env-v0", "The env 'no_such_module:Env-v0' cannot be made: "),
     ],
 )
 def test_env_that_cannot_run_gives_a_one_line_error(
-    registered: Callable[[str], str], capsys: pytest.CaptureFixture[str], mood: str, message: str
+    name: str, message: str, registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", registered(mood), "--modes", OTHER, *QUICK]) == 2
-    assert capsys.readouterr().err == f"parallelenv: {message}\n"
-
-
-@pytest.mark.parametrize("name", ["NoSuchEnv-v0", "CartPole-v77", "no_such_module:Env-v0", "", "a:b:c"])
-def test_unknown_env_gives_a_one_line_error_before_any_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "CartPole-v1", name, *QUICK]) == 2
+    name = name if "v0" in name else registered(name)
+    words = ["CartPole-v1", name] if "cannot be made" in message else [name]  # found out before any is measured
+    assert main(["compare", *words, "--modes", OTHER, *QUICK]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"parallelenv: The env {name!r} cannot be made: ")
+    assert printed.err.startswith(f"parallelenv: {message}")
     assert printed.err.count("\n") == 1
 
 
@@ -207,22 +189,14 @@ def test_unknown_mode_error_suggests_the_nearest_mode(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["--num-envs", "0"],
-        ["--num-envs", "two"],
-        ["--num-cpus", "-1"],
-        ["--steps", "1.5"],
-        ["--seconds", "0"],
-        ["--seconds", "nan"],
-        ["--seconds", "soon"],
-        ["--seed", "-3"],
-    ],
+    ["--num-envs 0", "--num-cpus two", "--steps 1.5", "--seconds 0", "--seconds nan", "--seconds soon", "--seed -3"],
 )
-def test_invalid_numbers_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_numbers_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    option, value = words.split()
     with pytest.raises(SystemExit) as ended:
-        main(["compare", "CartPole-v1", *words])
+        main(["compare", "CartPole-v1", option, value])
     assert ended.value.code == 2
-    assert f"argument {words[0]}" in capsys.readouterr().err
+    assert f"argument {option}: {value!r} must be " in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_modes_are_listed_once_after_the_oracle() -> None:
@@ -232,176 +206,110 @@ def test_modes_are_listed_once_after_the_oracle() -> None:
 
 
 def test_interrupt_exits_without_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: Any) -> Comparison:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(compare, "compare", interrupted)
-    assert main(["compare", "CartPole-v1"]) == 130
-    assert capsys.readouterr().err.endswith("parallelenv: interrupted\n")
+    monkeypatch.setattr(cli, "recommend", Mock(side_effect=KeyboardInterrupt))
+    assert main(["recommend", "CartPole-v1"]) == 130
+    assert capsys.readouterr().err == "parallelenv: interrupted\n"
 
 
-class Steps:
-    """A fake progress bar that records its updates."""
-
-    def __init__(self) -> None:
-        self.count = 0.0
-        self.said: list[str | None] = []
-
-    def update(self, n: float | None = 1) -> bool | None:
-        self.count += n or 0.0
-        return None
-
-    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
-        self.said.append(desc)
-
-
-@pytest.mark.parametrize("modes", [("dummy",), ("dummy", OTHER)])
-def test_progress_bar_completes_and_describes_the_work(modes: tuple[str, ...]) -> None:
-    progress = Steps()
-    plan = replace(PLAN, modes=modes)
-    compare.compare("CartPole-v1", plan, progress)
-    assert progress.count == pytest.approx(compare.amount_of_work(plan))
-    for text in ("recording", f"starting {modes[-1]}", f"comparing {modes[-1]}", "timing dummy"):
-        assert f"CartPole-v1: {text}" in progress.said
-
-
-def test_progress_bar_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("option", [[], ["--no-progress"]])
+def test_progress_bar_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, option: list[str]) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    assert main(["compare", "CartPole-v1", "--modes", "dummy", *QUICK]) == 0
-    assert "CartPole-v1: comparing dummy" in terminal.getvalue()
+    assert main(["compare", "CartPole-v1", "--modes", OTHER, *option, *QUICK]) == 0
+    for mode in "dummy", OTHER:
+        assert (f"CartPole-v1: {mode} " in terminal.getvalue()) == (not option)
 
 
-def test_no_progress_option_hides_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert main(["compare", "CartPole-v1", "--modes", "dummy", "--no-progress", *QUICK]) == 0
-    assert not terminal.getvalue()
+def test_busy_machine_is_mentioned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for load, is_mentioned in (0.1, False), (1000.0, True):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        assert main(["compare", "CartPole-v1", "--modes", "dummy", *QUICK]) == 0
+        assert ("keep cores busy" in capsys.readouterr().out) == is_mentioned
 
 
-class Timed(compare._ModeRun):
-    """A mode with given rates in each round."""
+# ------------------------------------------------------------------ measuring and judging
 
-    def __init__(self, mode: str, rates: Sequence[float], order: list[str]) -> None:
-        super().__init__("dummy", "CartPole-v1", PLAN, Steps())
-        self.close()
-        self.row.mode = mode
-        self.coming = iter(rates)
-        self.order = order
 
-    def time(self, actions: Sequence[Any]) -> None:
-        self.order.append(self.row.mode)
-        self.row.rates.append(next(self.coming))
+class Timed(TimedEnv):
+    """An env with given times in each round."""
+
+    def __init__(self, name: str, times: Sequence[float], order: list[str]) -> None:
+        self.name, self.coming, self.order = name, iter(times), order
+        self.times: Any = []
+
+    def time(self) -> None:
+        self.order.append(self.name)
+        self.times.append(next(self.coming))
 
 
 def test_mode_and_oracle_are_timed_alternately_and_compared_per_round() -> None:
     order: list[str] = []
-    run, oracle = Timed("a", [200, 20, 200, 2, 1], order), Timed("o", [100, 10, 100, 1, 100], order)
-    compare._take_turns([run, oracle], [])
-    assert "".join(order) == "oaaooaaooa"
-    assert run.row.ratio == 2.0  # neither the rounds in which both were slow nor the odd last one count
+    mode, loop = Timed("m", [1, 10, 1, 100, 50], order), Timed("l", [2, 20, 2, 200, 1], order)
+    assert mode.speedup(loop) == 2.0  # neither the rounds in which both were slow nor the odd last one count
+    assert "".join(order) == "lmmllmmllm"
 
 
-def test_modes_are_opened_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_are_opened_one_at_a_time_beside_the_oracle(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     events: list[str] = []
 
-    def noting(sign: str, method: Callable[[compare._ModeRun], None]) -> Callable[[compare._ModeRun], None]:
-        def noted(run: compare._ModeRun) -> None:
-            events.append(f"{sign}{run.row.mode}")
-            method(run)
+    class Noted(parallelenv.ParallelEnv):
+        def __init__(self, envs: Any, **options: Any) -> None:
+            super().__init__(envs, **options)
+            events.append(f"+{options['para_mode']}")
 
-        return noted
+        def close(self, timeout: float | None = None) -> None:
+            super().close(timeout)
+            events.append(f"-{self.para_mode}")
 
-    monkeypatch.setattr(compare._ModeRun, "start", noting("+", compare._ModeRun.start))
-    monkeypatch.setattr(compare._ModeRun, "close", noting("-", compare._ModeRun.close))
-    compare.compare("CartPole-v1", replace(PLAN, modes=("dummy", OTHER, THIRD)), Steps())
-    assert events == ["+dummy", f"+{OTHER}", f"-{OTHER}", f"+{THIRD}", f"-{THIRD}", "-dummy"]
-
-
-# ------------------------------------------------------------------ recommendations
+    monkeypatch.setattr(compare, "ParallelEnv", Noted)
+    assert main(["compare", "CartPole-v1", "--modes", OTHER, THIRD, *QUICK]) == 0
+    assert events == ["+dummy", "-dummy", "+dummy", f"+{OTHER}", f"-{OTHER}", f"+{THIRD}", f"-{THIRD}", "-dummy"]
 
 
-def row(mode: str, *rates: float, **findings: Any) -> ComparisonRow:
-    """Return a row with these rates, where the oracle had 100 in each round."""
-    ratios = [rate / 100 for rate in rates]
-    return ComparisonRow(mode, workers=2, startup=0.5, rates=list(rates), ratios=ratios, **findings)
-
-
-@pytest.mark.parametrize(
-    ("rows", "best"),
-    [
-        ([row("dummy", 100), row("thread", 104)], "dummy"),
-        ([row("dummy", 100), row("thread", 106)], "thread"),
-        ([row("dummy", 100), row("thread", 196), row("subproc", 200)], "thread"),
-        ([row("dummy", 100), row("thread", 900, deviation="step 1"), row("subproc", 200)], "subproc"),
-        ([row("dummy", 100), row("thread", failure="no")], "dummy"),
-        ([row("dummy", 100, deviation="step 1"), row("thread", 300, deviation="step 1")], "thread"),
-    ],
-)
-def test_the_simplest_of_the_fastest_correct_modes_is_recommended(rows: list[ComparisonRow], best: str) -> None:
-    assert Comparison("Env-v0", tuple(rows)).recommended().mode == best
-
-
-def test_choice_of_recommend_is_kept_unless_measured_slower() -> None:
-    rows = (row("dummy", 100), row("thread", 200), row("subproc+caller_steps", 204))
-    for chosen in ("thread", "subproc+caller_steps"):
-        compared = Comparison("Env-v0", rows, chosen)
-        assert compared.recommended().mode == chosen
-        assert "recommend()" not in report.describe_comparison(compared)
-    compared = Comparison("Env-v0", rows, "dummy")
-    assert compared.recommended().mode == "thread"
-    assert "recommend(), which tries for a moment, chose para_mode='dummy'." in report.describe_comparison(compared)
-
-
-def test_recommendation_states_the_speedup() -> None:
-    compared = Comparison("Env-v0", (row("dummy", 100), row("thread", 250, num_cpus=2)), "thread")
-    assert report.describe_comparison(compared).endswith(
-        "Recommended for Env-v0: para_mode='thread', num_cpus=2 (2.5 times as fast as dummy)."
-    )
-    compared = Comparison("Env-v0", (row("dummy", 100), row("subproc+caller_steps", 250)), "subproc+caller_steps")
-    assert "Recommended for Env-v0: para_mode='subproc', caller_steps=True (2.5 times" in report.describe_comparison(
-        compared
-    )
-
-
-@pytest.mark.parametrize(
-    ("cores", "others", "is_disturbed"),
-    [
-        (Cores(2, 2, None), 0.1, False),
-        (Cores(2, 2, None), 0.9, True),
-        (Cores(64, 64, 2.0), 30.0, False),
-        (Cores(2, 2, None), None, False),
-    ],
-)
-def test_no_recommendation_if_other_programs_keep_cores_busy(
-    cores: Cores, others: float | None, is_disturbed: bool, monkeypatch: pytest.MonkeyPatch
+def test_compare_uses_the_number_of_workers_that_recommend_chooses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compare, "describe_cores", lambda: cores)
-    compared = Comparison("Env-v0", (row("dummy", 100),), others=others)
-    assert ("No recommendation for Env-v0: other programs kept" in report.describe_comparison(compared)) == is_disturbed
+    monkeypatch.setattr(compare, "recommend", lambda envs, num_cpus: Recommendation("thread", 3))
+    words = ["compare", "CartPole-v1", "--num-cpus", "2", "--modes", "thread", "subproc+caller_steps", *QUICK]
+    assert main(words) == 0
+    output = capsys.readouterr().out
+    assert [row_of(output, mode)[1] for mode in ("dummy", "thread", "subproc+caller_steps")] == ["1", "3", "3"]
 
 
-def test_cpu_time_of_other_programs_excludes_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = itertools.count()
-    run = compare._ModeRun("dummy", "CartPole-v1", replace(PLAN, seconds=50.0), Steps())  # rounds of 10 s
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))
-    monkeypatch.setattr(time, "process_time", lambda: float(next(now)))
-    monkeypatch.setattr(compare, "cpu_seconds", lambda: 3.0 * next(now))
-    run.time([[0, 0]])
-    run.close()
-    others = run.others()
-    assert others is not None
-    assert 1.5 < others < 3  # one of three busy cores is ours
+def row(mode: str, ratio: float | None = None, **findings: Any) -> ComparisonRow:
+    return ComparisonRow(mode, 2, 2, 0.5, ratio and 100 * ratio, ratio, **findings)
 
 
-def test_compare_uses_the_number_of_workers_that_recommend_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "recommend", lambda envs, num_cpus: Recommendation("thread", 4))
-    plan = replace(PLAN, num_envs=4, num_cpus=2, modes=("dummy", "thread", "subproc+caller_steps"))
-    compared = compare.compare("CartPole-v1", plan, Steps())
-    assert [one.workers for one in compared.rows] == [1, 4, 4]
-    assert compared.chosen == "thread"
+LOOP, THREAD, CALLER = row("dummy", 1), row("thread", 2.0), row("subproc+caller_steps", 2.04)
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen", "best"),
+    [
+        ([LOOP, row("thread", 1.04)], "dummy", "dummy"),
+        ([LOOP, row("thread", 1.06)], "dummy", "thread"),
+        ([LOOP, row("thread", 9.0, deviation="step 1"), row("subproc", 2.0)], "thread", "subproc"),
+        ([LOOP, row("thread", failure="no")], "thread", "dummy"),
+        ([row("dummy", 1, deviation="step 1"), row("thread", 3.0, deviation="step 1")], "dummy", "thread"),
+        ([LOOP, THREAD, CALLER], "dummy", "thread"),
+        ([LOOP, THREAD, CALLER], "thread", "thread"),
+        ([LOOP, THREAD, CALLER], "subproc+caller_steps", "subproc+caller_steps"),
+    ],
+)
+def test_choice_of_recommend_is_kept_unless_a_correct_mode_is_clearly_faster(
+    rows: list[ComparisonRow], chosen: str, best: str
+) -> None:
+    compared = Comparison("Env-v0", tuple(rows), chosen)
+    found = compared.recommended()
+    assert found.mode == best
+    reason = "no other mode is clearly faster here" if best == "dummy" else f"{found.ratio:.1f} times as fast as dummy"
+    assert re.search(
+        rf"^Recommended for Env-v0: para_mode=.*, num_cpus=2.* \({reason}\)\.", str(compared), re.MULTILINE
+    )
+    assert (f"recommend(), which tries for a moment, chose para_mode='{chosen}" in str(compared)) == (best != chosen)
 
 
 def test_table_aligns_columns_and_omits_empty_ones() -> None:
@@ -416,28 +324,18 @@ def test_table_aligns_columns_and_omits_empty_ones() -> None:
 def drawing(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let matplotlib open its font file, which it keeps open."""
     pytest.importorskip("matplotlib")
-    report.plot([Comparison("Env-v0", (row("dummy", 100),))], tmp_path_factory.mktemp("drawing") / "out.png")
+    plot.plot([Comparison("Env-v0", (LOOP,))], tmp_path_factory.mktemp("drawing") / "out.png")
 
 
 @pytest.mark.usefixtures("drawing")
-def test_plot_option_writes_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_option_writes_a_picture_of_modes_that_failed_too(
+    tmp_path: Path, odd_modes: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "out.png"
-    assert main(["compare", "CartPole-v1", "--modes", OTHER, "--plot", str(path), *QUICK]) == 0
+    words = ["compare", "CartPole-v1", "FrozenLake-v1", "--modes", f"{OTHER},cramped,uninstalled,wrong"]
+    assert main([*words, "--plot", str(path), *QUICK]) == 1
     assert path.read_bytes().startswith(b"\x89PNG")
     assert f"Picture: {path}" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("drawing")
-def test_plot_includes_modes_that_failed_or_differ(tmp_path: Path) -> None:
-    rows = (
-        row("dummy", 100),
-        row("thread", 300),
-        row("subproc", 90, deviation="step 1"),
-        row("ray", failure="no", is_missing=True),
-        row("ray-subproc", failure="no"),
-    )
-    report.plot([Comparison("Env-v0", rows)] * 2, tmp_path / "out.svg")
-    assert "<svg" in (tmp_path / "out.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -445,32 +343,29 @@ def test_plot_includes_modes_that_failed_or_differ(tmp_path: Path) -> None:
     [
         ("nowhere/out.png", "the folder nowhere does not exist"),
         ("out.exe", r"must end in one of \..*, \.png, \."),
+        ("out.png", r"pip install 'parallelenv\[plot\]'"),
     ],
 )
-def test_plot_to_an_invalid_path_is_refused_first(path: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_plot_is_refused_first(
+    path: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
+    if message.startswith("pip"):
+        monkeypatch.setattr(plot, "find_spec", lambda _: None)
     assert main(["compare", "CartPole-v1", "--plot", path]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert re.search(message, printed.err)
 
 
-def test_plot_without_matplotlib_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(report, "find_spec", lambda _: None)
-    assert main(["compare", "CartPole-v1", "--plot", "out.png"]) == 2
-    assert "pip install 'parallelenv[plot]'" in capsys.readouterr().err
-
-
 # ------------------------------------------------------------------ the commands themselves
 
 
-def test_compare_json_prints_only_json(registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_json_prints_only_json(
+    registered: Callable[[str], str], odd_modes: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["compare", "CartPole-v1", registered("talking"), "--modes", "uninstalled,subproc+caller_steps"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_foreign", lambda: {"uninstalled": EntryPoint(UninstalledBackend)})
-        assert main([*words, "--json", *QUICK]) == 0
+    assert main([*words, "--json", *QUICK]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert (first["env"], second["env"]) == ("CartPole-v1", "test-talking-v0")
     assert set(first) == documented("compare")
@@ -502,25 +397,20 @@ def test_doctor_json_prints_only_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert set(found["cores"]) == {"usable", "machine", "affinity", "cgroup_quota"}
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ("--version", 0, f"parallelenv {parallelenv.__version__}\n"),
+        ("--help", 0, "{compare,recommend,doctor}"),
+        *[(f"{command} --help", 0, f"usage: parallelenv {command}") for command in ("compare", "recommend", "doctor")],
+        ("", 2, ""),
+    ],
+)
+def test_version_and_help_are_printed(words: str, code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"parallelenv {parallelenv.__version__}\n"
-
-
-@pytest.mark.parametrize("words", [["--help"], ["compare", "--help"], ["doctor", "--help"]])
-def test_help_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 0
-    assert "usage: parallelenv" in capsys.readouterr().out
-
-
-def test_no_command_is_an_error() -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([])
-    assert ended.value.code == 2
+        main(words.split())
+    assert ended.value.code == code
+    assert text in capsys.readouterr().out
 
 
 def test_python_m_parallelenv_returns_the_exit_code() -> None:

@@ -115,12 +115,11 @@ def test_recommend_uses_given_spaces() -> None:
     assert "No env could be tried" in recommend([Silent]).reason
     found = recommend([Silent], spaces=SPACES)
     assert found.step_cost is not None
-    assert found.state_nbytes == 16
     live = Old(1)
-    assert recommend([live], spaces=SPACES).state_nbytes == 16
+    assert recommend([live], spaces=SPACES).step_cost is not None
     with ParallelEnv([Silent] * 2, "auto", spaces=SPACES) as env:
         assert env.recommendation is not None
-        assert env.recommendation.state_nbytes == 16
+        assert env.recommendation.step_cost is not None
     with pytest.raises(ArgumentError, match="is no pair of spaces"):
         recommend([Silent], spaces=5)  # type: ignore[arg-type]
 

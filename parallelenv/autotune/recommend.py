@@ -18,8 +18,6 @@ from parallelenv.contract.error_text import count, duration, number, one_line
 from parallelenv.contract.spaces import Spaces
 from parallelenv.errors import UnpicklableError
 
-_SAFE = "dummy"  # correct for every env; at most num_cores times slower than the fastest
-
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
@@ -31,9 +29,7 @@ class Recommendation:
         options: Options of the mode's backend.
         reason: The reason, in one line.
         step_cost: Seconds per step of one env in ``"dummy"``; ``None`` if no env could be tried.
-        state_nbytes: Bytes of a state; ``None`` likewise.
-        releases_gil: Whether threads stepped the envs clearly faster than a loop; ``None`` likewise, and if threads
-            were not tried, as they could not be faster.
+        releases_gil: Whether threads stepped the envs clearly faster than a loop; ``None`` if threads were not tried.
     """
 
     mode: str
@@ -41,7 +37,6 @@ class Recommendation:
     options: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     step_cost: float | None = None
-    state_nbytes: int | None = None
     releases_gil: bool | None = None
 
     @property
@@ -106,22 +101,23 @@ def choose(
     if has_instances and (obstacle := find_obstacle()):
         return _unknown(f"Instances are not stepped for a trial, and copies of them are not to be had: {obstacle}")
     cores = min(usable_cores(), num_cpus or usable_cores())
+    env_options = {"spaces": spaces, "seed": seed, "shared": shared or {}}
     try:
-        found = Trial(env_factories, cores, num_cpus, caller_busy, spaces, seed, shared or {}, find_obstacle).run()
-    except Exception as error:  # noqa: BLE001 (envs raise anything; whoever uses them will see it)
+        found = Trial(env_factories, cores, num_cpus, caller_busy, env_options, find_obstacle).run()
+    except Exception as error:  # noqa: BLE001 (envs raise anything; it is raised again where they are used)
         return _unknown(f"No env could be tried: {one_line(error)}")
     best = found.best
     reason = _describe(found, len(env_factories), caller_busy)
     if has_instances:
         reason += " Workers get copies of the instances." if best.mode == "subproc" else " Copies of them were tried."
-    threads = [one.seconds for one in found.tried if one.mode == "thread"]
-    releases_gil = min(threads) * 4 / 3 < found.tried[0].seconds if threads else None
-    figures = found.step_cost, found.state_nbytes, releases_gil
-    return Recommendation(best.mode, best.workers, best.options, reason, *figures)
+    threads = [one.speedup for one in found.tried if one.mode == "thread"]
+    releases_gil = max(threads) > 4 / 3 if threads else None
+    return Recommendation(best.mode, best.workers, best.options, reason, found.step_cost, releases_gil)
 
 
 def _unknown(why: str) -> Recommendation:
-    return Recommendation(_SAFE, 1, reason=f"{why}. Without figures the plain loop is the safe choice.")
+    # Correct for every env, and at most as many times slower than the fastest as there are cores.
+    return Recommendation("dummy", 1, reason=f"{why}. Without figures the plain loop is the safe choice.")
 
 
 def _find_obstacle(env_factories: Sequence[EnvFactory]) -> str:
@@ -139,16 +135,24 @@ def _find_obstacle(env_factories: Sequence[EnvFactory]) -> str:
 
 def _describe(found: TrialResult, num_envs: int, caller_busy: bool) -> str:
     """Return what was measured, in one line."""
+
+    def name(one: Candidate) -> str:
+        parts = [*one.options, count(one.workers, "worker")]
+        return "dummy" if one.mode == "dummy" else f"{one.mode} with {' and '.join(parts)}"
+
+    def rate(one: Candidate) -> str:
+        return number(float(f"{num_envs * one.speedup / found.loop:.3g}"))
+
     best = found.best
-    others = sorted((one for one in found.tried if one is not best), key=lambda one: one.seconds)
-    rates = [f"{_rate(num_envs, one)} in {_name(one)}" for one in [best, *others] if one.was_tried]
+    others = sorted((one for one in found.tried if one is not best), key=lambda one: -one.speedup)
+    rates = [f"{rate(one)} in {name(one)}" for one in [best, *others] if one.was_tried]
     rates[0] = rates[0].replace(" in ", " steps/s in ")
     parts = [
         f"A step takes {duration(found.step_cost)}{', mostly waiting' if found.waits else ''}.",
         f"{count(num_envs, 'env')} made {', '.join(rates)}{', with the caller busy' if caller_busy else ''}.",
     ]
     if not best.was_tried:
-        parts.append(f"{_rate(num_envs, best)} are possible in {_name(best)}: not tried, as these envs take long.")
+        parts.append(f"{rate(best)} are possible in {name(best)}: not tried, as these envs take long.")
     elif len(rates) == 1:
         parts.append("No other mode open to them can be clearly faster.")
     for mode, why in found.failed.items():
@@ -156,12 +160,3 @@ def _describe(found: TrialResult, num_envs: int, caller_busy: bool) -> str:
     if best.options:
         parts.append("The caller steps a share of the envs itself, which are not isolated from it.")
     return " ".join(parts)
-
-
-def _name(candidate: Candidate) -> str:
-    parts = [*candidate.options, count(candidate.workers, "worker")]
-    return _SAFE if candidate.mode == _SAFE else f"{candidate.mode} with {' and '.join(parts)}"
-
-
-def _rate(num_envs: int, candidate: Candidate) -> str:
-    return number(float(f"{num_envs / candidate.seconds:.3g}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from dataclasses import dataclass
@@ -18,10 +17,6 @@ from parallelenv.worker.env_adapter import Resettable, adapt
 
 _QUICK_BUILD = 0.01
 """Builds faster than this (in seconds) may have returned an existing env."""
-
-
-class NotNewError(Exception):
-    """An env fn returns the same env each time: ``lambda: env``."""
 
 
 @dataclass(slots=True)
@@ -45,14 +40,12 @@ class StandIn(gymnasium.Env[Any, Any]):
 
     Args:
         trial: Name of the trial.
-        factory: Makes the env.
-        must_be_new: Whether to raise `NotNewError` for an env that existed before, as it may be the user's.
+        factory: Makes the env, unless `build_new` has in this thread.
     """
 
-    def __init__(self, trial: str, factory: EnvFactory, *, must_be_new: bool = False) -> None:
+    def __init__(self, trial: str, factory: EnvFactory) -> None:
         self._key = trial, factory.env_id, threading.get_ident()
-        build = functools.partial(_build_new, factory) if must_be_new else factory.build
-        self._shared = _SHARED.get(self._key) or _SharedEnv(adapt(build()))
+        self._shared = _SHARED.get(self._key) or _SharedEnv(adapt(factory.build()))
         self._has_begun = False
         self.step: Any = self._shared.env.step  # itself: one call more is 2 % of a CartPole
         _SHARED[self._key] = self._shared
@@ -92,21 +85,21 @@ class StandIn(gymnasium.Env[Any, Any]):
             _close(self._shared.env.env)
 
 
-def _build_new(factory: EnvFactory) -> Any:
-    """Build an env; raise `NotNewError` if the env fn returns the same one twice."""
+def build_new(trial: str, factory: EnvFactory) -> bool:
+    """Build the env of a trial's stand-ins in this thread.
+
+    Returns:
+        False, and nothing is built, if the env fn returns the same env each time (``lambda: env``): it is the user's.
+    """
     begin = time.perf_counter()
     env = factory.build()
-    if isinstance(factory.source, (EnvSpec, type)) or time.perf_counter() - begin > _QUICK_BUILD:
-        return env
-    try:
+    if time.perf_counter() - begin < _QUICK_BUILD and not isinstance(factory.source, (EnvSpec, type)):
         other = factory.build()
-    except BaseException:
-        _close(env)  # the env is new: an env fn that returns an old one does not fail
-        raise
-    if other is env:
-        raise NotNewError
-    _close(other)
-    return env
+        if other is env:
+            return False
+        _close(other)
+    _SHARED[trial, factory.env_id, threading.get_ident()] = _SharedEnv(adapt(env))
+    return True
 
 
 def _close(env: Any) -> None:

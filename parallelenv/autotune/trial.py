@@ -1,49 +1,36 @@
-"""A short trial of the modes: opens pools of stand-ins, steps them in turns, and finds the fastest.
+"""A short trial of the modes: opens pools of stand-ins, steps each in turns with a plain loop, and finds the fastest.
 
-Machines are noisy, so two pools at a time are stepped in turns, in several short rounds, and compared by their medians.
 A candidate is only opened if it could be clearly faster than the best so far, were its messages free.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import itertools
 import os
 import random
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import median
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
-from parallelenv.autotune.stand_in import NotNewError, StandIn
-from parallelenv.contract.batch import Array
+from parallelenv.autotune.stand_in import StandIn, build_new
+from parallelenv.autotune.timing import TimedEnv, is_clearly_faster, random_actions
 from parallelenv.contract.copying import loads
 from parallelenv.contract.env_specs import EnvFactory, pack_factories
 from parallelenv.contract.error_text import one_line
-from parallelenv.contract.spaces import Spaces, batched
 from parallelenv.contract.worker_info import get_worker_info
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import EnvContractError
 
-CLOSE_ENOUGH = 1.05
-"""A mode is chosen over a simpler one only if it is faster by more than this factor."""
 MOST_WORKERS = 32
 """With more threads, sending commands takes longer than the shortest wait worth it: 1 ms."""
-_LEAST_CALL = {"dummy": 5e-6, "thread": 100e-6, "subproc": 20e-6}
+_LEAST_CALL = {"thread": 100e-6, "subproc": 20e-6}
 """Seconds of a step of envs that do nothing, with two workers, at best."""
 _SLICE = 0.02
 """Seconds of a pool's turn. It is one step if that takes longer, of fewer envs, but of one per worker at least."""
-_ROUNDS = 5
-_DUEL = 0.3
-"""Seconds after which two pools take no further turns."""
 _LIMIT = 4.0
 """Seconds after which no further pool is opened."""
 _LONG_STEP = 0.05
@@ -60,44 +47,25 @@ _PATIENCE = 20.0
 
 @dataclass(slots=True)
 class Candidate:
-    """A mode with its number of workers, and ``caller_steps=True`` or no option.
-
-    Attributes:
-        times: Seconds of a step of all envs, in each of the latest rounds.
-        was_tried: Whether these were measured; else they are what the envs take, without any message.
-    """
+    """A mode with its number of workers, and ``caller_steps=True`` or no option."""
 
     mode: str
     workers: int
     options: dict[str, Any]
-    times: deque[float] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
-    was_tried: bool = True
-
-    @property
-    def seconds(self) -> float:
-        """Median of the times."""
-        return median(self.times)
+    speedup: float = 1.0  # relative to the plain loop
+    was_tried: bool = True  # whether that was measured; else it is the envs' share alone, without messages
 
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What a trial has found.
+    """What a trial has found."""
 
-    Attributes:
-        best: The fastest candidate, or a simpler one that is about as fast.
-        tried: The candidates that were measured, in order.
-        step_cost: Seconds per step of one env in the loop.
-        waits: Whether most of that is waiting.
-        state_nbytes: Bytes of a state.
-        failed: Why a mode was not possible, by mode.
-    """
-
-    best: Candidate
-    tried: list[Candidate]
-    step_cost: float
-    waits: bool
-    state_nbytes: int
-    failed: dict[str, str]
+    best: Candidate  # the fastest candidate, or a simpler one that is about as fast
+    tried: list[Candidate]  # those that were measured, in order; the plain loop first
+    loop: float  # seconds per step of all envs in the plain loop
+    step_cost: float  # seconds per step of one env in it
+    waits: bool  # whether most of that is waiting
+    failed: dict[str, str]  # why a mode was not possible, by mode
 
 
 @dataclass
@@ -113,7 +81,7 @@ class Trial:
         cores: Number of cores that the envs may use.
         num_cpus: Number of workers, if the user gave it.
         caller_busy: Whether the caller computes while envs step.
-        spaces: See `ParallelEnv`, like ``seed`` and ``shared``.
+        env_options: The arguments ``spaces``, ``seed`` and ``shared`` of `ParallelEnv`.
         find_obstacle: Returns why the envs cannot run in other processes; an empty text if they can.
         are_copies: Whether all factories make copies, so that nothing of the user's can be stepped.
     """
@@ -122,9 +90,7 @@ class Trial:
     cores: int
     num_cpus: int | None
     caller_busy: bool
-    spaces: Spaces | None
-    seed: int | None
-    shared: Mapping[str, Array]
+    env_options: dict[str, Any]
     find_obstacle: Callable[[], str]
     are_copies: bool = False
 
@@ -135,83 +101,88 @@ class Trial:
             Exception: What an env raised, or why it cannot be tried.
         """
         self.factories = _representatives(self.factories)
-        if not any(factory.is_live for factory in self.factories):
-            with contextlib.suppress(NotNewError):
-                return self.run_here()
+        return self._try_copies() if any(one.is_live for one in self.factories) else self.run_here()
+
+    def run_here(self) -> TrialResult:
+        """Try one candidate after the other, the simplest first."""
+        if self.are_copies:  # this object is in a worker, in the place of an env
+            self.env_options["shared"] = get_worker_info().shared  # type: ignore[union-attr]
+        begin = time.perf_counter()
+        self._name = os.urandom(8).hex()
+        self._failed: dict[str, str] = {}
+        with _without_side_effects(), contextlib.ExitStack() as self._stack:
+            if not self._try_dummy():
+                return self._try_copies()
+            for mode, options in ("thread", {}), ("subproc", {}), ("subproc", {"caller_steps": True}):
+                for workers in self._counts(mode, options):
+                    candidate = Candidate(mode, workers, options)
+                    if time.perf_counter() - begin > _LIMIT or not self._may_win(candidate):
+                        break
+                    if not self._wins(candidate) and mode == "thread":
+                        break
+        return TrialResult(self._best, self._tried, self._loop, self._step, self._waits, self._failed)
+
+    def _try_copies(self) -> TrialResult:
         with _without_side_effects():
             copies = {
                 one.env_id: EnvFactory(one.env_id, functools.partial(_copy, packed, one.is_live), is_live=False)
                 for one, packed in zip(self.factories, pack_factories(self.factories), strict=True)
             }
             factories = [copies[one.env_id] for one in self.factories]
-            trial = replace(self, factories=factories, shared={}, find_obstacle=str, are_copies=True)
-            options: Any = {"timeout": _PATIENCE, "output": "quiet", "keep": True, "shared": self.shared}
+            shared = self.env_options["shared"]
+            env_options = self.env_options | {"shared": {}}
+            trial = replace(self, factories=factories, env_options=env_options, find_obstacle=str, are_copies=True)
+            options: Any = {"timeout": _PATIENCE, "output": "quiet", "keep": True, "shared": shared}
             with ParallelEnv([functools.partial(replace, trial)], "subproc", num_cpus=1, **options) as env:
                 return env.customized_method("run_here")[0]  # type: ignore[no-any-return]
 
-    def run_here(self) -> TrialResult:
-        """Try one candidate after the other, the simplest first."""
-        if self.are_copies:  # this object is in a worker, in the place of an env
-            self.shared = get_worker_info().shared  # type: ignore[union-attr]
-        begin = time.perf_counter()
-        with _without_side_effects(), contextlib.ExitStack() as self._stack:
-            self._name = os.urandom(8).hex()
-            self._failed: dict[str, str] = {}
-            self._try_dummy()
-            for mode, options in ("thread", {}), ("subproc", {}), ("subproc", {"caller_steps": True}):
-                for workers in self._counts(mode, options):
-                    candidate = Candidate(mode, workers, options)
-                    is_worth_it = self._least(candidate) * CLOSE_ENOUGH < self._best.seconds
-                    if not is_worth_it or time.perf_counter() - begin > _LIMIT or not self._is_possible(candidate):
-                        break
-                    if not self._wins(candidate) and mode == "thread":
-                        break
-        return TrialResult(self._best, self._tried, self._step, self._waits, self._nbytes, self._failed)
-
-    def _try_dummy(self) -> None:
-        """Step envs in a loop, with which the other candidates are compared."""
-        self._making, step, compute, nbytes = self._first_steps()
-        self._computing, self._nbytes = min(1.0, compute / step), round(nbytes)
+    def _try_dummy(self) -> bool:
+        """Step envs in a loop, with which the other candidates are compared. False if the envs are the user's own."""
+        figures = self._first_steps()
+        if figures is None:
+            return False
+        self._making, self._step, compute = figures
+        self._computing = min(1.0, compute / self._step)
         self._waits = self._computing < 0.5
-        self._busy, self._stepping = 0.0, 1.0
+        self._loop = self._step * len(self.factories)
+        self._busy = 0.0
         self._best = dummy = Candidate("dummy", 1, {})
-        dummy.times.append(step * len(self.factories))
         self._tried = [dummy]
-        self._pool: _Pool | None = None  # of the best candidate
-        if step <= _LONG_STEP:
-            self._pool = self._open(dummy)
+        self._dummy: TimedEnv | None = None
+        if self._step <= _LONG_STEP:
+            self._dummy = self._open(dummy)
             for _ in range(3):
-                self._pool.time()
+                self._dummy.time()
+            self._loop = self._dummy.seconds
+            self._step = self._loop / len(self.factories)
         if self.caller_busy:
-            self._busy = dummy.seconds / max(1, self.cores - 1)
-            self._stepping = dummy.seconds / (dummy.seconds + self._busy)
-            dummy.times = deque([dummy.seconds + self._busy], _ROUNDS)
-            self._pool = self._pool and self._open(dummy)
+            self._busy = self._loop / max(1, self.cores - 1)
+            self._loop += self._busy
+            self._dummy = self._dummy and self._open(dummy)
+        return True
 
-    @property
-    def _step(self) -> float:
-        """Seconds of a step of one env, by the latest rounds of the loop."""
-        return self._tried[0].seconds * self._stepping / len(self.factories)
-
-    def _first_steps(self) -> list[float]:
+    def _first_steps(self) -> tuple[float, float, float] | None:
         """Step one env of each kind. These envs stay open, and are those of all pools in this thread.
 
         Returns:
-            Seconds of making and resetting one, of a step, and of computing in it, and bytes of a state; all means.
+            Seconds of making and resetting one, of a step, and of computing in it, all means; ``None`` if an env fn
+            returns an env of the user's.
         """
         begin = time.perf_counter()
-        found: dict[int, tuple[float, ...]] = {}
+        found: dict[int, tuple[float, float, float]] = {}
         for env_id, kind in {one.env_id: one for one in self.factories}.items():
             if found and time.perf_counter() - begin > _LONG_MAKING:
                 break
             kind.prepare()
             now = time.perf_counter()
-            env_fn = functools.partial(StandIn, self._name, kind, must_be_new=not self.are_copies)
-            env = self._make(Candidate("dummy", 1, {}), [env_fn])
-            nbytes = _count_bytes(env.reset(seed=0))
-            found[env_id] = time.perf_counter() - now, *_measure_steps(env), nbytes
+            if not self.are_copies and not build_new(self._name, kind):
+                return None
+            env = self._make(Candidate("dummy", 1, {}), [functools.partial(StandIn, self._name, kind)])
+            env.reset(seed=0)
+            found[env_id] = time.perf_counter() - now, *_measure_steps(env)
         self.factories = [one if one.env_id in found else self.factories[0] for one in self.factories]
-        return np.mean([found[one.env_id] for one in self.factories], axis=0).tolist()  # type: ignore[no-any-return]
+        making, step, compute = np.mean([found[one.env_id] for one in self.factories], axis=0).tolist()
+        return making, step, compute
 
     def _counts(self, mode: str, options: dict[str, Any]) -> list[int]:
         """Return the numbers of workers to try, in order.
@@ -220,8 +191,8 @@ class Trial:
         processes than cores are considered only if threads do not help.
         """
         if options:
-            tried = [(one.seconds, one.workers) for one in self._tried if one.mode == "subproc"]
-            return [min(tried)[1]] if tried and not self.caller_busy else []
+            tried = [(one.speedup, one.workers) for one in self._tried if one.mode == "subproc"]
+            return [max(tried)[1]] if tried and not self.caller_busy else []
         exceeds_cores = self._waits and not (mode == "subproc" and self._best.mode == "thread")
         most = min(len(self.factories), self.num_cpus or max(self.cores, MOST_WORKERS if exceeds_cores else 0))
         counts = [most]
@@ -234,121 +205,61 @@ class Trial:
                 counts.insert(0, max(1, most - 1))
         return [workers for workers in dict.fromkeys(counts) if workers > 1 or self.caller_busy]
 
-    def _least(self, candidate: Candidate) -> float:
-        """Return the seconds of a step of all envs if messages cost almost nothing."""
-        num_envs, workers = len(self.factories), candidate.workers
-        work = self._step * max(-(-num_envs // workers), num_envs * self._computing / min(workers, self.cores))
-        return max(self._busy, _LEAST_CALL[candidate.mode] + work)
-
-    def _is_possible(self, candidate: Candidate) -> bool:
-        """Whether a candidate can be tried, or judged without a trial."""
+    def _may_win(self, candidate: Candidate) -> bool:
+        """Whether a candidate could be clearly faster than the best so far, and can be tried or judged."""
         if candidate.mode == "subproc" and (obstacle := self.find_obstacle()):
             self._failed.setdefault("subproc", obstacle)
         # Threads surely help envs that wait, or if they have helped before; the gain of caller_steps is never sure.
         surely_helps = candidate.mode == "subproc" or self._waits or self._best.mode == "thread"
         can_be_judged = (surely_helps and not candidate.options) or not self._takes_long(candidate)
-        return can_be_judged and candidate.mode not in self._failed
+        is_worth_it = is_clearly_faster(self._most_speedup(candidate), self._best.speedup)
+        return is_worth_it and can_be_judged and candidate.mode not in self._failed
+
+    def _most_speedup(self, candidate: Candidate) -> float:
+        """Return the speedup if messages cost almost nothing."""
+        num_envs, workers = len(self.factories), candidate.workers
+        work = self._step * max(-(-num_envs // workers), num_envs * self._computing / min(workers, self.cores))
+        return self._loop / max(self._busy, _LEAST_CALL[candidate.mode] + work)
 
     def _takes_long(self, candidate: Candidate) -> bool:
         """Whether a trial would take long. Threads are expected to make their envs in turns, because of the GIL."""
         turns = candidate.workers if candidate.mode == "thread" else -(-candidate.workers // self.cores)
-        return self._step > _LONG_STEP or turns * self._making > _LONG_MAKING
+        return self._dummy is None or turns * self._making > _LONG_MAKING
 
     def _wins(self, candidate: Candidate) -> bool:
         """Whether a candidate is clearly faster than the best so far, which it then replaces."""
-        if self._takes_long(candidate):
-            candidate.times.append(self._least(candidate))
-            candidate.was_tried = False
-            self._best, self._pool = candidate, None
-            return True
-        pool: _Pool | None
-        before = self._best.seconds
-        try:
-            pool = self._open(candidate)
-            pools = [pool] if self._pool is None else [pool, self._pool]
-            end = time.perf_counter() + _DUEL
-            for turn in range(_ROUNDS):
-                for each in pools if turn % 2 else reversed(pools):
-                    each.time()
-                if time.perf_counter() > end:
-                    break
-        except Exception as error:  # noqa: BLE001 (envs raise anything; in a loop these work)
-            self._failed[candidate.mode] = f"a trial of them failed ({one_line(error)})"
-            return False
-        for one in self._tried:  # in a slower moment of the machine they would have been slower, too
-            if one is not self._best:
-                one.times = deque((seconds * self._best.seconds / before for seconds in one.times), _ROUNDS)
-        self._tried.append(candidate)
-        wins = candidate.seconds * CLOSE_ENOUGH < self._best.seconds
+        candidate.was_tried = not self._takes_long(candidate)
+        if candidate.was_tried:
+            try:
+                pool = self._open(candidate)
+                candidate.speedup = pool.speedup(self._dummy)  # type: ignore[arg-type]
+                pool.env.close()
+            except Exception as error:  # noqa: BLE001 (envs raise anything; in a loop these work)
+                self._failed[candidate.mode] = f"a trial of them failed ({one_line(error)})"
+                return False
+            self._tried.append(candidate)
+        else:
+            candidate.speedup = self._most_speedup(candidate)
+        wins = is_clearly_faster(candidate.speedup, self._best.speedup)
         if wins:
-            self._best, self._pool, pool = candidate, pool, self._pool
-        if pool is not None:
-            pool.env.close()
+            self._best = candidate
         return wins
 
-    def _open(self, candidate: Candidate) -> _Pool:
+    def _open(self, candidate: Candidate) -> TimedEnv:
         """Open a pool with as many stand-ins as there are envs, or fewer."""
         num_envs, workers = len(self.factories), candidate.workers
         share = -(-min(num_envs, max(_MOST_STAND_INS, workers)) // workers)
         size = min(num_envs, min(share, max(1, int(_SLICE / self._step))) * workers)
-        share = -(-size // workers)
-        scale = -(-num_envs // workers) / share
+        scale = -(-num_envs // workers) / -(-size // workers)
         env_fns = {one.env_id: functools.partial(StandIn, self._name, one) for one in self.factories}
         env = self._make(candidate, [env_fns[self.factories[i * num_envs // size].env_id] for i in range(size)])
         env.reset(seed=0)
-        busy = self._busy / scale
-        return _Pool(candidate, env, max(busy, _LEAST_CALL[candidate.mode] + share * self._step), scale, busy)
+        return TimedEnv(env, random_actions(env, 16), _SLICE, self._busy / scale, scale)
 
     def _make(self, candidate: Candidate, env_fns: Sequence[Callable[[], Any]]) -> ParallelEnv:
-        options: Any = {"spaces": self.spaces, "seed": self.seed, "shared": self.shared, **candidate.options}
-        options |= {"num_cpus": candidate.workers, "timeout": _PATIENCE, "output": "quiet", "keep": True}
+        options: Any = {**self.env_options, **candidate.options, "num_cpus": candidate.workers}
+        options |= {"timeout": _PATIENCE, "output": "quiet", "keep": True}
         return self._stack.enter_context(ParallelEnv(env_fns, candidate.mode, "restart", **options))
-
-
-class _Pool:
-    """An open pool of stand-ins.
-
-    Args:
-        candidate: Gets the times.
-        env: The pool; its envs were reset.
-        expected: Seconds of a step of the pool, roughly.
-        scale: Seconds of a step of all envs, per second of a step of the pool.
-        busy: Seconds for which the caller computes during a step of the pool.
-    """
-
-    def __init__(self, candidate: Candidate, env: ParallelEnv, expected: float, scale: float, busy: float) -> None:
-        self.candidate = candidate
-        self.env = env
-        self._count = max(1, round(_SLICE / expected))
-        self._scale = scale
-        self._busy = busy
-        self._actions = itertools.cycle(_random_actions(env))
-        self._step()  # may include one-time work
-        if self._count > 1:
-            self.time()  # until the system has found a core for each worker
-
-    def time(self) -> None:
-        """Step for a moment, and note how long a step of all envs takes.
-
-        The number of steps is known before: steps may take different times, and a turn that ended with a long one would
-        count it too often.
-        """
-        if self._count > 1:
-            self._step()  # wakes workers that have slept since the last turn, which takes 60 us
-        begin = time.perf_counter()
-        for _ in range(self._count):
-            self._step()
-        self.candidate.times.append((time.perf_counter() - begin) / self._count * self._scale)
-
-    def _step(self) -> None:
-        if not self._busy:
-            self.env.step(next(self._actions))
-            return
-        self.env.step_async(next(self._actions))
-        end = time.thread_time() + self._busy
-        while time.thread_time() < end:
-            pass
-        self.env.step_wait()
 
 
 def _copy(packed: bytes, is_live: bool) -> Any:
@@ -372,15 +283,15 @@ def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
     Time in which the env is ready to run but another process has the core counts for neither, as far as the system
     distinguishes it from waiting.
     """
-    actions = itertools.cycle(_random_actions(env))
+    actions = random_actions(env, 16)
     for seconds in (0.0, _LONG_STEP):  # the first step may include one-time work
-        begin, busy, (waits, losses) = time.perf_counter(), time.process_time(), _switches()
-        count, wall = 0, 0.0
+        begin, busy, count, wall = time.perf_counter(), time.process_time(), 0, 0.0
+        before = _switches()
         while not count or wall < seconds:
-            env.step(next(actions))
+            env.step(actions[count % len(actions)])
             count, wall = count + 1, time.perf_counter() - begin
         compute = min(wall, time.process_time() - busy)
-        waits, losses = _switches()[0] - waits, _switches()[1] - losses
+        waits, losses = (after - earlier for after, earlier in zip(_switches(), before, strict=True))
         if wall > 10 * _LONG_STEP:
             break
     return (compute + (wall - compute) * waits / max(1, waits + losses)) / count, compute / count
@@ -395,27 +306,6 @@ def _switches() -> tuple[int, int]:
     except (ImportError, AttributeError):  # not Linux: all time not spent computing counts as waiting
         return time.perf_counter_ns(), 0
     return usage.ru_nvcsw, usage.ru_nivcsw
-
-
-def _random_actions(env: ParallelEnv) -> list[Any]:
-    """Return some random actions for all envs of a pool."""
-    # of copies, so that an env's own space, maybe shared in its class, keeps its seed
-    space: Any = batched(copy.deepcopy(env.single_action_space), len(env))
-    each: list[Any] = [space] if space is not None else env.action_spaces
-    if any(one is None for one in each):
-        raise EnvContractError("it declares no action space to draw random actions from")
-    for index, one in enumerate(each):
-        one.seed(index)
-    return [space.sample() if space is not None else [one.sample() for one in each] for _ in range(16)]
-
-
-def _count_bytes(states: Any) -> int:
-    """Return the bytes of states; pickled bytes of parts without a fixed shape."""
-    if isinstance(states, (dict, tuple)):
-        return sum(map(_count_bytes, states.values() if isinstance(states, dict) else states))
-    if isinstance(states, np.ndarray) and not states.dtype.hasobject:
-        return states.nbytes
-    return len(cloudpickle.dumps(states))
 
 
 @contextlib.contextmanager

@@ -55,20 +55,17 @@ def show(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return a hint at the known word nearest to a misspelt one: a sentence after a space, or an empty string."""
-    return _hint(get_close_matches(word, known, n=1))
+    near = get_close_matches(word, known, n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def near_attribute(name: str, *owners: object) -> str:
     """Return a hint at the public attribute nearest to a misspelt name, as `did_you_mean` does."""
     names = {other for owner in owners for other in dir(owner) if not other.startswith("_") and other != name}
     # Objects have many names: with the usual 0.6 `render` would match `render_mode`.
-    return _hint(get_close_matches(name, names, n=1, cutoff=0.75))
-
-
-def _hint(near: Sequence[str]) -> str:
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return did_you_mean(name, names, cutoff=0.75)
 
 
 def one_line(error: BaseException) -> str:
@@ -113,10 +110,8 @@ def number(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time with three digits and a suitable unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= 0.9995 * size:
-            return f"{number(seconds / size)} {unit}"
-    return f"{number(seconds * 1e6)} µs"
+    unit, size = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e-3) if seconds >= 0.9995e-3 else ("µs", 1e-6)
+    return f"{number(seconds / size)} {unit}"
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> str:
@@ -127,16 +122,9 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Seq
         rows: One text per column each.
         left: Titles of left-aligned columns; the others are right-aligned, as suits numbers.
     """
-    used = [index for index in range(len(header)) if any(row[index] for row in rows)]
-    lines = [[line[index] for index in used] for line in (header, *rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(used))]
-    to_left = [header[index] in left for index in used]
-    return "\n".join(_format_line(line, widths, to_left) for line in lines)
-
-
-def _format_line(cells: Sequence[str], widths: Sequence[int], to_left: Sequence[bool]) -> str:
-    padded = [
-        cell.ljust(width) if is_left else cell.rjust(width)
-        for cell, width, is_left in zip(cells, widths, to_left, strict=True)
-    ]
-    return "  ".join(padded).rstrip()
+    columns = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
+    padded = []
+    for title, *cells in columns:
+        width = max(map(len, (title, *cells)))
+        padded.append([cell.ljust(width) if title in left else cell.rjust(width) for cell in (title, *cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))

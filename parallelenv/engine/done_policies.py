@@ -166,5 +166,5 @@ def make_done_policy(word: str | None) -> DonePolicy:
     if word is None or (isinstance(word, str) and word in _POLICIES):
         return _POLICIES[word]()
     words = [name for name in _POLICIES if name is not None]
-    hint = migration_hints.of_policy(word) or did_you_mean(str(word), words)
+    hint = migration_hints.hint_at(word) or did_you_mean(str(word), words)
     raise ArgumentError(f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}")
