@@ -61,7 +61,7 @@ def _column(key: Any, value: Any) -> InfoColumn | None:
     is_number = kind in _PLAIN or isinstance(value, np.generic)
     if type(key) is not str or not isinstance(dtype, np.dtype) or dtype.kind not in "biuf" or dtype.itemsize > 8:
         return None
-    if kind is np.ndarray and value.size <= _MOST_ITEMS:
+    if kind is np.ndarray and value.ndim and value.size <= _MOST_ITEMS:  # the item of a column is no 0-d array
         return InfoColumn(key, kind, dtype, value.shape)
     return InfoColumn(key, kind, dtype) if is_number else None
 
@@ -198,7 +198,7 @@ class InfoTable(NamedTuple):
         chosen = {
             place: info
             for place, info in infos.items()
-            if tuple(info) == keys and tuple(map(type, info.values())) == kinds
+            if type(info) is dict and tuple(info) == keys and tuple(map(type, info.values())) == kinds
         }
         if np.ndarray in kinds:
             chosen = {place: info for place, info in chosen.items() if form_of(info) == form}
