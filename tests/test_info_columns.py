@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+from collections import OrderedDict
 from typing import Any
 
 import gymnasium as gym
@@ -272,6 +273,7 @@ def test_any_info_of_numbers_is_read_as_it_was_written(info: dict[str, Any]) -> 
         {"nested": {"x": 1.0}},
         {"list": [1.0]},
         {"large": np.zeros(17)},
+        {"no axis": np.array(3)},
         {"objects": np.array([None])},
         {str(number): 1.0 for number in range(INFO_NBYTES // 8 + 1)},
         {"complex": np.complex128(1)},
@@ -367,3 +369,8 @@ def test_chunk_of_a_rollout_pickles_infos_of_one_form_as_arrays() -> None:
     table, places = InfoTable.of({(0, 0): {"n": 1}, (0, 1): {"n": 2**70}})
     assert table is None
     assert not places
+
+
+def test_infos_of_another_type_than_dict_keep_it_in_a_rollout() -> None:
+    infos: dict[Any, Any] = {(0, 0): {"x": 1.0}, (0, 1): OrderedDict(x=2.0)}
+    assert list(InfoTable.of(infos)[1]) == [(0, 0)]

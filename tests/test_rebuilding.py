@@ -19,6 +19,7 @@ from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, inter
 from parallelenv import ParallelEnv
 from parallelenv.engine import recovery
 from parallelenv.errors import InvalidEnvError, ResetNeededError, WorkerDiedError
+from parallelenv.testing.envs import Interrupter
 
 RECOVERING = {"asynchronous": "restart", "on_failure": "restart"}
 
@@ -255,6 +256,43 @@ def test_unfetched_failure_does_not_keep_the_env_alive(mode: str, folder: Path) 
     kept = make_fail_and_drop_in_flight()
     gc.collect()
     assert kept() is None
+
+
+def test_failure_received_before_other_results_does_not_keep_the_env_alive(mode: str, folder: Path) -> None:
+    if mode == "dummy" or needs_ray(mode):
+        pytest.skip("one result does not arrive before the other, or as in subproc")
+
+    def make_catch_and_drop() -> weakref.ref[ParallelEnv]:
+        env = ParallelEnv(slow(folder), mode, num_cpus=2)
+        env.reset()
+        env.send([RAISE, WAIT], [0, 3])
+        with pytest.raises(ZeroDivisionError):
+            env.recv()
+        threading.Timer(0.0, (folder / "go").touch).start()
+        return weakref.ref(env)
+
+    kept = make_catch_and_drop()
+    gc.collect()
+    assert kept() is None
+
+
+@pytest.mark.parametrize("options", [{}, {"caller_steps": True}], ids=str)
+def test_interrupted_step_does_not_keep_the_engine_alive(mode: str, options: dict[str, Any]) -> None:
+    if needs_ray(mode) or (options and mode != "subproc"):
+        pytest.skip("as in subproc, or without this option")
+
+    def make_interrupt_and_drop() -> weakref.ref[Any]:
+        env = ParallelEnv([partial(Interrupter, number) for number in range(2)], mode, num_cpus=2, **options)
+        env.reset()
+        for _ in range(3):
+            env.step([0, 0])
+        with pytest.raises(KeyboardInterrupt):
+            env.step([os.getpid(), 0])
+        return weakref.ref(env.engine)
+
+    kept = make_interrupt_and_drop()
+    gc.collect()
+    assert kept() is None  # `conftest` looks for workers that are left
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["stepped", "sent"])

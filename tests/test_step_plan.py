@@ -279,6 +279,22 @@ def test_paused_envs_are_refused_by_id(make: Any) -> None:
         env.step([0, 0], [1, 2])
 
 
+@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+def test_paused_envs_that_rest_are_left_out(mode: str, make: Any) -> None:
+    """The envs that are stepped stay the same, those of the result do not."""
+    env = make([Ending] * 3, mode, "idle", 2)
+    env.reset()
+    for _ in range(3):
+        env.step([0, 0, 2])  # env 2 ends in the first
+    for act, num_envs in ((env.pause, 2), (env.resume, 3)):
+        act(2)
+        for _ in range(3):
+            assert env.step([0] * num_envs).env_ids.tolist() == list(range(num_envs))
+            with pytest.raises(ActionError):
+                env.step([0] * (5 - num_envs))
+            env.reset([0, 1])  # they would end soon
+
+
 def test_mask_of_bools_is_not_taken_for_ids(make: Any) -> None:
     env = planned(make, env_fns=[Ending] * 2)
     for _ in range(3):

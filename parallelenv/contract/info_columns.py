@@ -52,7 +52,8 @@ def form_of(info: dict[Any, Any]) -> InfoForm | None:
     for key, value in info.items():
         kind = type(value)
         dtype = _PLAIN.get(kind) or getattr(value, "dtype", None)
-        is_small_array = kind is np.ndarray and value.size <= _MOST_ITEMS
+        # With an axis: the item of a column of numbers is a number, no array.
+        is_small_array = kind is np.ndarray and value.ndim > 0 and value.size <= _MOST_ITEMS
         if type(key) is not str or not (is_small_array or kind in _PLAIN or isinstance(value, np.generic)):
             return None
         if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf" or dtype.itemsize > 8:
@@ -175,7 +176,7 @@ class InfoTable(NamedTuple):
         chosen = {
             place: info
             for place, info in infos.items()
-            if tuple(info) == keys and tuple(map(type, info.values())) == kinds
+            if type(info) is dict and tuple(info) == keys and tuple(map(type, info.values())) == kinds
         }
         if np.ndarray in kinds:
             chosen = {place: info for place, info in chosen.items() if form_of(info) == form}

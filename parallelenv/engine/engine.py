@@ -479,7 +479,8 @@ class Engine:
         stepped, chosen = table.choose(env_ids) if self.done_policy.skips_done else (env_ids, None)
         if not stepped:
             return None
-        if plan is None or plan.generation != pool.generation or plan.stepped != stepped:
+        shape = pool.generation, env_ids, stepped  # `env_ids` too: those not paused change, and `key` is only the align
+        if plan is None or (plan.generation, plan.env_ids, plan.stepped) != shape:
             how = {"autoreset": self.done_policy.autoreset, "begins_ended": self.done_policy.resets_next}
             prepared = pool.prepare_step(stepped, **how)
             if prepared is None:

@@ -135,11 +135,15 @@ class EnvTable:
     def release(self, env_ids: Iterable[int]) -> None:
         """Remove envs whose result was returned, or is not wanted any more."""
         tickets: dict[int, Ticket] = {}
+        old = self._tickets
         if env_ids is not self.everyone:
             gone = set(env_ids)
-            tickets = {one: ticket for one, ticket in self._tickets.items() if one not in gone}
+            tickets = {one: ticket for one, ticket in old.items() if one not in gone}
         self._tickets = tickets  # one assignment: an interrupt cannot split the result of several envs
         if tickets:
+            for one in old.keys() - tickets.keys():  # an exception that is raised keeps its caller's variables
+                if old[one].pending:
+                    old[one].failures.pop(one, None)
             kept: list[Arrival] = []
             for ticket, arrived in self._arrivals:
                 left = [one for one in (ticket.env_ids if arrived is None else arrived) if tickets.get(one) is ticket]

@@ -25,9 +25,46 @@ from parallelenv.results import StepBatch, StepResult
 
 if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
+    from parallelenv.engine.env_table import EnvTable
+    from parallelenv.engine.worker_pool import Pool
 
 PATIENCE = 0.25
 """Seconds after which a wait is left to the engine, which also looks for deaths and output that no reply reports."""
+
+
+class PlannedStep:
+    """The step of a plan, while it is under way and in no ticket.
+
+    It does not refer to the engine: after an interrupt the pool refers to it, which is kept until it is closed, and the
+    engine of an object without references must be freed.
+
+    Attributes:
+        number: Number of its first command.
+    """
+
+    __slots__ = ("_env_ids", "_pool", "_repeated", "_shards", "_stepped", "_table", "number")
+
+    def __init__(
+        self,
+        pool: Pool,
+        table: EnvTable,
+        env_ids: Sequence[int],
+        stepped: Sequence[int],
+        repeated: RepeatedStep,
+        shards: Sequence[tuple[WorkerHandle, tuple[int, ...]]],
+    ) -> None:
+        self._pool, self._table = pool, table
+        self._env_ids, self._stepped = env_ids, stepped
+        self._repeated, self._shards = repeated, shards
+        self.number = 0
+
+    def enter(self) -> Ticket:
+        """Enter it in a ticket like that of any other call, and return it."""
+        with self._pool.shield:
+            ticket = Ticket("step", self._stepped)
+            self._pool.enter_step(ticket, self._shards, self._repeated, self.number)
+            self._table.occupy(self._env_ids, ticket, separately=False)
+        return ticket
 
 
 class StepPlan:
@@ -62,7 +99,8 @@ class StepPlan:
         self._chosen = chosen
         self._engine = engine
         self._pool, self._table, self._policy = engine.pool, engine.table, engine.done_policy
-        self._repeated, self._shards, self._num_commands = repeated, shards, len(shards)
+        self._repeated, self._num_commands = repeated, len(shards)
+        self._planned = PlannedStep(engine.pool, engine.table, env_ids, stepped, repeated, shards)
         self._batch = batch = engine.pool.batch
         self._rows = rows = batch.rows(stepped)
         is_vector = len(batch.actions) == 1 and batch.layout.actions.is_single
@@ -75,7 +113,6 @@ class StepPlan:
         self._states = single[rows] if is_slice and single is not None and engine.copies else None
         self._is_item = align == "item" and chosen is None
         self._is_whole = stepped is self._table.everyone
-        self._number = 0
         self._version = self.generation = -1
 
     # ---------------------------------------------------------------- validity
@@ -102,26 +139,18 @@ class StepPlan:
             self._actions[self._rows] = action
         elif not self._engine.write_actions(action, self.env_ids, self.stepped, self._chosen):
             return self._engine.step_by_ticket(action, self.env_ids, self.align)
-        pool, timeout = self._pool, self._engine.timeout
+        pool, planned, timeout = self._pool, self._planned, self._engine.timeout
         begin = None if timeout is None else time.monotonic()
-        number = self._number = pool.number
+        number = planned.number = pool.number
         pool.number = number + self._num_commands
-        pool.planned = self
+        pool.planned = planned
         self._repeated.send(number)
         is_done = self._repeated.wait(PATIENCE if timeout is None else min(PATIENCE, timeout))
         if not is_done or self._engine.has_wrong_rewards(self.stepped):
-            return self._engine.finish_step(self.enter(), self.align, begin)
+            return self._engine.finish_step(planned.enter(), self.align, begin)
         if self._is_item and not (self._policy.resets_next and has_true(self._table.done)):
             return self._result()
         return self._assembled()
-
-    def enter(self) -> Ticket:
-        """Enter the step under way in a ticket like that of any other call, and return it."""
-        with self._pool.shield:
-            ticket = Ticket("step", self.stepped)
-            self._pool.enter_step(ticket, self._shards, self._repeated, self._number)
-            self._table.occupy(self.env_ids, ticket, separately=False)
-        return ticket
 
     def _assembled(self) -> StepResult | StepBatch:
         """Return the result in any form."""

@@ -47,7 +47,7 @@ from parallelenv.engine.worker_output import show_printed
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
 
 if TYPE_CHECKING:
-    from parallelenv.engine.step_plan import StepPlan
+    from parallelenv.engine.step_plan import PlannedStep
 
 PrintedListener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Ticket], None]
@@ -108,7 +108,7 @@ class Pool:
         self.number = 1
         self._infos, self._noted = InfoLearner(), 0
         self.generation = 0
-        self.planned: StepPlan | None = None
+        self.planned: PlannedStep | None = None
         self.processes = {}
         self.is_watched = False
         self.waits_by: str | None = None
