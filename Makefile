@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Tests start thousands of interpreters: each would compile the package anew, for 0.15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all neighbours neighbours-long neighbours-suites metabox faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-scale bench-collect bench-start wheel-check clean
+.PHONY: help demo test test-all neighbours neighbours-long neighbours-suites metabox faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-collect bench-start wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -81,9 +81,6 @@ bench: $(VENV)/.bench ## Measure every mode beside the peers; takes some 35 minu
 
 bench-auto: $(VENV)/.bench ## Measure what para_mode="auto" chooses beside every mode that it chooses from; some 5 minutes.
 	$(BIN)/python -m benchmarks.auto $(BENCH_ARGS)
-
-bench-scale: $(VENV)/.bench ## Model the Ray modes on up to 1000 nodes, with costs measured here; some 3 minutes.
-	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
 
 bench-collect: $(VENV)/.bench ## Measure two collectors beside one; a minute.
 	$(BIN)/python -m benchmarks.collect $(BENCH_ARGS)
