@@ -21,12 +21,12 @@ import numpy as np
 
 from parallelenv import registry
 from parallelenv.contract import arguments, env_specs, migration_hints
-from parallelenv.contract.arguments import MISSING, check_shared
+from parallelenv.contract.arguments import MISSING, Ids, Options, Policy, Seeds, check_shared
 from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import count, show
 from parallelenv.contract.protocol import Lookup, MethodCall
-from parallelenv.contract.spaces import batched
+from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, batched
 from parallelenv.contract.tracebacks import short_tracebacks, shortens_tracebacks, warn_user
 from parallelenv.engine import notebook_cells
 from parallelenv.engine.assemble import Align
@@ -148,7 +148,7 @@ class ParallelEnv:
         max_restarts: int = 10,
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
-        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
+        spaces: Spaces | None = None,
         keep: bool = False,
         seed: int | None = None,
         shared: Mapping[str, Any] | None = None,
@@ -291,7 +291,7 @@ class ParallelEnv:
     # ---------------------------------------------------------------- episodes and steps
 
     @single_threaded
-    def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+    def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> State:
         """Begin new episodes and return their first states, without the infos that Gymnasium's ``reset`` also returns.
 
         A step of these envs that is in flight, or was interrupted, is dropped.
@@ -341,13 +341,11 @@ class ParallelEnv:
         return seeds
 
     @overload
-    def step(self, action: Any, id: Any = None, align: Literal["item"] = "item") -> StepResult: ...
+    def step(self, action: Action, id: Ids = None, align: Literal["item"] = "item") -> StepResult: ...
     @overload
-    def step(self, action: Any, id: Any, align: Literal["batch"]) -> StepBatch: ...
-    @overload
-    def step(self, action: Any, id: Any = None, *, align: Literal["batch"]) -> StepBatch: ...
+    def step(self, action: Action, id: Ids = None, align: Literal["batch"] = ...) -> StepBatch: ...
     @shortens_tracebacks
-    def step(self, action: Any, id: Any = None, align: Align = "item") -> StepResult | StepBatch:
+    def step(self, action: Action, id: Ids = None, align: Align = "item") -> StepResult | StepBatch:
         """Step envs and wait for all of them.
 
         Args:
@@ -394,7 +392,7 @@ class ParallelEnv:
     # ---------------------------------------------------------------- asynchronous stepping
 
     @single_threaded
-    def step_async(self, action: Any, id: Any = None) -> None:
+    def step_async(self, action: Action, id: Ids = None) -> None:
         """Start a step of envs and return without waiting, like `ParallelEnv.send`; `step_wait` returns the results.
 
         Raises:
@@ -407,9 +405,7 @@ class ParallelEnv:
     @overload
     def step_wait(self, timeout: float | None = None, align: Literal["item"] = "item") -> StepResult: ...
     @overload
-    def step_wait(self, timeout: float | None, align: Literal["batch"]) -> StepBatch: ...
-    @overload
-    def step_wait(self, timeout: float | None = None, *, align: Literal["batch"]) -> StepBatch: ...
+    def step_wait(self, timeout: float | None = None, align: Literal["batch"] = ...) -> StepBatch: ...
     @single_threaded
     def step_wait(self, timeout: float | None = None, align: Align = "item") -> StepResult | StepBatch:
         """Wait for all envs of the latest `step_async` and return their results, in the order asked.
@@ -435,7 +431,7 @@ class ParallelEnv:
         return result
 
     @single_threaded
-    def send(self, action: Any, id: Any = None) -> None:
+    def send(self, action: Action, id: Ids = None) -> None:
         """Start a step of envs and return without waiting; `recv` returns the results.
 
         Raises:
@@ -444,7 +440,7 @@ class ParallelEnv:
         self._engine.send(action, self._engine.ids(id))
 
     @single_threaded
-    def send_reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> None:
+    def send_reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> None:
         """Start new episodes and return without waiting; `recv` returns the first states.
 
         An undelivered step of these envs is dropped. In the result each env has its first state, reward 0, is not done,
@@ -474,11 +470,11 @@ class ParallelEnv:
     ) -> StepResult: ...
     @overload
     def recv(
-        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Literal["batch"]
-    ) -> StepBatch: ...
-    @overload
-    def recv(
-        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, *, align: Literal["batch"]
+        self,
+        min_envs: int = 1,
+        max_envs: int | None = None,
+        timeout: float | None = None,
+        align: Literal["batch"] = ...,
     ) -> StepBatch: ...
     @single_threaded
     def recv(
@@ -514,11 +510,11 @@ class ParallelEnv:
     ) -> StepResult: ...
     @overload
     async def arecv(
-        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Literal["batch"]
-    ) -> StepBatch: ...
-    @overload
-    async def arecv(
-        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, *, align: Literal["batch"]
+        self,
+        min_envs: int = 1,
+        max_envs: int | None = None,
+        timeout: float | None = None,
+        align: Literal["batch"] = ...,
     ) -> StepBatch: ...
     async def arecv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
@@ -549,7 +545,7 @@ class ParallelEnv:
             nap = min(_HEARTBEAT, max(_SHORTEST_NAP, waited * _NAP))
             await self._engine.sleep_until_reply(limit, begin, _HEARTBEAT, nap)
 
-    def get_state(self, timeout: float | None = None) -> tuple[Any, int] | None:
+    def get_state(self, timeout: float | None = None) -> tuple[State, int] | None:
         """Return the state of the env that has waited longest for an action, and its id.
 
         With `send_action` this is `recv` and `send` for one env at a time, beginning with `send_reset`. For rewards,
@@ -575,7 +571,7 @@ class ParallelEnv:
         has_begun = self._engine.begins_next_episodes and env_id not in self._engine.table.exhausted
         return (state if has_begun or not is_done else TERMINATED), env_id
 
-    def send_action(self, action: Any, env_id: int) -> None:
+    def send_action(self, action: Action, env_id: int) -> None:
         """Send one env an action and return without waiting.
 
         Args:
@@ -604,7 +600,7 @@ class ParallelEnv:
 
     def stream(
         self,
-        policy: Callable[..., Any],
+        policy: Policy,
         num_steps: int | None = None,
         *,
         min_envs: int = 1,
@@ -660,14 +656,14 @@ class ParallelEnv:
         self._engine.table.pause(self._engine.ids(id, everyone=True))
 
     @single_threaded
-    def resume(self, id: Any = None) -> None:
+    def resume(self, id: Ids = None) -> None:
         """Take paused envs in again; without ``id`` all of them."""
         self._engine.table.resume(self._engine.ids(id, everyone=True))
 
     # ---------------------------------------------------------------- attributes, methods, frames
 
     @single_threaded
-    def get_env_attr(self, key: str, id: Any = None, default: Any = MISSING) -> list[Any]:
+    def get_env_attr(self, key: str, id: Ids = None, default: Any = MISSING) -> list[Any]:
         """Return an attribute of each env, looked up through wrappers down to the env.
 
         If nothing is found and the env has its own method ``get_env_attr(key)``, that is called: its result counts,
@@ -701,7 +697,7 @@ class ParallelEnv:
 
     @single_threaded
     def set_env_attr(
-        self, key: str, value: Any = MISSING, id: Any = None, *, values: Sequence[Any] | None = None
+        self, key: str, value: Any = MISSING, id: Ids = None, *, values: Sequence[Any] | None = None
     ) -> None:
         """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
 
@@ -731,7 +727,7 @@ class ParallelEnv:
             warn_user(message, AbsentAttributeWarning)
 
     @single_threaded
-    def customized_method(self, env_method: str, data: Any = None, id: Any = None) -> list[Any]:
+    def customized_method(self, env_method: str, data: Any = None, id: Ids = None) -> list[Any]:
         """Call a method of each env and return the results.
 
         Args:
@@ -756,7 +752,7 @@ class ParallelEnv:
         return self._engine.call_each(env_ids, [MethodCall(env_method, (), named) for named in each])
 
     @single_threaded
-    def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Any = None) -> list[Any]:
+    def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Ids = None) -> list[Any]:
         """Call a method of each env, which may differ between envs, and return the results.
 
         Args:
@@ -779,7 +775,7 @@ class ParallelEnv:
         return self._engine.call_each(env_ids, [MethodCall(name, *one) for name, one in zip(names, given, strict=True)])
 
     @single_threaded
-    def attr(self, names: str | Sequence[str], id: Any = None) -> list[Any]:
+    def attr(self, names: str | Sequence[str], id: Ids = None) -> list[Any]:
         """Return an attribute of each env, which may differ between envs and must exist.
 
         Args:
@@ -800,7 +796,7 @@ class ParallelEnv:
         ).listed()
 
     @single_threaded
-    def command(self, name: str, data: Any = None, id: Any = None) -> list[Any]:
+    def command(self, name: str, data: Any = None, id: Ids = None) -> list[Any]:
         """Call the method ``command(name, data)`` of each env and return the results.
 
         Args:
@@ -822,7 +818,7 @@ class ParallelEnv:
         return self._engine.call_each(env_ids, [MethodCall("command", (name, data))] * len(env_ids))
 
     @single_threaded
-    def render(self, id: Any = None, tile: bool = False, labels: bool = False) -> Any:
+    def render(self, id: Ids = None, tile: bool = False, labels: bool = False) -> Any:
         """Return the result of each env's ``render()``.
 
         Args:
@@ -844,7 +840,7 @@ class ParallelEnv:
             return self._engine.call_each(env_ids, [MethodCall("render")] * len(env_ids))
         return _notebook().picture_of(self._engine, env_ids, labels=labels)
 
-    def get_images(self, id: Any = None) -> list[Any]:
+    def get_images(self, id: Ids = None) -> list[Any]:
         """Return the frame of each env, like ``render(id)``; ``render(tile=True)`` joins them to one picture."""
         return self.render(id)  # type: ignore[no-any-return]
 
@@ -853,12 +849,12 @@ class ParallelEnv:
     @single_threaded
     def run_episodes(
         self,
-        policy: Callable[..., Any],
+        policy: Policy,
         num_episodes: int,
-        id: Any = None,
+        id: Ids = None,
         *,
-        seed: Any = None,
-        options: Any = None,
+        seed: Seeds = None,
+        options: Options = None,
         progress: bool = True,
     ) -> Evaluation:
         """Play whole episodes with a policy in this process, and return their statistics.
@@ -894,26 +890,26 @@ class ParallelEnv:
         return evaluate(self._engine, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
 
     @overload
-    def rollout(self, *, id: Any = None) -> list[Any]: ...
+    def rollout(self, *, id: Ids = None) -> list[Any]: ...
     @overload
     def rollout(
         self,
-        policy: Callable[..., Any],
+        policy: Policy,
         num_steps: int | None = None,
         *,
         num_episodes: int | None = None,
-        id: Any = None,
+        id: Ids = None,
         rnn_state: Any = None,
         progress: bool = True,
     ) -> Rollout: ...
     @single_threaded
     def rollout(
         self,
-        policy: Callable[..., Any] | None = None,
+        policy: Policy | None = None,
         num_steps: int | None = None,
         *,
         num_episodes: int | None = None,
-        id: Any = None,
+        id: Ids = None,
         rnn_state: Any = None,
         progress: bool = True,
     ) -> Rollout | list[Any]:
@@ -961,7 +957,7 @@ class ParallelEnv:
         return RunningRollout(self._engine, policy, env_ids, goal, rnn_state).run(bool(progress))
 
     @single_threaded
-    def restart(self, id: Any = None) -> tuple[int, ...]:
+    def restart(self, id: Ids = None) -> tuple[int, ...]:
         """Rebuild envs from the items of ``envs``. They need a reset afterwards.
 
         A worker that died, or is busy with one of them, is replaced, with all envs that it owned. Other envs of a
@@ -1054,7 +1050,7 @@ class ParallelEnv:
         return len(self._engine.table.unpaused)
 
     @property
-    def reset_infos(self) -> list[dict[str, Any]]:
+    def reset_infos(self) -> list[Info]:
         """The info of each env's latest reset, in env id order."""
         return [deep_copy(info) for info in self._engine.table.reset_infos]
 
@@ -1094,32 +1090,32 @@ class ParallelEnv:
         return self._recommendation
 
     @functools.cached_property
-    def observation_spaces(self) -> list[gymnasium.Space[Any] | None]:
+    def observation_spaces(self) -> list[Space | None]:
         """The observation space of each env; ``None`` where it declares none."""
         return [copying.deepcopy(facts.observation_space) for facts in self._engine.pool.facts]
 
     @functools.cached_property
-    def action_spaces(self) -> list[gymnasium.Space[Any] | None]:
+    def action_spaces(self) -> list[Space | None]:
         """The action space of each env; ``None`` where it declares none."""
         return [copying.deepcopy(facts.action_space) for facts in self._engine.pool.facts]
 
     @property
-    def single_observation_space(self) -> gymnasium.Space[Any] | None:
+    def single_observation_space(self) -> Space | None:
         """The observation space that all envs share; ``None`` if they differ or declare none."""
         return self._engine.pool.layout.observation_space  # type: ignore[no-any-return]
 
     @property
-    def single_action_space(self) -> gymnasium.Space[Any] | None:
+    def single_action_space(self) -> Space | None:
         """The action space that all envs share; ``None`` if they differ or declare none."""
         return self._engine.pool.layout.action_space  # type: ignore[no-any-return]
 
     @functools.cached_property
-    def observation_space(self) -> gymnasium.Space[Any] | None:
+    def observation_space(self) -> Space | None:
         """The batch of ``n`` shared observation spaces, or ``None``."""
         return batched(self.single_observation_space, self._engine.num_envs)
 
     @functools.cached_property
-    def action_space(self) -> gymnasium.Space[Any] | None:
+    def action_space(self) -> Space | None:
         """The batch of ``n`` shared action spaces, or ``None``."""
         return batched(self.single_action_space, self._engine.num_envs)
 
@@ -1130,7 +1126,7 @@ class ParallelEnv:
 
     # ---------------------------------------------------------------- notebooks
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return what a notebook displays for this object, as text and as HTML.
 
         No worker is asked or waited for: a busy, broken or closed object shows the same, only older.
@@ -1138,7 +1134,7 @@ class ParallelEnv:
         return _notebook().mime_bundle(self)  # type: ignore[no-any-return]
 
     @single_threaded
-    def show(self, id: Any = None, *, width: int = 800) -> None:
+    def show(self, id: Ids = None, *, width: int = 800) -> None:
         """Show the current frames of the envs below the notebook cell. Another call in the same cell replaces them.
 
         Frames of several envs are tiled, with a gap between them and the env id on each.
@@ -1159,11 +1155,11 @@ class ParallelEnv:
     @single_threaded
     def play(
         self,
-        policy: Callable[..., Any],
+        policy: Policy,
         steps: int,
         *,
-        id: Any = None,
-        seed: Any = None,
+        id: Ids = None,
+        seed: Seeds = None,
         fps: float | None = None,
         width: int = 800,
         progress: bool = True,
@@ -1197,12 +1193,12 @@ class ParallelEnv:
     @single_threaded
     def record(
         self,
-        policy: Callable[..., Any],
+        policy: Policy,
         steps: int,
         path: str | Path | None = None,
         *,
-        id: Any = None,
-        seed: Any = None,
+        id: Ids = None,
+        seed: Seeds = None,
         fps: float | None = None,
         width: int = 640,
         progress: bool = True,
@@ -1256,7 +1252,7 @@ class ParallelEnv:
         self,
         autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | str | gymnasium.vector.AutoresetMode = "NextStep",
         *,
-        observation_mode: Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]] = "same",
+        observation_mode: Literal["same", "different"] | Spaces = "same",
     ) -> GymnasiumVectorEnv:
         """Return a `gymnasium.vector.VectorEnv` that steps these envs, for any library that takes one.
 

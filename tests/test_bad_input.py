@@ -478,7 +478,7 @@ def test_invalid_reset_options_are_refused(env: ParallelEnv) -> None:
     with pytest.raises(ArgumentError, match="options has 1 item for 4 envs"):
         env.reset(options=[{}])
     with pytest.raises(ArgumentError, match="must have a dict or None for each"):
-        env.reset(options=[1, 2, 3, 4])
+        env.reset(options=[1, 2, 3, 4])  # type: ignore[list-item]
     assert_untouched(env)
 
 
@@ -617,7 +617,7 @@ def test_messages_do_not_print_large_arrays() -> None:
         calls: dict[str, Callable[[], Any]] = {
             "id": lambda: env.get_env_attr("number", id=population),
             "seed": lambda: env.seed([population, population]),  # type: ignore[list-item]
-            "options": lambda: env.reset(options=[{"x": population}, population]),
+            "options": lambda: env.reset(options=[{"x": population}, population]),  # type: ignore[list-item]
             "data": lambda: env.customized_method("take", [population, population]),
             "function_args_list": lambda: env.call("take", [population, population]),
             "action": lambda: env.send_action(1, population),  # type: ignore[arg-type]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -18,6 +18,15 @@ from parallelenv.errors import ArgumentError, IdRangeError, WorkerStartError
 
 if TYPE_CHECKING:
     from parallelenv.contract.protocol import Backend
+
+Ids: TypeAlias = "SupportsIndex | Sequence[SupportsIndex] | slice | Array | None"
+"""Which envs: an env id, several, a slice, or a bool mask with one item per env; ``None``: all that are not paused."""
+Seeds = SupportsIndex | Sequence[SupportsIndex | None] | None
+"""A seed ``s``, with which env i gets ``s + i``, or one per env."""
+Options = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+"""Options of a reset, for all envs or one per env."""
+Policy = Callable[..., Any]
+"""A function from states to actions."""
 
 _LONGEST = 1e8
 """Seconds, three years: the system's own waiting calls overflow at about 1e10."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
+RowIndex: TypeAlias = "slice | list[int] | Array"
+"""Which rows of a batch."""
 Rows: TypeAlias = list[Array]
 """Copies of some rows, array by array, to be sent between a host and the caller."""
 

@@ -23,8 +23,17 @@ from parallelenv.errors import EnvContractError
 if TYPE_CHECKING:
     from parallelenv.contract.protocol import EnvFacts
 
-Spaces: TypeAlias = "tuple[spaces.Space[Any], spaces.Space[Any]]"
+Space: TypeAlias = "spaces.Space[Any]"
+Spaces: TypeAlias = "tuple[Space, Space]"
 """Observation and action space."""
+State: TypeAlias = Any
+"""A state, or a batch of them."""
+Action: TypeAlias = Any
+"""An action, or a batch of them."""
+Info: TypeAlias = dict[str, Any]
+"""The info of a step or a reset."""
+Env: TypeAlias = Any
+"""An env, of Gymnasium or another kind, or one of its wrappers."""
 
 
 class Structure:

@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, Layout, gather_states, has_true, loose_columns, select_rows
+from parallelenv.contract.batch import (
+    Array,
+    Batch,
+    Layout,
+    RowIndex,
+    gather_states,
+    has_true,
+    loose_columns,
+    select_rows,
+)
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import NOTHING, Extra
-from parallelenv.contract.spaces import object_array
+from parallelenv.contract.spaces import Info, State, object_array
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.tickets import Outcome
 from parallelenv.errors import EnvContractError
@@ -31,7 +40,7 @@ class Assembler:
         self._table = table
         self._copy = copy
 
-    def infos(self, batch: Batch, rows: Any, count: int) -> Array:
+    def infos(self, batch: Batch, rows: RowIndex, count: int) -> Array:
         """Return ``(count,)`` infos, each a separate dict, of envs that said nothing but what is in the columns."""
         infos = self._policy.plain_infos(count)
         if batch.info_columns is not None:
@@ -47,7 +56,11 @@ class Assembler:
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         if landed.extras and (has_true(terminated) or has_true(truncated)):
             table.note_exhausted(landed.exhausted)
-        reborn = self._note_resets(landed) if self._policy.resets_next and has_true(table.done) else None
+        reborn: list[int] = []  # envs that had ended, and so were reset instead of stepped
+        if self._policy.resets_next and has_true(table.done):
+            reborn = [env_id for env_id in table.ended(stepped) if env_id not in landed.restarted]
+            for env_id in reborn:
+                table.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
         flags = table.note_step(landed.env_ids, rows, terminated, truncated)
         table.score.note(batch.outcome(), None if stepped is table.everyone else rows)
         if reborn:
@@ -57,22 +70,7 @@ class Assembler:
             return by_env(batch, landed, rows, flags, infos)
         return by_item(batch, landed, rows, flags, infos, self._copy)
 
-    def _note_resets(self, landed: Outcome) -> list[int]:
-        """Store the infos of envs that had ended and so were reset instead of stepped; return their ids."""
-        reborn = [env_id for env_id in self._table.ended(landed.stepped) if env_id not in landed.restarted]
-        for env_id in reborn:
-            self._table.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
-        return reborn
-
-    def _note_begun(self, landed: Outcome, infos: Array) -> None:
-        """Set ``info["reset"]`` of envs that were reset, and store the infos of the resets."""
-        for position, env_id in enumerate(landed.env_ids):
-            if env_id in landed.begun:
-                infos[position]["reset"] = True
-                self._table.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
-        self._table.note_first_states(landed.begun)
-
-    def _infos(self, batch: Batch, landed: Outcome, rows: Any, dones: Array) -> Array:
+    def _infos(self, batch: Batch, landed: Outcome, rows: RowIndex, dones: Array) -> Array:
         """Return the infos, a separate dict for each env, even where an env's own is empty."""
         env_ids, extras = landed.env_ids, landed.extras
         infos = self.infos(batch, rows, len(landed.stepped))
@@ -85,13 +83,17 @@ class Assembler:
                 if said:
                     infos[position] = {**said, **infos[position]}
         if landed.begun:
-            self._note_begun(landed, infos)
+            for position, env_id in enumerate(env_ids):
+                if env_id in landed.begun:
+                    infos[position]["reset"] = True
+                    self._table.reset_infos[env_id] = deep_copy(extras.get(env_id, NOTHING).info or {})
+            self._table.note_first_states(landed.begun)
         if self._policy.autoreset:
             for position in dones.nonzero()[0].tolist():
-                self._describe_end(batch, landed, landed.env_ids[position], infos[position])
+                self._describe_end(batch, landed, env_ids[position], infos[position])
         return infos
 
-    def _describe_end(self, batch: Batch, landed: Outcome, env_id: int, info: dict[str, Any]) -> None:
+    def _describe_end(self, batch: Batch, landed: Outcome, env_id: int, info: Info) -> None:
         """Add to the info of an env whose episode has ended what the reset within the step would hide."""
         extra = landed.extras.get(env_id, NOTHING)
         is_exhausted = bool(extra.is_exhausted)
@@ -108,9 +110,9 @@ Flags = tuple[Array, Array, Array]
 """One row per env of the result: terminated, truncated, either of them."""
 
 
-def by_item(batch: Batch, landed: Outcome, rows: Any, flags: Flags, infos: Array, copy: bool) -> StepResult:
+def by_item(batch: Batch, landed: Outcome, rows: RowIndex, flags: Flags, infos: Array, copy: bool) -> StepResult:
     """Return a result as four batched items. ``flags`` and ``infos`` are copies already."""
-    states: Any
+    states: State
     rewards = _rewards(batch, landed, rows) if landed.extras else batch.rewards[rows].copy()
     if len(landed.stepped) == len(landed.env_ids):
         states = gather_states(batch, landed.stepped, rows, landed.extras, copy)
@@ -122,7 +124,7 @@ def by_item(batch: Batch, landed: Outcome, rows: Any, flags: Flags, infos: Array
     return StepResult(states, rewards, flags[2], infos, flags[0], flags[1], env_ids)
 
 
-def by_env(batch: Batch, landed: Outcome, rows: Any, flags: Flags, infos: Array) -> StepBatch:
+def by_env(batch: Batch, landed: Outcome, rows: RowIndex, flags: Flags, infos: Array) -> StepBatch:
     """Return a result as one 4-tuple per env. Arguments: see `by_item`."""
     states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
     rewards = _completed(landed, _rewards(batch, landed, rows).tolist())
@@ -131,7 +133,7 @@ def by_env(batch: Batch, landed: Outcome, rows: Any, flags: Flags, infos: Array)
     return StepBatch(items, terminated=flags[0], truncated=flags[1], env_ids=env_ids)
 
 
-def first_states(batch: Batch, landed: Outcome, is_listed: bool, copy: bool) -> Any:
+def first_states(batch: Batch, landed: Outcome, is_listed: bool, copy: bool) -> State:
     """Return the states of a reset, ``None`` where an env is absent: batched, or as a list with one per env."""
     is_whole = len(landed.stepped) == len(landed.env_ids)
     if is_whole and not is_listed:
@@ -140,7 +142,7 @@ def first_states(batch: Batch, landed: Outcome, is_listed: bool, copy: bool) -> 
     return states if is_listed else object_array(states)
 
 
-def batch_states(layout: Layout, states: Mapping[int, Any], env_ids: Sequence[int], absent: Collection[int]) -> Any:
+def batch_states(layout: Layout, states: Mapping[int, State], env_ids: Sequence[int], absent: Collection[int]) -> State:
     """Return states from outside a batch in batched form; ``absent`` envs get ``None``.
 
     Raises:
@@ -165,7 +167,7 @@ def batch_states(layout: Layout, states: Mapping[int, Any], env_ids: Sequence[in
     return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
 
 
-def _rewards(batch: Batch, landed: Outcome, rows: Any) -> Array:
+def _rewards(batch: Batch, landed: Outcome, rows: RowIndex) -> Array:
     """Return the rewards of the envs that were stepped."""
     rewards: Array = batch.rewards[rows].copy()
     loose = {env_id: extra.reward for env_id, extra in landed.extras.items() if extra.reward is not None}
@@ -185,7 +187,7 @@ def _completed(landed: Outcome, values: list[Any]) -> list[Any]:
     return [found.get(env_id) for env_id in landed.env_ids]
 
 
-def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra]) -> list[Any]:
+def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra]) -> list[State]:
     """Return the states of these envs as a list with one state per env."""
     structure = batch.layout.states
     rows = batch.rows(env_ids)
@@ -196,7 +198,7 @@ def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra
     return [structure.join(leaves) for leaves in zip(*columns, strict=True)]
 
 
-def ended_state(batch: Batch, env_id: int, extra: Extra) -> Any:
+def ended_state(batch: Batch, env_id: int, extra: Extra) -> State:
     """Return the last state of an env's episode that ended in its latest step."""
     row = env_id - batch.layout.first
     if extra.ended_state is not None:

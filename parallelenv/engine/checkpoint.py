@@ -7,6 +7,7 @@ from typing import Any
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import count
+from parallelenv.contract.spaces import Info
 from parallelenv.errors import ArgumentError
 
 VERSION = 1
@@ -31,7 +32,7 @@ class Checkpoint:
     truncated: Array
     paused: Array
     fresh: tuple[int, ...]
-    reset_infos: tuple[dict[str, Any], ...]
+    reset_infos: tuple[Info, ...]
     exhausted: tuple[int, ...] = ()  # the default is for older saved states
 
 
@@ -76,7 +77,7 @@ class WrappedState:
     """
 
     wrapper: str
-    memory: dict[str, Any]
+    memory: Info
     state: SavedState | WrappedState
 
     @property

@@ -20,26 +20,25 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-import gymnasium
 import numpy as np
 
 from parallelenv.contract import arguments
 from parallelenv.contract.actions import ActionReader
-from parallelenv.contract.arguments import parse_ids
+from parallelenv.contract.arguments import Ids, Options, Seeds, parse_ids
 from parallelenv.contract.batch import Array, gather_states
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
 from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall
-from parallelenv.contract.spaces import pick_rows
+from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, pick_rows
 from parallelenv.engine.assemble import Align, Assembler, first_states
 from parallelenv.engine.checkpoint import Checkpoint
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.event_loop import sleep_until_woken
 from parallelenv.engine.recovery import Recovery
-from parallelenv.engine.rewards import refuse_other_rewards, too_large_rewards
+from parallelenv.engine.rewards import refuse_other_rewards
 from parallelenv.engine.step_plan import StepPlan
 from parallelenv.engine.thread_guard import Guard, single_threaded, single_threaded_in
 from parallelenv.engine.tickets import Outcome, Ticket
@@ -56,7 +55,7 @@ from parallelenv.results import StepBatch, StepResult
 _MOST_PLANS, _NUM_LATEST = 64, 8
 _MOMENT = 0.05
 """Seconds after which a finalizer has surely returned."""
-ResetArguments = tuple[int | None, dict[str, Any] | None]
+ResetArguments = tuple[int | None, Info | None]
 """Seed and options for the reset of one env."""
 ResetArgumentsOfEach = Sequence[ResetArguments]
 """Seeds and options of several envs."""
@@ -75,6 +74,8 @@ class Engine:
         pool: The workers.
         table: Where each env is.
         assembler: Builds results of steps.
+        actions: Reads the user's actions.
+        reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
         recovery: Restarts envs that fail; ``None``: they are not restarted.
         guard: Refuses calls of other threads.
         seeds: Seed of each env's next reset, by env id.
@@ -95,7 +96,7 @@ class Engine:
         done_policy: DonePolicy,
         asynchronous: str | None,
         *,
-        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None,
+        spaces: Spaces | None,
         copy: bool,
         timeout: float | None,
         max_restarts: int | None,
@@ -140,8 +141,8 @@ class Engine:
         self.copies = copies
         self.table = EnvTable(self.env_ids, done_policy, frozenset(stepless), self.pool.settle)
         self.assembler = Assembler(done_policy, self.table, copies)
-        self._reward_dtype = reward_dtype
-        self._actions = ActionReader(self.pool.layout, keeps_graphs=self.pool.keeps_graphs, as_given=as_given)
+        self.reward_dtype = reward_dtype
+        self.actions = ActionReader(self.pool.layout, keeps_graphs=self.pool.keeps_graphs, as_given=as_given)
         # By align, of all envs that are not paused; or by align and env ids.
         self.plans: dict[Any, StepPlan] = {}
         self._refused: dict[Any, int] = {}  # steps that cannot be planned, with the pool's generation
@@ -158,13 +159,13 @@ class Engine:
 
     # ---------------------------------------------------------------- arguments of calls
 
-    def ids(self, id: Any, everyone: bool = False) -> tuple[int, ...]:
+    def ids(self, id: Ids, everyone: bool = False) -> tuple[int, ...]:
         """Return the env ids of an ``id`` argument; ``None``: all envs that are not paused; with ``everyone`` all."""
         if id is not None:
             return parse_ids(id, self.num_envs)
         return self.env_ids if everyone else self.table.unpaused
 
-    def beginnings(self, env_ids: Sequence[int], seed: Any, options: Any) -> ResetArgumentsOfEach:
+    def beginnings(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> ResetArgumentsOfEach:
         """Return seed and options for the next reset of each env. Arguments: see `ParallelEnv.reset`."""
         seeds = arguments.spread_seeds(seed, env_ids, self.num_envs, whole=False)
         if seed is None:
@@ -178,7 +179,7 @@ class Engine:
 
     # ---------------------------------------------------------------- submit
 
-    def submit_step(self, action: Any, env_ids: Sequence[int], *, separately: bool = False) -> Ticket:
+    def submit_step(self, action: Action, env_ids: Sequence[int], *, separately: bool = False) -> Ticket:
         """Send a step of envs, one action each, whose result has the order of ``env_ids``.
 
         Raises:
@@ -192,7 +193,7 @@ class Engine:
         self._refuse_not_ready(env_ids)
         may_rest = policy.skips_done or table.exhausted
         stepped, chosen = table.choose(env_ids) if may_rest else (env_ids, None)
-        each = self._actions.take(self.pool.batch, action, env_ids, stepped, chosen)
+        each = self.actions.take(self.pool.batch, action, env_ids, stepped, chosen)
 
         def announce(ticket: Ticket) -> None:
             table.occupy(env_ids, ticket, separately=separately)
@@ -326,20 +327,25 @@ class Engine:
         """
         if outcome.begun:
             outcome = self._file_resets(outcome)
-        whole, unpaid = self._judge(outcome)
-        failures = whole.failures
-        good = whole.without_failures() if failures else whole
+        wrong: Sequence[int] = ()  # envs that have stepped, with a reward that is refused
+        if self.reward_dtype is not None:
+            outcome, wrong = refuse_other_rewards(self.pool.batch, outcome, self.reward_dtype)
+        if outcome.failures and self.recovery is not None:
+            outcome = self._restart_failed(outcome, self.recovery)
+        failures = outcome.failures
+        good = outcome.without_failures() if failures else outcome
         try:
             result = self.assembler.assemble(self.pool.batch, good, align)
-            if unpaid:  # they have stepped: their episodes are recorded, the result is dropped
-                self.assembler.assemble(self.pool.batch, whole.without_failure_of(unpaid), "batch")
+            unpaid = [env_id for env_id in wrong if env_id in failures]
+            if unpaid:  # their episodes are recorded, the result is dropped
+                self.assembler.assemble(self.pool.batch, outcome.without_failure_of(unpaid), "batch")
         except (ValueError, TypeError) as error:  # for example from a user's own space
             self.table.release(outcome.env_ids)
             raise EnvContractError(f"What the envs answered cannot be batched: {error}.") from error
         # At the end, so that an interrupt before these lines loses nothing.
         self.table.release(outcome.env_ids)
-        if whole.restarted and self.recovery is not None:
-            self.recovery.forget(whole.restarted)
+        if outcome.restarted and self.recovery is not None:
+            self.recovery.forget(outcome.restarted)
         if failures:
             self.table.lose(env_id for env_id, failure in failures.items() if failure.operation != "step")
             raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
@@ -356,15 +362,6 @@ class Engine:
         for env_id in exhausted:
             self.table.reset_infos[env_id] = self.table.absent_info(env_id)
         return outcome.with_resting(exhausted) if exhausted else outcome
-
-    def _judge(self, outcome: Outcome) -> tuple[Outcome, Sequence[int]]:
-        """Return an outcome with all its failures, after restarts, and the envs whose only failure is their reward."""
-        wrong: Sequence[int] = ()
-        if self._reward_dtype is not None:
-            outcome, wrong = refuse_other_rewards(self.pool.batch, outcome, self._reward_dtype)
-        if outcome.failures and self.recovery is not None:
-            outcome = self._restart_failed(outcome, self.recovery)
-        return outcome, [env_id for env_id in wrong if env_id in outcome.failures] if wrong else wrong
 
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
         """Restart failed envs: their episodes count as truncated, and their states are the first of the next ones."""
@@ -383,7 +380,7 @@ class Engine:
         self.table.keep(restarted)
         return Outcome(outcome.env_ids, outcome.stepped, extras, {**raised, **left}, restarted.keys(), outcome.begun)
 
-    def collect_reset(self, ticket: Ticket, timeout: float | None, align: Align = "item") -> Any:
+    def collect_reset(self, ticket: Ticket, timeout: float | None, align: Align = "item") -> State:
         """Wait for resets; return the first states: batched, or with align ``"batch"`` a list.
 
         The state is ``None`` for an env that is exhausted. The seeds that were set for these resets are dropped.
@@ -428,16 +425,19 @@ class Engine:
 
     # ---------------------------------------------------------------- steps and resets
 
-    def step(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
+    def step(self, action: Action, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
         """Step envs and return the result."""
         plan = self.plans.get(align if env_ids is self.table.unpaused else (align, env_ids))
         if plan is None or not plan.is_valid():
-            # Before the step: between its end and the return of its result an interrupt would lose the result.
-            self._learn_infos()
+            # Learn from the infos of the latest step that came as values, unless columns have infos of other results.
+            # Not after that step: between its end and the return of its result an interrupt would lose the result.
+            if self._said is not None and self.learns_infos and not self.table.tickets:
+                (values, num_envs), self._said = self._said, None
+                self.pool.learn_infos(values, num_envs)
             plan = self._plan(env_ids, align) if self.plans_steps else None
         return self.step_by_ticket(action, env_ids, align) if plan is None else plan.step(action)
 
-    def step_by_ticket(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
+    def step_by_ticket(self, action: Action, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
         """Step envs and return the result, without a plan."""
         return self.finish_step(self.submit_step(action, env_ids), align)
 
@@ -447,12 +447,6 @@ class Engine:
         if ticket.values:
             self._said = ticket.values, len(ticket.asked)
         return self.collect_step(Outcome(ticket.env_ids, ticket.asked, ticket.values, ticket.failures), align)
-
-    def _learn_infos(self) -> None:
-        """Learn from the infos of the latest step that came as values, unless columns have infos of other results."""
-        if self._said is not None and self.learns_infos and not self.table.tickets:
-            (values, num_envs), self._said = self._said, None
-            self.pool.learn_infos(values, num_envs)
 
     def _plan(self, env_ids: Sequence[int], align: Align) -> StepPlan | None:
         """Return a valid plan of a step; ``None`` if it cannot be planned, or is the first of its shape.
@@ -495,33 +489,18 @@ class Engine:
         return plan
 
     @single_threaded_in("step")
-    def step_unplanned(self, action: Any, id: Any, align: Any) -> StepResult | StepBatch:
+    def step_unplanned(self, action: Action, id: Ids, align: Any) -> StepResult | StepBatch:
         """Step envs: `ParallelEnv.step`, if nothing is planned for it."""
         arguments.check_align(align)
         return self.step(action, self.table.unpaused if id is None else self.ids(id), align)
 
-    def plan_of(self, id: Any, align: Any) -> StepPlan | None:
+    def plan_of(self, id: Ids, align: Any) -> StepPlan | None:
         """Return the plan of a step, if there is one. Arguments: see `ParallelEnv.step`."""
         if type(id) is not list and type(id) is not tuple:
             return None
         if not self.plans or set(map(type, id)) != {int} or type(align) is not str:
             return None
         return self.plans.get((align, tuple(id)))
-
-    def write_actions(
-        self, action: Any, env_ids: Sequence[int], stepped: Sequence[int], chosen: Sequence[int] | None
-    ) -> bool:
-        """Write actions to the batch; return ``False`` if they have no place there. Arguments: see `ActionReader`."""
-        return self._actions.take(self.pool.batch, action, env_ids, stepped, chosen) is None
-
-    def has_wrong_rewards(self, stepped: Sequence[int]) -> bool:
-        """Whether rewards of a step, which are numbers, do not fit the dtype that they must have."""
-        dtype = self._reward_dtype
-        return dtype is not None and bool(too_large_rewards(self.pool.batch, stepped, dtype))
-
-    def assemble(self, outcome: Outcome, align: Align) -> StepResult | StepBatch:
-        """Return the result of a step without failures, and record it in the table."""
-        return self.assembler.assemble(self.pool.batch, outcome, align)
 
     def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
         """Return the result of a step that was sent, or whose call was interrupted. Timeout: see `wait`.
@@ -537,7 +516,7 @@ class Engine:
         self._wait_for_arrivals(len(tickets), timeout, time.monotonic())
         return self.collect_step(Outcome.of(env_ids, tickets), align)
 
-    def send(self, action: Any, env_ids: Sequence[int]) -> None:
+    def send(self, action: Action, env_ids: Sequence[int]) -> None:
         """Send a step of envs."""
         self.submit_step(action, env_ids, separately=True)
 
@@ -571,19 +550,22 @@ class Engine:
         return min(min_envs, len(self.table.tickets))
 
     @single_threaded_in("reset")
-    def latest_states(self, env_ids: Sequence[int] | None = None) -> Any:
+    def latest_states(self, env_ids: Sequence[int] | None = None) -> State:
         """Return the latest states of envs, by default of all, batched."""
         asked, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
         has_loose = any(array is None for array in batch.states)
         extras = self.pool.ask("state", asked, None, "leaves").values if has_loose else {}
         return gather_states(batch, asked, batch.rows(asked), extras, self.copies)
 
-    def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> Any:
+    def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> State:
         """Return the latest states of envs, batched: from a result that has all of them, else by asking the workers."""
         structure = self.pool.batch.layout.states
         place = {} if result is None else {env_id: row for row, env_id in enumerate(result.env_ids.tolist())}
         rows = [place.get(env_id, -1) for env_id in env_ids]
-        if result is None or -1 in rows or _may_be_absent(result):
+        found: Any = None if result is None else result.states
+        is_listed = isinstance(found, np.ndarray) and found.dtype == object
+        is_partial = is_listed and any(state is None for state in found)
+        if result is None or -1 in rows or is_partial:
             self.table.refuse_unknown(env_ids)
             return self.latest_states(env_ids)
         leaves = structure.split(result.states)
@@ -693,7 +675,7 @@ class Engine:
         self,
         contract: str,
         policy: DonePolicy,
-        observation_space: gymnasium.Space[Any] | None = None,
+        observation_space: Space | None = None,
         *,
         reward_dtype: np.dtype[Any] | None = None,
         always_copies: bool = False,
@@ -742,12 +724,12 @@ class Engine:
         self.contract = self.asynchronous = contract
 
     @single_threaded_in("step")
-    def step_all(self, action: Any) -> StepResult:
+    def step_all(self, action: Action) -> StepResult:
         """Step all envs, including paused ones, for which this raises."""
         return self.step(action, self.env_ids, "item")  # type: ignore[return-value]
 
     @single_threaded_in("step_async")
-    def step_all_async(self, action: Any) -> None:
+    def step_all_async(self, action: Action) -> None:
         """Send a step of all envs."""
         self.submit_step(action, self.env_ids)
 
@@ -758,17 +740,17 @@ class Engine:
         return self.step_wait(self.env_ids, limit, "item")  # type: ignore[return-value]
 
     @single_threaded
-    def reset_async(self, env_ids: Sequence[int], seed: Any, options: Any) -> Ticket:
+    def reset_async(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> Ticket:
         """Send resets; `reset_wait` waits for them. Seeds and options: see `ParallelEnv.reset`."""
         return self.submit_reset(env_ids, self.beginnings(env_ids, seed, options))
 
     @single_threaded
-    def reset_wait(self, ticket: Ticket, timeout: float | None) -> Any:
+    def reset_wait(self, ticket: Ticket, timeout: float | None) -> State:
         """Return the first states of episodes, batched."""
         return self.collect_reset(ticket, arguments.check_timeout(timeout), "item")
 
     @single_threaded_in("reset")
-    def reset_each(self, env_ids: Sequence[int], seed: Any, options: Any) -> list[Any]:
+    def reset_each(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> list[State]:
         """Begin episodes and return the first states, one per env."""
         ticket = self.submit_reset(env_ids, self.beginnings(env_ids, seed, options))
         return self.collect_reset(ticket, None, "batch")  # type: ignore[no-any-return]
@@ -803,13 +785,13 @@ class Engine:
         return envs
 
     @single_threaded_in("call")
-    def call_async(self, call: MethodCall, id: Any = None) -> Ticket:
+    def call_async(self, call: MethodCall, id: Ids = None) -> Ticket:
         """Send a method call, the same for each env; without ``id`` to all envs."""
         env_ids = self.ids(id, everyone=True)
         return self.pool.submit("call", env_ids, [call] * len(env_ids))
 
     @single_threaded_in("call")
-    def look_up(self, lookup: Lookup, argument: Any, id: Any = None) -> list[Any]:
+    def look_up(self, lookup: Lookup, argument: Any, id: Ids = None) -> list[Any]:
         """Return the result of a look-up for each env; without ``id`` for all."""
         env_ids = self.ids(id, everyone=True)
         return self.pool.ask("get", env_ids, [argument] * len(env_ids), lookup).listed()
@@ -822,7 +804,7 @@ class Engine:
         return ticket.listed()
 
     @single_threaded_in("get_attr")
-    def existing_attr(self, key: str, id: Any) -> list[Any]:
+    def existing_attr(self, key: str, id: Ids) -> list[Any]:
         """Return an attribute of envs; raise `AbsentAttributeError` if one does not have it."""
         env_ids = parse_ids(id, self.num_envs)
         arguments.check_name("key", key)
@@ -888,9 +870,3 @@ def _interrupt_main() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # interrupts a wait, too
     else:
         _thread.interrupt_main()
-
-
-def _may_be_absent(result: StepResult) -> bool:
-    """Whether some states of a result may be missing."""
-    states = result.states
-    return isinstance(states, np.ndarray) and states.dtype == object and any(state is None for state in states)

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, has_true
+from parallelenv.contract.batch import Array, RowIndex, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import EXHAUSTED, NOTHING
+from parallelenv.contract.spaces import Info
 from parallelenv.engine.checkpoint import Checkpoint
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.episode_stats import EpisodeStats
@@ -90,7 +91,7 @@ class EnvTable:
         self.truncated = np.zeros(num_envs, dtype=bool)
         self.paused = np.zeros(num_envs, dtype=bool)
         self.unpaused = env_ids
-        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        self.reset_infos: list[Info] = [{} for _ in range(num_envs)]
         self._tickets: dict[int, Ticket] = {}
         self._settle = settle
         self._arrivals: list[Arrival] = []  # of all tickets in the table, in order
@@ -263,7 +264,7 @@ class EnvTable:
         """Return the envs that need a reset to have an episode."""
         return [*list(self._fresh), *list(self.exhausted)]
 
-    def absent_info(self, env_id: int) -> dict[str, Any]:
+    def absent_info(self, env_id: int) -> Info:
         """Return the info of an env that was not stepped."""
         return dict(EXHAUSTED) if env_id in self.exhausted else {}
 
@@ -303,12 +304,12 @@ class EnvTable:
         self.lose(env_ids)
         self.note_stepped(env_ids)
 
-    def note_begun(self, env_ids: Sequence[int], rows: Any) -> None:
+    def note_begun(self, env_ids: Sequence[int], rows: RowIndex) -> None:
         """Mark envs, which have these rows, as reset."""
         self.note_asked_to_begin(rows)
         self.note_first_states(env_ids)
 
-    def note_asked_to_begin(self, rows: Any) -> None:
+    def note_asked_to_begin(self, rows: RowIndex) -> None:
         """Clear the flags of the envs with these rows: they are going to be reset."""
         for record in self.flags:
             record[rows] = False
@@ -345,7 +346,7 @@ class EnvTable:
                 self._unstepped.pop(env_id, None)
 
     def note_step(
-        self, env_ids: Sequence[int], stepped: Any, terminated: Array, truncated: Array
+        self, env_ids: Sequence[int], stepped: RowIndex, terminated: Array, truncated: Array
     ) -> tuple[Array, Array, Array]:
         """Record the flags of the envs with the rows ``stepped``.
 

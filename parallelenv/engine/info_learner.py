@@ -34,8 +34,7 @@ class InfoLearner:
         """Note the infos of a step of ``num_envs`` envs that came as values.
 
         ``generation``: hosts that replaced others do not know the form. ``num_steps``: about the number of steps since
-        the
-        last call; the others had no values.
+        the last call; the others had no values.
 
         Returns:
             Whether hosts have to be sent the form.
@@ -55,10 +54,9 @@ class InfoLearner:
         if self.form:
             self._generation = generation
             return True
-        return self._has_learned(infos[0], generation) if self._tries > 0 else False
-
-    def _has_learned(self, info: dict[str, object], generation: int) -> bool:
-        form = form_of(info) or ()
+        if self._tries <= 0:
+            return False
+        form = form_of(infos[0]) or ()
         self._num_alike = self._num_alike + 1 if form and form == self._candidate else 0
         self._candidate = form
         self._tries -= not form

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from numbers import Real
@@ -37,10 +37,19 @@ def refuse_other_rewards(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) ->
         ascending. Their steps still count.
     """
     wrong = too_large_rewards(batch, landed.stepped, dtype)
+    extras = dict(landed.extras)
+    for env_id, extra in landed.extras.items():
+        if extra.reward is None:
+            continue
+        reward = extra.reward[0]
+        number = np.nan if reward is None else as_number(reward)  # like numpy, and so the other libraries
+        if number is None:
+            wrong[env_id] = reward
+        elif env_id not in landed.failures:
+            batch.rewards[env_id - batch.layout.first] = number
+            extras[env_id] = extra._replace(reward=None)
     wrong = {env_id: reward for env_id, reward in wrong.items() if env_id not in landed.failures}
-    if landed.extras:
-        extras, others = _numbered(batch, landed)
-        landed, wrong = replace(landed, extras=extras), {**wrong, **others}
+    landed = replace(landed, extras=extras) if extras else landed
     if not wrong:
         return landed, ()
     ids = sorted(wrong)
@@ -48,22 +57,6 @@ def refuse_other_rewards(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) ->
     message = f"A reward must be a number that fits {dtype}, and these do not: {descriptions}. Return one from step()."
     failures = {env_id: Failure(EnvContractError(message), env_id, "step") for env_id in ids}
     return replace(landed, failures={**landed.failures, **failures}), ids
-
-
-def _numbered(batch: Batch, landed: Outcome) -> tuple[Mapping[int, Any], dict[int, Any]]:
-    """Return the replies outside of the batch, without rewards, and by env id the rewards that are not numbers."""
-    extras, wrong = dict(landed.extras), {}
-    for env_id, extra in landed.extras.items():
-        if extra.reward is None or env_id in landed.failures:
-            continue
-        reward = extra.reward[0]
-        number = np.nan if reward is None else as_number(reward)  # like numpy, and so the other libraries
-        if number is None:
-            wrong[env_id] = reward
-        else:
-            batch.rewards[env_id - batch.layout.first] = number
-            extras[env_id] = extra._replace(reward=None)
-    return extras, wrong
 
 
 def too_large_rewards(batch: Batch, env_ids: Sequence[int], dtype: np.dtype[Any]) -> dict[int, Any]:

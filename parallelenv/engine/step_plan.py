@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from parallelenv.contract.batch import Array, gather_states, has_true
 from parallelenv.contract.protocol import NOTHING, RepeatedStep
+from parallelenv.contract.spaces import Action, State
 from parallelenv.engine.assemble import Align, ended_state
+from parallelenv.engine.rewards import too_large_rewards
 from parallelenv.engine.tickets import Outcome, Ticket
 from parallelenv.engine.worker_handles import WorkerHandle
 from parallelenv.results import StepBatch, StepResult
@@ -128,7 +130,7 @@ class StepPlan:
 
     # ---------------------------------------------------------------- a step
 
-    def step(self, action: Any) -> StepResult | StepBatch:
+    def step(self, action: Action) -> StepResult | StepBatch:
         """Step the envs and return the result, as `Engine.step` does."""
         if (
             self._actions is not None
@@ -137,7 +139,7 @@ class StepPlan:
             and action.shape == self._action_shape
         ):
             self._actions[self._rows] = action
-        elif not self._engine.write_actions(action, self.env_ids, self.stepped, self._chosen):
+        elif self._engine.actions.take(self._batch, action, self.env_ids, self.stepped, self._chosen) is not None:
             return self._engine.step_by_ticket(action, self.env_ids, self.align)
         pool, planned, timeout = self._pool, self._planned, self._engine.timeout
         begin = None if timeout is None else time.monotonic()
@@ -146,7 +148,8 @@ class StepPlan:
         pool.planned = planned
         self._repeated.send(number)
         is_done = self._repeated.wait(PATIENCE if timeout is None else min(PATIENCE, timeout))
-        if not is_done or self._engine.has_wrong_rewards(self.stepped):
+        dtype = self._engine.reward_dtype
+        if not is_done or (dtype is not None and too_large_rewards(self._batch, self.stepped, dtype)):
             return self._engine.finish_step(planned.enter(), self.align, begin)
         if self._is_item and not (self._policy.resets_next and has_true(self._table.done)):
             return self._result()
@@ -154,7 +157,8 @@ class StepPlan:
 
     def _assembled(self) -> StepResult | StepBatch:
         """Return the result in any form."""
-        result = self._engine.assemble(Outcome(self.env_ids, self.stepped, {}, {}), self.align)
+        outcome = Outcome(self.env_ids, self.stepped, {}, {})
+        result = self._engine.assembler.assemble(self._batch, outcome, self.align)
         self._pool.planned = None
         if self._policy.skips_done and has_true(self._table.done):
             self._table.version += 1  # other envs step next
@@ -172,7 +176,7 @@ class StepPlan:
         has_end = has_true(flags)
         if has_end and policy.skips_done:
             return self._assembled()
-        states: Any = self._states
+        states: State = self._states
         states = gather_states(batch, self.stepped, rows, {}, self._engine.copies) if states is None else states.copy()
         infos = self._engine.assembler.infos(batch, rows, count)
         if has_end or has_true(table.done):

@@ -29,7 +29,6 @@ from parallelenv.contract.protocol import (
     EnvFacts,
     Extra,
     HostDied,
-    Placement,
     PoolPosition,
     Printed,
     RepeatedStep,
@@ -57,15 +56,6 @@ _MOMENT = 1.0
 """Seconds in which hosts without a command certainly reply."""
 _MOST_SHARDS = 256
 """Groups of envs whose split over workers is kept: to split 8 envs takes 7 us."""
-
-
-def _refuse_shared_generators(backend: Backend, plan: Placement) -> None:
-    if backend.uses_live_envs and len(plan.cpus) > 1:
-        raise ArgumentError(
-            "seed_globals=True gives each env its own state of the generators of random, numpy.random and torch, "
-            f"which all threads of a process share: {len(plan.cpus)} threads cannot step envs side by side then. "
-            "Give num_cpus=1, or para_mode='subproc'."
-        )
 
 
 class Pool:
@@ -113,8 +103,12 @@ class Pool:
         self.is_watched = False
         self.waits_by: str | None = None
         plan = backend.plan(len(factories), num_cpus, num_gpus)
-        if seed_globals:
-            _refuse_shared_generators(backend, plan)
+        if seed_globals and backend.uses_live_envs and len(plan.cpus) > 1:
+            raise ArgumentError(
+                "seed_globals=True gives each env its own state of the generators of random, numpy.random and torch, "
+                f"which all threads of a process share: {len(plan.cpus)} threads cannot step envs side by side then. "
+                "Give num_cpus=1, or para_mode='subproc'."
+            )
         settings = WorkerSettings(silence_warnings, max(1, usable_cores() // sum(plan.cpus)), seed_globals)
         place = place or PoolPosition(num_workers=0, seed=seed)
         specs = spread(factories, plan, settings, place, share(backend, shared) if shared else shared)
@@ -142,7 +136,10 @@ class Pool:
         self._worker_of_channel = {worker.channel: worker for worker in self._workers}
         self._worker_of_env = [worker for worker in self._workers for _ in worker.spec.env_ids]
         self._shards: dict[tuple[int, ...], list[Shard]] = {}  # by env ids, of calls on some of the envs
-        self._whole = [(worker, worker.spec.env_ids, self._positions(worker)) for worker in self._workers]
+        self._whole: list[Shard] = []
+        for worker in self._workers:
+            ids = worker.spec.env_ids
+            self._whole.append((worker, ids, slice(ids[0] - self._first, ids[-1] - self._first + 1)))
 
     def build(self, keeps_ended: bool, spaces: Spaces | None = None) -> None:
         """Build all envs and the batch, with room for last states of ended episodes if ``keeps_ended``.
@@ -306,8 +303,7 @@ class Pool:
 
         ``values`` are those of the latest step, of ``num_envs`` envs. No result may be in the columns, since they are
         emptied. Hosts and caller must not disagree about the form, so an interrupt is delayed until the hosts, which
-        have
-        nothing else to do, have replied.
+        have nothing else to do, have replied.
         """
         num_steps = (self.number - self._noted) // len(self._workers)
         self._noted = self.number
@@ -422,7 +418,10 @@ class Pool:
         workers = dict.fromkeys(map(self._worker, env_ids))
         self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)], self._timeout)
         broken = [worker for worker in workers if worker.death or worker.in_flight]
-        rebuilt = sorted({*env_ids, *self._lost_with(env_ids)}.union(*(worker.spec.env_ids for worker in broken)))
+        # A dead worker behind a host is replaced with all of its envs.
+        gone = {(self._worker(env_id), self._lost[env_id].pid) for env_id in env_ids if env_id in self._lost}
+        lost_too = [env_id for env_id, error in self._lost.items() if (self._worker(env_id), error.pid) in gone]
+        rebuilt = sorted({*env_ids, *lost_too}.union(*(worker.spec.env_ids for worker in broken)))
         self._refuse_live(rebuilt)
         for worker in broken:
             self._replace(worker)
@@ -437,20 +436,10 @@ class Pool:
         note(ticket.values.keys() - rebuilt)
         self._note_built(workers)
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
-        if self.is_watched:
-            self._watch(broken)
+        replaced = [env_id for worker in broken for env_id in worker.spec.env_ids if env_id not in self._lost]
+        if self.is_watched and replaced:  # they record what their envs do, like the others
+            self.wait(self.submit("state", replaced, None, "trace"), None)
         return ticket
-
-    def _watch(self, workers: Iterable[WorkerHandle]) -> None:
-        """Let replaced hosts record what their envs do, like the others."""
-        env_ids = [env_id for worker in workers for env_id in worker.spec.env_ids if env_id not in self._lost]
-        if env_ids:
-            self.wait(self.submit("state", env_ids, None, "trace"), None)
-
-    def _lost_with(self, env_ids: Sequence[int]) -> Iterable[int]:
-        """Return all envs that are known to have lost the same workers, behind a host, as these."""
-        workers = {(self._worker(env_id), self._lost[env_id].pid) for env_id in env_ids if env_id in self._lost}
-        return [env_id for env_id, error in self._lost.items() if (self._worker(env_id), error.pid) in workers]
 
     def _refuse_live(self, env_ids: Sequence[int]) -> None:
         if self._backend.uses_live_envs:
@@ -488,9 +477,6 @@ class Pool:
         if type(env_ids) is tuple:
             self._shards[env_ids] = shards
         return shards
-
-    def _positions(self, worker: WorkerHandle) -> slice:
-        return slice(worker.spec.env_ids[0] - self._first, worker.spec.env_ids[-1] - self._first + 1)
 
     def _worker(self, env_id: int) -> WorkerHandle:
         return self._worker_of_env[env_id - self._first]
@@ -576,13 +562,14 @@ class Pool:
             return
         if reply.rows is not None:
             self.batch.put_results(ticket.pending[reply.number], reply.rows)
-        if reply.failures:
-            self._note_deaths(reply)
+        for env_id, failure in reply.failures.items():
+            if failure.is_of_worker and isinstance(failure.exception, WorkerDiedError):  # a worker behind the host
+                self.generation += 1
+                self._lost[env_id] = failure.exception
         ticket.file(reply.number, reply.values, reply.failures)
-        if reply.failures:
-            # A host in this process keeps its latest reply, and an exception keeps the frames through which it is
-            # raised: those of the user's call, with its variables.
-            reply.failures.clear()
+        # A host in this process keeps its latest reply, and an exception keeps the frames through which it is raised:
+        # those of the user's call, with its variables.
+        reply.failures.clear()
 
     def _not_read(self, worker: WorkerHandle, error: UnreadableError) -> dict[int, Failure]:
         """Return the failures of a command that was lost between the caller and a host, in either direction."""
@@ -615,13 +602,6 @@ class Pool:
         return sorted(self._lost.copy())
 
     # ---------------------------------------------------------------- dead workers
-
-    def _note_deaths(self, reply: Reply) -> None:
-        """Record the envs that have lost their worker behind a host."""
-        for env_id, failure in reply.failures.items():
-            if failure.is_of_worker and isinstance(failure.exception, WorkerDiedError):
-                self.generation += 1
-                self._lost[env_id] = failure.exception
 
     @property
     def has_dead(self) -> bool:
@@ -698,7 +678,9 @@ class Pool:
         if os.getpid() != self._pid:  # a forked child must not end its parent's workers
             return
         if not workers:
-            self._close_the_rest()
+            # Resume a close that was interrupted twice in this thread; another thread's close is left to that thread.
+            if self._rest is not None and self._rest[0] == threading.get_ident():
+                self._close_at_once(self._rest[1])
             return
         channels = [worker.channel for worker in workers if not worker.death]
         try:
@@ -715,12 +697,6 @@ class Pool:
         if printed:
             with contextlib.suppress(OSError, ValueError):  # the interpreter is exiting, and the output is closed
                 self._listener(printed)
-
-    def _close_the_rest(self) -> None:
-        """Resume a close that was interrupted twice in this thread. Another thread's close is left to that thread."""
-        rest = self._rest
-        if rest is not None and rest[0] == threading.get_ident():
-            self._close_at_once(rest[1])
 
     def _close_at_once(self, channels: Sequence[Channel]) -> None:
         """End hosts without delay, whatever interrupts it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelenv.contract.arguments import check_policy
+from parallelenv.contract.arguments import Policy, check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import count, number, show
 from parallelenv.contract.failures import put
@@ -61,11 +61,11 @@ EpisodesByEnv = dict[int, list[tuple[Any, ...]]]
 
 def evaluate(
     engine: Engine,
-    player: Callable[..., Any],
+    player: Policy,
     goal: RolloutLength,
     env_ids: Sequence[int],
     each: ResetArgumentsOfEach,
-    announce: Callable[[Sequence[int]], Any],
+    announce: Callable[[Sequence[int]], object],
     shows_progress: bool,
 ) -> Evaluation:
     """Play episodes. The envs begin with a reset, and need one afterwards.
@@ -91,10 +91,10 @@ def evaluate(
 
 def perform(
     engine: Engine,
-    player: Callable[..., Any],
+    player: Policy,
     env_ids: Sequence[int],
     each: ResetArgumentsOfEach,
-    announce: Callable[[Sequence[int]], Any],
+    announce: Callable[[Sequence[int]], object],
     look: Callable[[], bool],
 ) -> Evaluation:
     """Play until ``look``, called before each step, returns False. Other arguments and errors: see `evaluate`."""
@@ -112,7 +112,7 @@ class _EpisodeRunner:
     """
 
     def __init__(
-        self, shares: dict[int, float], advance: Callable[[int], Any], look: Callable[[], bool] = lambda: True
+        self, shares: dict[int, float], advance: Callable[[int], object], look: Callable[[], bool] = lambda: True
     ) -> None:
         self._shares = shares
         self._advance = advance
@@ -123,10 +123,10 @@ class _EpisodeRunner:
     def play(
         self,
         engine: Engine,
-        player: Callable[..., Any],
+        player: Policy,
         env_ids: tuple[int, ...],
         each: ResetArgumentsOfEach,
-        announce: Callable[[Sequence[int]], Any],
+        announce: Callable[[Sequence[int]], object],
     ) -> Evaluation:
         """Play until every env has played its share. Arguments: see `evaluate`."""
         check_policy(player)

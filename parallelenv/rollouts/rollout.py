@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelenv.contract.arguments import check_policy
+from parallelenv.contract.arguments import Policy, check_policy
 from parallelenv.contract.batch import Array, Batch
 from parallelenv.contract.copying import pickled
 from parallelenv.contract.error_text import list_ids
@@ -44,7 +44,7 @@ _GROWTH = 16
 _numbers = itertools.count(1)
 
 
-def pack_policy(player: Any, memory: RecurrentState | None) -> Array:
+def pack_policy(player: Policy, memory: RecurrentState | None) -> Array:
     """Return a policy and its memory, pickled by `pickled`.
 
     Raises:
@@ -72,7 +72,7 @@ class RunningRollout:
     """
 
     def __init__(
-        self, engine: Engine, player: Any, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any
+        self, engine: Engine, player: Policy, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any
     ) -> None:
         check_policy(player)
         self._engine, self._pool, self._table = engine, engine.pool, engine.table
@@ -373,7 +373,7 @@ class LocalRollouts:
     @single_threaded_in("rollout")
     def run(
         self,
-        policy: Callable[..., Any],
+        policy: Policy,
         num_steps: int,
         rnn_state: Any,
         shows_progress: bool,
@@ -402,7 +402,7 @@ class _RunningLocalRollout(RunningRollout):
     def __init__(
         self,
         engine: Engine,
-        policy: Any,
+        policy: Policy,
         env_ids: Sequence[int],
         goal: RolloutLength,
         rnn_state: Any,

@@ -75,7 +75,7 @@ class RolloutLength:
 
 
 @contextlib.contextmanager
-def progress_bar(goal: RolloutLength, is_wanted: bool, name: str = "rollout") -> Iterator[Callable[[int], Any]]:
+def progress_bar(goal: RolloutLength, is_wanted: bool, name: str = "rollout") -> Iterator[Callable[[int], object]]:
     """Show a progress bar in a notebook or on a terminal, and yield the function that advances it."""
     total, unit = (goal.num_steps, " step") if goal.num_episodes is None else (goal.num_episodes, " episode")
     look = "{l_bar}{bar}| {n:,}/{total:,}{unit}s [{elapsed}<{remaining}, {rate_noinv_fmt}]"

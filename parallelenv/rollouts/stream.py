@@ -5,14 +5,15 @@ from __future__ import annotations
 import enum
 import inspect
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from parallelenv.contract.arguments import check_policy
+from parallelenv.contract.arguments import Policy, check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import put
+from parallelenv.contract.spaces import Action, State
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import ArgumentError
@@ -52,7 +53,7 @@ class StreamPolicy:
         ArgumentError: If it is not callable, or takes a recurrent state, which would lack the envs that are not ready.
     """
 
-    def __init__(self, policy: Callable[..., Any]) -> None:
+    def __init__(self, policy: Policy) -> None:
         check_policy(policy)
         self._policy = policy
         try:
@@ -66,7 +67,7 @@ class StreamPolicy:
             )
         self._takes_ids = "env_ids" in names
 
-    def act(self, env_ids: Array, states: Any) -> Any:
+    def act(self, env_ids: Array, states: State) -> Action:
         """Return one action per env."""
         return self._policy(states, env_ids=env_ids) if self._takes_ids else self._policy(states)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, gather_states
+from parallelenv.contract.batch import Array, Batch, RowIndex, gather_states
 from parallelenv.contract.error_text import count
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Extra
@@ -24,7 +24,7 @@ from parallelenv.contract.rollout_data import (
     join_forms,
     join_memories,
 )
-from parallelenv.contract.spaces import stack_values
+from parallelenv.contract.spaces import Action, Info, State, stack_values
 from parallelenv.engine.episode_stats import EndedEpisodes, OpenEpisodes
 from parallelenv.errors import ArgumentError
 
@@ -56,17 +56,17 @@ class Rollout:
             episode is under way, ``None`` if it has no memory.
     """
 
-    states: Any
-    actions: Any
+    states: State
+    actions: Action
     rewards: Array
     terminated: Array
     truncated: Array
     valid: Array
     extras: dict[str, Array]
-    final_states: Any
-    ended_states: Any
-    infos: dict[StepIndex, dict[str, Any]]
-    reset_infos: dict[StepIndex, dict[str, Any]]
+    final_states: State
+    ended_states: State
+    infos: dict[StepIndex, Info]
+    reset_infos: dict[StepIndex, Info]
     env_ids: Array
     starts: Array
     rnn_state: Any
@@ -139,7 +139,7 @@ class RolloutBuilder:
         self._env_ids = env_ids
         self._column = {env_id: column for column, env_id in enumerate(env_ids)}
         self._num_steps = 0
-        self._parts: list[tuple[RolloutChunk, tuple[slice, Any]]] = []  # with their index in the stacked arrays
+        self._parts: list[tuple[RolloutChunk, tuple[slice, RowIndex]]] = []  # with their index in the stacked arrays
         self._ended: list[EpisodeEnds] = []
         self._said: dict[StepIndex, Extra] = {}
         self._loose: dict[int, Extra] = {}
@@ -210,7 +210,7 @@ class RolloutBuilder:
         """
         return join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids])
 
-    def _final_states(self) -> Any:
+    def _final_states(self) -> State:
         rows = self._batch.rows(self._env_ids)
         unknown = Extra(loose=[None for array in self._batch.states if array is None])  # lost with a worker
         loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}

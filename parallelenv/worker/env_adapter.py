@@ -11,9 +11,10 @@ from gymnasium.spaces import Tuple
 
 from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.error_text import near_attribute, show
+from parallelenv.contract.spaces import Action, Env, Info, State
 from parallelenv.errors import AbsentAttributeError, EnvContractError
 
-EnvStep = tuple[Any, Any, bool, bool, dict[str, Any]]
+EnvStep = tuple[State, Any, bool, bool, Info]
 
 
 class Resettable:
@@ -28,7 +29,7 @@ class Resettable:
         oddity: What it does like envs of the old gym, and what that means here, a clause each; empty if nothing.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Env) -> None:
         self.env = env
         self.oddity: tuple[str, str] | tuple[()] = ()
         names, takes_any = _parameters(env.reset)
@@ -36,15 +37,15 @@ class Resettable:
         is_gymnasium = isinstance(env, gymnasium.Env)
         self._takes_seed, self._takes_options = "seed" not in lacking, "options" not in lacking
         self._is_old = bool(lacking) or not is_gymnasium
-        self.step: Callable[[Any], EnvStep] = self._step if self._is_old else env.step
+        self.step: Callable[[Action], EnvStep] = self._step if self._is_old else env.step
         # ``seed`` and ``options`` are passed as None only if ``reset`` names them: wrappers pass on whatever they get.
         named = () if self._is_old else sorted({"seed", "options"} & names)
-        self._not_given: dict[str, Any] = dict.fromkeys(named)
+        self._not_given: Info = dict.fromkeys(named)
         if lacking and is_gymnasium:
             seeding = "" if self._takes_seed else ", and a seed goes to seed(), or to np_random"
             self.oddity = f"its reset() takes no {' and no '.join(lacking)}", f"It is reset without{seeding}"
 
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, seed: int | None, options: Info | None) -> tuple[State, Info]:
         """Return the first state of a new episode and its info, empty if the env returns the state alone.
 
         Raises:
@@ -97,7 +98,7 @@ class Resettable:
             "truncated, info). Four items, (state, reward, done, info), are taken, too."
         )
 
-    def _step(self, action: Any) -> EnvStep:
+    def _step(self, action: Action) -> EnvStep:
         return _split(self.env.step(action))
 
 
@@ -112,26 +113,26 @@ def _split(result: Any) -> EnvStep:
 class ForCalls(Resettable):
     """Objects without ``reset`` and ``step``, only for calls and attributes. The caller refuses to step them."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Env) -> None:
         self.env, self.oddity = env, ()
         self.step = self.reset = self._refuse  # type: ignore[method-assign,assignment]
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         raise AbsentAttributeError(f"{type(self.env).__name__} lacks reset() or step().")
 
 
-def split_done(done: Any, info: Any) -> tuple[bool, bool]:
+def split_done(done: object, info: object) -> tuple[bool, bool]:
     """Return terminated and truncated for the single done flag of the old gym."""
     is_cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
     return bool(done) and not is_cut, is_cut
 
 
-def adapt(env: Any) -> Resettable:
+def adapt(env: Env) -> Resettable:
     """Return the interface through which a host uses an env."""
     return Resettable(env) if is_env(env) else ForCalls(env)
 
 
-def draws_by_mode(env: Any) -> bool:
+def draws_by_mode(env: Env) -> bool:
     """Whether an env renders as in the old gym: by ``render(mode="rgb_array")``, without a ``render_mode``."""
     return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))[0]
 
@@ -149,7 +150,7 @@ def _parameters(function: Any) -> tuple[set[str], bool]:
 _ABSENT = object()
 
 
-def layers(env: Any) -> Iterator[Any]:
+def layers(env: Env) -> Iterator[Env]:
     """Yield an env's wrappers from the outermost inwards, then the env itself."""
     seen: set[int] = set()
     while id(env) not in seen:
@@ -161,19 +162,19 @@ def layers(env: Any) -> Iterator[Any]:
         env = inner
 
 
-def owners(env: Any) -> list[Any]:
+def owners(env: Env) -> list[Env]:
     """Return the objects that may have an attribute: the layers of an env, and the parts of a `TaskEnv`."""
     found = list(layers(env))
     return [*found, *_parts(found[-1])]
 
 
-def _parts(base: Any) -> list[Any]:
+def _parts(base: Env) -> list[Env]:
     """Return the further objects in which an env looks up attributes that it lacks."""
     of_base = getattr(type(base), "attribute_owners", None)
     return [] if of_base is None else [part for part in of_base(base) if part is not None]
 
 
-def get_attribute(env: Any, key: str) -> tuple[Any] | None:
+def get_attribute(env: Env, key: str) -> tuple[Any] | None:
     """Return the attribute in a one-tuple, or ``None`` if it does not exist.
 
     Args:
@@ -197,7 +198,7 @@ def get_attribute(env: Any, key: str) -> tuple[Any] | None:
     return None if value is _ABSENT else (value,)
 
 
-def get_existing(env: Any, key: str) -> Any:
+def get_existing(env: Env, key: str) -> Any:
     """Return the attribute.
 
     Raises:
@@ -209,7 +210,7 @@ def get_existing(env: Any, key: str) -> Any:
     return found[0]
 
 
-def set_attribute(env: Any, key: str, value: Any) -> bool:
+def set_attribute(env: Env, key: str, value: Any) -> bool:
     """Set an attribute on the layer that has it, or on the task or sampler that has it, else on the innermost layer.
 
     If none has it, the env's own ``set_env_attr`` sets it, if there is one.
@@ -237,7 +238,7 @@ def set_attribute(env: Any, key: str, value: Any) -> bool:
     return owner is None
 
 
-def get_method(env: Any, key: str) -> Any:
+def get_method(env: Env, key: str) -> Any:
     """Return a method of an env.
 
     Raises:
@@ -254,13 +255,13 @@ def get_method(env: Any, key: str) -> Any:
     return found[0]
 
 
-def _own_method(env: Any, name: str) -> Callable[..., Any] | None:
+def _own_method(env: Env, name: str) -> Callable[..., Any] | None:
     """Return a method of the innermost layer by which the env looks up its attributes itself."""
     method = getattr(list(layers(env))[-1], name, None)
     return method if callable(method) else None
 
 
-def near_name(env: Any, key: str) -> str:
+def near_name(env: Env, key: str) -> str:
     """Return a hint at what an absent name may have meant: a sentence after a space, or an empty string."""
     way, _, name = key.rpartition(".")
     if not way:
@@ -269,7 +270,7 @@ def near_name(env: Any, key: str) -> str:
     return near_name(env, way) if found is None else near_attribute(name, *found)
 
 
-def _absent(env: Any, kind: str, key: str) -> str:
+def _absent(env: Env, kind: str, key: str) -> str:
     base = list(layers(env))[-1]
     parts = _parts(base)  # of a `TaskEnv`; the text is the same whether it has a task now or not
     inside = f" Nor has its sampler, {type(parts[-1]).__name__}, or its task." if parts else ""

@@ -18,14 +18,14 @@ from gymnasium.utils import EzPickle
 from parallelenv.contract.copying import loads
 from parallelenv.contract.env_specs import pickles
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.spaces import tensors
+from parallelenv.contract.spaces import Env, tensors
 from parallelenv.errors import EnvContractError
 from parallelenv.worker.env_adapter import layers
 
 _WHOLE, _SAID = "whole", "said"
 
 
-def save_env(env: Any, generators: Any = None) -> bytes | None:
+def save_env(env: Env, generators: Any = None) -> bytes | None:
     """Return the state of an env and of its own global generators, pickled; ``None`` if it cannot be saved.
 
     If an env has ``get_state()`` and ``set_state(state)``, these are used; its random generator and the state of its
@@ -44,7 +44,7 @@ def save_env(env: Any, generators: Any = None) -> bytes | None:
         return None
 
 
-def load_env(env: Any, saved: bytes, takes_generators: bool = False) -> tuple[Any, Any]:
+def load_env(env: Env, saved: bytes, takes_generators: bool = False) -> tuple[Any, Any]:
     """Restore a state; return the env, or the one that replaces it, and the state of its generators.
 
     Raises:
@@ -74,14 +74,14 @@ def load_env(env: Any, saved: bytes, takes_generators: bool = False) -> tuple[An
     return env, own_generators
 
 
-def _knowledge(wrapper: Any) -> tuple[str, dict[str, Any]]:
+def _knowledge(wrapper: Env) -> tuple[str, dict[str, Any]]:
     """Return a wrapper's name and its attributes that can be pickled, without the env."""
     return type(wrapper).__qualname__, {
         name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)
     }
 
 
-def _is_forgetful(layer: Any) -> bool:
+def _is_forgetful(layer: Env) -> bool:
     """Whether pickle would rebuild an object from its constructor's arguments."""
     return isinstance(layer, EzPickle) and type(layer).__getstate__ is EzPickle.__getstate__
 

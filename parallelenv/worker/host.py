@@ -32,9 +32,11 @@ from parallelenv.contract.protocol import (
     WorkerSpec,
 )
 from parallelenv.contract.rollout_data import RolloutRequest
+from parallelenv.contract.spaces import Action, Env, Info, Space, State
 from parallelenv.contract.worker_info import WorkerInfo, call_for, calls_envs, this_process
 from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedError, InvalidEnvError
 from parallelenv.worker.env_adapter import (
+    EnvStep,
     Resettable,
     adapt,
     draws_by_mode,
@@ -50,7 +52,9 @@ from parallelenv.worker.rollout_recorder import HostRollout
 from parallelenv.worker.row_writer import RowWriter
 from parallelenv.worker.tracer import HostTracer, begin_tracing, end_tracing
 
-Run = Callable[[dict[int, Any]], None]
+Values = dict[int, Any]
+"""Results that are not in the batch, by env id."""
+Run = Callable[[Values], None]
 """Runs the rest of a command, and writes the results to the dict, by env id."""
 Columns = tuple[Sequence[Any], ...]
 """What a command needs of each of its envs."""
@@ -135,7 +139,7 @@ class Host:
         self._first = spec.env_ids[0]
         self._envs: list[Resettable | None] = [None] * len(spec.env_ids)
         self._steps: list[Any] = [_not_built] * len(spec.env_ids)
-        self._spaces: list[Any] = []
+        self._spaces: list[Space] = []
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int] = {}  # of the latest seeded reset of each env
         self._generators: dict[int, EnvGenerators] | None = {} if spec.settings.seed_globals else None
@@ -147,7 +151,7 @@ class Host:
         self._reply: Reply
 
     @property
-    def envs(self) -> list[Any]:
+    def envs(self) -> list[Env]:
         """Its envs as they were made, in env id order."""
         return [self._env(env_id).env for env_id in self.everyone]
 
@@ -278,7 +282,7 @@ class Host:
         walk = zip(range(index + 1, index + 1 + len(columns[0])), *columns, strict=True)
         return walk if self._clock is None else compress(walk, self._clock)
 
-    def _operate(self, operation: Callable[..., Any], common: Any, values: dict[int, Any]) -> None:
+    def _operate(self, operation: Callable[..., Any], common: Any, values: Values) -> None:
         """Run an operation for one env after the other."""
         for index, env_id, argument in self._walk():
             self.index = index
@@ -314,18 +318,19 @@ class Host:
             KeyboardInterrupt: Only in the caller's thread. The remaining envs are then not closed, like those of a
                 killed worker: a user who interrupts `close` does not want to wait for them.
         """
+
+        def close_all() -> None:
+            envs, self._envs = self._envs, [None] * len(self._envs)
+            self._command, self.index = Command(0, "close", self.everyone), 0
+            for index, env in enumerate(envs):
+                self.index = index + 1
+                self._close_env(env)
+
         try:
-            call_for(self, self._close_all)
+            call_for(self, close_all)
         finally:
             with DeferSigint():  # an interrupt in a `__del__` would be lost
                 self._spec = dataclasses.replace(self._spec, shared={})  # frees their memory now
-
-    def _close_all(self) -> None:
-        envs, self._envs = self._envs, [None] * len(self._envs)
-        self._command, self.index = Command(0, "close", self.everyone), 0
-        for index, env in enumerate(envs):
-            self.index = index + 1
-            self._close_env(env)
 
     def _close_env(self, env: Resettable | None) -> None:
         """Close an env that is no longer used, and ignore what it raises."""
@@ -360,19 +365,19 @@ class Host:
         return numbers, cells, steps, actions
 
     def _with_resets(self, steps: Sequence[Any], env_ids: Sequence[int], begins: Collection[int]) -> list[Any]:
-        """Replace the steps of envs that are to begin an episode by resets."""
+        """Replace the steps of envs that are to begin an episode by resets, which return what a step would."""
+
+        def reset_instead(env_id: int, action: Action) -> EnvStep:
+            state, info = self._reset_within_step(env_id)
+            self.doing = "step"
+            return state, 0.0, False, False, info
+
         return [
-            functools.partial(self._reset_instead, env_id) if env_id in begins else step
+            functools.partial(reset_instead, env_id) if env_id in begins else step
             for env_id, step in zip(env_ids, steps, strict=True)
         ]
 
-    def _reset_instead(self, env_id: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Begin an episode; return what a step would."""
-        state, info = self._reset_within_step(env_id)
-        self.doing = "step"
-        return state, 0.0, False, False, info
-
-    def _reset_within_step(self, env_id: int) -> tuple[Any, dict[str, Any]]:
+    def _reset_within_step(self, env_id: int) -> tuple[State, Info]:
         """Begin an episode; record when, if the step is traced."""
         self.doing = "reset"
         env = self._envs[env_id - self._first]
@@ -388,7 +393,7 @@ class Host:
             if self.resets is not None:
                 self.resets.append((begin, time.perf_counter(), env_id))
 
-    def _begin(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    def _begin(self, env_id: int, seed: int | None, options: Info | None) -> tuple[State, Info]:
         """Reset an env, with its own global generators if it has them."""
         env = self._env(env_id)
         if self._generators is not None and seed is not None:
@@ -415,7 +420,7 @@ class Host:
             text = f"env {env_id}, {type(env.env).__name__}, is a gymnasium.Env, but {what}. {meaning}."
             self.remarks.append(Remark((env_id,), text))
 
-    def step(self, autoreset: bool, values: dict[int, Any], walk: Iterable[Any] | None = None) -> None:
+    def step(self, autoreset: bool, values: Values, walk: Iterable[Any] | None = None) -> None:
         """Step envs, and begin the next episode of those that ended if ``autoreset``.
 
         The overhead here is paid per env and step: 0.5 us, where CartPole takes 9 us.
@@ -451,7 +456,7 @@ class Host:
                     values[row + writer.first] = _extra(info, loose, loose_reward)
 
     def _end(
-        self, row: int, cell: slice, said: tuple[Any, Any, Any], state: Any, goes_on: Any, values: dict[int, Any]
+        self, row: int, cell: slice, said: tuple[Any, Any, Any], state: State, goes_on: bool, values: Values
     ) -> None:
         """Record the last step of an episode, and begin the next one if requested.
 
@@ -496,7 +501,7 @@ class Host:
 
     # ---------------------------------------------------------------- rollouts
 
-    def rollout(self, values: dict[int, Any]) -> None:
+    def rollout(self, values: Values) -> None:
         """Make a chunk of a rollout; with ``None`` as common argument drop its policy.
 
         The common argument is a `RolloutRequest`, that of each env how many episodes it may still end. The chunk is the
@@ -528,7 +533,7 @@ class Host:
 
     # ---------------------------------------------------------------- operations
 
-    def build(self, env_id: int, argument: Any, has_spaces: bool | None) -> EnvFacts:
+    def build(self, env_id: int, argument: object, has_spaces: bool | None) -> EnvFacts:
         """Make an env, after closing the one that it replaces; read its spaces unless ``has_spaces``."""
         slot = env_id - self._first
         spec = self._spec.envs[slot]
@@ -549,7 +554,7 @@ class Host:
             is_env(env),
         )
 
-    def reset(self, env_id: int, each: tuple[int | None, dict[str, Any] | None], common: Any) -> Extra | None:
+    def reset(self, env_id: int, each: tuple[int | None, Info | None], common: object) -> Extra | None:
         """Begin an episode."""
         seed, options = each
         if seed is not None:
@@ -624,7 +629,7 @@ class Host:
             self._close_env(old)
         return None
 
-    def _adopt(self, env_id: int, env: Any) -> None:
+    def _adopt(self, env_id: int, env: Env) -> None:
         """Use an env that was made or loaded."""
         slot = env_id - self._first
         self._envs[slot] = adapted = adapt(env)
@@ -633,7 +638,7 @@ class Host:
     def _env(self, env_id: int) -> Resettable:
         return self._envs[env_id - self._first] or _not_built()
 
-    def _shared_space(self, space: Any) -> Any:
+    def _shared_space(self, space: Space | None) -> Space | None:
         """Return a copy of a space, the same object for all envs whose spaces are equal.
 
         The caller then gets few spaces however many envs there are: pickle sends an object only once, but equal objects
@@ -656,7 +661,7 @@ def _draw(render: Callable[[], Any]) -> Any:
             _DRAWING.release()
 
 
-def _step_with_copy(step: Callable[[Any], Any], action: Any) -> Any:
+def _step_with_copy(step: Callable[[Any], Any], action: Action) -> Any:
     return step(deep_copy_but_graph(action))
 
 
@@ -666,5 +671,5 @@ def _extra(info: Any, *others: Any) -> Extra:
     return Extra(info or None, *others)
 
 
-def _not_built(*_: Any) -> NoReturn:
+def _not_built(*_: object) -> NoReturn:
     raise InvalidEnvError("This env could not be rebuilt. Try restart() again.")

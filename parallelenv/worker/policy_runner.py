@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.actions import ActionReader
+from parallelenv.contract.arguments import Policy
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy, pickle_roundtrip
 from parallelenv.contract.rollout_data import ExtrasFormat, RecurrentState, check_rows, join_forms, map_leaves
-from parallelenv.contract.spaces import as_array
+from parallelenv.contract.spaces import Action, State, as_array
 from parallelenv.errors import ActionError, ArgumentError, UnpicklableError
 
 Extras = Mapping[str, Array]
@@ -31,7 +32,7 @@ class PolicyRunner:
         forms: The formats in which the extras are stacked, so far.
     """
 
-    def __init__(self, policy: Any, memory: RecurrentState | None, layout: Layout) -> None:
+    def __init__(self, policy: Policy, memory: RecurrentState | None, layout: Layout) -> None:
         self._policy = policy
         self._reader = ActionReader(layout, "env, in the order of the states")
         self._takes = takes_memory(policy)
@@ -40,13 +41,17 @@ class PolicyRunner:
         self._known, self._memory, begins = memory or RecurrentState((), None)
         self._begun = set(self._known) - begins  # those whose rows belong to their present episode
 
-    def act(self, env_ids: tuple[int, ...], states: Any) -> tuple[Any, Extras]:
+    def act(self, env_ids: tuple[int, ...], states: State) -> tuple[Any, Extras]:
         """Return the policy's actions for these envs, and its extras."""
         if not self._takes:
             answer = self._policy(states)
         else:
             done = np.array([env_id not in self._begun for env_id in env_ids])
-            self._align(env_ids)
+            if self._memory is not None and env_ids != self._known:
+                # Reorder the recurrent state. Envs without one get any row, masked by ``done=True``.
+                place = {env_id: row for row, env_id in enumerate(self._known)}
+                rows = np.array([place.get(env_id, 0) for env_id in env_ids], dtype=np.int64)
+                self._memory, self._known = map_leaves(self._memory, lambda leaf: leaf[rows]), env_ids
             values = self._memory, done
             by_name = {name: value for name, value in zip(MEMORY, values, strict=True) if name in self._takes}
             answer = self._policy(states, **by_name) if by_name else self._policy(states, *values[: len(self._takes)])
@@ -71,9 +76,13 @@ class PolicyRunner:
         self._has_forms = True
         return arrays
 
-    def give(self, actions: Any, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
+    def give(self, actions: Action, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
         """Write actions to the rows of their envs; return them as a list if they are loose."""
-        loose = self._reader.take(batch, actions, env_ids, env_ids, None)
+        try:
+            loose = self._reader.take(batch, actions, env_ids, env_ids, None)
+        except ActionError as error:
+            what = f"What the policy returned does not fit the states of {len(env_ids)} envs"
+            raise ActionError(f"{what}: {error}") from None
         return None if loose is None else [deep_copy(action) for action in loose]
 
     @property
@@ -86,14 +95,6 @@ class PolicyRunner:
     def forget(self, env_ids: Sequence[int]) -> None:
         """Mark the next call for these envs as the first of an episode."""
         self._begun.difference_update(env_ids)
-
-    def _align(self, env_ids: tuple[int, ...]) -> None:
-        """Reorder the recurrent state to ``env_ids``. Envs without one get any row, masked by ``done=True``."""
-        if self._memory is None or env_ids == self._known:
-            return
-        place = {env_id: row for row, env_id in enumerate(self._known)}
-        rows = np.array([place.get(env_id, 0) for env_id in env_ids], dtype=np.int64)
-        self._memory, self._known = map_leaves(self._memory, lambda leaf: leaf[rows]), env_ids
 
 
 def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
@@ -150,7 +151,7 @@ def _copy(what: str, value: Any) -> Any:
 MEMORY = ("rnn_state", "done")
 
 
-def takes_memory(policy: Any) -> tuple[str, ...]:
+def takes_memory(policy: Policy) -> tuple[str, ...]:
     """Return which of ``rnn_state`` and ``done`` a policy takes, by name if it has such names, else by position.
 
     If a policy takes any arguments, as a torch module does, its ``forward`` decides.

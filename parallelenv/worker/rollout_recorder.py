@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, gather_states
+from parallelenv.contract.batch import Array, RowIndex, gather_states
 from parallelenv.contract.copying import cannot_travel, deep_copy, loads
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
@@ -29,8 +29,7 @@ from parallelenv.contract.rollout_data import (
     empty_rows,
     join_ends,
 )
-from parallelenv.contract.spaces import object_array
-from parallelenv.errors import ActionError
+from parallelenv.contract.spaces import State, object_array
 from parallelenv.worker.policy_runner import Extras, PolicyRunner
 from parallelenv.worker.row_writer import RowWriter
 
@@ -116,8 +115,11 @@ class HostRollout:
         recorder.select([column for column, share in enumerate(shares) if share != 0])
         self.has_stopped = self._is_over(0)
         while recorder.env_ids and recorder.count < order.num_steps and not self.has_stopped:
+            host.doing = "the policy"
             try:
-                each = _act(player, host, recorder)
+                actions, extras = player.act(recorder.env_ids, recorder.states_now())
+                each = player.give(actions, writer.batch, recorder.env_ids)
+                recorder.note_decision(each, extras)
             except BaseException as error:  # noqa: BLE001 (the policy is user code)
                 recorder.broken = _failure_of_policy(error, host, command)
                 return
@@ -148,19 +150,6 @@ class HostRollout:
         out = {column for column in ended if shares[column] == 0}.union(failed)
         if out:
             recorder.select([column for column in recorder.active if column not in out])
-
-
-def _act(player: PolicyRunner, host: StepSource, recorder: StepRecorder) -> list[Any] | None:
-    """Call the policy and record its outputs; return the actions, unless they are in the batch."""
-    host.doing = "the policy"
-    env_ids = recorder.env_ids
-    actions, extras = player.act(env_ids, recorder.states_now())
-    try:
-        each = player.give(actions, host.writer.batch, env_ids)
-    except ActionError as error:
-        raise ActionError(f"What the policy returned does not fit the states of {len(env_ids)} envs: {error}") from None
-    recorder.note_decision(each, extras)
-    return each
 
 
 def _failure_of_policy(error: BaseException, host: StepSource, command: Command) -> Failure:
@@ -206,11 +195,11 @@ class StepRecorder:
         self._rewards = np.zeros(shape)
         self._flags = np.zeros((*shape, 2), dtype=bool)
         self._valid = np.zeros(shape, dtype=bool)
-        self._extras: list[tuple[Any, Extras]] = []
+        self._extras: list[tuple[RowIndex, Extras]] = []
         self._said: dict[StepIndex, Extra] = {}
         self._ended: list[EpisodeEnds] = []
-        self._columns: Any = slice(None)
-        self._rows: Any = slice(0, 0)
+        self._columns: RowIndex = slice(None)
+        self._rows: RowIndex = slice(0, 0)
 
     def select(self, columns: list[int]) -> None:
         """Set the columns of the envs that are stepped from now on."""
@@ -221,7 +210,7 @@ class StepRecorder:
         rows = self._writer.rows(self.env_ids)
         self._rows = rows if isinstance(rows, slice) else np.array(rows, dtype=np.intp)
 
-    def states_now(self) -> Any:
+    def states_now(self) -> State:
         """Return copies of the states of the active envs, which the policy may keep or change."""
         loose = {env_id: Extra(loose=leaves) for env_id, leaves in self._loose(self.env_ids).items()}
         return gather_states(self._batch, self.env_ids, self._rows, loose, copy=True)

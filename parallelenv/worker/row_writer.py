@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, has_true, take
+from parallelenv.contract.batch import Array, Batch, RowIndex, has_true, take
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.info_columns import InfoColumns, InfoForm
-from parallelenv.contract.spaces import as_array, describe_value
+from parallelenv.contract.spaces import State, as_array, describe_value
 from parallelenv.errors import EnvContractError
 
 _FLAGS = frozenset({bool, np.bool_})
@@ -68,11 +68,11 @@ class RowWriter:
         """Return the rows of these envs: a slice if they are consecutive, else a list."""
         return self.batch.rows(env_ids)
 
-    def cells(self, rows: Any) -> Sequence[slice]:
+    def cells(self, rows: RowIndex) -> Sequence[slice]:
         """Return the slices of ``line`` with the states of these rows."""
         return take(self._cells, rows)
 
-    def actions(self, rows: Any) -> Sequence[Any]:
+    def actions(self, rows: RowIndex) -> Sequence[Any]:
         """Return copies of the actions in these rows: an env may keep or change its action."""
         if self._single_action is not None:
             own_rows: Array = self._single_action[rows]
@@ -83,7 +83,7 @@ class RowWriter:
 
     # ---------------------------------------------------------------- results
 
-    def clear_flags(self, rows: Any) -> None:
+    def clear_flags(self, rows: RowIndex) -> None:
         """Set the flags of these rows to False, and drop their infos."""
         if type(rows) is slice:  # 0.15 us; by numpy 0.35 us
             begin, end = 2 * rows.start, 2 * rows.stop
@@ -127,7 +127,7 @@ class RowWriter:
         self.batch.rewards[row] = np.nan
         return (reward,)
 
-    def store_state(self, row: int, state: Any) -> list[Any] | None:
+    def store_state(self, row: int, state: State) -> list[Any] | None:
         """Write a state and return its loose leaves, if it has any."""
         single = self._single
         if single is not None:
@@ -159,7 +159,7 @@ class RowWriter:
         for array, ended in self._kept:
             ended[row] = array[row]
 
-    def as_given(self, state: Any) -> tuple[Any] | None:
+    def as_given(self, state: State) -> tuple[Any] | None:
         """Return a last state in a one-tuple if the rows would change its type. Wanted if `keeps_types`."""
         for array, leaf in zip(self.batch.states, self._structure.split_state(state), strict=True):
             if array is not None:

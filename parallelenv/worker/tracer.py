@@ -72,7 +72,7 @@ class WorkerRecord:
         since, spans, turns = self.since + seconds, self.spans + seconds, self.turns + seconds
         return replace(self, since=since, now=self.now + seconds, spans=spans, turns=turns, resets=resets)
 
-    def __deepcopy__(self, memo: Any) -> WorkerRecord:
+    def __deepcopy__(self, memo: object) -> WorkerRecord:
         """Return itself: the worker does not use it."""
         return self
 
