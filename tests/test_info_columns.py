@@ -18,9 +18,10 @@ from interrupting import Counting, interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import INFO_NBYTES, Batch, Layout
-from parallelenv.contract.info_columns import InfoColumns, InfoTable, form_of
+from parallelenv.contract.info_columns import InfoColumns, InfoForms, InfoTable, form_of
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import EpisodeEnds, RolloutChunk
+from parallelenv.engine.engine import Engine
 from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.errors import WorkerDiedError
 
@@ -57,6 +58,8 @@ def same(one: Any, other: Any) -> bool:
     """Whether two values are equal and of the same types, and dicts have the same order."""
     if type(one) is not type(other):
         return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, np.ndarray):
@@ -65,8 +68,10 @@ def same(one: Any, other: Any) -> bool:
 
 
 def columns_of(form: Any, num_envs: int = 3) -> InfoColumns:
-    layout = Layout(Box(0, 1, (2,)), Discrete(2), 0, num_envs, has_infos=True)
-    return InfoColumns(form, Batch.private(layout))
+    batch = Batch.private(Layout(Box(0, 1, (2,)), Discrete(2), 0, num_envs, has_infos=True))
+    columns, _ = InfoForms(form).columns(batch)
+    assert columns is not None
+    return columns
 
 
 MODES = [
@@ -99,6 +104,66 @@ def test_infos_equal_those_without_columns(
                 env.reset()
                 oracle.reset()
         assert env.engine.pool.batch.info_columns is not None
+
+
+class Brief(gym.Env[Any, Any]):
+    """Episodes of one to three steps, whose resets say something, mostly of one form."""
+
+    observation_space = Box(-1, 1000, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self) -> None:
+        self.episode = 0
+        self.place = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.episode += 1
+        self.left = self.episode % 3 + 1
+        self.place += 1  # one array, changed in each reset
+        info: dict[str, Any] = {"episode": self.episode, "place": self.place, "p": np.float32(self.left)}
+        if self.episode % 7 == 0:
+            info = {"other": "x"} if self.episode % 2 else {}
+        return np.full(1, self.episode, np.float32), info
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        state = np.full(1, self.episode, np.float32)
+        return state, 1.0, self.left == 0, False, {"left": self.left} if self.episode % 5 else {"odd": [1]}
+
+
+@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
+@pytest.mark.parametrize("plans", [True, False])
+def test_infos_of_resets_equal_those_without_columns(
+    mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "plans_steps", plans)
+    with (
+        ParallelEnv([Brief] * NUM_ENVS, mode, "restart", 2, **options) as env,
+        ParallelEnv([Brief] * NUM_ENVS, "dummy", "restart") as oracle,
+    ):
+        monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda *_: None)
+        env.reset(seed=0)
+        oracle.reset(seed=0)
+        kept: list[Any] = []
+        for number in range(1, 80):
+            ids = None if number % 4 else [0, 4, 2]
+            actions = np.zeros(3 if ids else NUM_ENVS, int)
+            if number % 9:
+                found, expected = env.step(actions, ids), oracle.step(actions, ids)
+            else:
+                env.send(actions, ids)
+                found, expected = env.recv(NUM_ENVS), oracle.step(actions, ids)
+                order = np.argsort(found.env_ids)
+                assert all(map(same, found.infos[order], expected.infos[np.argsort(expected.env_ids)])), number
+                continue
+            assert all(map(same, found.infos, expected.infos)), number
+            assert same(env.reset_infos, oracle.reset_infos), number
+            kept.append((found.infos, expected.infos))
+        assert env.engine.pool.batch.reset_columns is not None
+        assert all(all(map(same, *pair)) for pair in kept)  # none changed later
+        rollouts = [one.rollout(lambda states: np.zeros(len(states), int), 9) for one in (env, oracle)]
+        assert rollouts[0].reset_infos.keys() == rollouts[1].reset_infos.keys()
+        assert all(same(rollouts[0].reset_infos[at], info) for at, info in rollouts[1].reset_infos.items())
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"])
@@ -259,8 +324,6 @@ def test_any_info_of_numbers_is_read_as_it_was_written(info: dict[str, Any]) -> 
     assert columns.write(1, info)
     assert [(position, same(found, info)) for position, found in columns.read(slice(0, 3), 3)] == [(1, True)]
     assert [position for position, _ in columns.read([1, 2], 2)] == [0]
-    columns.clear([1])
-    assert not list(columns.read(slice(0, 3), 3))
 
 
 @pytest.mark.parametrize(
@@ -308,17 +371,13 @@ def test_info_of_another_form_is_not_written(info: Any) -> None:
     assert not list(columns.read(slice(0, 3), 3))
 
 
-def told(*infos: dict[str, Any] | None) -> dict[int, Extra]:
-    return {env_id: Extra(info) for env_id, info in enumerate(infos)}
-
-
 def test_form_is_learned_after_a_few_steps_and_given_up_after_many_others() -> None:
     learner = InfoLearner()
-    assert [learner.note(told(STEADY, STEADY), 2, 0, 1) for _ in range(4)] == [False, False, False, True]
+    assert [learner.note([STEADY, STEADY], 2, 0, 1) for _ in range(4)] == [False, False, False, True]
     assert learner.form == form_of(STEADY)
-    assert not learner.note({}, 2, 0, 1)
-    assert learner.note({}, 2, 1, 1)  # a worker was replaced
-    given_up = [learner.note(told({"x": "y"}, {"x": "y"}), 2, 1, 1) for _ in range(16)]
+    assert not learner.note([], 2, 0, 1)
+    assert learner.note([], 2, 1, 1)  # a worker was replaced
+    given_up = [learner.note([{"x": "y"}, {"x": "y"}], 2, 1, 1) for _ in range(16)]
     assert given_up == [False] * 15 + [True]
     assert not learner.form
 
@@ -328,7 +387,7 @@ def test_form_that_keeps_changing_is_given_up_for_good() -> None:
     told_times = 0
     for number in range(2000):
         kind = {"x": 1.0} if number // 20 % 2 else {"y": 1}
-        told_times += learner.note(told(kind, kind), 2, 0, 1)
+        told_times += learner.note([kind, kind], 2, 0, 1)
     assert told_times < 20
     assert not learner.form
 
@@ -336,15 +395,15 @@ def test_form_that_keeps_changing_is_given_up_for_good() -> None:
 def test_ends_of_episodes_between_steady_steps_keep_the_form() -> None:
     learner = InfoLearner()
     for _ in range(4):
-        learner.note(told(STEADY), 1, 0, 1)
+        learner.note([STEADY], 1, 0, 1)
     assert learner.form
-    assert not any(learner.note(told({"episode": {}}), 1, 0, 100) for _ in range(50))
+    assert not any(learner.note([{"episode": {}}], 1, 0, 100) for _ in range(50))
     assert learner.form
 
 
 def test_few_infos_of_many_envs_are_not_learned() -> None:
     learner = InfoLearner()
-    assert not any(learner.note(told(STEADY), 4, 0, 1) for _ in range(10))
+    assert not any(learner.note([STEADY], 4, 0, 1) for _ in range(10))
 
 
 def test_batch_whose_rows_travel_has_no_room_for_infos() -> None:

@@ -120,7 +120,7 @@ class Constant(gym.Env[Any, Any]):
         space: Of its states.
         actions: The other space.
         ends: Whether every step ends an episode.
-        info: What it says.
+        info: What each step and reset says.
         naps: Seconds that a step takes.
         watches: Whether it notes what its process does.
     """
@@ -143,7 +143,7 @@ class Constant(gym.Env[Any, Any]):
         self.marks: list[int] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return self.state, {}
+        return self.state, self.answer[-1]
 
     def step(self, action: Any) -> Any:
         self.marks.append(len(self.log))
@@ -262,11 +262,15 @@ def test_infos_of_other_forms_cost_one_pickle_per_worker(log: list[Event]) -> No
             assert [[name for name, _ in one] for one in events] == [["Pickler", "write", "read"]] * (NUM_STEPS - 1)
 
 
-def test_infos_of_a_steady_form_cost_no_pickle(log: list[Event]) -> None:
-    with settled(info={"speed": np.float64(1.5), "lap": 3}) as (env, step):
+@pytest.mark.parametrize("ends", [False, True])
+def test_infos_of_a_steady_form_cost_no_pickle(log: list[Event], ends: bool) -> None:
+    told = {"speed": np.float64(1.5), "lap": 3}
+    with settled(info=told, ends=ends) as (env, step):
         log.clear()
         for _ in range(NUM_STEPS):
-            assert step().infos[5] == {"speed": 1.5, "lap": 3, "reset": False}
+            info = step().infos[5]
+            assert info.items() >= {**told, "reset": ends}.items()
+            assert info.get("reset_info") == (told if ends else None)
         assert Counter(log) == {("write", HEADER): 2 * NUM_STEPS, ("read", HEADER): 2 * NUM_STEPS}
         for events in env.customized_method("between_steps", id=[0, 4]):
             assert events == [[("write", HEADER), ("read", HEADER)]] * (NUM_STEPS - 1)

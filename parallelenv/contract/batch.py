@@ -93,7 +93,8 @@ class Layout:
         states = [field for field in self.state_fields if field]
         ended = states if self.keeps_ended else []
         byte = np.dtype(np.uint8)
-        infos = [Field((INFO_NBYTES,), byte), Field((), byte)] if self.has_infos else []
+        room = Field((INFO_NBYTES,), byte)
+        infos = [room, room, Field((), byte)] if self.has_infos else []
         rewards, flags = Field((), np.dtype(np.float64)), Field((2,), np.dtype(bool))
         return [*self.action_fields, *states, *ended, *infos, rewards, flags]
 
@@ -117,8 +118,10 @@ class Batch:
         single_state: The only item of ``states``, if a state is a single array.
         ended_states: Likewise, the last states of the latest ended episodes; empty unless the layout keeps them.
         infos: ``(num_envs, INFO_NBYTES)`` uint8, memory for `InfoColumns`; ``None`` if the layout has none.
+        reset_infos: The same, for infos of resets within steps.
+        info_marks: ``(num_envs,)`` uint8: which of the two kinds of the latest step are there.
         info_columns: Where hosts write infos of a steady form; ``None``: nowhere.
-        info_marks: ``(num_envs,)`` uint8: 1 where the info of the latest step is there.
+        reset_columns: The same, for infos of resets within steps.
         rewards: ``(num_envs,)`` float64.
         flags: ``(num_envs, 2)`` bool: terminated, truncated.
         terminated: ``(num_envs,)`` bool, a view of ``flags``.
@@ -142,8 +145,10 @@ class Batch:
         ended = layout.state_fields if layout.keeps_ended else []
         self.ended_states: list[Array | None] = [next(arrays) if field else None for field in ended]
         self.infos: Array | None = next(arrays) if layout.has_infos else None
+        self.reset_infos: Array | None = next(arrays) if layout.has_infos else None
         self.info_marks: Array | None = next(arrays) if layout.has_infos else None
         self.info_columns: InfoColumns | None = None
+        self.reset_columns: InfoColumns | None = None
         self.rewards, self.flags = arrays
         self.terminated, self.truncated = self.flags[:, 0], self.flags[:, 1]
         self.env_ids: Array = np.arange(layout.first, layout.first + layout.num_envs, dtype=np.int64)
@@ -177,8 +182,14 @@ class Batch:
 
     def drop_infos(self, rows: Any) -> None:
         """Let the columns have no infos of these rows."""
-        if self.info_columns is not None:
-            self.info_columns.clear(rows)
+        if self.info_marks is not None:
+            self.info_marks[rows] = 0
+
+    def reset_info(self, env_id: int) -> dict[str, Any]:
+        """Return the info of the reset within the latest step of an env, as far as it is in columns."""
+        columns = self.reset_columns
+        found = () if columns is None else columns.read([env_id - self.layout.first], 1)
+        return next((info for _, info in found), {})
 
     def rows(self, env_ids: Sequence[int]) -> Any:
         """Return the index of these envs' rows: a slice if they are consecutive.

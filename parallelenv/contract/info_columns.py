@@ -17,6 +17,8 @@ _PLAIN = {float: np.dtype(np.float64), int: np.dtype(np.int64), bool: np.dtype(b
 _MOST_ITEMS = 16
 """Size of the largest array that is written to a column."""
 _ALIGNMENT = 8
+OF_STEP, OF_RESET = 1, 2
+"""Marks of rows whose info is in columns."""
 
 
 class InfoColumn(NamedTuple):
@@ -63,23 +65,37 @@ def form_of(info: dict[Any, Any]) -> InfoForm | None:
     return tuple(form) if fits else None
 
 
+class InfoForms(NamedTuple):
+    """The forms of infos that have columns, each empty if none has: of steps, and of resets within steps."""
+
+    steps: InfoForm = ()
+    resets: InfoForm = ()
+
+    def columns(self, batch: Batch) -> tuple[InfoColumns | None, InfoColumns | None]:
+        """Return the columns of each in a batch with room for them."""
+        marks = batch.info_marks
+        steps = InfoColumns(self.steps, batch.infos, marks, OF_STEP) if self.steps else None
+        return steps, InfoColumns(self.resets, batch.reset_infos, marks, OF_RESET) if self.resets else None
+
+
 class InfoColumns:
-    """The columns of a form in the memory of a batch.
+    """The columns of a form.
 
     Args:
         form: The form.
-        batch: The batch.
+        memory: ``(num_rows, INFO_NBYTES)`` uint8.
+        marks: ``(num_rows,)`` uint8: which kinds of infos of the latest step are in columns.
+        mark: Which kind these are, `OF_STEP` or `OF_RESET`.
     """
 
-    def __init__(self, form: InfoForm, batch: Batch) -> None:
-        memory: Any = batch.infos
-        marks: Any = batch.info_marks
+    def __init__(self, form: InfoForm, memory: Any, marks: Any, mark: int) -> None:
         self._marks: Any = memoryview(marks)
+        self._mark = mark
         self._keys = [column.key for column in form]
         self._kinds = [column.kind for column in form]
         self._stores: list[Callable[[int, Any], None]] = []
         self._lists: list[Callable[[Any], list[Any]]] = []
-        flat, begin, num_envs = memory.reshape(-1), 0, batch.layout.num_envs
+        flat, begin, num_envs = memory.reshape(-1), 0, len(memory)
         for column in form:
             array: Array = np.ndarray((num_envs, *column.shape), column.dtype, buffer=flat, offset=begin)
             begin += -(-column.nbytes * num_envs // _ALIGNMENT) * _ALIGNMENT
@@ -99,16 +115,8 @@ class InfoColumns:
                 store(row, value)
         except (ValueError, TypeError, OverflowError):  # an int of more than 64 bits, an array of another shape
             return False
-        self._marks[row] = 1
+        self._marks[row] |= self._mark
         return True
-
-    def clear(self, rows: Any) -> None:
-        """Remove the marks of rows."""
-        if type(rows) is slice:
-            self._marks[rows] = bytes(rows.stop - rows.start)
-        else:
-            for row in rows:
-                self._marks[row] = 0
 
     # ---------------------------------------------------------------- for the caller
 
@@ -116,8 +124,8 @@ class InfoColumns:
         """Return the infos of the marked rows, of ``num_rows``, as new dicts, each after its position among these."""
         marks = bytes(self._marks[rows]) if type(rows) is slice else bytes(self._marks[row] for row in rows)
         positions: Sequence[int] = range(num_rows)
-        if marks.count(1) < num_rows:
-            positions = [position for position in positions if marks[position]]
+        if marks.count(self._mark) < num_rows:
+            positions = [position for position in positions if marks[position] & self._mark]
             chosen = range(rows.start, rows.stop) if type(rows) is slice else rows
             rows = [chosen[position] for position in positions]
         keys = self._keys

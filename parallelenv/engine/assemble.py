@@ -99,7 +99,7 @@ class Assembler:
         is_exhausted = bool(extra.is_exhausted)
         if env_id in self._table.exhausted and not is_exhausted:  # since an earlier step
             return
-        reset_info = extra.reset_info or {}
+        reset_info = extra.reset_info or batch.reset_info(env_id)
         self._table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
         is_known = env_id not in landed.restarted
         ended = ended_state(batch, env_id, extra) if is_known else None

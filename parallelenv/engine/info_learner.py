@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from parallelenv.contract.info_columns import InfoForm, form_of
-from parallelenv.contract.protocol import Extra
+from parallelenv.contract.spaces import Info
 
 _NUM_ALIKE = 3
 """Steps in a row whose infos have one form, before that form gets columns."""
@@ -16,7 +16,7 @@ _NUM_TRIES = 64
 
 
 class InfoLearner:
-    """Decides which form of infos has columns in the batch.
+    """Decides which form of one kind of infos has columns in the batch.
 
     Attributes:
         form: The form; empty: none.
@@ -30,8 +30,8 @@ class InfoLearner:
         self._tries = _NUM_TRIES
         self._generation = -1
 
-    def note(self, values: Mapping[int, Extra], num_envs: int, generation: int, num_steps: int) -> bool:
-        """Note the infos of a step of ``num_envs`` envs that came as values.
+    def note(self, infos: Sequence[Info], num_envs: int, generation: int, num_steps: int) -> bool:
+        """Note infos of a step that came as values. They count if they are more than half of ``num_envs``.
 
         ``generation``: hosts that replaced others do not know the form. ``num_steps``: about the number of steps since
         the last call; the others had no values.
@@ -40,7 +40,8 @@ class InfoLearner:
             Whether hosts have to be sent the form.
         """
         is_told = not self.form or generation == self._generation
-        infos = [extra.info for extra in values.values() if extra.info]
+        if not infos and is_told:
+            return False
         if 2 * len(infos) <= num_envs and is_told:
             self._num_misses = 0
             return False

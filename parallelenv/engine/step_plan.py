@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parallelenv.contract.batch import Array, gather_states, has_true
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.protocol import NOTHING, RepeatedStep
 from parallelenv.contract.spaces import Action, State
 from parallelenv.engine.assemble import Align, ended_state
@@ -192,8 +193,9 @@ class StepPlan:
         return result
 
     def _describe_ends(self, dones: Array, infos: Array) -> None:
-        """Add to infos what the resets within the step, whose own infos are empty, would hide."""
+        """Add to infos what the resets within the step would hide."""
         for position in dones.nonzero()[0].tolist():
             env_id = self.stepped[position]
-            self._table.reset_infos[env_id] = {}
-            self._policy.describe_end(infos[position], ended_state(self._batch, env_id, NOTHING), {}, False)
+            reset_info = self._batch.reset_info(env_id)
+            self._table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
+            self._policy.describe_end(infos[position], ended_state(self._batch, env_id, NOTHING), reset_info, False)

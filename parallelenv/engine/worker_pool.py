@@ -19,7 +19,7 @@ from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.failures import NO_FAILURES, Failure
-from parallelenv.contract.info_columns import InfoColumns
+from parallelenv.contract.info_columns import InfoForms
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import (
     Backend,
@@ -96,7 +96,7 @@ class Pool:
         self._timeout: float | None = None  # building envs has no time limit
         self._call_timeout = timeout
         self.number = 1
-        self._infos, self._noted = InfoLearner(), 0
+        self._infos, self._reset_infos, self._noted = InfoLearner(), InfoLearner(), 0
         self.generation = 0
         self.planned: PlannedStep | None = None
         self.processes = {}
@@ -309,13 +309,16 @@ class Pool:
         self._noted = self.number
         if self.batch.infos is None:
             return
+        steps = [extra.info for extra in values.values() if extra.info]
+        resets = [extra.reset_info for extra in values.values() if extra.reset_info and not extra.is_exhausted]
         with DeferSigint(), contextlib.suppress(WorkerTimeoutError):  # a late host still reads it before the next step
-            if self._infos.note(values, num_envs, self.generation, num_steps):
-                form = self._infos.form
-                self.batch.info_columns = InfoColumns(form, self.batch) if form else None
+            has_changed = self._infos.note(steps, num_envs, self.generation, num_steps)
+            if self._reset_infos.note(resets, 0, self.generation, 1) or has_changed:
+                forms = InfoForms(self._infos.form, self._reset_infos.form)
+                self.batch.info_columns, self.batch.reset_columns = forms.columns(self.batch)
                 hosts = (worker.spec.env_ids for worker in self._workers)
                 living = [next((one for one in env_ids if one not in self._lost), None) for env_ids in hosts]
-                self.wait(self.submit("state", [one for one in living if one is not None], None, form), _MOMENT)
+                self.wait(self.submit("state", [one for one in living if one is not None], None, forms), _MOMENT)
 
     def settle(self) -> None:
         """Enter a planned step that is under way, because its call was interrupted, in a ticket like any other."""

@@ -14,7 +14,7 @@ from parallelenv.contract.batch import Array, Batch
 from parallelenv.contract.copying import pickled
 from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, raise_of_policy, with_note
-from parallelenv.contract.protocol import Command, Extra, Lookup, MethodCall, Reply
+from parallelenv.contract.protocol import NOTHING, Command, Extra, Lookup, MethodCall, Reply
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,
     RecurrentState,
@@ -452,8 +452,10 @@ class _LocalSteps:
         ticket = self._pool.submit("step", env_ids, each, autoreset=autoreset, failed=failed)
         self._pool.wait_or_give_up(ticket)
         self._note_loose(ticket.values)
-        columns = self._pool.batch.info_columns
-        for position, info in columns.read(self.writer.rows(env_ids), len(env_ids)) if columns is not None else ():
-            if env_ids[position] not in ticket.failures:
-                ticket.values[env_ids[position]] = Extra(info)
+        batch = self._pool.batch
+        for name, columns in (("info", batch.info_columns), ("reset_info", batch.reset_columns)):
+            for position, info in columns.read(batch.rows(env_ids), len(env_ids)) if columns is not None else ():
+                env_id = env_ids[position]
+                if env_id not in ticket.failures:
+                    ticket.values[env_id] = ticket.values.get(env_id, NOTHING)._replace(**{name: info})
         return Reply(0, ticket.values, ticket.failures)

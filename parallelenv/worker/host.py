@@ -18,7 +18,7 @@ from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_gra
 from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.error_text import show
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.info_columns import InfoForm
+from parallelenv.contract.info_columns import InfoForms
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import (
     EXHAUSTED,
@@ -471,6 +471,7 @@ class Host:
         writer = self.writer
         info, loose, loose_reward = said
         ended_loose = reset_info = is_exhausted = ended_state = None
+        info = writer.store_info(row, info)
         if goes_on:
             if info or loose or loose_reward:  # copied before the reset: an env may reuse the buffers that it returned
                 info, loose, loose_reward = deep_copy(info), deep_copy_but_graph(loose), deep_copy(loose_reward)
@@ -484,6 +485,7 @@ class Host:
                     writer.line[cell] = state
                 except (TypeError, ValueError):  # as in `step`
                     loose = writer.store_state(row, state)
+                reset_info = writer.store_reset_info(row, reset_info)
             except ExhaustedError:
                 reset_info, is_exhausted = EXHAUSTED, True
             self.doing = "step"
@@ -521,13 +523,15 @@ class Host:
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs within a rollout as a step command would. Afterwards no env is current, since the policy runs."""
         outer = self._command, self._run, self._columns, self._clock, self._reply, self._number
-        infos, self.writer.infos = self.writer.infos, None  # a rollout keeps those of all its steps
+        writer = self.writer
+        columns = writer.infos, writer.reset_infos
+        writer.infos = writer.reset_infos = None  # a rollout keeps those of all its steps
         command = Command(0, "step", env_ids, each, autoreset=autoreset)
         try:
             self._begin_command(command)
             return next(self._finish(command, is_inner=True))
         finally:
-            self.writer.infos = infos
+            writer.infos, writer.reset_infos = columns
             self.index = 0
             self._command, self._run, self._columns, self._clock, self._reply, self._number = outer
 
@@ -598,17 +602,17 @@ class Host:
         bound = functools.partial(found, *call.positional, **named)
         return _draw(bound) if name == "render" else bound()
 
-    def state(self, env_id: int, saved: bytes | None, what: str | InfoForm) -> Any:
+    def state(self, env_id: int, saved: bytes | None, what: str | InfoForms) -> Any:
         """Return or replace what the host knows of an env.
 
-        ``what`` is a form of infos that are written to columns from now on, for all envs; or ``"save"``: the env's
+        ``what`` are forms of infos that are written to columns from now on, for all envs; or ``"save"``: the env's
         state, pickled, or ``None`` if it cannot be saved; ``"load"``: continue from such a state; ``"leaves"``: the
         leaves of its latest state that are not in the batch; ``"trace"``: begin to record when each env does what, and
         return the clock's id and its time, for the first env; ``"record"``: stop recording, and return the record, for
         the first env.
         """
         if isinstance(what, tuple):
-            self.writer.set_info_form(what, self.everyone)
+            self.writer.set_info_forms(what, self.everyone)
             return None
         if what == "leaves":
             loose = self.writer.loose.get(env_id - self.writer.first)

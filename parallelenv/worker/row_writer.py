@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, RowIndex, has_true, take
+from parallelenv.contract.batch import Array, Batch, RowIndex, take
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.info_columns import InfoColumns, InfoForm
+from parallelenv.contract.info_columns import InfoColumns, InfoForms
 from parallelenv.contract.spaces import State, as_array, describe_value
 from parallelenv.errors import EnvContractError
 
@@ -29,10 +29,14 @@ class RowWriter:
         line: The states one after the other, as a memoryview, if each is a vector, else ``None``. Assigning to a slice
             checks shape and dtype and copies in 70 ns; numpy takes 180 ns.
         rewards: ``(num_envs,)`` float64, as a memoryview: setting a number takes 18 ns instead of 30 ns.
-        infos: The columns for infos; ``None``: infos are returned like other values.
+        infos: The columns for infos of steps; ``None``: infos are returned like other values.
+        reset_infos: The same, for infos of resets within steps.
         keeps_types: See `Layout`.
         loose: Loose leaves of the latest states, by row, as the envs returned them: no array keeps these for a rollout.
     """
+
+    infos: InfoColumns | None = None
+    reset_infos: InfoColumns | None = None
 
     def __init__(self, batch: Batch) -> None:
         single: Any = batch.single_state
@@ -47,10 +51,11 @@ class RowWriter:
         self._flag_bytes = memoryview(batch.flags.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         self.batch = batch
         self.loose: dict[int, list[Any]] = {}
-        self.infos: InfoColumns | None = None
+
+        marks: Any = batch.info_marks
         # A host before this one may have left marks: of infos that were not received yet, so each stays until its env
         # is stepped again.
-        self._has_old_marks = batch.info_marks is not None and has_true(batch.info_marks)
+        self._marks: Any = memoryview(marks) if marks is not None and marks.any() else None
         self.keeps_types, self._broadcasts = batch.layout.keeps_types, batch.layout.broadcasts
         self._structure = batch.layout.states
         self._single = single
@@ -90,17 +95,29 @@ class RowWriter:
             self._flag_bytes[begin:end] = bytes(end - begin)
         else:
             self.batch.flags[rows] = False
-        if self.infos is not None:
-            self.infos.clear(rows)
-        elif self._has_old_marks:
-            self.batch.info_marks[rows] = 0  # type: ignore[index]
+        if self._marks is None:
+            return
+        if type(rows) is slice:
+            self._marks[rows] = bytes(rows.stop - rows.start)
+        else:
+            for row in rows:
+                self._marks[row] = 0
 
-    def set_info_form(self, form: InfoForm, env_ids: Sequence[int]) -> None:
-        """Write infos of this form to columns, those of other forms not; an empty form: none."""
-        if self.batch.info_marks is not None:
-            self.batch.info_marks[self.batch.rows(env_ids)] = 0
-            self.infos = InfoColumns(form, self.batch) if form else None
-            self._has_old_marks = False
+    def set_info_forms(self, forms: InfoForms, env_ids: Sequence[int]) -> None:
+        """Write infos of these forms to columns, those of other forms not."""
+        marks: Any = self.batch.info_marks
+        if marks is not None:
+            marks[self.batch.rows(env_ids)] = 0
+            self.infos, self.reset_infos = forms.columns(self.batch)
+            self._marks = memoryview(marks) if any(forms) else None
+
+    def store_info(self, row: int, info: Any) -> Any:
+        """Write the info of a step to its columns; return it if it has no place there, and ``None`` if it is empty."""
+        return None if not info or (self.infos is not None and self.infos.write(row, info)) else info
+
+    def store_reset_info(self, row: int, info: Any) -> Any:
+        """Write the info of a reset within a step, like `store_info`."""
+        return None if not info or (self.reset_infos is not None and self.reset_infos.write(row, info)) else info
 
     def ended(self, rows: Sequence[int]) -> list[int]:
         """Return the ids of the envs in these rows whose flags are set."""
