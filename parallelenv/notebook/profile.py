@@ -36,31 +36,25 @@ MOST_CALLS = 1_000_000
 """Calls that are kept; older ones are dropped."""
 _MOMENT = 1e-3
 """Seconds between checks whether another thread's call has ended."""
-_Times = tuple[float, float]
 
 
 class Profile:
-    """The recording of a ``with env.profile() as p`` block. Available once the block has ended."""
+    """The recording of a ``with env.profile() as p`` block. Available once the block has ended.
 
-    _recording: Recording | None = None
+    Until then `summary`, `plot` and `save` raise a `UsageError`.
+    """
+
+    finished: Recording | None = None
 
     @property
     def recording(self) -> Recording:
         """The recording; a `UsageError` before the block has ended."""
-        if self._recording is None:
+        if self.finished is None:
             raise UsageError("Nothing is recorded yet: ask when the block `with env.profile() as p` has ended.")
-        return self._recording
-
-    @recording.setter
-    def recording(self, recording: Recording) -> None:
-        self._recording = recording
+        return self.finished
 
     def summary(self) -> Summary:
-        """Return where the time went, with advice. It displays as a table.
-
-        Raises:
-            UsageError: If the block has not ended.
-        """
+        """Return where the time went, with advice. It displays as a table."""
         return summarise(self.recording)
 
     def plot(self, begin: float | None = None, end: float | None = None, path: str | Path | None = None) -> Timeline:
@@ -71,11 +65,7 @@ class Profile:
             end: End, likewise; ``None`` means the end of the recording.
             path: File to write it to as well: a name that ends in ``.svg``.
 
-        Returns:
-            A `Timeline`.
-
         Raises:
-            UsageError: If the block has not ended.
             ArgumentError: If nothing was recorded between ``begin`` and ``end``, or ``path`` has another suffix.
             OSError: If it cannot be written.
         """
@@ -91,7 +81,6 @@ class Profile:
             path: A name that ends in ``.json``; an existing file is replaced.
 
         Raises:
-            UsageError: If the block has not ended.
             ArgumentError: If ``path`` has another suffix.
             OSError: If it cannot be written.
         """
@@ -101,7 +90,7 @@ class Profile:
 
     def __repr__(self) -> str:
         """Return the table, if the block has ended."""
-        return "<Profile, still recording>" if self._recording is None else repr(self.summary())
+        return "<Profile, still recording>" if self.finished is None else repr(self.summary())
 
 
 class Recorder:
@@ -119,9 +108,8 @@ class Recorder:
         pool = self._engine.pool
         if pool.is_watched:
             raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
-        living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
         asked = perf_counter()
-        values = pool.ask("state", living, None, "trace").values
+        values = pool.ask("state", self._living(), None, "trace").values
         middle = (asked + perf_counter()) / 2
         self._clocks: dict[int, tuple[str, float]] = {
             env_id: (clock, middle - now) for env_id, (clock, now) in values.items()
@@ -145,16 +133,14 @@ class Recorder:
             left = max(0.0, deadline - time.monotonic())
             try:
                 workers = self._collect(left, not is_interrupt)
-            except UsageError:  # another thread is in a call
-                if left:
+            except ParallelEnvError as wrong:  # another thread is in a call; or, for example, closed in the meantime
+                if isinstance(wrong, UsageError) and left:
                     time.sleep(_MOMENT)
                     continue
-            except ParallelEnvError:  # for example closed in the meantime
-                pass
             break
         missing = set(self._engine.env_ids).difference(*(worker.env_ids for worker in workers))
         begun = max([self._begun, self._calls.since, *(worker.since for worker in workers if worker.is_cut)])
-        self._profile.recording = Recording(
+        self._profile.finished = Recording(
             begun,
             max(ended, begun + _MOMENT),  # clocks of two machines may disagree
             begun > self._begun,
@@ -167,16 +153,18 @@ class Recorder:
     def _collect(self, timeout: float, resumes: bool) -> list[WorkerRecord]:
         """Stop recording in hosts; return the records received in time, if need be without resuming a command."""
         pool = self._engine.pool
-        living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
         is_held_up = not resumes and pool.is_held_up
         asked = perf_counter()
-        ticket = pool.submit("state", living, None, "record")
+        ticket = pool.submit("state", self._living(), None, "record")
         if not is_held_up:
             with contextlib.suppress(ParallelEnvError):  # too late: the records of the others are there
                 pool.wait(ticket, timeout)
         middle = (asked + perf_counter()) / 2
         records = [record for record in ticket.values.values() if isinstance(record, WorkerRecord)]
         return [self._aligned(record, middle) for record in records]
+
+    def _living(self) -> list[int]:
+        return [env_id for env_id in self._engine.env_ids if env_id not in self._engine.pool.lost]
 
     def _aligned(self, record: WorkerRecord, received: float) -> WorkerRecord:
         """Return a worker's record in the caller's time; from another machine it is off by 0.1 ms or more."""
