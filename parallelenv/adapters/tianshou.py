@@ -44,18 +44,11 @@ class TianshouVectorEnv:
 
     Calls on an env whose step is in flight raise `EnvBusyError`, and do nothing. Ids may be negative.
 
-    Args:
-        env: The `ParallelEnv` to step.
-        wait_num: See `ParallelEnv.to_tianshou`.
-        timeout: See `ParallelEnv.to_tianshou`.
-
     Attributes:
         parallel_env: The `ParallelEnv`.
         env_num: Number of envs.
         is_async: Whether a step may return before all envs have finished theirs.
-        action_space: One per env.
-        observation_space: One per env.
-        metadata: One per env.
+        action_space, observation_space, metadata: Lists with one per env.
     """
 
     def __init__(self, env: ParallelEnv, wait_num: int | None = None, timeout: float | None = None) -> None:
@@ -108,8 +101,7 @@ class TianshouVectorEnv:
     @property
     def ready_id(self) -> list[int]:
         """Ids of all other envs."""
-        waiting = set(self.waiting_id)
-        return [env_id for env_id in range(self.env_num) if env_id not in waiting]
+        return sorted(set(range(self.env_num)).difference(self.waiting_id))
 
     # ---------------------------------------------------------------- episodes
 
@@ -233,7 +225,7 @@ class TianshouVectorEnv:
 
     def _ready(self, id: Ids) -> list[int]:
         """Return the env ids of an argument, if none has a step in flight."""
-        env_ids = list(range(self.env_num)) if id is None else positions(id, self.env_num, "id")
+        env_ids = positions(id, self.env_num, "id")
         waiting = self.waiting_id
         busy = [env_id for env_id in env_ids if env_id in waiting] if waiting else []
         if busy:
