@@ -60,9 +60,7 @@ _CALLS: tuple[tuple[Any, ...], ...] = (
 class Make(Protocol):
     """Makes a `ParallelEnv` that is closed after the test."""
 
-    def __call__(self, envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv:
-        """Return the `ParallelEnv`."""
-        ...
+    def __call__(self, envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv: ...
 
 
 class BackendContract:
@@ -95,21 +93,19 @@ class BackendContract:
         """Bit for bit, for all kinds of envs, done policies, forms of ``id`` and numbers of workers."""
         if kind == "tensor":
             pytest.importorskip("torch")
-        for done_policy, num_cpus in self._combinations(kind):
+        row = list(KINDS).index(kind)
+        if kind == "tensor":  # every worker imports torch
+            combinations: list[tuple[Any, int]] = [("restart", 2)]
+        elif self.starts_slowly:
+            combinations = [("restart", 3 if row == 0 else 2), ((None, "idle", "continue")[row % 3], 1)]
+        else:  # five envs divide unevenly by two and by three
+            combinations = [(policy, 1 + (row + column) % 3) for column, policy in enumerate(DONE_POLICIES)]
+        for done_policy, num_cpus in combinations:
             with make(KINDS[kind](), done_policy, num_cpus=num_cpus) as env:
                 found = play(env, overwrites=True)
             context = f"asynchronous={done_policy!r}, num_cpus={num_cpus}, "
             found.check_unchanged(context)
             found.assert_equals(play(make_oracle(KINDS[kind](), done_policy)), context)
-
-    def _combinations(self, kind: str) -> list[tuple[Any, int]]:
-        """Return done policies and numbers of workers to test; five envs divide unevenly by two and by three."""
-        if kind == "tensor":  # every worker imports torch
-            return [("restart", 2)]
-        row = list(KINDS).index(kind)
-        if self.starts_slowly:
-            return [("restart", 3 if row == 0 else 2), ((None, "idle", "continue")[row % 3], 1)]
-        return [(done_policy, 1 + (row + column) % 3) for column, done_policy in enumerate(DONE_POLICIES)]
 
     def test_views_equal_copies(self, make: Make, make_oracle: Make) -> None:
         """With ``copy=False`` states are valid until the next call."""
