@@ -84,21 +84,17 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin new episodes.
+        """Begin new episodes. Return observations of all envs (the latest of envs not reset), and infos of those reset.
 
         Args:
             seed: Int ``s`` gives env i the seed ``s + i``. A list has one per env.
             options: Passed to each env's ``reset``, except ``"reset_mask"``: ``(num_envs,)`` bool, the envs to reset,
                 by default all. The dict is not changed.
 
-        Returns:
-            Observations of all envs (the latest ones of envs not reset), and the infos of the envs that were reset.
-
         Raises:
-            ArgumentError: If seeds, options or mask are invalid.
-            PendingCallError: If an ``..._async`` waits for its ``..._wait``.
-            ResetNeededError: If the mask leaves out an env that was neither reset nor stepped yet. In all these cases
-                nothing was reset.
+            ArgumentError: If seeds, options or mask are invalid; nothing was reset.
+            PendingCallError: If an ``..._async`` waits for its ``..._wait``; likewise.
+            ResetNeededError: If the mask leaves out an env that was neither reset nor stepped yet; likewise.
             BaseException: What an env raised.
         """
         self.reset_async(seed, options)
@@ -142,20 +138,18 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     def step(self, actions: Any) -> GymnasiumStep:
         """Step all envs, and reset ended ones according to the autoreset mode.
 
-        Args:
-            actions: A batch as ``action_space.sample()`` returns it, or one action per env.
+        Actions are a batch as ``action_space.sample()`` returns it, or one per env.
 
         Returns:
             Observations, rewards ``(num_envs,)`` float64, terminations and truncations ``(num_envs,)`` bool, and infos:
             a dict of arrays with one row per env.
 
         Raises:
-            ActionError: If the actions are invalid.
-            PendingCallError: If an ``..._async`` waits for its ``..._wait``, or a step was interrupted.
-            ResetNeededError: If an env has ended and the mode is ``"Disabled"``, or lost its episode with its worker.
-                In all these cases nothing was stepped.
-            WorkerTimeoutError: If it takes longer than the ``timeout`` of the `ParallelEnv`; `step_wait` continues to
-                wait.
+            ActionError: If the actions are invalid; nothing was stepped.
+            PendingCallError: If an ``..._async`` waits for its ``..._wait``, or a step was interrupted; likewise.
+            ResetNeededError: If an env has ended and the mode is ``"Disabled"``, or lost its episode with its worker;
+                likewise.
+            WorkerTimeoutError: If it takes longer than the ``timeout`` of the `ParallelEnv`; `step_wait` waits on.
             EnvContractError: If a reward is not a number.
             BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
                 envs, whose ids are its ``env_ids``.
@@ -172,8 +166,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
         """Return the result of a step that was begun, was interrupted, or exceeded its timeout.
 
-        Args:
-            timeout: In seconds; ``None`` means that of the `ParallelEnv`.
+        ``timeout`` is in seconds; ``None`` means that of the `ParallelEnv`.
 
         Raises:
             NoPendingCallError: If there is no such step.
@@ -236,9 +229,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env.
 
-        Args:
-            name: Name of the attribute.
-            values: A list or tuple has one per env; any other value is set on all.
+        A list or tuple has one value per env; any other value is set on all.
 
         Raises:
             ArgumentError: If the number of values differs from the number of envs.
@@ -280,12 +271,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         """Close the `ParallelEnv`, and drop the call in flight, with a warning. Exceptions of envs are not raised.
 
-        Args:
-            timeout: Seconds for workers to close their envs before they are terminated; ``None`` means a few.
-            terminate: Whether to terminate them at once.
-
-        Raises:
-            ArgumentError: If ``timeout`` is invalid; nothing was closed.
+        Workers have ``timeout`` seconds (``None``: a few) to close their envs before they are terminated, or none with
+        ``terminate``. An invalid ``timeout`` is an `ArgumentError`, and closes nothing.
         """
         begun = self._begun if self._is_awaited and not self.closed else None
         self.parallel_env.close(0.0 if terminate else timeout)

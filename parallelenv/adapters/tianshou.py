@@ -106,12 +106,9 @@ class TianshouVectorEnv:
     # ---------------------------------------------------------------- episodes
 
     def reset(self, env_id: Ids = None, *, seed: Any = None, options: Any = None) -> tuple[Array, Array]:
-        """Begin new episodes.
+        """Begin new episodes of some envs, or by default of all, which also drops steps in flight.
 
-        Args:
-            env_id: Envs to reset, by default all, which also drops steps in flight.
-            seed: An int is the same seed for every env, as in Tianshou. A list has one per env.
-            options: Passed to each env's ``reset``.
+        An int is the same seed for every env, as in Tianshou; a list has one per env.
 
         Returns:
             Observations and infos, in the order of ``env_id``: observations stacked, or an object array for dicts and
@@ -124,19 +121,17 @@ class TianshouVectorEnv:
         return _stacked(states), object_array([infos[one] for one in env_ids])
 
     def step(self, action: Any, id: Ids = None) -> TianshouStep:
-        """Step envs; if ``is_async``, return the results of the first to finish.
+        """Step envs, by default all; if ``is_async``, return the results of the first to finish.
 
-        Args:
-            action: One per env; ``None`` only waits for steps in flight, if ``is_async`` or after Ctrl-C.
-            id: Envs to step, by default all.
+        ``action`` has one per env; ``None`` only waits for steps in flight, if ``is_async`` or after Ctrl-C.
 
         Returns:
             Observations, rewards ``(k,)``, terminated and truncated ``(k,)`` bool, and infos; observations and infos
             have the form of `reset`. ``info["env_id"]`` is the env id of the row.
 
         Raises:
-            ActionError: If the actions are invalid.
-            ResetNeededError: If an env lost its episode with its worker. In both cases nothing was stepped.
+            ActionError: If the actions are invalid; nothing was stepped.
+            ResetNeededError: If an env lost its episode with its worker; likewise.
             NothingInFlightError: If there is nothing to wait for.
             BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
                 envs, whose ids are its ``env_ids``.
@@ -176,13 +171,9 @@ class TianshouVectorEnv:
         return _stacked(states), _stacked(rewards), batch.terminated, batch.truncated, object_array(infos)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[list[int | None]]:
-        """Reset all envs with seeds, and seed their ``action_space``.
+        """Reset all envs with seeds, and seed their ``action_space``. Return one list per env, with its seed.
 
-        Args:
-            seed: Int ``s`` gives env i the seed ``s + i``. A list has one per env. ``None`` seeds at random.
-
-        Returns:
-            One list per env, with its seed.
+        Int ``s`` gives env i the seed ``s + i``; a list has one per env; ``None`` seeds at random.
         """
         everyone = self._ready(None)
         seeds = arguments.spread_seeds(seed, everyone, self.env_num, whole=False)

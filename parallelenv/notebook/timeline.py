@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,28 +19,18 @@ _MOST_BLOCKS = 5000
 """Maximum number of blocks drawn: more would be too narrow to see and make the file large. Then shades are drawn."""
 _BINS = 300
 _STEPS_IN_DETAIL = 8
-_STEP_COLOURS = "#0072b2", "#56b4e9"  # all are distinct with any colour vision
-_COLOURS = {"own": "#e69f00", "call": "#999999", "worker": "#999999", "reset": "#d55e00"}
-_SHADES = {"call": ("#999999", "in calls:"), "own": ("#e69f00", "your code:"), "worker": ("#0072b2", "works for")}
-"""Colour and text of each kind of event that no other one contains."""
+_CALLER, _CALL, _STEPS, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
 _WAITING = "#8882"
-_LEGEND = (
-    ((_COLOURS["own"],), "your code"),
-    ((_COLOURS["call"],), "in a call"),
-    (_STEP_COLOURS, "envs step (colours alternate)"),
-    ((_COLOURS["reset"],), "envs reset"),
-    ((_WAITING,), "waiting"),
-)
-
-
-class _Block(NamedTuple):
-    """An interval that is drawn: begin and end in seconds since the beginning of the recording, and a tooltip."""
-
-    begin: float
-    end: float
-    colour: str
-    said: str
-    opacity: float = 1.0
+_COLOURS = {"own": _CALLER, "call": _CALL, "worker": _CALL, "reset": _RESET}
+_SHADES = {"own": (_CALLER, "your code:"), "call": (_CALL, "in calls:"), "worker": (_STEPS[0], "works for")}
+"""Colour and text of each kind of event that no other one contains."""
+_LEGEND = {
+    "your code": (_CALLER,),
+    "in a call": (_CALL,),
+    "envs step (colours alternate)": _STEPS,
+    "envs reset": (_RESET,),
+    "waiting": (_WAITING,),
+}
 
 
 class Timeline:
@@ -71,11 +60,12 @@ class Timeline:
         tracks = list(recording.tracks())
         drawn, left = tracks[:_MOST_ROWS], len(tracks) - _MOST_ROWS
         for stretch in stretches:
-            rows = [(track.title, _blocks(track, *stretch, _MOST_BLOCKS // len(drawn))) for track in drawn]
-            panel, height = _draw([*rows, *[(f"... {left:,} more", [])] * (left > 0)], *stretch, height)
+            panel, height = _draw(drawn, *stretch, height)
             parts += panel
+            if left > 0:
+                parts.append(f'<text x="0" y="{height - 11}">... {left:,} more</text>')
         x = _LEFT
-        for colours, name in _LEGEND:
+        for name, colours in _LEGEND.items():
             for colour in colours:
                 parts.append(f'<rect x="{x}" y="{height + 2}" width="12" height="12" fill="{colour}"/>')
                 x += 14
@@ -113,44 +103,42 @@ def _some_steps(recording: Recording) -> tuple[float, float]:
     return max(0.0, begin - margin), end + margin
 
 
-def _blocks(track: Track, begin: float, end: float, most: int) -> list[_Block]:
-    """Return the blocks of an interval: one per event, or, if there are many, of equal length, darker where more is."""
+def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
+    """Yield begin, end, colour, tooltip and opacity of each event in an interval."""
     inside = np.flatnonzero((track.spans[:, 1] > begin) & (track.spans[:, 0] < end))
-    blocks = []
-    if len(inside) <= most:
-        for index, (first, last) in zip(inside.tolist(), track.spans[inside].clip(begin, end).tolist(), strict=True):
-            kind = str(track.kinds[index])
-            colour = _COLOURS.get(kind, _STEP_COLOURS[index % 2])
-            said = f"{track.names[index]}, {duration(last - first)}"
-            blocks.append(_Block(first, last, colour, said, 0.5 if kind == "worker" else 1.0))
-        return blocks
+    for index, (first, last) in zip(inside.tolist(), track.spans[inside].clip(begin, end).tolist(), strict=True):
+        kind = str(track.kinds[index])
+        colour = _COLOURS.get(kind, _STEPS[index % 2])
+        yield first, last, colour, f"{track.names[index]}, {duration(last - first)}", 0.5 if kind == "worker" else 1.0
+
+
+def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
+    """Yield the same of blocks of equal length, darker where events take more of them."""
     edges, width = np.linspace(begin, end, _BINS + 1), (end - begin) / _BINS
     for kind, (colour, said) in _SHADES.items():
-        spans = merge(track.spans[track.kinds == kind])
-        if len(spans):
-            ends = np.cumsum(np.diff(spans)[:, 0])  # the time taken up to the end of each span
-            taken = np.interp(edges, spans.ravel(), np.column_stack([np.append(0, ends[:-1]), ends]).ravel())
-            for first, share in zip(edges.tolist(), (np.diff(taken) / width).clip(0, 1).tolist(), strict=False):
-                if share > 0.005:
-                    text = f"{said} {share:.0%} of {duration(width)}"
-                    blocks.append(_Block(first, first + width, colour, text, share))
-    return blocks
+        spans = merge(np.concatenate([track.spans[track.kinds == kind], [[end, end]]]))
+        ends = np.cumsum(np.diff(spans)[:, 0])  # the time taken up to the end of each span
+        taken = np.interp(edges, spans.ravel(), np.column_stack([np.append(0, ends[:-1]), ends]).ravel())
+        for first, share in zip(edges.tolist(), (np.diff(taken) / width).clip(0, 1).tolist(), strict=False):
+            if share > 0.005:
+                yield first, first + width, colour, f"{said} {share:.0%} of {duration(width)}", share
 
 
-def _draw(rows: Sequence[tuple[str, list[_Block]]], begin: float, end: float, top: int) -> tuple[list[str], int]:
+def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[list[str], int]:
     """Return a panel below ``top``, and where it ends."""
     scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
     parts = []
     y = top + 30
-    for name, blocks in rows:
-        parts.append(f'<text x="0" y="{y + 15}">{html.escape(name)}</text>')
+    for track in tracks:
+        parts.append(f'<text x="0" y="{y + 15}">{html.escape(track.title)}</text>')
         parts.append(f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_ROW}" fill="{_WAITING}"/>')
-        for block in blocks:
-            x, width = (block.begin - begin) * scale + _LEFT, max(0.3, (block.end - block.begin) * scale)
-            opacity = "" if block.opacity == 1 else f' fill-opacity="{block.opacity:.2f}"'
+        number = np.count_nonzero((track.spans[:, 1] > begin) & (track.spans[:, 0] < end))
+        blocks = _events if number <= _MOST_BLOCKS // len(tracks) else _shades
+        for first, last, colour, said, opacity in blocks(track, begin, end):
             parts.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW}" fill="{block.colour}"{opacity}>'
-                f"<title>{html.escape(block.said)}</title></rect>"
+                f'<rect x="{(first - begin) * scale + _LEFT:.2f}" width="{max(0.3, (last - first) * scale):.2f}" '
+                f'y="{y}" height="{_ROW}" fill="{colour}" fill-opacity="{opacity:.2f}">'
+                f"<title>{html.escape(said)}</title></rect>"
             )
         y += _ROW + _GAP
     # Five to ten lines at round times, labelled in the unit of the distance between them: "0.25 s", "12,500 µs".
