@@ -20,6 +20,7 @@ from parallelenv.results import StepBatch, StepResult
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
+Space = gymnasium.Space[Any]
 _Class = TypeVar("_Class", bound=type)
 _Step = TypeVar("_Step")
 
@@ -44,12 +45,12 @@ def positions(argument: object, num_envs: int, name: str) -> list[int]:
 
 def declared_spaces(
     name: str, env: ParallelEnv, if_different: str | None = "Make them equal."
-) -> list[gymnasium.Space[Any]]:
+) -> list[Space]:
     """Return each env's ``observation_space`` or ``action_space``.
 
     ``if_different`` ends the message of the `SpacesError` if they differ; ``None``: they may.
     """
-    spaces: list[gymnasium.Space[Any]] = [getattr(facts, name) for facts in env.engine.pool.facts]
+    spaces: list[Space] = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
         if space is None:
             raise SpacesError(

@@ -72,8 +72,8 @@ def vector_entry_point(
         raise
 
 
-def _make(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def _make(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, object]) -> Any:
     if isinstance(source, EnvSpec):
-        return gymnasium.make(source, max_episode_steps=max_episode_steps, **make_kwargs)
-    env: gymnasium.Env[Any, Any] = source(**make_kwargs)
+        return gymnasium.make(source, max_episode_steps=max_episode_steps, **make_kwargs)  # type: ignore[arg-type]
+    env = source(**make_kwargs)
     return env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)

@@ -12,7 +12,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from parallelenv.adapters.common import convert_step, declared_spaces, nothing_begun, raises_first
+from parallelenv.adapters.common import Space, convert_step, declared_spaces, nothing_begun, raises_first
 from parallelenv.adapters.infos import gather_infos
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
@@ -27,8 +27,9 @@ from parallelenv.results import StepResult
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
-GymnasiumStep = tuple[Any, Array, Array, Array, dict[str, Any]]
-ObservationMode = Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+Info = dict[str, Any]
+GymnasiumStep = tuple[Any, Array, Array, Array, Info]
+ObservationMode = Literal["same", "different"] | tuple[Space, Space]
 
 _POLICIES: dict[AutoresetMode, type[DonePolicy]] = {
     AutoresetMode.NEXT_STEP: NextStep,
@@ -82,8 +83,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     # ---------------------------------------------------------------- episodes
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+        self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
+    ) -> tuple[Any, Info]:
         """Begin new episodes. Return observations of all envs (the latest of envs not reset), and infos of those reset.
 
         Args:
@@ -101,7 +102,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return self.reset_wait()
 
     def reset_async(
-        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self, seed: int | Sequence[int | None] | None = None, options: Info | None = None
     ) -> None:
         """Send resets; `reset_wait` returns the result of `reset`. See `reset` for arguments and errors."""
         self._refuse_awaited("reset")
@@ -125,7 +126,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._begun = _PendingCall("reset", engine.reset_async(ids, picked, options))
         self._is_awaited = True
 
-    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, Info]:
         """Return the result of `reset_async`. See `reset`, and `step_wait` for ``timeout`` and errors."""
         engine = self.parallel_env.engine
         env_ids, observations = self._finish("reset", timeout, engine.reset_wait)
@@ -135,7 +136,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         infos = gather_infos(((env_id, said[env_id]) for env_id in env_ids), self.num_envs)
         return _writeable(observations) if self._lends else observations, infos
 
-    def step(self, actions: Any) -> GymnasiumStep:
+    def step(self, actions: object) -> GymnasiumStep:
         """Step all envs, and reset ended ones according to the autoreset mode.
 
         Actions are a batch as ``action_space.sample()`` returns it, or one per env.
@@ -157,7 +158,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_step()
         return convert_step(self._gathered, self.parallel_env.engine.step_all, actions)
 
-    def step_async(self, actions: Any) -> None:
+    def step_async(self, actions: object) -> None:
         """Begin a step; `step_wait` returns the result of `step`. See `step` for arguments and errors."""
         self._check_step()
         convert_step(self._gathered, self.parallel_env.engine.step_all_async, actions)
@@ -196,7 +197,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ---------------------------------------------------------------- attributes and methods
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
         """Return an attribute of each env; if it is callable, the result of calling it with these arguments.
 
         Raises:
@@ -208,7 +209,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
-    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+    def call_async(self, name: str, /, *args: object, **kwargs: object) -> None:
         """Begin a `call`; `call_wait` returns its result. See `call` for arguments and errors."""
         self._refuse_awaited("call")
         arguments.check_name("name", name)
@@ -226,7 +227,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """Return an attribute of each env, or the result if it is a method. See `call` for errors."""
         return self.call(name)
 
-    def set_attr(self, name: str, values: Any) -> None:
+    def set_attr(self, name: str, values: object) -> None:
         """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env.
 
         A list or tuple has one value per env; any other value is set on all.
@@ -314,7 +315,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             raise
 
 
-def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[Space, Space]:
     """Return the batched and the single observation space, after checking that the envs' spaces fit them."""
     if mode == "same":
         advice = "If their bounds alone differ, give observation_mode='different'."

@@ -62,11 +62,11 @@ class SB3VecEnv(VecEnv):
         self.reset_infos = self.parallel_env.reset_infos
         return observations
 
-    def step(self, actions: Any) -> SB3Step:
+    def step(self, actions: object) -> SB3Step:
         """Step all envs, and reset those that end. See `step_async` and `step_wait`."""
         return convert_step(self._convert, self.parallel_env.engine.step_all, actions)
 
-    def step_async(self, actions: Any) -> None:
+    def step_async(self, actions: object) -> None:
         """Begin a step of all envs with actions ``(num_envs, *shape)``.
 
         Raises:
@@ -121,13 +121,13 @@ class SB3VecEnv(VecEnv):
         arguments.check_name("attr_name", attr_name)
         return all(self.parallel_env.engine.look_up(Lookup(attr_name, "exists"), None))
 
-    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: Indices = None) -> None:
         """Set an attribute of envs, on the outermost wrapper that has it, or else on the innermost env."""
         ids = list(dict.fromkeys(self._ids(indices)))
         self.parallel_env.set_env_attr(attr_name, values=[value] * len(ids), id=ids)
 
     def env_method(
-        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
+        self, method_name: str, *method_args: object, indices: Indices = None, **method_kwargs: object
     ) -> list[Any]:
         """Call a method of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         arguments.check_name("method_name", method_name)

@@ -105,7 +105,7 @@ class TianshouVectorEnv:
 
     # ---------------------------------------------------------------- episodes
 
-    def reset(self, env_id: Ids = None, *, seed: Any = None, options: Any = None) -> tuple[Array, Array]:
+    def reset(self, env_id: Ids = None, *, seed: Any = None, options: object = None) -> tuple[Array, Array]:
         """Begin new episodes of some envs, or by default of all, which also drops steps in flight.
 
         An int is the same seed for every env, as in Tianshou; a list has one per env.
@@ -120,7 +120,7 @@ class TianshouVectorEnv:
         infos = self.parallel_env.reset_infos
         return _stacked(states), object_array([infos[one] for one in env_ids])
 
-    def step(self, action: Any, id: Ids = None) -> TianshouStep:
+    def step(self, action: object, id: Ids = None) -> TianshouStep:
         """Step envs, by default all; if ``is_async``, return the results of the first to finish.
 
         ``action`` has one per env; ``None`` only waits for steps in flight, if ``is_async`` or after Ctrl-C.
@@ -199,12 +199,12 @@ class TianshouVectorEnv:
         """Return an attribute of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         return self.parallel_env.engine.existing_attr(key, self._ready(id))
 
-    def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
+    def set_env_attr(self, key: str, value: object, id: Ids = None) -> None:
         """Set an attribute of envs to one value, on the outermost wrapper that has it, or else on the innermost env."""
         env_ids = self._ready(id)
         self.parallel_env.set_env_attr(key, values=[value] * len(env_ids), id=env_ids)
 
-    def render(self, **kwargs: Any) -> list[Any]:
+    def render(self, **kwargs: object) -> list[Any]:
         """Return the result of each env's ``render`` with these arguments."""
         self._ready(None)
         ticket = self.parallel_env.engine.call_async(MethodCall("render", (), kwargs))
@@ -226,7 +226,7 @@ class TianshouVectorEnv:
         return env_ids
 
 
-def _stacked(values: Sequence[Any]) -> Array:
+def _stacked(values: Sequence[object]) -> Array:
     """Return values as one array like Tianshou: dicts and values of different shapes as objects."""
     try:
         return np.stack(values)

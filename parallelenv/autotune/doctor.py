@@ -102,7 +102,7 @@ def _limits() -> dict[str, int | None]:
     return {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in limits.items()}
 
 
-def _ray_cluster() -> dict[str, Any]:
+def _ray_cluster() -> dict[str, object]:
     """Return the address of the cluster that a Ray mode would join, and whether it answers. Does not import Ray."""
     # Ray uses /tmp on macOS, whatever TMPDIR is.
     folder = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else tempfile.gettempdir())

@@ -166,7 +166,7 @@ class Candidate:
 
     mode: str
     workers: int
-    options: dict[str, Any]
+    options: dict[str, bool]
     speedup: float = 1.0  # relative to the plain loop
     was_tried: bool = True  # whether that was measured; else it is the envs' share alone, without messages
 
@@ -349,7 +349,7 @@ class Trial:
         env.reset(seed=0)
         return TimedEnv(env, random_actions(env, 16), _SLICE, self._busy / scale, scale)
 
-    def _make(self, candidate: Candidate, env_fns: Sequence[Callable[[], Any]]) -> ParallelEnv:
+    def _make(self, candidate: Candidate, env_fns: Sequence[Callable[[], object]]) -> ParallelEnv:
         options: Any = {**self.env_options, **candidate.options, "num_cpus": candidate.workers}
         options |= {"timeout": _PATIENCE, "output": "quiet", "keep": True}
         return self._stack.enter_context(ParallelEnv(env_fns, candidate.mode, "restart", **options))

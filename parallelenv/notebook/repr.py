@@ -88,24 +88,23 @@ class ReprData:
             facts["episodes"] = f"{standing.num_episodes:,} ended" + (f"{of_latest} {known}" if known else "")
         return facts
 
-    def _table(self) -> tuple[list[tuple[str, ...]], str]:
-        """Return the rows of the table of workers, and a text on those that it omits."""
-        rows: list[tuple[str, ...]] = []
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Return the rows of the table of workers, the last of which may be a text on those that it omits."""
+        rows = []
         for env_ids, process, memory in self.workers[:_MOST_WORKERS]:
             pid = str(process.pid) if process.is_near else f"{process.pid} on {process.machine}"
             size = "" if memory is None else f"{memory / 1e6:,.0f} MB"
             rows.append((name_range(env_ids), pid if process.pid else "", size))
         left = len(self.workers) - _MOST_WORKERS
-        return rows, f"... and {count(left, 'more worker')}" if left > 0 else ""
+        return [*rows, (f"... and {count(left, 'more worker')}", "", "")] if left > 0 else rows
 
     def text(self) -> str:
         """Return the display as plain text."""
         facts = {"envs": ", ".join(self._counts().values()), **self._facts()}
         lines = [self.title, *(f"  {name:<9} {said}" for name, said in facts.items())]
-        rows, rest = self._table()
-        if rows:
+        if rows := self._rows():
             lines += ["", *(f"  {line}" for line in format_table(_HEADER, rows, left=("envs",)).splitlines())]
-        return "\n".join([*lines, *([f"  {rest}"] if rest else [])])
+        return "\n".join(lines)
 
     def html(self) -> str:
         """Return the display as HTML without style sheet, script or network, for light and dark backgrounds."""
@@ -123,12 +122,11 @@ class ReprData:
             f"<span {square(state, _GRID)} {said}</span>"
             for state, said in self._counts().items()
         )
-        rows, rest = self._table()
+        rows, rest = self._rows(), f"<div>... and {left:,} more</div>" if left > 0 else ""
         return (
             f'<div style="{_BOX}"><div><code>{html.escape(self.title)}</code></div>'
-            f'<div style="margin:6px 0;max-width:560px"><div style="{_GRID}">{squares}</div>'
-            f"{f'<div>... and {left:,} more</div>' if left > 0 else ''}</div>{legend}{_html_table(self._facts().items())}"
-            f"{_html_table(rows, _HEADER) if rows else ''}{f'<div>{rest}</div>' if rest else ''}</div>"
+            f'<div style="margin:6px 0;max-width:560px"><div style="{_GRID}">{squares}</div>{rest}</div>{legend}'
+            f"{_html_table(self._facts().items())}{_html_table(rows, _HEADER) if rows else ''}</div>"
         )
 
 

@@ -24,7 +24,7 @@ _LEAST_LABELLED = 32
 
 
 def tile_frames(
-    frames: Sequence[Any], env_ids: Sequence[int] | None = None, width: int | None = None, labels: bool = False
+    frames: Sequence[object], env_ids: Sequence[int] | None = None, width: int | None = None, labels: bool = False
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return an RGB picture, uint8, with the frames in a near-square grid, row by row.
 

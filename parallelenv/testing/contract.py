@@ -36,7 +36,7 @@ from parallelenv.testing.scenario import (
 
 ONES = [1] * NUM_ENVS
 _PATIENCE = 10.0  # seconds
-_CALLS: tuple[tuple[Any, ...], ...] = (
+_CALLS: Sequence[tuple[Any, ...]] = (
     ("customized_method", "name"),
     ("customized_method", "name", {"prefix": "x" * 300_000}, [4, 1]),
     ("customized_method", "name", [{"sleep": 0.2}, {"prefix": "x"}, {"sleep": 0.1}], [4, 0, 2]),  # 4 is the last to end
@@ -60,7 +60,7 @@ _CALLS: tuple[tuple[Any, ...], ...] = (
 class Make(Protocol):
     """Makes a `ParallelEnv` that is closed after the test."""
 
-    def __call__(self, envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv: ...
+    def __call__(self, envs: Sequence[object], asynchronous: Any = None, **kwargs: object) -> ParallelEnv: ...
 
 
 class BackendContract:
@@ -73,7 +73,7 @@ class BackendContract:
     """
 
     para_mode: Any = None
-    backend_options: Mapping[str, Any] = {}
+    backend_options: Mapping[str, object] = {}
     starts_slowly: bool = False
 
     @pytest.fixture
@@ -155,7 +155,7 @@ class BackendContract:
     def test_values_kept_by_envs_are_independent_of_the_caller(self, make: Make) -> None:
         """Envs write into copies of arguments, one per env, and keep theirs if the caller changes its own."""
         env = make(five_env_fns(zoo.Toolbox))
-        value: list[Any] = [1]
+        value = [1]
         env.set_env_attr("box", values=[value] * NUM_ENVS)
         value.append(2)
         env.get_env_attr("box")[0].append(3)
@@ -371,7 +371,7 @@ class BackendContract:
             ("uncopyable", {"only": 3}, errors.UnpicklableError),  # not the exception, but the return value
         ],
     )
-    def test_failed_method_does_not_affect_other_envs(self, method: str, data: Any, types: Any, make: Make) -> None:
+    def test_failed_method_does_not_affect_other_envs(self, method: str, data: object, types: Any, make: Make) -> None:
         """Its exception keeps its type, and ``error.partial`` has the results of the others."""
         env = make(_failing_env_fns("method", [3]))
         with pytest.raises(types) as caught:
@@ -442,11 +442,11 @@ class BackendContract:
         assert [lines[-1] for lines in _read_records(tmp_path)] == ["closed"] * NUM_ENVS
 
 
-def _maker(para_mode: Any, options: Mapping[str, Any]) -> Iterator[Make]:
+def _maker(para_mode: Any, options: Mapping[str, object]) -> Iterator[Make]:
     made: list[ParallelEnv] = []
 
-    def make(envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv:
-        arguments = {"num_cpus": 2, **options, **kwargs}
+    def make(envs: Sequence[object], asynchronous: Any = None, **kwargs: object) -> ParallelEnv:
+        arguments: Any = {"num_cpus": 2, **options, **kwargs}
         made.append(ParallelEnv(envs, para_mode, asynchronous, **arguments))
         return made[-1]
 
@@ -455,7 +455,7 @@ def _maker(para_mode: Any, options: Mapping[str, Any]) -> Iterator[Make]:
         env.close()
 
 
-def _counting(states: Any, rnn_state: Any, done: Any) -> Any:
+def _counting(states: Any, rnn_state: Any, done: object) -> tuple[Any, ...]:
     """Use the step of the episode as action, and return it as an extra."""
     count = np.where(done, 0, 0 if rnn_state is None else rnn_state)
     return (count + states[:, 0].astype(np.int64)) % 5, count + 1, {"count": count}

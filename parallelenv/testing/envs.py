@@ -171,7 +171,7 @@ class Chain(Paced):
 
     def _state(self) -> object:
         if self.count == 0:
-            self.kept: list[Any] = []
+            self.kept: list[object] = []
         return tuple(np.asarray(action, np.float64) for action in self.kept)
 
     def _reward(self, action: object) -> bool:

@@ -23,12 +23,12 @@ DONE_POLICIES = (None, "idle", "restart", "continue")
 LENGTHS = (4, 7, 3, 6, 4)  # two end at the same time
 
 
-def five_env_fns(kind: Callable[..., Any], *arguments: Any) -> list[Any]:
+def five_env_fns(kind: Callable[..., object], *arguments: object) -> list[Any]:
     """Return five env fns of one kind, with episodes of different lengths."""
     return [partial(kind, number, *arguments, length=length) for number, length in enumerate(LENGTHS)]
 
 
-_CLASSES: dict[str, Callable[..., Any]] = {
+_CLASSES: dict[str, Callable[..., object]] = {
     "array": zoo.Counter,
     "dict": zoo.Sheet,
     "tuple": zoo.Pair,
@@ -48,7 +48,7 @@ KINDS: dict[str, Callable[[], list[Any]]] = {
 }
 """Lists of envs, by their special feature."""
 
-_ID_FORMS: tuple[Any, ...] = (
+_ID_FORMS: Sequence[Any] = (
     None,
     3,
     [4, 0],
