@@ -179,27 +179,26 @@ class CallRecorder:
     """Records when calls begin and end, as `Guard.tracer`."""
 
     def __init__(self) -> None:
-        self._marks: deque[float] = deque(maxlen=2 * MOST_CALLS)  # begins, and ends as negative numbers
+        self._spans: deque[tuple[float, float]] = deque(maxlen=MOST_CALLS)
+        self._begun: float | None = None  # of the call in progress; an interrupted one may have no end
 
     def begin(self) -> None:
         """Record the begin of a call."""
-        self._marks.append(perf_counter())
+        self._begun = perf_counter()
 
     def end(self) -> None:
         """Record the end of the call."""
-        self._marks.append(-perf_counter())
+        if self._begun is not None:  # recording may have begun within it
+            self._spans.append((self._begun, perf_counter()))
+            self._begun = None
 
     @property
     def since(self) -> float:
         """When the record begins: older calls, if there were any, were dropped."""
-        return abs(self._marks[0]) if len(self._marks) == self._marks.maxlen else 0.0
+        return self._spans[0][0] if len(self._spans) == self._spans.maxlen else 0.0
 
     def spans(self, begin: float, end: float) -> Array:
         """Return the calls between two moments, in order: ``(m, 2)`` float64."""
-        marks = np.array([*self._marks, -end])  # an interrupted call may have no end
-        kinds = np.sign(marks)
-        begins = np.flatnonzero((kinds > 0) & (np.append(0, kinds)[:-1] <= 0))
-        ends = np.flatnonzero(kinds < 0)
-        ends = ends[np.searchsorted(ends, begins)]
-        spans = np.column_stack([marks[begins], -marks[ends]])
+        unfinished = [] if self._begun is None else [(self._begun, end)]
+        spans = np.array([*self._spans, *unfinished]).reshape(-1, 2)
         return spans[(spans[:, 0] < end) & (spans[:, 1] > begin)].clip(begin, end)
