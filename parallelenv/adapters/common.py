@@ -25,7 +25,7 @@ _Class = TypeVar("_Class", bound=type)
 _Step = TypeVar("_Step")
 
 
-def positions(argument: object, num_envs: int, name: str) -> list[int]:
+def positions(argument: Any, num_envs: int, name: str) -> list[int]:
     """Return the env ids at these positions in the list of all envs, in order; ``None``: all.
 
     Besides the forms of `parse_ids`, positions may be negative (from the end), duplicates, or a set.
@@ -43,9 +43,7 @@ def positions(argument: object, num_envs: int, name: str) -> list[int]:
     return found
 
 
-def declared_spaces(
-    name: str, env: ParallelEnv, if_different: str | None = "Make them equal."
-) -> list[Space]:
+def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Make them equal.") -> list[Space]:
     """Return each env's ``observation_space`` or ``action_space``.
 
     ``if_different`` ends the message of the `SpacesError` if they differ; ``None``: they may.

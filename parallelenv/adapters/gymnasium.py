@@ -82,9 +82,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ---------------------------------------------------------------- episodes
 
-    def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
-    ) -> tuple[Any, Info]:
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None) -> tuple[Any, Info]:
         """Begin new episodes. Return observations of all envs (the latest of envs not reset), and infos of those reset.
 
         Args:
@@ -101,9 +99,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.reset_async(seed, options)
         return self.reset_wait()
 
-    def reset_async(
-        self, seed: int | Sequence[int | None] | None = None, options: Info | None = None
-    ) -> None:
+    def reset_async(self, seed: int | Sequence[int | None] | None = None, options: Info | None = None) -> None:
         """Send resets; `reset_wait` returns the result of `reset`. See `reset` for arguments and errors."""
         self._refuse_awaited("reset")
         if options is not None and not isinstance(options, dict):

@@ -226,7 +226,7 @@ class TianshouVectorEnv:
         return env_ids
 
 
-def _stacked(values: Sequence[object]) -> Array:
+def _stacked(values: Sequence[Any]) -> Array:
     """Return values as one array like Tianshou: dicts and values of different shapes as objects."""
     try:
         return np.stack(values)

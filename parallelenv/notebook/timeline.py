@@ -132,8 +132,8 @@ def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[
     for track in tracks:
         parts.append(f'<text x="0" y="{y + 15}">{html.escape(track.title)}</text>')
         parts.append(f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_ROW}" fill="{_WAITING}"/>')
-        number = np.count_nonzero((track.spans[:, 1] > begin) & (track.spans[:, 0] < end))
-        blocks = _events if number <= _MOST_BLOCKS // len(tracks) else _shades
+        is_inside = (track.spans[:, 1] > begin) & (track.spans[:, 0] < end)
+        blocks = _events if is_inside.sum() <= _MOST_BLOCKS // len(tracks) else _shades
         for first, last, colour, said, opacity in blocks(track, begin, end):
             parts.append(
                 f'<rect x="{(first - begin) * scale + _LEFT:.2f}" width="{max(0.3, (last - first) * scale):.2f}" '

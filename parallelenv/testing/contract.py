@@ -434,7 +434,7 @@ class BackendContract:
 
     def test_unreferenced_env_is_closed_by_garbage_collection(self, tmp_path: Path) -> None:
         """Without a call of `close`."""
-        options = {"num_cpus": 2, **self.backend_options}
+        options: Any = {"num_cpus": 2, **self.backend_options}
         env = ParallelEnv(five_env_fns(zoo.Witness, str(tmp_path)), self.para_mode, **options)
         env.reset()
         del env
@@ -455,7 +455,7 @@ def _maker(para_mode: Any, options: Mapping[str, object]) -> Iterator[Make]:
         env.close()
 
 
-def _counting(states: Any, rnn_state: Any, done: object) -> tuple[Any, ...]:
+def _counting(states: Any, rnn_state: Any, done: Any) -> tuple[Any, ...]:
     """Use the step of the episode as action, and return it as an extra."""
     count = np.where(done, 0, 0 if rnn_state is None else rnn_state)
     return (count + states[:, 0].astype(np.int64)) % 5, count + 1, {"count": count}

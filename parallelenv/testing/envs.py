@@ -211,7 +211,7 @@ class Old(Numbered):
         self.state[:] = self.number, self.chance.random()
         return self.state
 
-    def step(self, action: float) -> tuple[object, float, bool, Info]:
+    def step(self, action: float) -> tuple[Any, float, bool, Info]:
         terminated, truncated = self._advance()
         self.state[:] = self.count + action, self.chance.random()
         info = {"TimeLimit.truncated": True} if truncated else {}
