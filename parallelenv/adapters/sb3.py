@@ -123,7 +123,7 @@ class SB3VecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: object, indices: Indices = None) -> None:
         """Set an attribute of envs, on the outermost wrapper that has it, or else on the innermost env."""
-        ids = list(dict.fromkeys(self._ids(indices)))
+        ids = list(dict.fromkeys(positions(indices, self.num_envs, "indices")))
         self.parallel_env.set_env_attr(attr_name, values=[value] * len(ids), id=ids)
 
     def env_method(
@@ -132,7 +132,7 @@ class SB3VecEnv(VecEnv):
         """Call a method of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         arguments.check_name("method_name", method_name)
         call = MethodCall(method_name, method_args, method_kwargs)
-        engine, ids = self.parallel_env.engine, self._ids(indices)
+        engine, ids = self.parallel_env.engine, positions(indices, self.num_envs, "indices")
         rounds = [ids] if len(set(ids)) == len(ids) else [[one] for one in ids]  # duplicates are called twice
         return [answer for some in rounds for answer in engine.call_wait(engine.call_async(call, some), None)]
 
@@ -157,12 +157,9 @@ class SB3VecEnv(VecEnv):
         """The env objects; an `AbsentAttributeError` if they are in other processes."""
         return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or env_method()")
 
-    def _ids(self, indices: Indices) -> list[int]:
-        return positions(indices, self.num_envs, "indices")
-
     def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
         """Ask each env once; return the answers in the order of the indices, which may be duplicates."""
-        ids = self._ids(indices)
+        ids = positions(indices, self.num_envs, "indices")
         asked = list(dict.fromkeys(ids))
         answers = dict(zip(asked, ask(asked), strict=True))
         return [answers[env_id] for env_id in ids]

@@ -108,8 +108,9 @@ class Recorder:
         pool = self._engine.pool
         if pool.is_watched:
             raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
+        living = sorted(set(pool.env_ids).difference(pool.lost))
         asked = perf_counter()
-        values = pool.ask("state", self._living(), None, "trace").values
+        values = pool.ask("state", living, None, "trace").values
         middle = (asked + perf_counter()) / 2
         self._clocks: dict[int, tuple[str, float]] = {
             env_id: (clock, middle - now) for env_id, (clock, now) in values.items()
@@ -154,17 +155,15 @@ class Recorder:
         """Stop recording in hosts; return the records received in time, if need be without resuming a command."""
         pool = self._engine.pool
         is_held_up = not resumes and pool.is_held_up
+        living = sorted(set(pool.env_ids).difference(pool.lost))
         asked = perf_counter()
-        ticket = pool.submit("state", self._living(), None, "record")
+        ticket = pool.submit("state", living, None, "record")
         if not is_held_up:
             with contextlib.suppress(ParallelEnvError):  # too late: the records of the others are there
                 pool.wait(ticket, timeout)
         middle = (asked + perf_counter()) / 2
         records = [record for record in ticket.values.values() if isinstance(record, WorkerRecord)]
         return [self._aligned(record, middle) for record in records]
-
-    def _living(self) -> list[int]:
-        return [env_id for env_id in self._engine.env_ids if env_id not in self._engine.pool.lost]
 
     def _aligned(self, record: WorkerRecord, received: float) -> WorkerRecord:
         """Return a worker's record in the caller's time; from another machine it is off by 0.1 ms or more."""
