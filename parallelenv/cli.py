@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium
 
 from parallelenv import __version__
-from parallelenv.autotune import compare, doctor, plot
+from parallelenv.autotune import compare, doctor
 from parallelenv.autotune.recommend import recommend
 from parallelenv.autotune.timing import ROUNDS
 from parallelenv.contract.cpu_cores import usable_cores
@@ -116,7 +116,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in ("num_envs", "num_cpus", "steps", "seconds", "seed")}
     settings = compare.ComparisonSettings(modes=_modes(arguments.modes), **given)
     if arguments.plot is not None:
-        plot.check_plot(arguments.plot)
+        compare.check_plot(arguments.plot)
     for name in arguments.envs:  # before any is measured
         try:
             gymnasium.make(name).close()
@@ -137,7 +137,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         if load > usable_cores() / 2:
             print(f"Other programs keep cores busy and affect the results (load average {load:.1f}).")
         if arguments.plot is not None:
-            plot.plot(comparisons, arguments.plot)
+            compare.plot(comparisons, arguments.plot)
             print(f"Picture: {arguments.plot}")
     if arguments.json:
         print(json.dumps([comparison.as_dict() for comparison in comparisons], indent=2))

@@ -1188,7 +1188,7 @@ class ParallelEnv:
             EnvBusyError: See `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
-        return _notebook().play_envs(self, policy, steps, id, seed, fps, width, bool(progress))  # type: ignore[no-any-return]
+        return _notebook().Performance(self, policy, steps, id, seed, fps, width, bool(progress)).play()  # type: ignore[no-any-return]
 
     @single_threaded
     def record(
@@ -1230,7 +1230,7 @@ class ParallelEnv:
             EnvBusyError: See `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
-        return _notebook().record_envs(self, policy, steps, path, id, seed, fps, width, bool(progress))  # type: ignore[no-any-return]
+        return _notebook().Performance(self, policy, steps, id, seed, fps, width, bool(progress)).record(path)  # type: ignore[no-any-return]
 
     def profile(self) -> Recorder:
         """Return a context manager that records where the time goes: ``with env.profile() as p``.

@@ -21,7 +21,7 @@ from gymnasium.spaces import Discrete
 
 import parallelenv
 from parallelenv import Recommendation, cli, registry
-from parallelenv.autotune import compare, plot
+from parallelenv.autotune import compare
 from parallelenv.autotune.compare import Comparison, ComparisonRow
 from parallelenv.autotune.timing import TimedEnv
 from parallelenv.backends.dummy import DummyBackend
@@ -324,7 +324,7 @@ def test_table_aligns_columns_and_omits_empty_ones() -> None:
 def drawing(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let matplotlib open its font file, which it keeps open."""
     pytest.importorskip("matplotlib")
-    plot.plot([Comparison("Env-v0", (LOOP,))], tmp_path_factory.mktemp("drawing") / "out.png")
+    compare.plot([Comparison("Env-v0", (LOOP,))], tmp_path_factory.mktemp("drawing") / "out.png")
 
 
 @pytest.mark.usefixtures("drawing")
@@ -351,7 +351,7 @@ def test_impossible_plot_is_refused_first(
 ) -> None:
     pytest.importorskip("matplotlib")
     if message.startswith("pip"):
-        monkeypatch.setattr(plot, "find_spec", lambda _: None)
+        monkeypatch.setattr(compare, "find_spec", lambda _: None)
     assert main(["compare", "CartPole-v1", "--plot", path]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -14,9 +14,7 @@ from test_trial import Witness
 
 from parallelenv import ParallelEnv, recommend, registry
 from parallelenv.autotune import recommend as recommending
-from parallelenv.autotune import trial
-from parallelenv.autotune.recommend import Recommendation
-from parallelenv.autotune.trial import Candidate, Trial
+from parallelenv.autotune.recommend import Candidate, Recommendation, Trial
 from parallelenv.cli import main
 from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, InvalidEnvError
@@ -73,9 +71,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
                 seconds=seconds, time=lambda: None, env=closing, speedup=lambda loop: loop.seconds / seconds
             )
 
-        monkeypatch.setattr(trial.Trial, "_first_steps", lambda self: (kind.making, kind.step, kind.compute))
-        monkeypatch.setattr(trial.Trial, "_open", open_pool)
-        monkeypatch.setattr(trial.Trial, "run", Trial.run_here)  # nowhere else
+        monkeypatch.setattr(Trial, "_first_steps", lambda self: (kind.making, kind.step, kind.compute))
+        monkeypatch.setattr(Trial, "_open", open_pool)
+        monkeypatch.setattr(Trial, "run", Trial.run_here)  # nowhere else
         monkeypatch.setattr(recommending, "usable_cores", lambda: cores)
         return opened
 
@@ -107,7 +105,7 @@ Pretend = Callable[..., list[str]]
         (LONG, 16, 2, 1, "dummy 1"),
         (RELEASING, 16, 4, None, "thread 4"),
         (WAITING, 16, 2, None, "thread 16"),
-        (WAITING, 1000, 2, None, f"thread {trial.MOST_WORKERS}"),
+        (WAITING, 1000, 2, None, f"thread {recommending.MOST_WORKERS}"),
         (WAITING, 16, 2, 4, "thread 4"),
         (WAITING_WITH_LOCK, 16, 2, None, "subproc 16"),
         (SLOW, 16, 2, None, "subproc 2"),
@@ -163,7 +161,7 @@ def test_busy_caller_keeps_a_core(kind: Kind, num_envs: int, cores: int, label: 
 
 def test_no_further_pool_is_opened_after_the_time_limit(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = pretend(LONG)
-    monkeypatch.setattr(trial, "_LIMIT", -1.0)
+    monkeypatch.setattr(recommending, "_LIMIT", -1.0)
     assert recommend(["CartPole-v1"] * 16).mode == "dummy"
     assert opened == ["dummy 1"]
 

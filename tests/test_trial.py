@@ -19,7 +19,7 @@ from gymnasium.utils import EzPickle
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import recommend as recommending
-from parallelenv.autotune import stand_in, timing, trial
+from parallelenv.autotune import stand_in, timing
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.errors import ExhaustedError
 
@@ -29,7 +29,7 @@ MS = 1e-3
 @pytest.fixture(autouse=True)
 def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten trials in this process; two cores, so that processes are tried."""
-    monkeypatch.setattr(trial, "_SLICE", 2 * MS)
+    monkeypatch.setattr(recommending, "_SLICE", 2 * MS)
     monkeypatch.setattr(timing, "ROUNDS", 2)
     monkeypatch.setattr(recommending, "usable_cores", lambda: 2)
 
@@ -89,7 +89,7 @@ def test_each_env_is_tried_by_its_own_kind_or_a_near_one() -> None:
     def kinds(num_kinds: int, num_envs: int) -> list[int]:
         env_fns = [partial(Witness) for _ in range(num_kinds)]
         factories = make_factories([env_fns[index * num_kinds // num_envs] for index in range(num_envs)])
-        return [one.env_id for one in trial._representatives(factories)]
+        return [one.env_id for one in recommending._representatives(factories)]
 
     assert kinds(1, 4) == [0, 0, 0, 0]
     assert kinds(2, 4) == [0, 0, 2, 2]
@@ -100,7 +100,7 @@ def test_each_env_is_tried_by_its_own_kind_or_a_near_one() -> None:
 def try_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each candidate count as faster than all before it, whatever the times."""
     monkeypatch.setattr(timing, "CLOSE_ENOUGH", 0.0)
-    monkeypatch.setattr(trial, "_LIMIT", 100.0)
+    monkeypatch.setattr(recommending, "_LIMIT", 100.0)
 
 
 class Counted(Witness):
@@ -148,7 +148,7 @@ def test_number_of_envs_made_does_not_grow_with_the_list(try_all: None, tmp_path
 def test_one_slow_env_is_made_and_hardly_stepped(
     limit: str, most_steps: int, try_all: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, limit, 0.0)
+    monkeypatch.setattr(recommending, limit, 0.0)
     monkeypatch.setattr(stand_in, "_QUICK_BUILD", 0.0)
     found = recommend([partial(Counted, tmp_path)] * 16)
     counts = counted(tmp_path)
@@ -227,7 +227,7 @@ class Finite(Witness):
     ],
 )
 def test_env_that_cannot_be_tried_gets_dummy_mode(envs: list[Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_PATIENCE", 0.5)
+    monkeypatch.setattr(recommending, "_PATIENCE", 0.5)
     found = recommend(envs)
     assert (found.mode, found.step_cost, found.releases_gil) == ("dummy", None, None)
     assert "No env could be tried: " in found.reason

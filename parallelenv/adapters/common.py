@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
@@ -20,14 +20,18 @@ from parallelenv.results import StepBatch, StepResult
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
+Space = gymnasium.Space[Any]
 _Class = TypeVar("_Class", bound=type)
+_Step = TypeVar("_Step")
 
 
 def positions(argument: Any, num_envs: int, name: str) -> list[int]:
-    """Return the env ids at these positions in the list of all envs, in order.
+    """Return the env ids at these positions in the list of all envs, in order; ``None``: all.
 
     Besides the forms of `parse_ids`, positions may be negative (from the end), duplicates, or a set.
     """
+    if argument is None:
+        return list(range(num_envs))
     given = argument.tolist() if isinstance(argument, np.ndarray | np.generic) else argument
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
         given = list(given)
@@ -39,15 +43,12 @@ def positions(argument: Any, num_envs: int, name: str) -> list[int]:
     return found
 
 
-def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Make them equal.") -> list[Any]:
-    """Return each env's space.
+def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Make them equal.") -> list[Space]:
+    """Return each env's ``observation_space`` or ``action_space``.
 
-    Args:
-        name: ``"observation_space"`` or ``"action_space"``.
-        env: The envs.
-        if_different: The end of the message of the `SpacesError` if the spaces differ; ``None``: they may.
+    ``if_different`` ends the message of the `SpacesError` if they differ; ``None``: they may.
     """
-    spaces: list[gymnasium.Space[Any] | None] = [getattr(facts, name) for facts in env.engine.pool.facts]
+    spaces: list[Space] = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
         if space is None:
             raise SpacesError(
@@ -71,17 +72,29 @@ class PartialStep(tuple):  # type: ignore[type-arg]
     env_ids: Array
 
 
-def translate_step_error(error: BaseException, convert: Callable[[Any], Sequence[Any]]) -> None:
-    """Raise an error of ``..._async()`` and ``..._wait()`` in the wrong order; convert the ``partial`` of any other."""
-    if isinstance(error, EnvBusyError):
+def convert_step(
+    convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
+) -> _Step:
+    """Return the result of a call of the engine in the form of the adapter, ``None`` if it only begins a step.
+
+    Raises:
+        PendingCallError, NoPendingCallError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
+        BaseException: Any other error of the call, with its ``partial`` converted.
+    """
+    try:
+        result = call(argument)
+    except EnvBusyError:
         raise PendingCallError(
             "A step is under way whose result was not received (begun, interrupted, or late). Get it with step_wait(), "
             "or drop it with reset().",
             "step",
         ) from None
-    if isinstance(error, NothingInFlightError):
+    except NothingInFlightError:
         raise nothing_begun("step") from None
-    convert_partial(error, convert)
+    except BaseException as error:
+        convert_partial(error, convert)
+        raise
+    return None if result is None else convert(result)  # type: ignore[return-value]
 
 
 def nothing_begun(name: str) -> NoPendingCallError:
@@ -89,7 +102,7 @@ def nothing_begun(name: str) -> NoPendingCallError:
     return NoPendingCallError(f"{name}_wait() was called, but {name}_async() was not.", name)
 
 
-def convert_partial(error: BaseException, convert: Callable[[Any], Sequence[Any]]) -> None:
+def convert_partial(error: BaseException, convert: Callable[[Any], Any]) -> None:
     """Convert ``error.partial``, if it is of a step, with ``convert``, the adapter's conversion of results."""
     partial = getattr(error, "partial", None)
     if isinstance(partial, StepResult | StepBatch):
@@ -99,17 +112,16 @@ def convert_partial(error: BaseException, convert: Callable[[Any], Sequence[Any]
 
 
 def raises_first(adapter: _Class) -> _Class:
-    """Make an adapter raise the first env's exception if several failed, as its library does."""
-    return short_tracebacks(adapter, _first)
+    """Make an adapter raise the first env's exception if several failed, as its library does; others are noted."""
 
+    def first_of(error: BaseException) -> BaseException:
+        if not isinstance(error, BaseExceptionGroup) or not hasattr(error, "failures"):
+            return error
+        first, *others = error.exceptions
+        for other in others:
+            add_note(first, f"Also: {one_line(other)} {' '.join(getattr(other, '__notes__', ()))}")
+        for name in ("env_ids", "failures", "partial"):
+            put(first, name, getattr(error, name))
+        return first
 
-def _first(error: BaseException) -> BaseException:
-    """Return the first exception of a group of env failures, with the others in its notes."""
-    if not isinstance(error, BaseExceptionGroup) or not hasattr(error, "failures"):
-        return error
-    first, *others = error.exceptions
-    for other in others:
-        add_note(first, f"Also: {one_line(other)} {' '.join(getattr(other, '__notes__', ()))}")
-    for name in ("env_ids", "failures", "partial"):
-        put(first, name, getattr(error, name))
-    return first
+    return short_tracebacks(adapter, first_of)

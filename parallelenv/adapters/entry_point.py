@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
@@ -22,7 +23,7 @@ from parallelenv.registry import ParaMode
 def vector_entry_point(
     num_envs: int = 1,
     *,
-    env: str | gymnasium.envs.registration.EnvSpec | Callable[..., Any],
+    env: str | EnvSpec | Callable[..., Any],
     para_mode: ParaMode = "subproc",
     autoreset_mode: str | AutoresetMode = "NextStep",
     parallel_kwargs: dict[str, Any] | None = None,
@@ -62,7 +63,7 @@ def vector_entry_point(
     ours = [name for name in ("envs", "para_mode") if name in given]
     if ours:
         raise ArgumentError(f"parallel_kwargs has {ours} in it. Give env= and para_mode= instead, beside it.")
-    made: Callable[..., Any] = functools.partial(_make, factory.source, max_episode_steps, make_kwargs)
+    made = functools.partial(_make, factory.source, max_episode_steps, make_kwargs)
     pool = ParallelEnv([made] * num_envs, para_mode, **given)
     try:
         return pool.to_gymnasium(autoreset_mode)
@@ -71,8 +72,8 @@ def vector_entry_point(
         raise
 
 
-def _make(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, Any]) -> Any:
-    if isinstance(source, gymnasium.envs.registration.EnvSpec):
-        return gymnasium.make(source, max_episode_steps=max_episode_steps, **make_kwargs)
+def _make(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, object]) -> Any:
+    if isinstance(source, EnvSpec):
+        return gymnasium.make(source, max_episode_steps=max_episode_steps, **make_kwargs)  # type: ignore[arg-type]
     env = source(**make_kwargs)
     return env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)

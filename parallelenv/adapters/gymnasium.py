@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
@@ -12,7 +12,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from parallelenv.adapters.common import declared_spaces, nothing_begun, raises_first, translate_step_error
+from parallelenv.adapters.common import Space, convert_step, declared_spaces, nothing_begun, raises_first
 from parallelenv.adapters.infos import gather_infos
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
@@ -27,8 +27,9 @@ from parallelenv.results import StepResult
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
-GymnasiumStep = tuple[Any, Array, Array, Array, dict[str, Any]]
-ObservationMode = Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+Info = dict[str, Any]
+GymnasiumStep = tuple[Any, Array, Array, Array, Info]
+ObservationMode = Literal["same", "different"] | tuple[Space, Space]
 
 _POLICIES: dict[AutoresetMode, type[DonePolicy]] = {
     AutoresetMode.NEXT_STEP: NextStep,
@@ -42,7 +43,6 @@ class _PendingCall(NamedTuple):
 
     name: str
     ticket: Ticket | None
-    is_partial: bool = False
 
 
 @raises_first
@@ -50,15 +50,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     """A Gymnasium vector env, returned by `ParallelEnv.to_gymnasium`. Behaves like Gymnasium's own, minus their bugs.
 
     A step is one round trip in every autoreset mode. After Ctrl-C or a timeout, `step_wait` returns the step in flight
-    and `reset` drops it.
-
-    Args:
-        env: The `ParallelEnv` to step.
-        autoreset_mode: See `ParallelEnv.to_gymnasium`.
-        observation_mode: See `ParallelEnv.to_gymnasium`.
-
-    Attributes:
-        parallel_env: The `ParallelEnv`.
+    and `reset` drops it. ``parallel_env`` is the `ParallelEnv`.
     """
 
     def __init__(
@@ -90,39 +82,31 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ---------------------------------------------------------------- episodes
 
-    def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Begin new episodes.
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        """Begin new episodes. Return observations of all envs (the latest of envs not reset), and infos of those reset.
 
         Args:
             seed: Int ``s`` gives env i the seed ``s + i``. A list has one per env.
             options: Passed to each env's ``reset``, except ``"reset_mask"``: ``(num_envs,)`` bool, the envs to reset,
                 by default all. The dict is not changed.
 
-        Returns:
-            Observations of all envs (the latest ones of envs not reset), and the infos of the envs that were reset.
-
         Raises:
-            ArgumentError: If seeds, options or mask are invalid.
-            PendingCallError: If an ``..._async`` waits for its ``..._wait``.
-            ResetNeededError: If the mask leaves out an env that was neither reset nor stepped yet. In all these cases
-                nothing was reset.
+            ArgumentError: If seeds, options or mask are invalid; nothing was reset.
+            PendingCallError: If an ``..._async`` waits for its ``..._wait``; likewise.
+            ResetNeededError: If the mask leaves out an env that was neither reset nor stepped yet; likewise.
             BaseException: What an env raised.
         """
         self.reset_async(seed, options)
         return self.reset_wait()
 
-    def reset_async(
-        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> None:
+    def reset_async(self, seed: int | Sequence[int | None] | None = None, options: Info | None = None) -> None:
         """Send resets; `reset_wait` returns the result of `reset`. See `reset` for arguments and errors."""
         self._refuse_awaited("reset")
         if options is not None and not isinstance(options, dict):
             raise ArgumentError(f"options={show(options)} is no dict. Give a dict: it goes to each env's reset.")
-        env, everyone = self.parallel_env, range(self.num_envs)
-        seeds = None if seed is None else arguments.spread_seeds(seed, everyone, self.num_envs, whole=True)
-        chosen = list(everyone)
+        engine = self.parallel_env.engine
+        chosen = list(engine.env_ids)
+        seeds = None if seed is None else arguments.spread_seeds(seed, chosen, self.num_envs, whole=True)
         if options is not None and "reset_mask" in options:
             mask = options["reset_mask"]
             expected = f"an array of shape ({self.num_envs},) and dtype bool with at least one True in it"
@@ -132,71 +116,54 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
                 raise ArgumentError(f"options['reset_mask']={show(mask)} names no envs. Give {expected}.")
             chosen = np.flatnonzero(mask).tolist()
             options = {key: value for key, value in options.items() if key != "reset_mask"}
-            env.engine.refuse_unknown([env_id for env_id in everyone if env_id not in set(chosen)])
+            engine.refuse_unknown(np.flatnonzero(~mask).tolist())
         picked = None if seeds is None else [seeds[env_id] for env_id in chosen]
-        ids = env.engine.env_ids if len(chosen) == self.num_envs else tuple(chosen)
-        self._await(_PendingCall("reset", env.engine.reset_async(ids, picked, options), len(chosen) < self.num_envs))
+        ids = engine.env_ids if len(chosen) == self.num_envs else tuple(chosen)
+        self._begun = _PendingCall("reset", engine.reset_async(ids, picked, options))
+        self._is_awaited = True
 
-    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, Info]:
         """Return the result of `reset_async`. See `reset`, and `step_wait` for ``timeout`` and errors."""
-        begun = self._take("reset", timeout)
-        resetting: Any = begun.ticket
-        observations = self.parallel_env.engine.reset_wait(resetting, timeout)
-        self._begun = None
-        if begun.is_partial:
-            observations = self.parallel_env.engine.latest_states()
-        if self._lends:
-            observations = _writeable(observations)
+        engine = self.parallel_env.engine
+        env_ids, observations = self._finish("reset", timeout, engine.reset_wait)
+        if len(env_ids) < self.num_envs:
+            observations = engine.latest_states()
         said = self.parallel_env.reset_infos
-        infos: list[dict[str, Any]] = [{}] * self.num_envs
-        for env_id in resetting.env_ids:
-            infos[env_id] = said[env_id]
-        return observations, gather_infos(infos, self.num_envs)
+        infos = gather_infos(((env_id, said[env_id]) for env_id in env_ids), self.num_envs)
+        return _writeable(observations) if self._lends else observations, infos
 
-    def step(self, actions: Any) -> GymnasiumStep:
+    def step(self, actions: object) -> GymnasiumStep:
         """Step all envs, and reset ended ones according to the autoreset mode.
 
-        Args:
-            actions: A batch as ``action_space.sample()`` returns it, or one action per env.
+        Actions are a batch as ``action_space.sample()`` returns it, or one per env.
 
         Returns:
             Observations, rewards ``(num_envs,)`` float64, terminations and truncations ``(num_envs,)`` bool, and infos:
             a dict of arrays with one row per env.
 
         Raises:
-            ActionError: If the actions are invalid.
-            PendingCallError: If an ``..._async`` waits for its ``..._wait``, or a step was interrupted.
-            ResetNeededError: If an env has ended and the mode is ``"Disabled"``, or lost its episode with its worker.
-                In all these cases nothing was stepped.
-            WorkerTimeoutError: If it takes longer than the ``timeout`` of the `ParallelEnv`; `step_wait` continues to
-                wait.
+            ActionError: If the actions are invalid; nothing was stepped.
+            PendingCallError: If an ``..._async`` waits for its ``..._wait``, or a step was interrupted; likewise.
+            ResetNeededError: If an env has ended and the mode is ``"Disabled"``, or lost its episode with its worker;
+                likewise.
+            WorkerTimeoutError: If it takes longer than the ``timeout`` of the `ParallelEnv`; `step_wait` waits on.
             EnvContractError: If a reward is not a number.
             BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
                 envs, whose ids are its ``env_ids``.
         """
         self._check_step()
-        try:
-            result = self.parallel_env.engine.step_all(actions)
-        except BaseException as error:
-            translate_step_error(error, self._gathered)
-            raise
-        return self._gathered(result)
+        return convert_step(self._gathered, self.parallel_env.engine.step_all, actions)
 
-    def step_async(self, actions: Any) -> None:
+    def step_async(self, actions: object) -> None:
         """Begin a step; `step_wait` returns the result of `step`. See `step` for arguments and errors."""
         self._check_step()
-        try:
-            self.parallel_env.engine.step_all_async(actions)
-        except BaseException as error:
-            translate_step_error(error, self._gathered)
-            raise
-        self._await(_PendingCall("step", None))
+        convert_step(self._gathered, self.parallel_env.engine.step_all_async, actions)
+        self._begun, self._is_awaited = _PendingCall("step", None), True
 
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
         """Return the result of a step that was begun, was interrupted, or exceeded its timeout.
 
-        Args:
-            timeout: In seconds; ``None`` means that of the `ParallelEnv`.
+        ``timeout`` is in seconds; ``None`` means that of the `ParallelEnv`.
 
         Raises:
             NoPendingCallError: If there is no such step.
@@ -205,19 +172,14 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """
         if self._is_awaited:
             self._take("step", timeout)
-        try:
-            result = self.parallel_env.engine.step_all_wait(timeout)
-        except BaseException as error:
-            translate_step_error(error, self._gathered)
-            raise
-        return self._gathered(result)
+        return convert_step(self._gathered, self.parallel_env.engine.step_all_wait, timeout)
 
     def _gathered(self, result: StepResult) -> GymnasiumStep:
         """Return a step of all or some envs in the form of a vector env."""
         states, rewards, _, infos = result
         if self._lends:
             states = _writeable(states)
-        said = gather_infos(map(_with_final, infos), len(infos)) if any(infos) else {}
+        said = gather_infos(enumerate(map(_with_final, infos)), len(infos)) if any(infos) else {}
         return states, rewards, result.terminated, result.truncated, said
 
     def _check_step(self) -> None:
@@ -231,7 +193,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ---------------------------------------------------------------- attributes and methods
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
         """Return an attribute of each env; if it is callable, the result of calling it with these arguments.
 
         Raises:
@@ -243,38 +205,28 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
-    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+    def call_async(self, name: str, /, *args: object, **kwargs: object) -> None:
         """Begin a `call`; `call_wait` returns its result. See `call` for arguments and errors."""
         self._refuse_awaited("call")
         arguments.check_name("name", name)
         if name in ("reset", "step", "close"):
             raise ArgumentError(f"call({name!r}) would bypass this vector env. Use its own {name}().")
-        ticket = self.parallel_env.engine.call_async(MethodCall(name, args, kwargs, or_attribute=True))
-        self._await(_PendingCall("call", ticket))
+        call = MethodCall(name, args, kwargs, or_attribute=True)
+        self._begun = _PendingCall("call", self.parallel_env.engine.call_async(call))
+        self._is_awaited = True
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the result of `call_async`. See `call`, and `step_wait` for ``timeout`` and errors."""
-        ticket: Any = self._take("call", timeout).ticket
-        try:
-            answers = self.parallel_env.engine.call_wait(ticket, timeout)
-        except (WorkerTimeoutError, KeyboardInterrupt):
-            raise  # the caller may wait again
-        except BaseException:
-            self._begun = None
-            raise
-        self._begun = None
-        return tuple(answers)
+        return tuple(self._finish("call", timeout, self.parallel_env.engine.call_wait)[1])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of each env, or the result if it is a method. See `call` for errors."""
         return self.call(name)
 
-    def set_attr(self, name: str, values: Any) -> None:
+    def set_attr(self, name: str, values: object) -> None:
         """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env.
 
-        Args:
-            name: Name of the attribute.
-            values: A list or tuple has one per env; any other value is set on all.
+        A list or tuple has one value per env; any other value is set on all.
 
         Raises:
             ArgumentError: If the number of values differs from the number of envs.
@@ -316,12 +268,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         """Close the `ParallelEnv`, and drop the call in flight, with a warning. Exceptions of envs are not raised.
 
-        Args:
-            timeout: Seconds for workers to close their envs before they are terminated; ``None`` means a few.
-            terminate: Whether to terminate them at once.
-
-        Raises:
-            ArgumentError: If ``timeout`` is invalid; nothing was closed.
+        Workers have ``timeout`` seconds (``None``: a few) to close their envs before they are terminated, or none with
+        ``terminate``. An invalid ``timeout`` is an `ArgumentError`, and closes nothing.
         """
         begun = self._begun if self._is_awaited and not self.closed else None
         self.parallel_env.close(0.0 if terminate else timeout)
@@ -334,15 +282,12 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ---------------------------------------------------------------- calls in flight
 
-    def _await(self, begun: _PendingCall) -> None:
-        self._begun, self._is_awaited = begun, True
-
     def _refuse_awaited(self, call: str) -> None:
         if self._is_awaited and self._begun is not None and not self.closed:
             name = self._begun.name
             raise PendingCallError(f"{call}() was called while {name}_async() waits for {name}_wait().", name)
 
-    def _take(self, name: str, timeout: Any) -> _PendingCall:
+    def _take(self, name: str, timeout: object) -> _PendingCall:
         """Return the call that was begun. Other calls are allowed from now on, even if the wait is interrupted.
 
         ``timeout`` is that of the wait and is checked first.
@@ -355,8 +300,18 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._is_awaited = False
         return self._begun
 
+    def _finish(self, name: str, timeout: float | None, wait: Callable[..., Any]) -> tuple[Sequence[int], Any]:
+        """Return the envs and the answer of a call that was begun. If it comes too late, it is waited for again."""
+        begun = self._take(name, timeout)
+        self._begun = None
+        try:
+            return begun.ticket.env_ids, wait(begun.ticket, timeout)  # type: ignore[union-attr]
+        except (WorkerTimeoutError, KeyboardInterrupt):
+            self._begun = begun
+            raise
 
-def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+
+def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[Space, Space]:
     """Return the batched and the single observation space, after checking that the envs' spaces fit them."""
     if mode == "same":
         advice = "If their bounds alone differ, give observation_mode='different'."

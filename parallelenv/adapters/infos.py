@@ -6,7 +6,7 @@ first, so 1.5 after 1 becomes 1, and raises errors for arrays of different shape
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,8 @@ _AS_THEY_ARE = "final_obs"
 """Gymnasium never batches these."""
 
 
-def gather_infos(infos: Iterable[Mapping[Any, Any]], num_envs: int) -> dict[str, Any]:
-    """Return one dict for all envs.
-
-    Args:
-        infos: One per env, in env id order; may be empty.
-        num_envs: Number of envs.
+def gather_infos(infos: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> dict[str, Any]:
+    """Return one dict for all envs, from pairs of an env id and its info; envs may be left out.
 
     Returns:
         For each key ``k`` an array with one row per env, zero or ``None`` for envs without the key; and under ``_k`` an
@@ -30,10 +26,6 @@ def gather_infos(infos: Iterable[Mapping[Any, Any]], num_envs: int) -> dict[str,
         all values: numbers become ``(num_envs,)``, arrays of one shape ``(num_envs, *shape)``, dicts are gathered
         recursively, and all else, including mixtures, becomes an object array ``(num_envs,)``.
     """
-    return _gather(enumerate(infos), num_envs)
-
-
-def _gather(infos: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> dict[str, Any]:
     columns: dict[Any, dict[int, Any]] = {}
     for row, info in infos:
         for key, value in info.items():
@@ -45,11 +37,11 @@ def _gather(infos: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> di
     return gathered
 
 
-def _column(key: Any, by_row: Mapping[int, Any], num_envs: int) -> Any:
+def _column(key: object, by_row: Mapping[int, Any], num_envs: int) -> dict[str, Any] | Array:
     values = list(by_row.values())
     if key != _AS_THEY_ARE:
         if all(isinstance(value, dict) for value in values):
-            return _gather(by_row.items(), num_envs)
+            return gather_infos(by_row.items(), num_envs)
         dtype = _common_dtype(values)
         if dtype is not None:
             column: Array = np.zeros((num_envs, *np.shape(values[0])), dtype=dtype)
@@ -61,17 +53,16 @@ def _column(key: Any, by_row: Mapping[int, Any], num_envs: int) -> Any:
     return objects
 
 
-def _common_dtype(values: Sequence[Any]) -> np.dtype[Any] | None:
+def _common_dtype(values: list[Any]) -> np.dtype[Any] | None:
     """Return the dtype that keeps all values; ``None`` if they are neither numbers nor arrays of one shape."""
-    if all(isinstance(value, np.ndarray) for value in values):
-        # A plain array would lose a mask.
-        if len({value.shape for value in values}) > 1 or any(isinstance(value, np.ma.MaskedArray) for value in values):
-            return None
-    elif not all(type(value) in (int, float) or isinstance(value, np.number) for value in values) and not all(
-        type(value) is bool for value in values
-    ):
+    are_arrays = all(isinstance(value, np.ndarray) for value in values)
+    are_numbers = all(type(value) in (int, float) or isinstance(value, np.number) for value in values)
+    if not (are_arrays or are_numbers or all(type(value) is bool for value in values)):
         return None
     arrays = [np.asarray(value) for value in values]
+    # A plain array would lose a mask.
+    if len({array.shape for array in arrays}) > 1 or any(isinstance(value, np.ma.MaskedArray) for value in values):
+        return None
     dtypes = {array.dtype for array in arrays}
     if len(dtypes) == 1:
         return dtypes.pop()
@@ -80,8 +71,5 @@ def _common_dtype(values: Sequence[Any]) -> np.dtype[Any] | None:
         return None
     common = np.result_type(*dtypes)
     with np.errstate(all="ignore"):
-        for array in arrays:
-            same = array.astype(common).astype(array.dtype) == array
-            if not (same | (array != array)).all():  # noqa: PLR0124 (NaN alone differs from itself)
-                return None
-    return common
+        kept = [(one.astype(common).astype(one.dtype) == one) | (one != one) for one in arrays]  # noqa: PLR0124 (NaN)
+    return common if all(same.all() for same in kept) else None

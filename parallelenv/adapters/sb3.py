@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
-from parallelenv.adapters.common import declared_spaces, positions, raises_first, translate_step_error
+from parallelenv.adapters.common import convert_step, declared_spaces, positions, raises_first
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 Indices = int | Iterable[int] | None
+SB3Step = tuple[Any, Array, Array, list[dict[str, Any]]]
 
 
 @raises_first
@@ -30,13 +31,7 @@ class SB3VecEnv(VecEnv):
     """A Stable-Baselines3 vector env, returned by `ParallelEnv.to_sb3`. Its methods match those of `DummyVecEnv`.
 
     Only ``set_attr`` differs: it sets the attribute on the wrapper or env that has it, not on the outermost wrapper,
-    where the env would not see it. The caller may modify all returned values.
-
-    Args:
-        env: The `ParallelEnv` to step.
-
-    Attributes:
-        parallel_env: The `ParallelEnv`.
+    where the env would not see it. The caller may modify all returned values. ``parallel_env`` is the `ParallelEnv`.
     """
 
     def __init__(self, env: ParallelEnv) -> None:
@@ -67,29 +62,20 @@ class SB3VecEnv(VecEnv):
         self.reset_infos = self.parallel_env.reset_infos
         return observations
 
-    def step(self, actions: Any) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
+    def step(self, actions: object) -> SB3Step:
         """Step all envs, and reset those that end. See `step_async` and `step_wait`."""
-        try:
-            result = self.parallel_env.engine.step_all(actions)
-        except BaseException as error:
-            translate_step_error(error, self._convert)
-            raise
-        return self._convert(result)
+        return convert_step(self._convert, self.parallel_env.engine.step_all, actions)
 
-    def step_async(self, actions: Any) -> None:
+    def step_async(self, actions: object) -> None:
         """Begin a step of all envs with actions ``(num_envs, *shape)``.
 
         Raises:
             ActionError: If the actions are invalid.
             PendingCallError: If a step is in flight. In both cases nothing was begun.
         """
-        try:
-            self.parallel_env.engine.step_all_async(actions)
-        except BaseException as error:
-            translate_step_error(error, self._convert)
-            raise
+        convert_step(self._convert, self.parallel_env.engine.step_all_async, actions)
 
-    def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
+    def step_wait(self) -> SB3Step:
         """Return the result of the step in flight.
 
         Returns:
@@ -104,14 +90,9 @@ class SB3VecEnv(VecEnv):
             BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
                 envs, whose ids are its ``env_ids``.
         """
-        try:
-            result = self.parallel_env.engine.step_all_wait(None)
-        except BaseException as error:
-            translate_step_error(error, self._convert)
-            raise
-        return self._convert(result)
+        return convert_step(self._convert, self.parallel_env.engine.step_all_wait, None)
 
-    def _convert(self, result: StepResult) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
+    def _convert(self, result: StepResult) -> SB3Step:
         states, rewards, dones, infos = result
         listed: list[dict[Any, Any]] = infos.tolist()
         is_cut = (result.truncated & ~result.terminated).tolist()
@@ -140,18 +121,18 @@ class SB3VecEnv(VecEnv):
         arguments.check_name("attr_name", attr_name)
         return all(self.parallel_env.engine.look_up(Lookup(attr_name, "exists"), None))
 
-    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: Indices = None) -> None:
         """Set an attribute of envs, on the outermost wrapper that has it, or else on the innermost env."""
-        ids = list(dict.fromkeys(self._ids(indices)))
+        ids = list(dict.fromkeys(positions(indices, self.num_envs, "indices")))
         self.parallel_env.set_env_attr(attr_name, values=[value] * len(ids), id=ids)
 
     def env_method(
-        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
+        self, method_name: str, *method_args: object, indices: Indices = None, **method_kwargs: object
     ) -> list[Any]:
         """Call a method of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         arguments.check_name("method_name", method_name)
         call = MethodCall(method_name, method_args, method_kwargs)
-        engine, ids = self.parallel_env.engine, self._ids(indices)
+        engine, ids = self.parallel_env.engine, positions(indices, self.num_envs, "indices")
         rounds = [ids] if len(set(ids)) == len(ids) else [[one] for one in ids]  # duplicates are called twice
         return [answer for some in rounds for answer in engine.call_wait(engine.call_async(call, some), None)]
 
@@ -176,12 +157,9 @@ class SB3VecEnv(VecEnv):
         """The env objects; an `AbsentAttributeError` if they are in other processes."""
         return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or env_method()")
 
-    def _ids(self, indices: Indices) -> list[int]:
-        return list(range(self.num_envs)) if indices is None else positions(indices, self.num_envs, "indices")
-
     def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
         """Ask each env once; return the answers in the order of the indices, which may be duplicates."""
-        ids = self._ids(indices)
+        ids = positions(indices, self.num_envs, "indices")
         asked = list(dict.fromkeys(ids))
         answers = dict(zip(asked, ask(asked), strict=True))
         return [answers[env_id] for env_id in ids]

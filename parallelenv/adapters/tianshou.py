@@ -44,18 +44,11 @@ class TianshouVectorEnv:
 
     Calls on an env whose step is in flight raise `EnvBusyError`, and do nothing. Ids may be negative.
 
-    Args:
-        env: The `ParallelEnv` to step.
-        wait_num: See `ParallelEnv.to_tianshou`.
-        timeout: See `ParallelEnv.to_tianshou`.
-
     Attributes:
         parallel_env: The `ParallelEnv`.
         env_num: Number of envs.
         is_async: Whether a step may return before all envs have finished theirs.
-        action_space: One per env.
-        observation_space: One per env.
-        metadata: One per env.
+        action_space, observation_space, metadata: Lists with one per env.
     """
 
     def __init__(self, env: ParallelEnv, wait_num: int | None = None, timeout: float | None = None) -> None:
@@ -108,18 +101,14 @@ class TianshouVectorEnv:
     @property
     def ready_id(self) -> list[int]:
         """Ids of all other envs."""
-        waiting = set(self.waiting_id)
-        return [env_id for env_id in range(self.env_num) if env_id not in waiting]
+        return sorted(set(range(self.env_num)).difference(self.waiting_id))
 
     # ---------------------------------------------------------------- episodes
 
-    def reset(self, env_id: Ids = None, *, seed: Any = None, options: Any = None) -> tuple[Array, Array]:
-        """Begin new episodes.
+    def reset(self, env_id: Ids = None, *, seed: Any = None, options: object = None) -> tuple[Array, Array]:
+        """Begin new episodes of some envs, or by default of all, which also drops steps in flight.
 
-        Args:
-            env_id: Envs to reset, by default all, which also drops steps in flight.
-            seed: An int is the same seed for every env, as in Tianshou. A list has one per env.
-            options: Passed to each env's ``reset``.
+        An int is the same seed for every env, as in Tianshou; a list has one per env.
 
         Returns:
             Observations and infos, in the order of ``env_id``: observations stacked, or an object array for dicts and
@@ -131,20 +120,18 @@ class TianshouVectorEnv:
         infos = self.parallel_env.reset_infos
         return _stacked(states), object_array([infos[one] for one in env_ids])
 
-    def step(self, action: Any, id: Ids = None) -> TianshouStep:
-        """Step envs; if ``is_async``, return the results of the first to finish.
+    def step(self, action: object, id: Ids = None) -> TianshouStep:
+        """Step envs, by default all; if ``is_async``, return the results of the first to finish.
 
-        Args:
-            action: One per env; ``None`` only waits for steps in flight, if ``is_async`` or after Ctrl-C.
-            id: Envs to step, by default all.
+        ``action`` has one per env; ``None`` only waits for steps in flight, if ``is_async`` or after Ctrl-C.
 
         Returns:
             Observations, rewards ``(k,)``, terminated and truncated ``(k,)`` bool, and infos; observations and infos
             have the form of `reset`. ``info["env_id"]`` is the env id of the row.
 
         Raises:
-            ActionError: If the actions are invalid.
-            ResetNeededError: If an env lost its episode with its worker. In both cases nothing was stepped.
+            ActionError: If the actions are invalid; nothing was stepped.
+            ResetNeededError: If an env lost its episode with its worker; likewise.
             NothingInFlightError: If there is nothing to wait for.
             BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
                 envs, whose ids are its ``env_ids``.
@@ -184,13 +171,9 @@ class TianshouVectorEnv:
         return _stacked(states), _stacked(rewards), batch.terminated, batch.truncated, object_array(infos)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[list[int | None]]:
-        """Reset all envs with seeds, and seed their ``action_space``.
+        """Reset all envs with seeds, and seed their ``action_space``. Return one list per env, with its seed.
 
-        Args:
-            seed: Int ``s`` gives env i the seed ``s + i``. A list has one per env. ``None`` seeds at random.
-
-        Returns:
-            One list per env, with its seed.
+        Int ``s`` gives env i the seed ``s + i``; a list has one per env; ``None`` seeds at random.
         """
         everyone = self._ready(None)
         seeds = arguments.spread_seeds(seed, everyone, self.env_num, whole=False)
@@ -216,12 +199,12 @@ class TianshouVectorEnv:
         """Return an attribute of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         return self.parallel_env.engine.existing_attr(key, self._ready(id))
 
-    def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
+    def set_env_attr(self, key: str, value: object, id: Ids = None) -> None:
         """Set an attribute of envs to one value, on the outermost wrapper that has it, or else on the innermost env."""
         env_ids = self._ready(id)
         self.parallel_env.set_env_attr(key, values=[value] * len(env_ids), id=env_ids)
 
-    def render(self, **kwargs: Any) -> list[Any]:
+    def render(self, **kwargs: object) -> list[Any]:
         """Return the result of each env's ``render`` with these arguments."""
         self._ready(None)
         ticket = self.parallel_env.engine.call_async(MethodCall("render", (), kwargs))
@@ -233,7 +216,7 @@ class TianshouVectorEnv:
 
     def _ready(self, id: Ids) -> list[int]:
         """Return the env ids of an argument, if none has a step in flight."""
-        env_ids = list(range(self.env_num)) if id is None else positions(id, self.env_num, "id")
+        env_ids = positions(id, self.env_num, "id")
         waiting = self.waiting_id
         busy = [env_id for env_id in env_ids if env_id in waiting] if waiting else []
         if busy:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +20,7 @@ from parallelenv.contract.error_text import format_table, number, one_line
 from parallelenv.contract.progress import Bar
 from parallelenv.contract.value_difference import difference
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import InvalidEnvError, MissingDependencyError
+from parallelenv.errors import ArgumentError, InvalidEnvError, MissingDependencyError
 from parallelenv.registry import known_modes
 
 ORACLE = "dummy"  # the mode whose results are correct by definition
@@ -26,6 +28,7 @@ _CALLER_STEPS = "subproc+caller_steps"
 _CHOOSABLE = ("thread", "subproc", _CALLER_STEPS)
 """Words that `recommend` chooses from, measured with its number of workers."""
 _HEADER = ("mode", "workers", "start-up s", "steps/s", "ratio", "identical", "note")
+_CHOSEN, _CORRECT, _WRONG = "#0072b2", "#a9b8c4", "#d55e00"  # distinct with any colour vision
 
 
 def comparable_words() -> tuple[str, ...]:
@@ -35,7 +38,7 @@ def comparable_words() -> tuple[str, ...]:
     return (*modes[:place], _CALLER_STEPS, *modes[place:])
 
 
-def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, Any]:
+def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, object]:
     """Return the arguments of `ParallelEnv` for a word of `comparable_words`."""
     mode, *options = word.split("+") if word == _CALLER_STEPS else [word]
     cores = {} if num_cpus is None else {"num_cpus": num_cpus}
@@ -68,10 +71,13 @@ class ComparisonRow:
     failure: str | None = None  # why there are no figures, in one line
     is_missing: bool = False  # whether only because a package is not installed
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        figures = {key: value for key, value in asdict(self).items() if key not in ("mode", "num_cpus", "is_missing")}
-        return {"arguments": arguments_of(self.mode, self.num_cpus), **figures}
+    def cells(self) -> tuple[str, ...]:
+        """Return its row of the table."""
+        if self.steps_per_second is None:
+            return (self.mode, *"-----", self.failure or "")
+        figures = f"{self.workers}", f"{self.startup_seconds:.2f}", number(self.steps_per_second), f"{self.ratio:.2f}"
+        note = ("no", f"first differs at {self.deviation}") if self.deviation else ("yes", "")
+        return (self.mode, *figures, *note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,46 +108,41 @@ class Comparison:
                 best = row
         return best
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return everything as plain data, for ``--json``; see ``docs/api/command_line.md`` for the keys."""
-        best = self.recommended()
+        modes, best = [asdict(row) for row in self.rows], self.recommended()
+        for mode in modes:
+            mode["arguments"] = arguments_of(mode.pop("mode"), mode.pop("num_cpus"))
+            del mode["is_missing"]
         return {
             "env": self.name,
             "is_reproducible": self.is_reproducible,
-            "modes": [row.as_dict() for row in self.rows],
+            "modes": modes,
             "recommended": arguments_of(best.mode, best.num_cpus),
             "estimated": arguments_of(self.chosen),
         }
 
     def __str__(self) -> str:
         """Return a table and, below it, the recommended mode."""
-        cells = []
-        for row in self.rows:
-            if row.steps_per_second is None:
-                cells.append((row.mode, *"-----", row.failure or ""))
-                continue
-            figures = f"{row.workers}", f"{row.startup_seconds:.2f}", number(row.steps_per_second), f"{row.ratio:.2f}"
-            note = ("no", f"first differs at {row.deviation}") if row.deviation else ("yes", "")
-            cells.append((row.mode, *figures, *note))
-        lines = [format_table(_HEADER, cells, left=("mode", "identical", "note"))]
-        lines.append(f"ratio: times as fast as {ORACLE} in the same round")
+        table = format_table(_HEADER, [row.cells() for row in self.rows], left=("mode", "identical", "note"))
+        lines = [table, f"ratio: times as fast as {ORACLE} in the same round"]
         if not self.is_reproducible:
             lines.append(
                 f"{self.name} is not reproducible from its seeds: already two {ORACLE} runs differ, so the other modes "
                 "cannot be judged by it."
             )
         best = self.recommended()
+        measured, estimated = (
+            ", ".join(f"{name}={value!r}" for name, value in arguments_of(*which).items())
+            for which in ((best.mode, best.num_cpus), (self.chosen,))
+        )
         reason = f"{best.ratio:.1f} times as fast as {ORACLE}"
         if best.mode == ORACLE:
             reason = "no other mode is clearly faster here"
-        line = f"Recommended for {self.name}: {_as_written(best.mode, best.num_cpus)} ({reason})."
+        line = f"Recommended for {self.name}: {measured} ({reason})."
         if self.chosen != best.mode:
-            line += f" recommend(), which tries for a moment, chose {_as_written(self.chosen)}."
+            line += f" recommend(), which tries for a moment, chose {estimated}."
         return "\n".join([*lines, line])
-
-
-def _as_written(word: str, num_cpus: int | None = None) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in arguments_of(word, num_cpus).items())
 
 
 def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Comparison:
@@ -180,7 +181,7 @@ def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Compariso
 def _open(row: ComparisonRow, name: str, settings: ComparisonSettings, opened: ExitStack) -> ParallelEnv:
     """Open a mode until ``opened`` is closed, and note how long it takes until the first states."""
     begin = perf_counter()
-    mode = arguments_of(row.mode, row.num_cpus)
+    mode: Any = arguments_of(row.mode, row.num_cpus)
     env = opened.enter_context(ParallelEnv([name] * settings.num_envs, asynchronous="restart", **mode))
     env.reset(seed=settings.seed)
     row.startup_seconds, row.workers = perf_counter() - begin, env.num_hosts
@@ -191,8 +192,8 @@ def _measure(
     row: ComparisonRow,
     env: ParallelEnv,
     settings: ComparisonSettings,
-    actions: Sequence[Any],
-    record: Sequence[tuple[str, Any]],
+    actions: Sequence[object],
+    record: Sequence[tuple[str, object]],
     loop: TimedEnv | None = None,
 ) -> TimedEnv:
     """Compare a mode's results with those of the oracle, and time it in turns with the oracle, or by itself."""
@@ -204,10 +205,63 @@ def _measure(
     return timed
 
 
-def _play(env: ParallelEnv, actions: Sequence[Any], seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _play(env: ParallelEnv, actions: Sequence[object], seed: int) -> Iterator[tuple[str, dict[str, object]]]:
     """Reset and step envs; yield each call and all of its results."""
     yield "reset", {"states": env.reset(seed=seed), "infos": env.reset_infos}
     for index, action in enumerate(actions, start=1):
         result = env.step(action)
         names = ("states", "rewards", "terminated", "truncated", "infos")
         yield f"step {index}", {name: getattr(result, name) for name in names}
+
+
+# ---------------------------------------------------------------- as a picture
+
+
+def check_plot(path: Path) -> None:
+    """Check, before anything is measured, that a plot can be written.
+
+    Raises:
+        MissingDependencyError: If matplotlib is not installed.
+        ArgumentError: If the folder does not exist or the suffix is not a picture format.
+    """
+    if find_spec("matplotlib") is None:
+        raise MissingDependencyError(
+            f"--plot {path} needs the package 'matplotlib', which is not installed. "
+            "Install it with: pip install 'parallelenv[plot]'"
+        )
+    if not path.parent.is_dir():
+        raise ArgumentError(f"--plot {path}: the folder {path.parent} does not exist.")
+    formats = _figure(1).canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise ArgumentError(f"--plot {path}: the name must end in one of .{', .'.join(sorted(formats))}")
+
+
+def plot(comparisons: Sequence[Comparison], path: Path) -> None:
+    """Plot the speed of each mode relative to the oracle, one panel per env, into a file."""
+    figure = _figure(len(comparisons), max(len(comparison.rows) for comparison in comparisons))
+    panels = figure.subplots(len(comparisons), 1, squeeze=False)[:, 0]
+    for panel, comparison in zip(panels, comparisons, strict=True):
+        best = comparison.recommended()
+        colours, labels = [], []
+        for row in comparison.rows:
+            colours.append(_WRONG if row.deviation else _CHOSEN if row is best else _CORRECT)
+            failed = "package not installed" if row.is_missing else "failed"
+            differs = ", results differ" if row.deviation else ""
+            labels.append(failed if row.steps_per_second is None else f"{row.steps_per_second:,.0f} steps/s{differs}")
+        ratios = [row.ratio or 0.0 for row in comparison.rows]
+        bars = panel.barh([row.mode for row in comparison.rows], ratios, color=colours)
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # keeps the dotted line from crossing the texts
+        panel.bar_label(bars, labels, padding=4, fontsize=9, bbox=behind)
+        panel.axvline(1, color="black", linewidth=0.8, linestyle=":", zorder=0)
+        panel.invert_yaxis()  # the first mode on top, as in the table
+        panel.set_xlim(0, 1.35 * max(ratios))  # room for the labels
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_title(f"{comparison.name}: {best.mode} recommended", loc="left", fontsize=11)
+    panels[-1].set_xlabel(f"times as fast as {ORACLE} (median of the rounds)")
+    figure.savefig(path)
+
+
+def _figure(panels: int, bars: int = 5) -> Any:
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
+
+    return Figure(figsize=(8, 0.7 + panels * (0.7 + 0.35 * bars)), dpi=150, layout="constrained")

@@ -37,30 +37,28 @@ def describe() -> str:
         lines = [subject.replace("_", " ").capitalize()]
         for key, value in values.items():
             name = key.replace("_", " ")
-            note = f" ({_NOTES[name]})" if name in _NOTES else ""
-            lines.append(f"  {name:<18}{_as_text(name, value)}{note}")
+            if name == "imported once":
+                text = ", ".join(f"{module} ({seconds:.2f} s)" for module, seconds in value.items()) or "nothing yet"
+            elif name == "in each worker":
+                text = "; ".join(f"{module}, whose import {reason}" for module, reason in value.items()) or "nothing"
+            elif value is None:
+                text = _IF_NONE.get(name, "none")
+            elif name in ("memory available", "dev shm"):
+                text = f"{value / 2**30:.1f} GiB"
+            elif isinstance(value, bool):
+                text = "yes" if value else "no"
+            else:
+                text = f"{value:,}" if isinstance(value, int) else str(value)
+            lines.append(f"  {name:<18}{text}{f' ({_NOTES[name]})' if name in _NOTES else ''}")
         paragraphs.append("\n".join(lines))
     return "\n\n".join(paragraphs)
 
 
-def _as_text(name: str, value: Any) -> str:
-    if name == "imported once":
-        return ", ".join(f"{module} ({seconds:.2f} s)" for module, seconds in value.items()) or "nothing yet"
-    if name == "in each worker":
-        return "; ".join(f"{module}, whose import {reason}" for module, reason in value.items()) or "nothing"
-    if value is None:
-        return _IF_NONE.get(name, "none")
-    if name in ("memory available", "dev shm"):
-        return f"{value / 2**30:.1f} GiB"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def facts() -> dict[str, dict[str, Any]]:
     """Return everything as plain data, for ``--json``."""
-    cores = describe_cores()
-    shared = Path("/dev/shm")
+    cores, shared, memory = describe_cores(), Path("/dev/shm"), Path("/proc/meminfo")
+    lines = memory.read_text(encoding="ascii").splitlines() if memory.exists() else []
+    available = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return {
         "cores": {
             "usable": cores.usable,
@@ -76,7 +74,7 @@ def facts() -> dict[str, dict[str, Any]]:
         },
         "memory": {
             "batches_live_in": "anonymous memory" if hasattr(os, "memfd_create") else tempfile.gettempdir(),
-            "memory_available": _available_memory(),
+            "memory_available": next(available, None),
             "dev_shm": shutil.disk_usage(shared).free if shared.is_dir() else None,
         },
         "ray": {
@@ -104,16 +102,7 @@ def _limits() -> dict[str, int | None]:
     return {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in limits.items()}
 
 
-def _available_memory() -> int | None:
-    """Return the bytes available for new allocations, or ``None`` if the system does not report it."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _ray_cluster() -> dict[str, Any]:
+def _ray_cluster() -> dict[str, object]:
     """Return the address of the cluster that a Ray mode would join, and whether it answers. Does not import Ray."""
     # Ray uses /tmp on macOS, whatever TMPDIR is.
     folder = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else tempfile.gettempdir())

@@ -1,22 +1,55 @@
-"""Recommends a mode for given envs; used by ``para_mode="auto"``."""
+"""Recommends a mode for given envs, by a short trial; used by ``para_mode="auto"``.
+
+The trial opens pools of stand-ins and steps each in turns with a plain loop. A candidate is only opened if it could be
+clearly faster than the best so far, were its messages free.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
+import os
+import random
+import time
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from parallelenv.autotune.trial import Candidate, Trial, TrialResult
-from parallelenv.contract import arguments, env_specs
+import numpy as np
+
+from parallelenv.autotune.stand_in import StandIn, build_new
+from parallelenv.autotune.timing import TimedEnv, is_clearly_faster, random_actions
+from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
+from parallelenv.contract.copying import loads
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.env_specs import EnvFactory
+from parallelenv.contract.env_specs import EnvFactory, make_factories, pack_factories
 from parallelenv.contract.error_text import count, duration, number, one_line
 from parallelenv.contract.spaces import Spaces
+from parallelenv.contract.worker_info import get_worker_info
+from parallelenv.env import ParallelEnv
 from parallelenv.errors import UnpicklableError
+
+MOST_WORKERS = 32
+"""With more threads, sending commands takes longer than the shortest wait worth it: 1 ms."""
+_LEAST_CALL = {"thread": 100e-6, "subproc": 20e-6}
+"""Seconds of a step of envs that do nothing, with two workers, at best."""
+_SLICE = 0.02
+"""Seconds of a pool's turn. It is one step if that takes longer, of fewer envs, but of one per worker at least."""
+_LIMIT = 4.0
+"""Seconds after which no further pool is opened."""
+_LONG_STEP = 0.05
+_LONG_MAKING = 1.0
+"""Seconds of a step, and of making and resetting the envs of a pool. No pool is opened that takes longer: it is judged
+by the first steps of an env."""
+_MOST_KINDS = 3
+"""Number of different env fns that are tried."""
+_MOST_STAND_INS = 256
+"""With more, the time of a step is proportional to their number."""
+_PATIENCE = 20.0
+"""Seconds after which a trial in another process counts as hanging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +116,7 @@ def recommend(
         InvalidEnvError: If an item of ``envs`` is not an env, or appears twice.
     """
     num_cpus = arguments.check_counts(num_cpus, 0)
-    return choose(env_specs.make_factories(envs), num_cpus, arguments.check_spaces(spaces), caller_busy=caller_busy)
+    return choose(make_factories(envs), num_cpus, arguments.check_spaces(spaces), caller_busy=caller_busy)
 
 
 def choose(
@@ -96,67 +129,314 @@ def choose(
 ) -> Recommendation:
     """Return the result of `recommend`, for envs that may ask for a seed and shared arrays when they are made."""
     arguments.check_flags(caller_busy=caller_busy)
-    find_obstacle = functools.cache(functools.partial(_find_obstacle, env_factories))
+
+    @functools.cache
+    def find_obstacle() -> str:
+        """Return why envs cannot be stepped in other processes; empty if they can."""
+        if multiprocessing.current_process().daemon:
+            return "this process is a daemonic one of multiprocessing, which may not start processes"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the actual transfer warns of what gets lost
+                pack_factories(env_factories)
+        except UnpicklableError as error:
+            return f"they do not pickle ({one_line(error.__cause__ or error)})"
+        return ""
+
     has_instances = any(factory.is_live for factory in env_factories)
-    if has_instances and (obstacle := find_obstacle()):
-        return _unknown(f"Instances are not stepped for a trial, and copies of them are not to be had: {obstacle}")
-    cores = min(usable_cores(), num_cpus or usable_cores())
-    env_options = {"spaces": spaces, "seed": seed, "shared": shared or {}}
-    try:
-        found = Trial(env_factories, cores, num_cpus, caller_busy, env_options, find_obstacle).run()
-    except Exception as error:  # noqa: BLE001 (envs raise anything; it is raised again where they are used)
-        return _unknown(f"No env could be tried: {one_line(error)}")
-    best = found.best
-    reason = _describe(found, len(env_factories), caller_busy)
-    if has_instances:
-        reason += " Workers get copies of the instances." if best.mode == "subproc" else " Copies of them were tried."
-    threads = [one.speedup for one in found.tried if one.mode == "thread"]
-    releases_gil = max(threads) > 4 / 3 if threads else None
-    return Recommendation(best.mode, best.workers, best.options, reason, found.step_cost, releases_gil)
-
-
-def _unknown(why: str) -> Recommendation:
+    obstacle = find_obstacle() if has_instances else ""
+    why = f"Instances are not stepped for a trial, and copies of them are not to be had: {obstacle}"
+    if not obstacle:
+        cores = min(usable_cores(), num_cpus or usable_cores())
+        env_options = {"spaces": spaces, "seed": seed, "shared": shared or {}}
+        try:
+            found = Trial(env_factories, cores, num_cpus, caller_busy, env_options, find_obstacle).run()
+        except Exception as error:  # noqa: BLE001 (envs raise anything; it is raised again where they are used)
+            why = f"No env could be tried: {one_line(error)}"
+        else:
+            copies = "Workers get copies of the instances." if found.mode == "subproc" else "Copies of them were tried."
+            return replace(found, reason=f"{found.reason} {copies}") if has_instances else found
     # Correct for every env, and at most as many times slower than the fastest as there are cores.
     return Recommendation("dummy", 1, reason=f"{why}. Without figures the plain loop is the safe choice.")
 
 
-def _find_obstacle(env_factories: Sequence[EnvFactory]) -> str:
-    """Return why envs cannot be stepped in other processes; empty if they can."""
-    if multiprocessing.current_process().daemon:
-        return "this process is a daemonic one of multiprocessing, which may not start processes"
+@dataclass(slots=True)
+class Candidate:
+    """A mode with its number of workers, and ``caller_steps=True`` or no option."""
+
+    mode: str
+    workers: int
+    options: dict[str, bool]
+    speedup: float = 1.0  # relative to the plain loop
+    was_tried: bool = True  # whether that was measured; else it is the envs' share alone, without messages
+
+
+@dataclass
+class Trial:
+    """A trial of the modes.
+
+    Envs are made in this process and in workers, `_MOST_KINDS` in each at most. For live envs, and env fns that return
+    an existing one, copies are made, in other processes only: a copy may hold the same handle of a simulator or
+    connection.
+    """
+
+    factories: Sequence[EnvFactory]  # those of all envs
+    cores: int  # that the envs may use
+    num_cpus: int | None  # the user's number of workers
+    caller_busy: bool  # whether the caller computes while envs step
+    env_options: dict[str, Any]  # the arguments `spaces`, `seed` and `shared` of `ParallelEnv`
+    find_obstacle: Callable[[], str]  # returns why the envs cannot run in other processes
+    are_copies: bool = False  # whether all factories make copies, so that nothing of the user's can be stepped
+
+    def run(self) -> Recommendation:
+        """Try the modes, in another process if need be. Raises what an env raised, or why it cannot be tried."""
+        self.factories = _representatives(self.factories)
+        return self._try_copies() if any(one.is_live for one in self.factories) else self.run_here()
+
+    def run_here(self) -> Recommendation:
+        """Try one candidate after the other, the simplest first."""
+        if self.are_copies:  # this object is in a worker, in the place of an env
+            self.env_options["shared"] = get_worker_info().shared  # type: ignore[union-attr]
+        begin = time.perf_counter()
+        self._name = os.urandom(8).hex()
+        self._failed: dict[str, str] = {}  # why a mode was not possible, by mode
+        with _without_side_effects(), contextlib.ExitStack() as self._stack:
+            if not self._try_dummy():
+                return self._try_copies()
+            for mode, options in ("thread", {}), ("subproc", {}), ("subproc", {"caller_steps": True}):
+                for workers in self._counts(mode, options):
+                    candidate = Candidate(mode, workers, options)
+                    if time.perf_counter() - begin > _LIMIT or not self._may_win(candidate):
+                        break
+                    if not self._wins(candidate) and mode == "thread":
+                        break
+        best, threads = self._best, [one.speedup for one in self._tried if one.mode == "thread"]
+        releases_gil = max(threads) > 4 / 3 if threads else None
+        return Recommendation(best.mode, best.workers, best.options, self._describe(), self._step, releases_gil)
+
+    def _try_copies(self) -> Recommendation:
+        with _without_side_effects():
+            packed = pack_factories(self.factories)
+            copies = {
+                one.env_id: EnvFactory(one.env_id, functools.partial(_copy, pickled, one.is_live), is_live=False)
+                for one, pickled in zip(self.factories, packed, strict=True)
+            }
+            factories = [copies[one.env_id] for one in self.factories]
+            shared = self.env_options["shared"]
+            env_options = self.env_options | {"shared": {}}
+            trial = replace(self, factories=factories, env_options=env_options, find_obstacle=str, are_copies=True)
+            options: Any = {"timeout": _PATIENCE, "output": "quiet", "keep": True, "shared": shared}
+            with ParallelEnv([functools.partial(replace, trial)], "subproc", num_cpus=1, **options) as env:
+                return env.customized_method("run_here")[0]  # type: ignore[no-any-return]
+
+    def _try_dummy(self) -> bool:
+        """Step envs in a loop, with which the other candidates are compared. False if the envs are the user's own."""
+        figures = self._first_steps()
+        if figures is None:
+            return False
+        self._making, self._step, compute = figures
+        self._computing = min(1.0, compute / self._step)
+        self._waits = self._computing < 0.5
+        self._loop = self._step * len(self.factories)  # seconds per step of all envs in the loop
+        self._busy = 0.0
+        self._best = dummy = Candidate("dummy", 1, {})
+        self._tried = [dummy]
+        self._dummy: TimedEnv | None = None
+        if self._step <= _LONG_STEP:
+            self._dummy = self._open(dummy)
+            for _ in range(3):
+                self._dummy.time()
+            self._loop = self._dummy.seconds
+            self._step = self._loop / len(self.factories)
+        if self.caller_busy:
+            self._busy = self._loop / max(1, self.cores - 1)
+            self._loop += self._busy
+            self._dummy = self._dummy and self._open(dummy)
+        return True
+
+    def _first_steps(self) -> tuple[float, float, float] | None:
+        """Step one env of each kind. These envs stay open, and are those of all pools in this thread.
+
+        Returns:
+            Seconds of making and resetting one, of a step, and of computing in it, all means; ``None`` if an env fn
+            returns an env of the user's.
+        """
+        begin = time.perf_counter()
+        found: dict[int, tuple[float, float, float]] = {}
+        for env_id, kind in {one.env_id: one for one in self.factories}.items():
+            if found and time.perf_counter() - begin > _LONG_MAKING:
+                break
+            kind.prepare()
+            now = time.perf_counter()
+            if not self.are_copies and not build_new(self._name, kind):
+                return None
+            env = self._make(Candidate("dummy", 1, {}), [functools.partial(StandIn, self._name, kind)])
+            env.reset(seed=0)
+            found[env_id] = time.perf_counter() - now, *_measure_steps(env)
+        self.factories = [one if one.env_id in found else self.factories[0] for one in self.factories]
+        making, step, compute = np.mean([found[one.env_id] for one in self.factories], axis=0).tolist()
+        return making, step, compute
+
+    def _counts(self, mode: str, options: Mapping[str, bool]) -> list[int]:
+        """Return the numbers of workers to try, in order.
+
+        A process beyond the number of cores costs some 40 MB, a thread almost nothing: for envs that wait, more
+        processes than cores are considered only if threads do not help.
+        """
+        if options:
+            tried = [(one.speedup, one.workers) for one in self._tried if one.mode == "subproc"]
+            return [max(tried)[1]] if tried and not self.caller_busy else []
+        exceeds_cores = self._waits and not (mode == "subproc" and self._best.mode == "thread")
+        most = min(len(self.factories), self.num_cpus or max(self.cores, MOST_WORKERS if exceeds_cores else 0))
+        counts = [most]
+        if self.num_cpus is None:
+            while counts[-1] >= 4:
+                counts.append(counts[-1] // 2)
+            if mode == "thread" and not self._waits:
+                counts.insert(0, min(2, most))  # shows whether threads help envs that may hold the GIL
+            if self.caller_busy:
+                counts.insert(0, max(1, most - 1))
+        return [workers for workers in dict.fromkeys(counts) if workers > 1 or self.caller_busy]
+
+    def _may_win(self, candidate: Candidate) -> bool:
+        """Whether a candidate could be clearly faster than the best so far, and can be tried or judged."""
+        if candidate.mode == "subproc" and (obstacle := self.find_obstacle()):
+            self._failed.setdefault("subproc", obstacle)
+        # Threads surely help envs that wait, or if they have helped before; the gain of caller_steps is never sure.
+        surely_helps = candidate.mode == "subproc" or self._waits or self._best.mode == "thread"
+        can_be_judged = (surely_helps and not candidate.options) or not self._takes_long(candidate)
+        is_worth_it = is_clearly_faster(self._most_speedup(candidate), self._best.speedup)
+        return is_worth_it and can_be_judged and candidate.mode not in self._failed
+
+    def _most_speedup(self, candidate: Candidate) -> float:
+        """Return the speedup if messages cost almost nothing."""
+        num_envs, workers = len(self.factories), candidate.workers
+        work = self._step * max(-(-num_envs // workers), num_envs * self._computing / min(workers, self.cores))
+        return self._loop / max(self._busy, _LEAST_CALL[candidate.mode] + work)
+
+    def _takes_long(self, candidate: Candidate) -> bool:
+        """Whether a trial would take long. Threads are expected to make their envs in turns, because of the GIL."""
+        turns = candidate.workers if candidate.mode == "thread" else -(-candidate.workers // self.cores)
+        return self._dummy is None or turns * self._making > _LONG_MAKING
+
+    def _wins(self, candidate: Candidate) -> bool:
+        """Whether a candidate is clearly faster than the best so far, which it then replaces."""
+        candidate.was_tried = not self._takes_long(candidate)
+        if candidate.was_tried:
+            try:
+                pool = self._open(candidate)
+                candidate.speedup = pool.speedup(self._dummy)  # type: ignore[arg-type]
+                pool.env.close()
+            except Exception as error:  # noqa: BLE001 (envs raise anything; in a loop these work)
+                self._failed[candidate.mode] = f"a trial of them failed ({one_line(error)})"
+                return False
+            self._tried.append(candidate)
+        else:
+            candidate.speedup = self._most_speedup(candidate)
+        wins = is_clearly_faster(candidate.speedup, self._best.speedup)
+        if wins:
+            self._best = candidate
+        return wins
+
+    def _open(self, candidate: Candidate) -> TimedEnv:
+        """Open a pool with as many stand-ins as there are envs, or fewer."""
+        num_envs, workers = len(self.factories), candidate.workers
+        share = -(-min(num_envs, max(_MOST_STAND_INS, workers)) // workers)
+        size = min(num_envs, min(share, max(1, int(_SLICE / self._step))) * workers)
+        scale = -(-num_envs // workers) / -(-size // workers)
+        env_fns = {one.env_id: functools.partial(StandIn, self._name, one) for one in self.factories}
+        env = self._make(candidate, [env_fns[self.factories[i * num_envs // size].env_id] for i in range(size)])
+        env.reset(seed=0)
+        return TimedEnv(env, random_actions(env, 16), _SLICE, self._busy / scale, scale)
+
+    def _make(self, candidate: Candidate, env_fns: Sequence[Callable[[], object]]) -> ParallelEnv:
+        options: Any = {**self.env_options, **candidate.options, "num_cpus": candidate.workers}
+        options |= {"timeout": _PATIENCE, "output": "quiet", "keep": True}
+        return self._stack.enter_context(ParallelEnv(env_fns, candidate.mode, "restart", **options))
+
+    def _describe(self) -> str:
+        """Return what was measured, in one line."""
+        best, num_envs = self._best, len(self.factories)
+
+        def said(one: Candidate, unit: str = "") -> str:
+            rate = number(float(f"{num_envs * one.speedup / self._loop:.3g}"))
+            parts = " and ".join([*one.options, count(one.workers, "worker")])
+            return f"{rate}{unit} in {one.mode}{'' if one.mode == 'dummy' else f' with {parts}'}"
+
+        others = sorted((one for one in self._tried if one is not best), key=lambda one: -one.speedup)
+        measured = [one for one in (best, *others) if one.was_tried]
+        rates = [said(one, "" if index else " steps/s") for index, one in enumerate(measured)]
+        waits, busy = ", mostly waiting" if self._waits else "", ", with the caller busy" if self.caller_busy else ""
+        parts = [
+            f"A step takes {duration(self._step)}{waits}.",
+            f"{count(num_envs, 'env')} made {', '.join(rates)}{busy}.",
+        ]
+        if not best.was_tried:
+            rate, _, mode = said(best).partition(" in ")
+            parts.append(f"{rate} are possible in {mode}: not tried, as these envs take long.")
+        elif len(rates) == 1:
+            parts.append("No other mode open to them can be clearly faster.")
+        for mode, why in self._failed.items():
+            parts.append(f"{'Threads' if mode == 'thread' else 'Other processes'} are out of the question: {why}.")
+        if best.options:
+            parts.append("The caller steps a share of the envs itself, which are not isolated from it.")
+        return " ".join(parts)
+
+
+def _copy(packed: bytes, is_live: bool) -> Any:
+    """Return a new copy of a pickled env, or of the one that a pickled env fn returns."""
+    source = loads(packed)
+    return source if is_live else source()
+
+
+def _representatives(factories: Sequence[EnvFactory]) -> list[EnvFactory]:
+    """Return for each env the factory to try for it: its own, or one of few, evenly spread, if they are many."""
+    different = list({id(one.source): one for one in reversed(factories)}.values())[::-1]
+    kinds = min(len(different), _MOST_KINDS)
+    chosen = [different[-(-index * len(different) // kinds)] for index in range(kinds)]
+    place = {id(one.source): chosen[index * kinds // len(different)] for index, one in enumerate(different)}
+    return [place[id(one.source)] for one in factories]
+
+
+def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
+    """Step an env a few times; return the seconds per step, and the part of them spent computing.
+
+    Time in which the env is ready to run but another process has the core counts for neither, as far as the system
+    distinguishes it from waiting.
+    """
+    actions = random_actions(env, 16)
+    for seconds in (0.0, _LONG_STEP):  # the first step may include one-time work
+        begin, busy, steps, wall = time.perf_counter(), time.process_time(), 0, 0.0
+        before = _switches()
+        while not steps or wall < seconds:
+            env.step(actions[steps % len(actions)])
+            steps, wall = steps + 1, time.perf_counter() - begin
+        compute = min(wall, time.process_time() - busy)
+        waits, losses = (after - earlier for after, earlier in zip(_switches(), before, strict=True))
+        if wall > 10 * _LONG_STEP:
+            break
+    return (compute + (wall - compute) * waits / max(1, waits + losses)) / steps, compute / steps
+
+
+def _switches() -> tuple[int, int]:
+    """Return how often this thread gave up its core to wait, and how often it was preempted."""
+    try:
+        import resource
+
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+    except (ImportError, AttributeError):  # not Linux: all time not spent computing counts as waiting
+        return time.perf_counter_ns(), 0
+    return usage.ru_nvcsw, usage.ru_nivcsw
+
+
+@contextlib.contextmanager
+def _without_side_effects() -> Iterator[None]:
+    """Preserve the global random generators, and suppress warnings, which the real envs will show."""
+    plain, numpys = random.getstate(), np.random.get_state()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the actual transfer warns of what gets lost
-            env_specs.pack_factories(env_factories)
-    except UnpicklableError as error:
-        return f"they do not pickle ({one_line(error.__cause__ or error)})"
-    return ""
-
-
-def _describe(found: TrialResult, num_envs: int, caller_busy: bool) -> str:
-    """Return what was measured, in one line."""
-
-    def name(one: Candidate) -> str:
-        parts = [*one.options, count(one.workers, "worker")]
-        return "dummy" if one.mode == "dummy" else f"{one.mode} with {' and '.join(parts)}"
-
-    def rate(one: Candidate) -> str:
-        return number(float(f"{num_envs * one.speedup / found.loop:.3g}"))
-
-    best = found.best
-    others = sorted((one for one in found.tried if one is not best), key=lambda one: -one.speedup)
-    rates = [f"{rate(one)} in {name(one)}" for one in [best, *others] if one.was_tried]
-    rates[0] = rates[0].replace(" in ", " steps/s in ")
-    parts = [
-        f"A step takes {duration(found.step_cost)}{', mostly waiting' if found.waits else ''}.",
-        f"{count(num_envs, 'env')} made {', '.join(rates)}{', with the caller busy' if caller_busy else ''}.",
-    ]
-    if not best.was_tried:
-        parts.append(f"{rate(best)} are possible in {name(best)}: not tried, as these envs take long.")
-    elif len(rates) == 1:
-        parts.append("No other mode open to them can be clearly faster.")
-    for mode, why in found.failed.items():
-        parts.append(f"{'Threads' if mode == 'thread' else 'Other processes'} are out of the question: {why}.")
-    if best.options:
-        parts.append("The caller steps a share of the envs itself, which are not isolated from it.")
-    return " ".join(parts)
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numpys)

@@ -36,11 +36,7 @@ class StandIn(gymnasium.Env[Any, Any]):
     """Takes the place of an env. All stand-ins of a trial, factory and thread step one real env in turns.
 
     The pools of a trial then make as many calls and exchange as many messages as the real one, without its memory and
-    the time to build all of it.
-
-    Args:
-        trial: Name of the trial.
-        factory: Makes the env, unless `build_new` has in this thread.
+    the time to build all of it. The first stand-in builds the env, unless `build_new` has in this thread.
     """
 
     def __init__(self, trial: str, factory: EnvFactory) -> None:
@@ -102,7 +98,7 @@ def build_new(trial: str, factory: EnvFactory) -> bool:
     return True
 
 
-def _close(env: Any) -> None:
+def _close(env: object) -> None:
     with contextlib.suppress(Exception):  # as in a host: errors in closing are ignored
-        if callable(getattr(env, "close", None)):
-            env.close()
+        if callable(close := getattr(env, "close", None)):
+            close()

@@ -11,9 +11,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
-from gymnasium.spaces import Tuple
+from gymnasium.spaces import Space, Tuple
 
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvContractError
@@ -40,7 +39,7 @@ class TimedEnv:
     """
 
     def __init__(
-        self, env: ParallelEnv, actions: Sequence[Any], turn: float, busy: float = 0.0, scale: float = 1.0
+        self, env: ParallelEnv, actions: Sequence[object], turn: float, busy: float = 0.0, scale: float = 1.0
     ) -> None:
         self.env = env
         self.times: deque[float] = deque(maxlen=ROUNDS)
@@ -90,18 +89,13 @@ class TimedEnv:
         self.env.step_wait()
 
 
-def random_actions(env: ParallelEnv, number: int, seed: int = 0) -> list[Any]:
-    """Return random actions for all envs.
-
-    Raises:
-        EnvContractError: If an env declares no action space.
-    """
-    space: Any = env.action_space
-    if space is None:
-        each = env.action_spaces
-        if any(one is None for one in each):
-            raise EnvContractError("it declares no action space to draw random actions from")
-        space = Tuple(each)  # type: ignore[arg-type]
-    space.seed(seed)
-    samples = [space.sample() for _ in range(number)]
-    return samples if env.action_space is not None else [list(sample) for sample in samples]
+def random_actions(env: ParallelEnv, number: int, seed: int = 0) -> list[object]:
+    """Return random actions for all envs; raise `EnvContractError` if one declares no action space."""
+    space = env.action_space
+    spaces = [space for space in env.action_spaces if space is not None]
+    if len(spaces) < len(env):
+        raise EnvContractError("it declares no action space to draw random actions from")
+    whole: Space[object] = Tuple(spaces) if space is None else space
+    whole.seed(seed)
+    samples = [whole.sample() for _ in range(number)]
+    return [list(sample) for sample in samples] if space is None else samples  # type: ignore[call-overload]

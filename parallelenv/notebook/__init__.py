@@ -2,7 +2,7 @@
 
 from parallelenv.notebook.profile import Recorder
 from parallelenv.notebook.repr import mime_bundle
-from parallelenv.notebook.show import play_envs, record_envs, show_envs
+from parallelenv.notebook.show import Performance, show_envs
 from parallelenv.notebook.tiles import picture_of
 
-__all__ = ["Recorder", "mime_bundle", "picture_of", "play_envs", "record_envs", "show_envs"]
+__all__ = ["Performance", "Recorder", "mime_bundle", "picture_of", "show_envs"]

@@ -11,8 +11,8 @@ import numbers
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,25 +33,25 @@ _LARGEST = 2**25
 """Maximum number of bytes embedded: larger films would bloat the notebook and not play."""
 
 
+@dataclass(eq=False, repr=False)
 class Film:
     """A film of envs. A notebook plays it, even without a network, and so does a page made by nbconvert.
 
     Attributes:
         data: The encoded film.
         video_format: ``"webp"``, ``"gif"``, ``"png"`` or ``"mp4"``.
-        path: File of the film; ``None`` if it was not written.
         num_frames: Number of frames.
         fps: Frames per second.
         episodes: An `Evaluation` of the episodes that ended in it.
+        path: File of the film; ``None`` if it was not written.
     """
 
-    def __init__(self, data: bytes, video_format: str, num_frames: int, fps: float, episodes: Evaluation) -> None:
-        self.data = data
-        self.video_format = video_format
-        self.path: Path | None = None
-        self.num_frames = num_frames
-        self.fps = fps
-        self.episodes = episodes
+    data: bytes
+    video_format: str
+    num_frames: int
+    fps: float
+    episodes: Evaluation
+    path: Path | None = None
 
     def save(self, path: str | Path) -> Path:
         """Write the film, and return the path; an existing file is replaced.
@@ -78,17 +78,15 @@ class Film:
             f"{len(self.data):,} bytes{where}>"
         )
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return a player, and a text."""
         if len(self.data) > _LARGEST:
             return {"text/plain": f"{self!r} is too large to be played here."}
-        is_video = self.video_format == "mp4"
-        data = base64.b64encode(self.data).decode()
-        source = f'src="data:{"video" if is_video else "image"}/{self.video_format};base64,{data}"'
-        if is_video:
-            player = f'<video controls autoplay loop muted playsinline style="max-width:100%" {source}></video>'
-        else:
-            player = f'<img style="max-width:100%" alt="{html.escape(repr(self))}" {source}>'
+        source = f"{self.video_format};base64,{base64.b64encode(self.data).decode()}"
+        player = f'<img style="max-width:100%" alt="{html.escape(repr(self))}" src="data:image/{source}">'
+        if self.video_format == "mp4":
+            looks = 'controls autoplay loop muted playsinline style="max-width:100%"'
+            player = f'<video {looks} src="data:video/{source}"></video>'
         return {"text/plain": repr(self), "text/html": player}
 
 
@@ -97,7 +95,7 @@ def has_ffmpeg() -> bool:
     return importlib.util.find_spec("imageio_ffmpeg") is not None
 
 
-def check_format(video_format: str) -> None:
+def check_format(video_format: object) -> None:
     """Refuse an unknown format, and one that the installed packages cannot write."""
     if video_format not in FORMATS:
         raise ArgumentError(f"video_format={show(video_format)} is not known; expected one of {FORMATS}.")
@@ -125,7 +123,7 @@ def format_of(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
-def check_fps(fps: Any, metadata: Any = None) -> float:
+def check_fps(fps: object, metadata: object = None) -> float:
     """Return frames per second: ``fps``, or else that of the env's metadata, or else 30. Refuse other values."""
     name = "fps"
     if fps is None and isinstance(metadata, Mapping):
@@ -161,12 +159,9 @@ def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0)
 
 
 def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> bytes:
-    """Return frames as a film, which loops forever unless it is an MP4.
+    """Return frames, ``(height, width, 3)`` uint8 each, as a film, which loops forever unless it is an MP4.
 
-    Args:
-        frames: ``(height, width, 3)`` uint8 each. Smaller ones are padded with black, to the right and below.
-        video_format: One of `FORMATS` that can be written here.
-        fps: Frames per second, limited for pictures to what browsers play.
+    Smaller frames are padded with black, to the right and below. Pictures play at most as fast as browsers can.
     """
     if not len(frames):
         raise ArgumentError("There are no frames to write.")

@@ -36,31 +36,25 @@ MOST_CALLS = 1_000_000
 """Calls that are kept; older ones are dropped."""
 _MOMENT = 1e-3
 """Seconds between checks whether another thread's call has ended."""
-_Times = tuple[float, float]
 
 
 class Profile:
-    """The recording of a ``with env.profile() as p`` block. Available once the block has ended."""
+    """The recording of a ``with env.profile() as p`` block. Available once the block has ended.
 
-    _recording: Recording | None = None
+    Until then `summary`, `plot` and `save` raise a `UsageError`.
+    """
+
+    finished: Recording | None = None
 
     @property
     def recording(self) -> Recording:
         """The recording; a `UsageError` before the block has ended."""
-        if self._recording is None:
+        if self.finished is None:
             raise UsageError("Nothing is recorded yet: ask when the block `with env.profile() as p` has ended.")
-        return self._recording
-
-    @recording.setter
-    def recording(self, recording: Recording) -> None:
-        self._recording = recording
+        return self.finished
 
     def summary(self) -> Summary:
-        """Return where the time went, with advice. It displays as a table.
-
-        Raises:
-            UsageError: If the block has not ended.
-        """
+        """Return where the time went, with advice. It displays as a table."""
         return summarise(self.recording)
 
     def plot(self, begin: float | None = None, end: float | None = None, path: str | Path | None = None) -> Timeline:
@@ -71,11 +65,7 @@ class Profile:
             end: End, likewise; ``None`` means the end of the recording.
             path: File to write it to as well: a name that ends in ``.svg``.
 
-        Returns:
-            A `Timeline`.
-
         Raises:
-            UsageError: If the block has not ended.
             ArgumentError: If nothing was recorded between ``begin`` and ``end``, or ``path`` has another suffix.
             OSError: If it cannot be written.
         """
@@ -91,7 +81,6 @@ class Profile:
             path: A name that ends in ``.json``; an existing file is replaced.
 
         Raises:
-            UsageError: If the block has not ended.
             ArgumentError: If ``path`` has another suffix.
             OSError: If it cannot be written.
         """
@@ -101,7 +90,7 @@ class Profile:
 
     def __repr__(self) -> str:
         """Return the table, if the block has ended."""
-        return "<Profile, still recording>" if self._recording is None else repr(self.summary())
+        return "<Profile, still recording>" if self.finished is None else repr(self.summary())
 
 
 class Recorder:
@@ -119,7 +108,7 @@ class Recorder:
         pool = self._engine.pool
         if pool.is_watched:
             raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
-        living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
+        living = sorted(set(pool.env_ids).difference(pool.lost))
         asked = perf_counter()
         values = pool.ask("state", living, None, "trace").values
         middle = (asked + perf_counter()) / 2
@@ -145,16 +134,14 @@ class Recorder:
             left = max(0.0, deadline - time.monotonic())
             try:
                 workers = self._collect(left, not is_interrupt)
-            except UsageError:  # another thread is in a call
-                if left:
+            except ParallelEnvError as wrong:  # another thread is in a call; or, for example, closed in the meantime
+                if isinstance(wrong, UsageError) and left:
                     time.sleep(_MOMENT)
                     continue
-            except ParallelEnvError:  # for example closed in the meantime
-                pass
             break
         missing = set(self._engine.env_ids).difference(*(worker.env_ids for worker in workers))
         begun = max([self._begun, self._calls.since, *(worker.since for worker in workers if worker.is_cut)])
-        self._profile.recording = Recording(
+        self._profile.finished = Recording(
             begun,
             max(ended, begun + _MOMENT),  # clocks of two machines may disagree
             begun > self._begun,
@@ -167,8 +154,8 @@ class Recorder:
     def _collect(self, timeout: float, resumes: bool) -> list[WorkerRecord]:
         """Stop recording in hosts; return the records received in time, if need be without resuming a command."""
         pool = self._engine.pool
-        living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
         is_held_up = not resumes and pool.is_held_up
+        living = sorted(set(pool.env_ids).difference(pool.lost))
         asked = perf_counter()
         ticket = pool.submit("state", living, None, "record")
         if not is_held_up:
@@ -191,27 +178,26 @@ class CallRecorder:
     """Records when calls begin and end, as `Guard.tracer`."""
 
     def __init__(self) -> None:
-        self._marks: deque[float] = deque(maxlen=2 * MOST_CALLS)  # begins, and ends as negative numbers
+        self._spans: deque[tuple[float, float]] = deque(maxlen=MOST_CALLS)
+        self._begun: float | None = None  # of the call in progress; an interrupted one may have no end
 
     def begin(self) -> None:
         """Record the begin of a call."""
-        self._marks.append(perf_counter())
+        self._begun = perf_counter()
 
     def end(self) -> None:
         """Record the end of the call."""
-        self._marks.append(-perf_counter())
+        if self._begun is not None:  # recording may have begun within it
+            self._spans.append((self._begun, perf_counter()))
+            self._begun = None
 
     @property
     def since(self) -> float:
         """When the record begins: older calls, if there were any, were dropped."""
-        return abs(self._marks[0]) if len(self._marks) == self._marks.maxlen else 0.0
+        return self._spans[0][0] if len(self._spans) == self._spans.maxlen else 0.0
 
     def spans(self, begin: float, end: float) -> Array:
         """Return the calls between two moments, in order: ``(m, 2)`` float64."""
-        marks = np.array([*self._marks, -end])  # an interrupted call may have no end
-        kinds = np.sign(marks)
-        begins = np.flatnonzero((kinds > 0) & (np.append(0, kinds)[:-1] <= 0))
-        ends = np.flatnonzero(kinds < 0)
-        ends = ends[np.searchsorted(ends, begins)]
-        spans = np.column_stack([marks[begins], -marks[ends]])
+        unfinished = [] if self._begun is None else [(self._begun, end)]
+        spans = np.array([*self._spans, *unfinished]).reshape(-1, 2)
         return spans[(spans[:, 0] < end) & (spans[:, 1] > begin)].clip(begin, end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class Summary:
     missing: tuple[int, ...]
     rebuilt: tuple[int, ...]
     is_cut: bool
-    advice: str
+    advice: str = ""
 
     @property
     def slowest(self) -> EnvTime | None:
@@ -92,8 +92,7 @@ class Summary:
             lines += ["", table]
         if len(workers) > _MOST_WORKERS:
             lines.append(f"... and {count(len(workers) - _MOST_WORKERS, 'more worker')}")
-        slowest = self.slowest
-        if slowest is not None:
+        if slowest := self.slowest:
             usual = float(np.median([env.mean for env in self.envs]))
             lines += [
                 "",
@@ -114,8 +113,7 @@ def summarise(recording: Recording) -> Summary:
     share, workers = recording.share, recording.workers
     busy = [share(worker.spans) for worker in workers]
     some = np.concatenate([np.zeros((0, 2)), *(worker.spans for worker in workers)])
-    env_share = share(some)
-    occupied = share(np.concatenate([some, recording.calls]))
+    env_share, occupied = share(some), share(np.concatenate([some, recording.calls]))
     envs, policies = [], []
     for worker in workers:
         is_step, is_rollout = worker.of_operation("step"), worker.of_operation("rollout")
@@ -127,59 +125,52 @@ def summarise(recording: Recording) -> Summary:
             own = durations[owners == env_id]
             if len(own):
                 envs.append(EnvTime(env_id, len(own), float(own.mean()), float(own.max())))
-    envs.sort(key=lambda env: env.env_id)
-    transport = occupied - env_share
-    straggler_loss = max(0.0, env_share - float(np.mean(busy))) if busy else 0.0
-    return Summary(
-        recording.end - recording.begin,
-        1 - occupied,
-        transport,
-        env_share,
-        straggler_loss,
-        float(np.mean(policies)) if policies else 0.0,
-        tuple(busy),
-        tuple(worker.env_ids for worker in workers),
-        tuple(envs),
-        recording.missing,
-        recording.rebuilt,
-        recording.is_cut,
-        _advise(recording, 1 - occupied, transport, env_share, straggler_loss, envs),
+    found = Summary(
+        seconds=recording.end - recording.begin,
+        caller_share=1 - occupied,
+        transport_share=occupied - env_share,
+        env_share=env_share,
+        straggler_loss=max(0.0, env_share - float(np.mean(busy))) if busy else 0.0,
+        policy_share=float(np.mean(policies)) if policies else 0.0,
+        busy=tuple(busy),
+        workers=tuple(worker.env_ids for worker in workers),
+        envs=tuple(sorted(envs, key=lambda env: env.env_id)),
+        missing=recording.missing,
+        rebuilt=recording.rebuilt,
+        is_cut=recording.is_cut,
     )
+    return replace(found, advice=_advise(recording, found))
 
 
-def _advise(
-    recording: Recording, caller: float, transport: float, env_share: float, straggler_loss: float, envs: list[EnvTime]
-) -> str:
+def _advise(recording: Recording, found: Summary) -> str:
     """Return advice on what takes most of the time, or else on what takes much of it."""
-    unknown = sorted({*recording.missing, *recording.rebuilt})
-    if unknown:
+    steps, takes = [env.steps for env in found.envs], f"envs take {found.env_share:.0%} of the time"
+    if unknown := sorted({*found.missing, *found.rebuilt}):
         return (
             f"what workers of envs {list_ids(unknown)} did is not all known, and counts as transport; profile again "
             "while they live."
         )
-    if not envs:
+    slowest = found.slowest
+    if slowest is None:
         return "no env was stepped; profile some steps."
-    if caller >= max(transport, env_share):
+    if found.caller_share >= max(found.transport_share, found.env_share):
         return (
-            f"your own code takes {caller:.0%} of the time, so faster envs would not help; send() and recv() "
-            "let envs work meanwhile."
+            f"your own code takes {found.caller_share:.0%} of the time, so faster envs would not help; send() and "
+            "recv() let envs work meanwhile."
         )
-    if transport > max(_MUCH, straggler_loss):
-        return _advise_on_transport(recording, transport, env_share)
-    if straggler_loss > _MUCH:
-        numbers = [env.steps for env in envs]
-        if max(numbers) > 1.5 * min(numbers):
-            return (
-                f"envs take {env_share:.0%} of the time, and go on without each other; workers have nothing to do for "
-                f"{straggler_loss:.0%} of it, while your policy acts, or because there was no more to do."
-            )
-        slowest = max(envs, key=lambda env: env.mean)
+    if found.transport_share > max(_MUCH, found.straggler_loss):
+        return _advise_on_transport(recording, found)
+    if found.straggler_loss > _MUCH and max(steps) > 1.5 * min(steps):
         return (
-            f"workers wait for the slowest of them {straggler_loss:.0%} of the time (env {slowest.env_id} takes "
+            f"{takes}, and go on without each other; workers have nothing to do for {found.straggler_loss:.0%} of it, "
+            "while your policy acts, or because there was no more to do."
+        )
+    if found.straggler_loss > _MUCH:
+        return (
+            f"workers wait for the slowest of them {found.straggler_loss:.0%} of the time (env {slowest.env_id} takes "
             f"{duration(slowest.mean)} a step); send() and recv(min_envs=...) go on with those that are ready."
         )
-    takes = f"envs take {env_share:.0%} of the time"
-    if len(recording.workers) == 1 < min(usable_cores(), len(envs)):
+    if len(found.workers) == 1 < min(usable_cores(), len(found.envs)):
         return (
             f"{takes} in one worker, and there are {usable_cores()} cores; try para_mode='subproc' (or let 'auto' "
             "choose)."
@@ -187,20 +178,20 @@ def _advise(
     return f"{takes}: all is well, and only faster envs or more cores would help."
 
 
-def _advise_on_transport(recording: Recording, transport: float, env_share: float) -> str:
+def _advise_on_transport(recording: Recording, found: Summary) -> str:
     """Return advice on messages: one per rollout, if workers spent most of their time in these, or else per step."""
-    workers = recording.workers
+    workers, share = recording.workers, f"take {found.transport_share:.0%} of the time"
     fewer = ["fewer workers (num_cpus)"] if len(workers) > 1 else []
     in_rollouts = sum(recording.share(worker.spans[worker.of_operation("rollout")]) for worker in workers)
-    if in_rollouts > sum(recording.share(worker.spans) for worker in workers) / 2:
-        what = f"messages, and putting rollouts together, take {transport:.0%} of the time"
+    if in_rollouts > sum(found.busy) / 2:
+        what = f"messages, and putting rollouts together, {share}"
         ways = ["more steps in each rollout()", *fewer, "envs with smaller states"]
     else:
-        what = f"messages and the answers' forms take {transport:.0%} of the time, as steps are short"
+        what = f"messages and the answers' forms {share}, as steps are short"
         ways = ["rollout(), which makes many steps with one call", "more envs in each step", *fewer]
         is_away = [worker.process.pid != this_process().pid for worker in workers]
         if fewer and all(is_away):
             ways.append("caller_steps=True of para_mode='subproc'")
-        if (fewer or is_away[0]) and transport > env_share:
+        if (fewer or is_away[0]) and found.transport_share > found.env_share:
             ways.append("para_mode='dummy', which needs none")
     return f"{what}; what helps: {'; '.join(ways)}."

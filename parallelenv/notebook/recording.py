@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,24 @@ from parallelenv.contract.error_text import name_range, show
 from parallelenv.errors import ArgumentError
 from parallelenv.worker.tracer import WorkerRecord
 
-_Event = tuple[str, str, float, float]
-"""Name and category of what is recorded, its begin and its end."""
+
+class Track(NamedTuple):
+    """What the caller or a worker did: a row of the timeline, and a thread of the trace.
+
+    Attributes:
+        title: Name of the row.
+        thread: Name of the thread.
+        spans: ``(n, 2)`` float64: begin and end of each event, in seconds since the beginning of the recording.
+        kinds: ``(n,)`` text: ``"own"`` and ``"call"`` of the caller, ``"worker"`` for the commands of a worker, and the
+            operation for what an env did in them.
+        names: Name of each event.
+    """
+
+    title: str
+    thread: str
+    spans: Array
+    kinds: Array
+    names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,50 +65,46 @@ class Recording:
         """Return the share of the time, 0 to 1, that spans, ``(m, 2)``, take."""
         return float(np.diff(merge(spans).clip(self.begin, self.end)).sum()) / (self.end - self.begin)
 
-    def outside(self, spans: Array) -> Array:
-        """Return the times that no span covers: ``(m, 2)``."""
-        edges = np.array([[self.begin, self.begin], [self.end, self.end]])
-        taken = merge(np.concatenate([spans, edges]))
-        free = np.column_stack([taken[:-1, 1], taken[1:, 0]])
-        return free[free[:, 1] > free[:, 0]]
+    def tracks(self) -> Iterator[Track]:
+        """Return everything as events: those of the caller, then those of each worker."""
+        calls = merge(self.calls)
+        taken = merge(np.concatenate([calls, [[self.begin, self.begin], [self.end, self.end]]]))
+        own = np.column_stack([taken[:-1, 1], taken[1:, 0]])
+        own = own[own[:, 1] > own[:, 0]]
+        names = ["in a call"] * len(calls) + ["own code"] * len(own)
+        kinds = np.repeat(["call", "own"], [len(calls), len(own)])
+        yield Track("your program", "caller", np.concatenate([calls, own]) - self.begin, kinds, names)
+        for worker in self.workers:
+            operations = [worker.operations[span] for span in worker.span_of]
+            resets = worker.resets[:, 2].astype(int).tolist()
+            turns = [*zip(worker.owners.tolist(), operations, strict=True), *((env_id, "reset") for env_id in resets)]
+            title = f"env{'s' if len(worker.env_ids) > 1 else ''} {name_range(worker.env_ids)}"
+            yield Track(
+                title,
+                f"worker of envs {name_range(worker.env_ids)} ({worker.process.pid})",
+                np.concatenate([worker.spans, worker.turns, worker.resets[:, :2]]) - self.begin,
+                np.array(["worker"] * len(worker.spans) + [operation for _, operation in turns], np.str_),
+                [*worker.operations, *(f"env {env_id}: {operation}" for env_id, operation in turns)],
+            )
 
     def save_trace(self, path: Path) -> None:
         """Write a trace in the format of Chrome's trace viewer, which Perfetto reads too, one event per line."""
+        # Perfetto takes thread 0 for the one with the process's number, and would draw its events over that.
+        events: list[dict[str, object]] = [
+            {"name": "process_name", "ph": "M", "tid": 1, "args": {"name": "ParallelEnv"}}
+        ]
+        for thread, track in enumerate(self.tracks(), start=1):
+            events.append({"name": "thread_name", "ph": "M", "tid": thread, "args": {"name": track.thread}})
+            # Otherwise "envs 10-11" comes before "envs 2-3".
+            events.append({"name": "thread_sort_index", "ph": "M", "tid": thread, "args": {"sort_index": thread}})
+            microseconds = (track.spans * 1e6).round(3).tolist()
+            for name, kind, (begin, end) in zip(track.names, track.kinds.tolist(), microseconds, strict=True):
+                times = {"ts": begin, "dur": round(end - begin, 3)}
+                events.append({"name": name, "cat": kind, "ph": "X", "tid": thread, **times})
         with path.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            file.write(",\n".join(json.dumps({**event, "pid": 1}) for event in self._events()))
+            file.write(",\n".join(json.dumps({**event, "pid": 1}) for event in events))
             file.write("\n]}\n")
-
-    def _events(self) -> Iterator[dict[str, Any]]:
-        # Perfetto takes thread 0 for the one with the process's number, and would draw its events over that.
-        yield {"name": "process_name", "ph": "M", "tid": 1, "args": {"name": "ParallelEnv"}}
-        calls = merge(self.calls)
-        own = self.outside(calls)
-        threads: list[tuple[str, list[_Event]]] = [
-            (
-                "caller",
-                [
-                    *(("in a call", "call", begin, end) for begin, end in calls.tolist()),
-                    *(("own code", "caller", begin, end) for begin, end in own.tolist()),
-                ],
-            )
-        ]
-        for worker in self.workers:
-            operations = worker.operations
-            turns = zip(worker.owners.tolist(), worker.span_of.tolist(), worker.turns.tolist(), strict=True)
-            events: list[_Event] = [
-                *((name, "worker", *span) for name, span in zip(operations, worker.spans.tolist(), strict=True)),
-                *((f"env {env_id}", operations[span], *turn) for env_id, span, turn in turns),
-                *((f"reset env {env_id:.0f}", "reset", begin, end) for begin, end, env_id in worker.resets.tolist()),
-            ]
-            threads.append((f"worker of envs {name_range(worker.env_ids)} ({worker.process.pid})", events))
-        for thread, (title, events) in enumerate(threads, start=1):
-            yield {"name": "thread_name", "ph": "M", "tid": thread, "args": {"name": title}}
-            # Otherwise "envs 10-11" comes before "envs 2-3".
-            yield {"name": "thread_sort_index", "ph": "M", "tid": thread, "args": {"sort_index": thread}}
-            for name, category, begin, end in events:
-                times = {"ts": round((begin - self.begin) * 1e6, 3), "dur": round((end - begin) * 1e6, 3)}
-                yield {"name": name, "cat": category, "ph": "X", "tid": thread, **times}
 
 
 def merge(spans: Array) -> Array:
@@ -106,7 +118,7 @@ def merge(spans: Array) -> Array:
     return np.column_stack([spans[first, 0], reached[last]])
 
 
-def checked_path(path: Any, suffix: str) -> Path:
+def checked_path(path: object, suffix: str) -> Path:
     """Return a path after checking its suffix."""
     target = Path(path) if isinstance(path, (str, Path)) else None
     if target is None or target.suffix.lower() != suffix or "\0" in str(target):

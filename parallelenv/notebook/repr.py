@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,9 +44,8 @@ _SQUARE = (
     "display:inline-block;vertical-align:top;width:14px;height:14px;margin:1px;border-radius:2px;text-align:center;"
     "background-color:"
 )
-_CELL = "padding:1px 10px 1px 0;text-align:"
 _BOX = "display:inline-block;padding:8px 12px;border:1px solid #8888;border-radius:4px;font-size:13px;line-height:1.5"
-_HEADER = {"envs": "left", "pid": "right", "memory": "right"}
+_HEADER = ("envs", "pid", "memory")
 
 
 class WorkerRow(NamedTuple):
@@ -76,8 +76,7 @@ class ReprData:
 
     def _facts(self) -> dict[str, str]:
         """Return facts about steps and episodes, by label."""
-        facts = {}
-        standing = self.standing
+        facts, standing = {}, self.standing
         if standing.num_steps:
             together = " of all envs together" if len(self.states) > 1 else ""
             facts["so far"] = f"{count(standing.num_steps, 'step')}{together}"
@@ -89,62 +88,59 @@ class ReprData:
             facts["episodes"] = f"{standing.num_episodes:,} ended" + (f"{of_latest} {known}" if known else "")
         return facts
 
-    def _table(self) -> tuple[list[tuple[str, ...]], str]:
-        """Return the rows of the table of workers, and a text on those that it omits."""
-        rows: list[tuple[str, ...]] = []
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Return the rows of the table of workers, the last of which may be a text on those that it omits."""
+        rows = []
         for env_ids, process, memory in self.workers[:_MOST_WORKERS]:
             pid = str(process.pid) if process.is_near else f"{process.pid} on {process.machine}"
             size = "" if memory is None else f"{memory / 1e6:,.0f} MB"
             rows.append((name_range(env_ids), pid if process.pid else "", size))
         left = len(self.workers) - _MOST_WORKERS
-        return rows, f"... and {count(left, 'more worker')}" if left > 0 else ""
+        return [*rows, (f"... and {count(left, 'more worker')}", "", "")] if left > 0 else rows
 
     def text(self) -> str:
         """Return the display as plain text."""
         facts = {"envs": ", ".join(self._counts().values()), **self._facts()}
         lines = [self.title, *(f"  {name:<9} {said}" for name, said in facts.items())]
-        rows, rest = self._table()
-        if rows:
-            lines += ["", *(f"  {line}" for line in format_table(list(_HEADER), rows, left=("envs",)).splitlines())]
-        return "\n".join([*lines, *([f"  {rest}"] if rest else [])])
+        if rows := self._rows():
+            lines += ["", *(f"  {line}" for line in format_table(_HEADER, rows, left=("envs",)).splitlines())]
+        return "\n".join(lines)
 
     def html(self) -> str:
         """Return the display as HTML without style sheet, script or network, for light and dark backgrounds."""
+
+        def square(state: str, font: str = "") -> str:
+            return f'style="{font}{_SQUARE}{LOOKS[state].colour}">{LOOKS[state].sign}</span>'
+
         left = len(self.states) - _MOST_SQUARES
         squares = "".join(
-            f'<span title="env {env_id}: {state}" style="{_SQUARE}{LOOKS[state].colour}">{LOOKS[state].sign}</span>'
+            f'<span title="env {env_id}: {state}" {square(state)}'
             for env_id, state in enumerate(self.states[:_MOST_SQUARES])
         )
-        squares = f'<div style="{_GRID}">{squares}</div>' + (f"<div>... and {left:,} more</div>" if left > 0 else "")
         legend = "".join(
             f'<span title="{LOOKS[state].meaning}" style="margin-right:14px;white-space:nowrap">'
-            f'<span style="{_GRID}{_SQUARE}{LOOKS[state].colour}">{LOOKS[state].sign}</span> {said}</span>'
+            f"<span {square(state, _GRID)} {said}</span>"
             for state, said in self._counts().items()
         )
-        facts = "".join(
-            f'<tr><td style="{_CELL}left;opacity:0.7">{name}</td><td style="{_CELL}left">{html.escape(said)}</td></tr>'
-            for name, said in self._facts().items()
-        )
-        table, (rows, rest) = "", self._table()
-        if rows:
-            sides = _HEADER.values()
-            head = "".join(f'<th style="{_CELL}{side}">{name}</th>' for name, side in _HEADER.items())
-            cells = [
-                "".join(
-                    f'<td style="{_CELL}{side}">{html.escape(cell)}</td>' for cell, side in zip(row, sides, strict=True)
-                )
-                for row in rows
-            ]
-            body = "".join(f"<tr>{row}</tr>" for row in cells)
-            table = (
-                f'<table style="margin:6px 0 0;font-size:inherit"><thead><tr>{head}</tr></thead><tbody>{body}</tbody>'
-                f"</table>{f'<div>{rest}</div>' if rest else ''}"
-            )
+        rows, rest = self._rows(), f"<div>... and {left:,} more</div>" if left > 0 else ""
         return (
             f'<div style="{_BOX}"><div><code>{html.escape(self.title)}</code></div>'
-            f'<div style="margin:6px 0;max-width:560px">{squares}</div>{legend}'
-            f'<table style="margin:6px 0 0;font-size:inherit">{facts}</table>{table}</div>'
+            f'<div style="margin:6px 0;max-width:560px"><div style="{_GRID}">{squares}</div>{rest}</div>{legend}'
+            f"{_html_table(self._facts().items())}{_html_table(rows, _HEADER) if rows else ''}</div>"
         )
+
+
+def _html_table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """Return a table whose first column is left-aligned, and the others, if there is a header, right-aligned."""
+    lines = []
+    for kind, cells in [*([("th", header)] if header else []), *(("td", row) for row in rows)]:
+        sides = ["left", *["right" if header else "left"] * len(cells)]
+        line = "".join(
+            f'<{kind} style="padding:1px 10px 1px 0;text-align:{side}">{html.escape(cell)}</{kind}>'
+            for side, cell in zip(sides, cells, strict=False)
+        )
+        lines.append(f"<tr>{line}</tr>")
+    return f'<table style="margin:6px 0 0;font-size:inherit">{"".join(lines)}</table>'
 
 
 def repr_data(env: ParallelEnv, title: str) -> ReprData:

@@ -6,7 +6,8 @@ import io
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,22 +72,21 @@ def encode_picture(picture: Array) -> bytes:
 
 
 def refuse_no_notebook(call: str) -> None:
-    """Refuse a call outside of a notebook."""
+    """Refuse a call outside of a notebook, and one without Pillow."""
     if kernel_of_notebook() is None:
         raise UsageError(
             f"{call}() shows envs below a notebook cell, and this is no notebook. Elsewhere render(tile=True) returns "
             "the picture, and record(policy, steps, path) makes a film."
         )
+    check_format("png")
 
 
-def show_envs(env: ParallelEnv, id: Any, width: int) -> None:
+def show_envs(env: ParallelEnv, id: object, width: int) -> None:
     """Show envs as they are now. See `ParallelEnv.show` for arguments and errors."""
     refuse_no_notebook("show")
-    check_format("png")
     engine = env.engine
     env_ids = _visible_ids(engine, id, width)
-    if any(engine.pool.facts[env_id].render_mode != "rgb_array" for env_id in env_ids):
-        refuse_dark_envs(engine, env_ids)
+    refuse_dark_envs(engine, env_ids)
     try:
         picture = picture_of(engine, env_ids, width)
     except Exception as error:
@@ -104,67 +104,7 @@ def show_envs(env: ParallelEnv, id: Any, width: int) -> None:
     _screens.setdefault(engine, Screen()).show(picture)
 
 
-def play_envs(
-    env: ParallelEnv,
-    policy: Callable[..., Any],
-    steps: int,
-    id: Any,
-    seed: Any,
-    fps: float | None,
-    width: int,
-    shows_progress: bool,
-) -> Evaluation:
-    """Run a policy and show the envs live. See `ParallelEnv.play` for arguments and errors."""
-    refuse_no_notebook("play")
-    check_format("png")
-    env_ids, fps = _checked_arguments(env.engine, id, steps, fps, width)
-    screen, due = Screen(), 0.0
-
-    def see(picture: Array) -> None:
-        nonlocal due
-        now = time.monotonic()
-        if now < due:
-            time.sleep(due - now)
-        due = max(now, due) + 1 / fps  # late frames do not shorten later pauses
-        screen.show(picture)
-
-    return _run_policy(env.engine, policy, steps, env_ids, seed, see, width, "play" if shows_progress else None)
-
-
-def record_envs(
-    env: ParallelEnv,
-    policy: Callable[..., Any],
-    steps: int,
-    path: str | Path | None,
-    id: Any,
-    seed: Any,
-    fps: float | None,
-    width: int,
-    shows_progress: bool,
-) -> Film:
-    """Run a policy and return a film of it. See `ParallelEnv.record` for arguments and errors."""
-    video_format = _check_path(path)
-    env_ids, fps = _checked_arguments(env.engine, id, steps, fps, width)
-    frames: list[Array] = []
-
-    def see(picture: Array) -> None:
-        check_size(picture, video_format)
-        frames.append(picture)
-
-    bar = "record" if shows_progress else None
-    episodes = _run_policy(env.engine, policy, steps, env_ids, seed, see, width, bar)
-    data = encode_animation(frames, video_format, fps)
-    film = Film(data, video_format, len(frames), playing_fps(fps, video_format), episodes)
-    if path is not None:
-        try:
-            film.save(path)
-        except OSError as error:
-            put(error, "partial", film)  # the film is made, and can be saved elsewhere
-            raise
-    return film
-
-
-def _visible_ids(engine: Engine, id: Any, width: Any) -> tuple[int, ...]:
+def _visible_ids(engine: Engine, id: object, width: object) -> tuple[int, ...]:
     env_ids = engine.ids(id)
     if not env_ids:
         raise ArgumentError("There are no envs to look at: id is empty, or all are paused.")
@@ -172,41 +112,80 @@ def _visible_ids(engine: Engine, id: Any, width: Any) -> tuple[int, ...]:
     return env_ids
 
 
-def _checked_arguments(engine: Engine, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:
-    """Check all arguments; return the envs to show and the frames per second."""
-    env_ids = _visible_ids(engine, id, width)
-    check_positive("steps", steps)
-    fps = check_fps(fps, engine.pool.facts[env_ids[0]].metadata)
-    refuse_dark_envs(engine, env_ids)
-    return env_ids, fps
+@dataclass(frozen=True, slots=True)
+class Performance:
+    """A run of a policy that is shown or filmed. See `ParallelEnv.play` and `record` for arguments and errors."""
+
+    env: ParallelEnv
+    policy: Callable[..., Any]
+    steps: int
+    id: object
+    seed: object
+    fps: float | None
+    width: int
+    shows_progress: bool
+
+    def play(self) -> Evaluation:
+        """Run the policy and show the envs live."""
+        refuse_no_notebook("play")
+        screen, due = Screen(), 0.0
+
+        def see(picture: Array, fps: float) -> None:
+            nonlocal due
+            now = time.monotonic()
+            if now < due:
+                time.sleep(due - now)
+            due = max(now, due) + 1 / fps  # late frames do not shorten later pauses
+            screen.show(picture)
+
+        return self._run("play", see)[0]
+
+    def record(self, path: str | Path | None) -> Film:
+        """Run the policy and return a film of it."""
+        video_format = _checked_format(path)
+        frames: list[Array] = []
+
+        def see(picture: Array, fps: float) -> None:
+            check_size(picture, video_format)
+            frames.append(picture)
+
+        episodes, fps = self._run("record", see)
+        data = encode_animation(frames, video_format, fps)
+        film = Film(data, video_format, len(frames), playing_fps(fps, video_format), episodes)
+        if path is not None:
+            try:
+                film.save(path)
+            except OSError as error:
+                put(error, "partial", film)  # the film is made, and can be saved elsewhere
+                raise
+        return film
+
+    def _run(self, name: str, see: Callable[[Array, float], None]) -> tuple[Evaluation, float]:
+        """Check all arguments, run the policy, and call ``see`` with each picture and the frames per second.
+
+        Returns:
+            The episodes that ended, and the frames per second.
+        """
+        engine = self.env.engine
+        env_ids = _visible_ids(engine, self.id, self.width)
+        check_positive("steps", self.steps)
+        fps = check_fps(self.fps, engine.pool.facts[env_ids[0]].metadata)
+        refuse_dark_envs(engine, env_ids)
+        left = self.steps
+        with progress_bar(RolloutLength.of(self.steps, None), self.shows_progress, name) as advance:
+
+            def look() -> bool:
+                nonlocal left
+                see(picture_of(engine, env_ids, self.width), fps)
+                advance(int(left < self.steps))
+                left -= 1
+                return left >= 0
+
+            each = engine.beginnings(env_ids, self.seed, None)
+            return perform(engine, self.policy, env_ids, each, engine.forget_seeds, look), fps
 
 
-def _run_policy(
-    engine: Engine,
-    policy: Callable[..., Any],
-    steps: int,
-    env_ids: Sequence[int],
-    seed: Any,
-    see: Callable[[Array], None],
-    width: int,
-    bar: str | None,
-) -> Evaluation:
-    """Run a policy for a number of steps, and call ``see`` with each picture. ``bar`` is the name of a progress bar."""
-    left = steps
-    with progress_bar(RolloutLength.of(steps, None), bar is not None, bar or "") as advance:
-
-        def look() -> bool:
-            nonlocal left
-            see(picture_of(engine, env_ids, width))
-            advance(int(left < steps))
-            left -= 1
-            return left >= 0
-
-        each = engine.beginnings(env_ids, seed, None)
-        return perform(engine, policy, env_ids, each, engine.forget_seeds, look)
-
-
-def _check_path(path: Any) -> str:
+def _checked_format(path: object) -> str:
     """Return the format of a film to write, after checking beforehand that it can be written."""
     if path is None:
         video_format = "mp4" if has_ffmpeg() else "webp"

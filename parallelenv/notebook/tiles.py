@@ -24,25 +24,17 @@ _LEAST_LABELLED = 32
 
 
 def tile_frames(
-    frames: Sequence[Any], env_ids: Sequence[int] | None = None, width: int | None = None, labels: bool = False
+    frames: Sequence[object], env_ids: Sequence[int] | None = None, width: int | None = None, labels: bool = False
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return an RGB picture with the frames in a near-square grid, row by row.
+    """Return an RGB picture, uint8, with the frames in a near-square grid, row by row.
 
     Args:
         frames: uint8 arrays ``(height, width, 3)``, ``(height, width)`` grey, or ``(height, width, 4)`` with ignored
-            alpha; sizes may differ. Smaller ones are padded with black, to the right and below.
+            alpha; anything else is refused. Smaller ones are padded with black, to the right and below.
         env_ids: Env ids for labels and messages; ``None`` means 0, 1, 2, ...
-        width: Maximum width of the picture in pixels: all frames are scaled down by the same factor. ``None`` keeps
-            their size.
+        width: Maximum width of the picture in pixels: all frames are scaled down by the same factor.
         labels: Leave a grey gap between frames and draw the env id into the upper left corner of each. A single frame
             gets neither, and frames below 32 pixels each way get no id.
-
-    Returns:
-        ``(rows * max_height, columns * max_width, 3)`` uint8, plus the gaps.
-
-    Raises:
-        ArgumentError: If a frame is not such an array, for instance with a render mode that opens a window, or has
-            another dtype, whose value of white would be unknown.
     """
     ids = range(len(frames)) if env_ids is None else env_ids
     pictures = [_as_rgb(frame, env_id) for frame, env_id in zip(frames, ids, strict=True)]
@@ -54,10 +46,14 @@ def tile_frames(
     gap = min(4, max(1, narrow // 32)) if is_labelled else 0
     factor = 1.0 if width is None or not across else max(1, (width - gap * (columns - 1)) // columns) / across
     if factor < 1:
-        pictures = [_made_smaller(picture, factor) for picture in pictures]
+        from PIL import Image
+
+        for index, picture in enumerate(pictures):  # each pixel is the mean of those it replaces
+            size = max(1, round(picture.shape[1] * factor)), max(1, round(picture.shape[0] * factor))
+            pictures[index] = np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BOX))
     down, across = (max((picture.shape[axis] for picture in pictures), default=0) for axis in (0, 1))
-    size = (max(0, rows * (down + gap) - gap), max(0, min(columns, len(pictures)) * (across + gap) - gap), 3)
-    canvas = np.full(size, _GREY if is_labelled else 0, np.uint8)
+    shape = (max(0, rows * (down + gap) - gap), max(0, min(columns, len(pictures)) * (across + gap) - gap), 3)
+    canvas = np.full(shape, _GREY if is_labelled else 0, np.uint8)
     for index, (env_id, picture) in enumerate(zip(ids, pictures, strict=True)):
         top, left = index // columns * (down + gap), index % columns * (across + gap)
         tile = canvas[top : top + down, left : left + across]
@@ -69,7 +65,7 @@ def tile_frames(
     return canvas
 
 
-def _as_rgb(frame: Any, env_id: int) -> np.ndarray[Any, Any]:
+def _as_rgb(frame: object, env_id: int) -> np.ndarray[Any, Any]:
     if not isinstance(frame, np.ndarray):
         raise ArgumentError(
             f"The frame of env {env_id} is {describe_value(frame)}, no RGB array, so it cannot be tiled. Make the envs "
@@ -82,14 +78,6 @@ def _as_rgb(frame: Any, env_id: int) -> np.ndarray[Any, Any]:
             "(height, width) grey or (height, width, 4) with alpha. Let the env's render() return one of them."
         )
     return np.repeat(frame[..., None], 3, axis=2) if frame.ndim == 2 else frame[..., :3]
-
-
-def _made_smaller(picture: Array, factor: float) -> Array:
-    """Return a picture scaled down; each pixel is the mean of those it replaces."""
-    from PIL import Image
-
-    size = max(1, round(picture.shape[1] * factor)), max(1, round(picture.shape[0] * factor))
-    return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BOX))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -113,6 +101,8 @@ def picture_of(engine: Engine, env_ids: Sequence[int], width: int | None = None,
 def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
     """Refuse envs that do not render single pictures. Envs without a ``render_mode`` may render anything."""
     env_ids = [env_id for env_id in env_ids if engine.pool.facts[env_id].render_mode != "rgb_array"]
+    if not env_ids:
+        return
     modes = engine.pool.ask("get", env_ids, None, Lookup("render_mode")).values
     for env_id in env_ids:
         if env_id in modes and modes[env_id][0] in _DARK:

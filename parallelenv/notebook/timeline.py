@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelenv.contract.arguments import is_number
-from parallelenv.contract.batch import Array
-from parallelenv.contract.error_text import duration, name_range, show
+from parallelenv.contract.error_text import duration, show
 from parallelenv.errors import ArgumentError
-from parallelenv.notebook.recording import Recording, checked_path, merge
-from parallelenv.worker.tracer import WorkerRecord
+from parallelenv.notebook.recording import Recording, Track, checked_path, merge
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
-_MOST_ROWS = 24
-_MOST_BLOCKS = 2500
+_MOST_ROWS = 25
+_MOST_BLOCKS = 5000
 """Maximum number of blocks drawn: more would be too narrow to see and make the file large. Then shades are drawn."""
 _BINS = 300
 _STEPS_IN_DETAIL = 8
-_CALLER, _CALL, _WORK, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
+_CALLER, _CALL, _STEPS, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
 _WAITING = "#8882"
-_LEGEND = (
-    ((_CALLER,), "your code"),
-    ((_CALL,), "in a call"),
-    (_WORK, "envs step (colours alternate)"),
-    ((_RESET,), "envs reset"),
-    ((_WAITING,), "waiting"),
-)
-
-
-class _Block(NamedTuple):
-    """An interval that is drawn: begin and end in seconds since the beginning of the recording, and a tooltip."""
-
-    begin: float
-    end: float
-    colour: str
-    said: str
-    opacity: float = 1.0
+_COLOURS = {"own": _CALLER, "call": _CALL, "worker": _CALL, "reset": _RESET}
+_SHADES = {"own": (_CALLER, "your code:"), "call": (_CALL, "in calls:"), "worker": (_STEPS[0], "works for")}
+"""Colour and text of each kind of event that no other one contains."""
+_LEGEND = {
+    "your code": (_CALLER,),
+    "in a call": (_CALL,),
+    "envs step (colours alternate)": _STEPS,
+    "envs reset": (_RESET,),
+    "waiting": (_WAITING,),
+}
 
 
 class Timeline:
@@ -63,15 +53,19 @@ class Timeline:
                 f"begin={show(begin)} and end={show(end)}: the recording goes from 0 to {seconds:.6g} s."
             )
         stretches = [(first, min(last, seconds))]
-        if begin is None and end is None and _num_blocks(recording, *stretches[0]) > _MOST_BLOCKS // 8:
+        if begin is None and end is None and len(recording.calls) > 4 * _STEPS_IN_DETAIL:
             stretches.append(_some_steps(recording))
         parts: list[str] = []
         height = 0
+        tracks = list(recording.tracks())
+        drawn, left = tracks[:_MOST_ROWS], len(tracks) - _MOST_ROWS
         for stretch in stretches:
-            panel, height = _draw(_rows(recording, *stretch), *stretch, height)
+            panel, height = _draw(drawn, *stretch, height)
             parts += panel
+            if left > 0:
+                parts.append(f'<text x="0" y="{height - 11}">... {left:,} more</text>')
         x = _LEFT
-        for colours, name in _LEGEND:
+        for name, colours in _LEGEND.items():
             for colour in colours:
                 parts.append(f'<rect x="{x}" y="{height + 2}" width="12" height="12" fill="{colour}"/>')
                 x += 14
@@ -93,22 +87,15 @@ class Timeline:
         """Return one line."""
         return f"<Timeline, {len(self.svg):,} bytes of SVG>"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return the picture as HTML that takes the colours of its surroundings."""
         return {"text/plain": repr(self), "text/html": self.svg}
-
-
-def _num_blocks(recording: Recording, begin: float, end: float) -> int:
-    moments = [worker.turns[:, 0] - recording.begin for worker in recording.workers]
-    return sum(int(((one >= begin) & (one < end)).sum()) for one in moments) + len(recording.calls)
 
 
 def _some_steps(recording: Recording) -> tuple[float, float]:
     """Return an interval of some consecutive calls, of median length among such intervals."""
     calls = merge(recording.calls) - recording.begin
     number = min(_STEPS_IN_DETAIL, len(calls))
-    if not number:
-        return 0.0, recording.end - recording.begin
     spans = calls[number - 1 :, 1] - calls[: len(calls) - number + 1, 0]
     place = int(np.argsort(spans)[len(spans) // 2])
     begin, end = calls[place, 0], calls[place + number - 1, 1]
@@ -116,99 +103,51 @@ def _some_steps(recording: Recording) -> tuple[float, float]:
     return max(0.0, begin - margin), end + margin
 
 
-def _rows(recording: Recording, begin: float, end: float) -> list[tuple[str, list[_Block]]]:
-    """Return the rows of an interval: one for the caller, and one for each worker."""
-
-    def within(spans: Array) -> Array:
-        spans = merge(spans) - recording.begin
-        return spans[(spans[:, 1] > begin) & (spans[:, 0] < end)].clip(begin, end)
-
-    calls, own = within(recording.calls), within(recording.outside(recording.calls))
-    if len(calls) + len(own) <= _MOST_BLOCKS:
-        caller = [
-            _Block(first, last, colour, f"{said}, {duration(last - first)}")
-            for spans, colour, said in ((calls, _CALL, "in a call"), (own, _CALLER, "your code"))
-            for first, last in spans.tolist()
-        ]
-    else:
-        caller = _shaded(calls, begin, end, _CALL, "in calls:") + _shaded(own, begin, end, _CALLER, "your code:")
-    rows = [("your program", caller)]
-    is_detailed = _num_blocks(recording, begin, end) <= _MOST_BLOCKS
-    for worker in recording.workers[:_MOST_ROWS]:
-        busy = within(worker.spans)
-        if is_detailed:
-            blocks = [
-                _Block(first, last, _CALL, f"the worker works, {duration(last - first)}", 0.5)
-                for first, last in busy.tolist()
-            ]
-            blocks += _turns(worker, recording.begin, begin, end)
-        else:
-            blocks = _shaded(busy, begin, end, _WORK[0], "works for")
-        rows.append((f"env{'s' if len(worker.env_ids) > 1 else ''} {name_range(worker.env_ids)}", blocks))
-    left = len(recording.workers) - _MOST_ROWS
-    return [*rows, (f"... {left:,} more", [])] if left > 0 else rows
+def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
+    """Yield begin, end, colour, tooltip and opacity of each event in an interval."""
+    inside = np.flatnonzero((track.spans[:, 1] > begin) & (track.spans[:, 0] < end))
+    for index, (first, last) in zip(inside.tolist(), track.spans[inside].clip(begin, end).tolist(), strict=True):
+        kind = str(track.kinds[index])
+        colour = _COLOURS.get(kind, _STEPS[index % 2])
+        yield first, last, colour, f"{track.names[index]}, {duration(last - first)}", 0.5 if kind == "worker" else 1.0
 
 
-def _turns(worker: WorkerRecord, offset: float, begin: float, end: float) -> list[_Block]:
-    """Return blocks of each env's turns, and of resets within steps above them."""
-    operations = [worker.operations[index] for index in worker.span_of]
-    turns = zip(worker.owners.tolist(), operations, (worker.turns - offset).tolist(), strict=True)
-    resets = ((int(owner), "reset", (first - offset, last - offset)) for first, last, owner in worker.resets.tolist())
-    return [
-        _Block(
-            max(begin, first),
-            min(end, last),
-            _RESET if operation == "reset" else _WORK[worker.env_ids.index(env_id) % 2],
-            f"env {env_id}: {operation}, {duration(min(end, last) - max(begin, first))}",
-        )
-        for env_id, operation, (first, last) in (*turns, *resets)
-        if last > begin and first < end
-    ]
+def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
+    """Yield the same of blocks of equal length, darker where events take more of them."""
+    edges, width = np.linspace(begin, end, _BINS + 1), (end - begin) / _BINS
+    for kind, (colour, said) in _SHADES.items():
+        spans = merge(np.concatenate([track.spans[track.kinds == kind], [[end, end]]]))
+        ends = np.cumsum(np.diff(spans)[:, 0])  # the time taken up to the end of each span
+        taken = np.interp(edges, spans.ravel(), np.column_stack([np.append(0, ends[:-1]), ends]).ravel())
+        for first, share in zip(edges.tolist(), (np.diff(taken) / width).clip(0, 1).tolist(), strict=False):
+            if share > 0.005:
+                yield first, first + width, colour, f"{said} {share:.0%} of {duration(width)}", share
 
 
-def _shaded(spans: Array, begin: float, end: float, colour: str, said: str) -> list[_Block]:
-    """Return blocks of equal length, darker where spans, which do not overlap, take more of them."""
-    edges = np.linspace(begin, end, _BINS + 1)
-    lengths = np.diff(spans)[:, 0]
-    taken_at = np.column_stack([np.cumsum(lengths) - lengths, np.cumsum(lengths)])  # time taken at each begin and end
-    taken = np.interp(edges, spans.ravel(), taken_at.ravel()) if len(spans) else np.zeros(_BINS + 1)
-    width = (end - begin) / _BINS
-    shares = (np.diff(taken) / width).clip(0, 1).tolist()
-    return [
-        _Block(first, first + width, colour, f"{said} {share:.0%} of {duration(width)}", share)
-        for first, share in zip(edges.tolist(), shares, strict=False)
-        if share > 0.005
-    ]
-
-
-def _draw(rows: Sequence[tuple[str, list[_Block]]], begin: float, end: float, top: int) -> tuple[list[str], int]:
+def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[list[str], int]:
     """Return a panel below ``top``, and where it ends."""
     scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
     parts = []
     y = top + 30
-    for name, blocks in rows:
-        parts.append(f'<text x="0" y="{y + 15}">{html.escape(name)}</text>')
+    for track in tracks:
+        parts.append(f'<text x="0" y="{y + 15}">{html.escape(track.title)}</text>')
         parts.append(f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_ROW}" fill="{_WAITING}"/>')
-        for block in blocks:
-            x, width = (block.begin - begin) * scale + _LEFT, max(0.3, (block.end - block.begin) * scale)
-            opacity = "" if block.opacity == 1 else f' fill-opacity="{block.opacity:.2f}"'
+        is_inside = (track.spans[:, 1] > begin) & (track.spans[:, 0] < end)
+        blocks = _events if is_inside.sum() <= _MOST_BLOCKS // len(tracks) else _shades
+        for first, last, colour, said, opacity in blocks(track, begin, end):
             parts.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW}" fill="{block.colour}"{opacity}>'
-                f"<title>{html.escape(block.said)}</title></rect>"
+                f'<rect x="{(first - begin) * scale + _LEFT:.2f}" width="{max(0.3, (last - first) * scale):.2f}" '
+                f'y="{y}" height="{_ROW}" fill="{colour}" fill-opacity="{opacity:.2f}">'
+                f"<title>{html.escape(said)}</title></rect>"
             )
         y += _ROW + _GAP
-    # Five to ten lines at round times, with labels.
+    # Five to ten lines at round times, labelled in the unit of the distance between them: "0.25 s", "12,500 µs".
     rough = (end - begin) / 6
     size = 10.0 ** np.floor(np.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+    unit, unit_size = ("s", 1.0) if step >= 0.1 else ("ms", 1e-3) if step >= 1e-4 else ("µs", 1e-6)
     for number in range(int(np.ceil(begin / step - 1e-9)), int(end / step + 1e-9) + 1):
-        x = (number * step - begin) * scale + _LEFT
+        x, moment = (number * step - begin) * scale + _LEFT, f"{number * step / unit_size:,.10g} {unit}"
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top + 26}" y2="{y}" stroke="#8886"/>')
-        parts.append(f'<text x="{x:.1f}" y="{top + 21}" text-anchor="middle">{_moment(number * step, step)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{top + 21}" text-anchor="middle">{moment}</text>')
     return parts, y + 26
-
-
-def _moment(seconds: float, step: float) -> str:
-    """Return a time in the unit of the distance between the lines: ``0.25 s``, ``12,500 µs``."""
-    unit, size = next((one for one in (("s", 1.0), ("ms", 1e-3)) if step >= 0.1 * one[1]), ("µs", 1e-6))
-    return f"{f'{seconds / size:,.6f}'.rstrip('0').rstrip('.')} {unit}"

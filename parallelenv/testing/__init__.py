@@ -15,7 +15,7 @@ concurrent workers and pytest; the envs write files into ``tmp_path``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from parallelenv.testing.contract import BackendContract
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["BackendContract"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import the suite on first access: workers import the envs from here and need no pytest (0.15 s)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

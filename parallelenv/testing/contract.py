@@ -36,7 +36,7 @@ from parallelenv.testing.scenario import (
 
 ONES = [1] * NUM_ENVS
 _PATIENCE = 10.0  # seconds
-_CALLS: tuple[tuple[Any, ...], ...] = (
+_CALLS: Sequence[tuple[Any, ...]] = (
     ("customized_method", "name"),
     ("customized_method", "name", {"prefix": "x" * 300_000}, [4, 1]),
     ("customized_method", "name", [{"sleep": 0.2}, {"prefix": "x"}, {"sleep": 0.1}], [4, 0, 2]),  # 4 is the last to end
@@ -60,9 +60,7 @@ _CALLS: tuple[tuple[Any, ...], ...] = (
 class Make(Protocol):
     """Makes a `ParallelEnv` that is closed after the test."""
 
-    def __call__(self, envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv:
-        """Return the `ParallelEnv`."""
-        ...
+    def __call__(self, envs: Sequence[object], asynchronous: Any = None, **kwargs: object) -> ParallelEnv: ...
 
 
 class BackendContract:
@@ -75,7 +73,7 @@ class BackendContract:
     """
 
     para_mode: Any = None
-    backend_options: Mapping[str, Any] = {}
+    backend_options: Mapping[str, object] = {}
     starts_slowly: bool = False
 
     @pytest.fixture
@@ -95,21 +93,19 @@ class BackendContract:
         """Bit for bit, for all kinds of envs, done policies, forms of ``id`` and numbers of workers."""
         if kind == "tensor":
             pytest.importorskip("torch")
-        for done_policy, num_cpus in self._combinations(kind):
+        row = list(KINDS).index(kind)
+        if kind == "tensor":  # every worker imports torch
+            combinations: list[tuple[Any, int]] = [("restart", 2)]
+        elif self.starts_slowly:
+            combinations = [("restart", 3 if row == 0 else 2), ((None, "idle", "continue")[row % 3], 1)]
+        else:  # five envs divide unevenly by two and by three
+            combinations = [(policy, 1 + (row + column) % 3) for column, policy in enumerate(DONE_POLICIES)]
+        for done_policy, num_cpus in combinations:
             with make(KINDS[kind](), done_policy, num_cpus=num_cpus) as env:
                 found = play(env, overwrites=True)
             context = f"asynchronous={done_policy!r}, num_cpus={num_cpus}, "
             found.check_unchanged(context)
             found.assert_equals(play(make_oracle(KINDS[kind](), done_policy)), context)
-
-    def _combinations(self, kind: str) -> list[tuple[Any, int]]:
-        """Return done policies and numbers of workers to test; five envs divide unevenly by two and by three."""
-        if kind == "tensor":  # every worker imports torch
-            return [("restart", 2)]
-        row = list(KINDS).index(kind)
-        if self.starts_slowly:
-            return [("restart", 3 if row == 0 else 2), ((None, "idle", "continue")[row % 3], 1)]
-        return [(done_policy, 1 + (row + column) % 3) for column, done_policy in enumerate(DONE_POLICIES)]
 
     def test_views_equal_copies(self, make: Make, make_oracle: Make) -> None:
         """With ``copy=False`` states are valid until the next call."""
@@ -159,7 +155,7 @@ class BackendContract:
     def test_values_kept_by_envs_are_independent_of_the_caller(self, make: Make) -> None:
         """Envs write into copies of arguments, one per env, and keep theirs if the caller changes its own."""
         env = make(five_env_fns(zoo.Toolbox))
-        value: list[Any] = [1]
+        value = [1]
         env.set_env_attr("box", values=[value] * NUM_ENVS)
         value.append(2)
         env.get_env_attr("box")[0].append(3)
@@ -375,7 +371,7 @@ class BackendContract:
             ("uncopyable", {"only": 3}, errors.UnpicklableError),  # not the exception, but the return value
         ],
     )
-    def test_failed_method_does_not_affect_other_envs(self, method: str, data: Any, types: Any, make: Make) -> None:
+    def test_failed_method_does_not_affect_other_envs(self, method: str, data: object, types: Any, make: Make) -> None:
         """Its exception keeps its type, and ``error.partial`` has the results of the others."""
         env = make(_failing_env_fns("method", [3]))
         with pytest.raises(types) as caught:
@@ -438,7 +434,7 @@ class BackendContract:
 
     def test_unreferenced_env_is_closed_by_garbage_collection(self, tmp_path: Path) -> None:
         """Without a call of `close`."""
-        options = {"num_cpus": 2, **self.backend_options}
+        options: Any = {"num_cpus": 2, **self.backend_options}
         env = ParallelEnv(five_env_fns(zoo.Witness, str(tmp_path)), self.para_mode, **options)
         env.reset()
         del env
@@ -446,11 +442,11 @@ class BackendContract:
         assert [lines[-1] for lines in _read_records(tmp_path)] == ["closed"] * NUM_ENVS
 
 
-def _maker(para_mode: Any, options: Mapping[str, Any]) -> Iterator[Make]:
+def _maker(para_mode: Any, options: Mapping[str, object]) -> Iterator[Make]:
     made: list[ParallelEnv] = []
 
-    def make(envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv:
-        arguments = {"num_cpus": 2, **options, **kwargs}
+    def make(envs: Sequence[object], asynchronous: Any = None, **kwargs: object) -> ParallelEnv:
+        arguments: Any = {"num_cpus": 2, **options, **kwargs}
         made.append(ParallelEnv(envs, para_mode, asynchronous, **arguments))
         return made[-1]
 
@@ -459,7 +455,7 @@ def _maker(para_mode: Any, options: Mapping[str, Any]) -> Iterator[Make]:
         env.close()
 
 
-def _counting(states: Any, rnn_state: Any, done: Any) -> Any:
+def _counting(states: Any, rnn_state: Any, done: Any) -> tuple[Any, ...]:
     """Use the step of the episode as action, and return it as an extra."""
     count = np.where(done, 0, 0 if rnn_state is None else rnn_state)
     return (count + states[:, 0].astype(np.int64)) % 5, count + 1, {"count": count}

@@ -23,8 +23,8 @@ from gymnasium.spaces import Tuple as TupleSpace
 
 from parallelenv.contract.worker_info import get_worker_info
 
-ResetEnv = tuple[Any, dict[str, Any]]
-SteppedEnv = tuple[Any, Any, bool, bool, dict[str, Any]]
+Info = dict[str, Any]
+SteppedEnv = tuple[Any, Any, bool, bool, Info]
 LETTERS = "abcdefgh"
 LARGE = 20_000  # number of float64 sent beside a message instead of in it
 
@@ -32,17 +32,15 @@ LARGE = 20_000  # number of float64 sent beside a message instead of in it
 
 
 class Numbered:
-    """Base of all envs.
-
-    Args:
-        number: Number of the env.
-        length: Steps of an episode.
-    """
+    """Base of all envs. `prepare` is the constructor of subclasses."""
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
         self.number = number
         self.length = length
         self.count = 0
+        self.prepare()
+
+    def prepare(self) -> None: ...
 
     def _advance(self) -> tuple[bool, bool]:
         self.count += 1
@@ -54,10 +52,9 @@ class Paced(Numbered, gymnasium.Env[Any, Any]):
     """Base of Gymnasium envs: subclasses say what the states, rewards and infos are."""
 
     episode = 0
-    options: Any = None
+    options: Info | None = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetEnv:
-        """Begin an episode."""
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
         self.count = 0
         self.episode += 1
@@ -65,18 +62,17 @@ class Paced(Numbered, gymnasium.Env[Any, Any]):
         return self._state(), self._info()
 
     def step(self, action: Any) -> SteppedEnv:
-        """Count the step."""
         terminated, truncated = self._advance()
         state = self._state()
         return state, self._reward(action), terminated, truncated, self._info()
 
-    def _state(self) -> Any:
+    def _state(self) -> object:
         raise NotImplementedError
 
-    def _reward(self, action: Any) -> Any:
+    def _reward(self, action: Any) -> object:
         raise NotImplementedError
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> Info:
         return {}
 
 
@@ -86,12 +82,11 @@ class Counter(Paced):
     observation_space = Box(-1e6, 1e6, (3,), np.float32)
     action_space = Discrete(5)
 
-    def __init__(self, number: int = 0, length: int = 4) -> None:
-        super().__init__(number, length)
+    def prepare(self) -> None:
         self.state = np.zeros(3, np.float32)
-        self._latest: dict[str, Any] = {"trace": [], "state": self.state}
+        self._latest: Info = {"trace": [], "state": self.state}
 
-    def _state(self) -> Any:
+    def _state(self) -> object:
         if self.count == 0:
             self._latest["trace"].clear()
         self._latest["trace"].append(self.count)
@@ -101,7 +96,7 @@ class Counter(Paced):
     def _reward(self, action: int) -> float:
         return float(action) + float(self.np_random.normal())
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> Info:
         self._latest["options"] = self.options
         return self._latest if self.count % 2 or self.count == 0 else {}
 
@@ -118,25 +113,21 @@ class Sheet(Paced):
     )
     action_space = Dict({"force": Box(-1, 1, (2,), np.float32), "move": Discrete(3)})
 
-    def __init__(self, number: int = 0, length: int = 4) -> None:
-        super().__init__(number, length)
-        self.state: dict[str, Any] = {
-            "image": np.zeros((2, 3), np.uint8),
-            "inner": {"bits": np.zeros(3, np.int8), "level": 0},
-            "word": "a",
-        }
+    def prepare(self) -> None:
+        inner = {"bits": np.zeros(3, np.int8), "level": 0}
+        self.state: Info = {"image": np.zeros((2, 3), np.uint8), "inner": inner, "word": "a"}
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> object:
         self.state["image"][:] = self.np_random.integers(0, 256, (2, 3))
         self.state["inner"]["bits"][:] = self.np_random.integers(0, 2, 3)
         self.state["inner"]["level"] = self.number * 10 + self.count - 50
         self.state["word"] = LETTERS[: 1 + self.count % 8]
         return self.state
 
-    def _reward(self, action: dict[str, Any]) -> Any:
+    def _reward(self, action: Info) -> object:
         return np.float32(action["force"].sum() + action["move"])
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> Info:
         return {"state": self.state}
 
 
@@ -144,18 +135,15 @@ class Pair(Paced):
     """Tuple states, one of them 0-dimensional, MultiDiscrete actions, and rewards that are arrays of one number."""
 
     observation_space = TupleSpace(
-        (
-            Box(-1e6, 1e6, (), np.float64),
-            TupleSpace((MultiDiscrete([50, 50]), Discrete(9))),
-        )
+        (Box(-1e6, 1e6, (), np.float64), TupleSpace((MultiDiscrete([50, 50]), Discrete(9)))),
     )
     action_space = MultiDiscrete([2, 7])
 
-    def _state(self) -> tuple[Any, ...]:
+    def _state(self) -> object:
         numbers = np.array([self.number, self.count])
         return np.array(self.np_random.normal()), (numbers, np.int64(self.np_random.integers(9)))
 
-    def _reward(self, action: Any) -> Any:
+    def _reward(self, action: Any) -> object:
         return np.array([action[0] - action[1]])
 
 
@@ -165,13 +153,13 @@ class Words(Paced):
     observation_space = Text(40, charset=LETTERS + "0123456789 ")
     action_space = Text(5, charset=LETTERS)
 
-    def _state(self) -> str:
+    def _state(self) -> object:
         return f"{self.number} {self.count} {LETTERS[int(self.np_random.integers(8))]}"
 
     def _reward(self, action: str) -> int:
         return len(action)
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> Info:
         return {"letters": list(LETTERS)}
 
 
@@ -181,16 +169,15 @@ class Chain(Paced):
     observation_space = Sequence(Box(-100, 100, (2,), np.float64))
     action_space = Box(-1, 1, (2,), np.float32)
 
-    def _state(self) -> tuple[Any, ...]:
+    def _state(self) -> object:
         if self.count == 0:
-            self.kept: list[Any] = []
+            self.kept: list[object] = []
         return tuple(np.asarray(action, np.float64) for action in self.kept)
 
-    def _reward(self, action: Any) -> bool:
+    def _reward(self, action: object) -> bool:
         return bool(self.np_random.integers(2))
 
     def step(self, action: Any) -> SteppedEnv:
-        """Keep the action."""
         self.kept.append(action)
         return super().step(action)
 
@@ -201,7 +188,7 @@ class Net(Paced):
     observation_space = Graph(Box(-10, 10, (2,), np.float32), None)
     action_space = MultiBinary(3)
 
-    def _state(self) -> GraphInstance:
+    def _state(self) -> object:
         nodes = self.np_random.normal(size=(1 + self.count % 3, 2)).astype(np.float32)
         return GraphInstance(nodes=nodes, edges=None, edge_links=None)
 
@@ -212,23 +199,19 @@ class Net(Paced):
 class Old(Numbered):
     """Not a `gymnasium.Env`: bare state from ``reset()``, four items from ``step``, ``seed(s)``, no spaces."""
 
-    def __init__(self, number: int = 0, length: int = 4) -> None:
-        super().__init__(number, length)
-        self.chance = random.Random(number)
+    def prepare(self) -> None:
+        self.chance = random.Random(self.number)
         self.state = np.zeros(2)
 
     def seed(self, seed: int) -> None:
-        """Seed the next episodes."""
         self.chance.seed(seed)
 
-    def reset(self) -> Any:
-        """Return only the state."""
+    def reset(self) -> object:
         self.count = 0
         self.state[:] = self.number, self.chance.random()
         return self.state
 
-    def step(self, action: float) -> tuple[Any, float, bool, dict[str, Any]]:
-        """Report in the info whether an odd env was truncated."""
+    def step(self, action: float) -> tuple[Any, float, bool, Info]:
         terminated, truncated = self._advance()
         self.state[:] = self.count + action, self.chance.random()
         info = {"TimeLimit.truncated": True} if truncated else {}
@@ -240,39 +223,34 @@ class Ragged(Numbered):
 
     chance = np.random.default_rng(0)
 
-    def _state(self) -> Any:
+    def _state(self) -> object:
         return self.chance.normal(size=LARGE + self.number if self.count == 1 else (self.count, 2))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetEnv:
-        """Begin an episode."""
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[object, Info]:
         self.count = 0
         self.chance = np.random.default_rng(self.number if seed is None else seed)
         return self._state(), {"seed": seed, "options": options}
 
     def step(self, action: Any) -> SteppedEnv:
-        """Return a reward with two parts."""
         terminated, truncated = self._advance()
         reward = np.array([self.number, float(np.sum(action))])
         return self._state(), reward, terminated, truncated, {"action": action}
 
 
 class Tensors(Numbered):
-    """States that are torch tensors, always in the same memory; no spaces."""
+    """States that are torch tensors, always in the same memory; no spaces, and no info from ``reset``."""
 
-    def __init__(self, number: int = 0, length: int = 4) -> None:
+    def prepare(self) -> None:
         import torch
 
-        super().__init__(number, length)
         self.state = torch.zeros(3)
 
-    def reset(self, seed: int | None = None) -> Any:
-        """Return a state without an info."""
+    def reset(self, seed: int | None = None) -> object:
         self.count = 0
         self.state.fill_(float(self.number) + (seed or 0))
         return self.state
 
-    def step(self, action: Any) -> SteppedEnv:
-        """Add the action to the state."""
+    def step(self, action: float) -> SteppedEnv:
         terminated, truncated = self._advance()
         self.state.add_(float(action))
         return self.state, float(self.state[0]), terminated, truncated, {}
@@ -280,29 +258,28 @@ class Tensors(Numbered):
 
 # ---------------------------------------------------------------- attributes and methods
 
-SHARED_INFO: dict[str, Any] = {}
+SHARED_INFO: Info = {}
 """The info of every step of all `Toolbox` envs of one process. A reset makes it new."""
 
 
 class Toolbox(Counter):
     """Methods of all kinds, and an attribute that only odd envs have."""
 
-    def __init__(self, number: int = 0, length: int = 4) -> None:
-        super().__init__(number, length)
-        self.part = Component(number * 10)
-        self.notes: list[Any] = []
+    def prepare(self) -> None:
+        super().prepare()
+        self.part = Component(self.number * 10)
+        self.notes: list[str] = []
         self.box: Any = None
-        if number % 2:
-            self.extra = f"extra{number}"
+        if self.number % 2:
+            self.extra = f"extra{self.number}"
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> Info:
         if self.count:
             return SHARED_INFO
         SHARED_INFO.update(list=[1, 2], array=np.zeros(2))
         return super()._info()
 
     def name(self, sleep: float = 0.0, prefix: str = "env") -> str:
-        """Return the env's name after ``sleep`` seconds."""
         time.sleep(sleep)
         self.notes.append("name")
         return f"{prefix}{self.number}"
@@ -314,20 +291,17 @@ class Toolbox(Counter):
         self.box = items
         return len(items)
 
-    def own_box(self) -> Any:
-        """Return something that the env keeps."""
+    def own_box(self) -> object:
         return self.box
 
-    def uncopyable(self, only: int = 0) -> Any:
+    def uncopyable(self, only: int = 0) -> object:
         """Return something that cannot be copied, if this is the env ``only``."""
         return (item for item in range(1)) if self.number == only else self.number
 
     def render(self) -> Any:
-        """Return a frame in the env's own grey."""
         return np.full((2, 2, 3), self.number, np.uint8)
 
     def say(self, text: str) -> None:
-        """Print a text and the number."""
         print(f"{text} {self.number}")  # noqa: T201 (its way to the caller is tested)
 
 
@@ -338,7 +312,6 @@ class Component:
     level: int
 
     def double(self, by: int = 2) -> int:
-        """Return a multiple of the level."""
         return self.level * by
 
 
@@ -350,16 +323,14 @@ class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.label = label
 
     def step(self, action: Any) -> SteppedEnv:
-        """Halve the reward."""
         state, reward, *rest = self.env.step(action)
         return state, float(reward) / 2, *rest
 
     def shout(self) -> str:
-        """Return the label in capitals."""
         return self.label.upper()
 
 
-def wrapped_toolbox(number: int, length: int = 4) -> Any:
+def wrapped_toolbox(number: int, length: int = 4) -> Wrapped:
     """Return a `Toolbox` in two wrappers."""
     return Wrapped(Wrapped(Toolbox(number, length), "inner"))
 
@@ -371,20 +342,20 @@ class InfoEnv(Counter):
     """Calls `get_worker_info` in each method; ``told`` has the results by method, as tuples."""
 
     def __init__(self) -> None:
-        self.told: dict[str, Any] = {"made": self._facts()}
+        self.told: Info = {"made": self._facts()}
         super().__init__(self.told["made"][0])
 
-    def _facts(self) -> tuple[Any, ...] | None:
+    def _facts(self) -> tuple[int | None, ...] | None:
         info = get_worker_info()  # not kept: it holds the memory of the shared arrays
         if info is None:
             return None
         return info.env_id, info.num_envs, info.worker_id, info.num_workers, info.seed
 
-    def _state(self) -> Any:
+    def _state(self) -> object:
         self.told["step" if self.count else "reset"] = self._facts()
         return super()._state()
 
-    def ask(self) -> dict[str, Any]:
+    def ask(self) -> Info:
         """Return the worker infos as tuples, including those of this call and of a thread."""
         told = {**self.told, "asked": self._facts()}
         thread = threading.Thread(target=lambda: told.update({"in a thread": self._facts()}))
@@ -392,7 +363,7 @@ class InfoEnv(Counter):
         thread.join()
         return told
 
-    def look(self) -> dict[str, Any]:
+    def look(self) -> Info:
         """Return copies of the shared arrays, after an attempt to overwrite them."""
         info: Any = get_worker_info()
         for array in info.shared.values():
@@ -413,13 +384,7 @@ class TroubleError(Exception):
 
 
 class FailingEnv(Toolbox):
-    """Raises in the given place.
-
-    Args:
-        number: Number of the env.
-        where: ``"init"``, ``"reset"``, ``"step"`` (the second) or ``"method"``. In a reset or step it raises once.
-        length: Steps of an episode.
-    """
+    """Raises in ``"init"``, ``"reset"``, ``"step"`` (the second) or ``"method"``; in a reset or step it raises once."""
 
     def __init__(self, number: int = 0, where: str = "", length: int = 50) -> None:
         super().__init__(number, length)
@@ -427,7 +392,7 @@ class FailingEnv(Toolbox):
         if where == "init":
             raise TroubleError(number, "init")
 
-    def _state(self) -> Any:
+    def _state(self) -> object:
         where = "step" if self.count else "reset"
         if self.where == where and self.count != 1:
             self.where = ""
@@ -445,13 +410,7 @@ class FailingEnv(Toolbox):
 
 
 class Witness(Counter):
-    """Writes a line into a file whenever it is made, reset, stepped or closed.
-
-    Args:
-        number: Number of the env.
-        folder: Folder of its file ``<number>``.
-        length: Steps of an episode.
-    """
+    """Writes a line into the file ``<folder>/<number>`` whenever it is made, reset, stepped or closed."""
 
     def __init__(self, number: int, folder: str, length: int = 50) -> None:
         super().__init__(number, length)
@@ -462,7 +421,7 @@ class Witness(Counter):
         with self.path.open("a") as file:
             file.write(f"{word}\n")
 
-    def _state(self) -> Any:
+    def _state(self) -> object:
         self._write("stepped" if self.count else "reset")
         return super()._state()
 
@@ -482,12 +441,10 @@ class Sleeper(Counter):
         return super()._reward(action)
 
     def nap(self, sleep: float, answer: str) -> str:
-        """Sleep and return the answer."""
         time.sleep(sleep)
         return f"{answer}{self.number}"
 
     def process(self) -> int:
-        """Return the id of its process."""
         return os.getpid()
 
 

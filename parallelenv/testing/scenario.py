@@ -11,7 +11,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
-from gymnasium.wrappers import TransformReward
 
 from parallelenv.contract.value_difference import difference
 from parallelenv.env import ParallelEnv
@@ -24,37 +23,32 @@ DONE_POLICIES = (None, "idle", "restart", "continue")
 LENGTHS = (4, 7, 3, 6, 4)  # two end at the same time
 
 
-def five_env_fns(kind: Callable[..., Any], *arguments: Any) -> list[Any]:
+def five_env_fns(kind: Callable[..., object], *arguments: object) -> list[Any]:
     """Return five env fns of one kind, with episodes of different lengths."""
     return [partial(kind, number, *arguments, length=length) for number, length in enumerate(LENGTHS)]
 
 
-def _half(reward: Any) -> Any:
-    return reward / 2
-
-
-def _mixed() -> list[Any]:
-    kinds = (zoo.Counter, zoo.Old, zoo.Words, zoo.Sheet, zoo.Ragged)
-    return [five_env_fns(kind)[number] for number, kind in enumerate(kinds)]
-
-
+_CLASSES: dict[str, Callable[..., object]] = {
+    "array": zoo.Counter,
+    "dict": zoo.Sheet,
+    "tuple": zoo.Pair,
+    "text": zoo.Words,
+    "sequence": zoo.Chain,
+    "graph": zoo.Net,
+    "old": zoo.Old,
+    "ragged": zoo.Ragged,
+    "tensor": zoo.Tensors,
+}
+_MIXED = ("array", "old", "text", "dict", "ragged")
 KINDS: dict[str, Callable[[], list[Any]]] = {
-    "array": partial(five_env_fns, zoo.Counter),
-    "dict": partial(five_env_fns, zoo.Sheet),
-    "tuple": partial(five_env_fns, zoo.Pair),
-    "text": partial(five_env_fns, zoo.Words),
-    "sequence": partial(five_env_fns, zoo.Chain),
-    "graph": partial(five_env_fns, zoo.Net),
-    "old": partial(five_env_fns, zoo.Old),
-    "ragged": partial(five_env_fns, zoo.Ragged),
-    "tensor": partial(five_env_fns, zoo.Tensors),
-    "mixed": _mixed,
-    "instances": lambda: [TransformReward(env_fn(), _half) for env_fn in five_env_fns(zoo.Counter)],
+    **{name: partial(five_env_fns, kind) for name, kind in _CLASSES.items()},
+    "mixed": lambda: [five_env_fns(_CLASSES[kind])[number] for number, kind in enumerate(_MIXED)],
+    "instances": lambda: [zoo.Wrapped(env_fn()) for env_fn in five_env_fns(zoo.Counter)],
     "registered": lambda: ["CartPole-v1"] * NUM_ENVS,
 }
 """Lists of envs, by their special feature."""
 
-_ID_FORMS: tuple[Any, ...] = (
+_ID_FORMS: Sequence[Any] = (
     None,
     3,
     [4, 0],
@@ -73,12 +67,7 @@ _ID_FORMS: tuple[Any, ...] = (
 
 
 class Actions:
-    """Deterministic actions for any envs.
-
-    Args:
-        env: The `ParallelEnv`.
-        seed: Seed of the actions.
-    """
+    """Deterministic actions for any envs."""
 
     def __init__(self, env: ParallelEnv, seed: int) -> None:
         self._spaces = [copy.deepcopy(space) for space in env.action_spaces]
@@ -102,18 +91,17 @@ class Actions:
 class AnswerRecord:
     """The results of calls, and copies made at once.
 
-    Args:
-        overwrites: Whether to write into every third result, as its owner may. Later results must not show it.
+    With ``overwrites``, every third result is written into, as its owner may. Later results must not show it.
     """
 
     def __init__(self, *, overwrites: bool = False) -> None:
         self._overwrites = overwrites
-        self._kept: dict[str, Any] = {}
-        self._copies: dict[str, Any] = {}
+        self._kept: dict[str, object] = {}
+        self._copies: dict[str, object] = {}
 
-    def add(self, label: str, answer: Any) -> None:
-        """Add a result under a label that names the call."""
-        label, answer = f"{len(self._copies)}: {label}", items(answer)
+    def add(self, call: str, answer: object) -> None:
+        """Add the result of a call."""
+        label, answer = f"{len(self._copies)}: {call}", items(answer)
         self._copies[label] = copy.deepcopy(answer)
         if self._overwrites and len(self._copies) % 3 == 0:
             _overwrite(answer)
@@ -130,7 +118,7 @@ class AnswerRecord:
         assert_same(expected._copies, self._copies, f"{context}answer ")
 
 
-def _overwrite(value: Any) -> None:
+def _overwrite(value: object) -> None:
     """Write into every part of a result."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         value.fill(value.dtype.type(1))
@@ -143,16 +131,16 @@ def _overwrite(value: Any) -> None:
         value.append("overwritten")
 
 
-def items(answer: Any) -> Any:
+def items(answer: object) -> object:
     """Return a result with all its fields as plain values."""
     if not isinstance(answer, (StepResult, StepBatch)):
         return answer
-    names = ("states", "rewards", "infos", "dones") if isinstance(answer, StepResult) else ()
-    fields = {name: getattr(answer, name) for name in (*names, "terminated", "truncated", "env_ids")}
-    return fields if names else {"batch": list(answer), **fields}
+    names = ("states", "rewards", "dones", "infos") if isinstance(answer, StepResult) else ()
+    parts = dict(zip(names, answer, strict=True)) if names else {"batch": list(answer)}
+    return {**parts, **{name: getattr(answer, name) for name in ("terminated", "truncated", "env_ids")}}
 
 
-def assert_same(expected: Any, found: Any, where: str = "") -> None:
+def assert_same(expected: object, found: object, where: str = "") -> None:
     """Fail unless two values are equal bit for bit, and say where they first differ."""
     first = difference(expected, found, where)
     if first is not None:
@@ -169,25 +157,19 @@ def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> Answer
         record.add("reset", env.reset(seed=seed))
         record.add("reset_infos", env.reset_infos)
         for turn, form in enumerate(_ID_FORMS):
-            _take_turn(env, record, actions, turn, form)
+            selected: Any = slice(None) if form is None else list(form) if isinstance(form, tuple) else form
+            env_ids = np.atleast_1d(np.arange(NUM_ENVS)[selected]).tolist()
+            action = actions.draw(env_ids, batched=turn % 3 == 1)
+            align: Any = "item" if turn % 2 else "batch"
+            record.add(f"step, id={form}, {align=}", env.step(action, form, align))
+            record.add("done", [env.done, env.has_done(), env.all_done()])
+            if turn % 5 == 4:
+                over = np.flatnonzero(env.done)[::-1].tolist()
+                record.add(f"reset, id={over}", env.reset(over, seed=[turn + env_id for env_id in over]))
+                record.add("reset_infos", [env.reset_infos, env.done])
         _send_and_receive(env, record, actions)
     record.add("number", env.get_env_attr("number", default="absent"))
     return record
-
-
-def _take_turn(env: ParallelEnv, record: AnswerRecord, actions: Actions, turn: int, form: Any) -> None:
-    selected: Any = slice(None) if form is None else list(form) if isinstance(form, tuple) else form
-    env_ids = np.atleast_1d(np.arange(NUM_ENVS)[selected]).tolist()
-    action = actions.draw(env_ids, batched=turn % 3 == 1)
-    if turn % 2:
-        record.add(f"step, id={form}", env.step(action, form))
-    else:
-        record.add(f"step, id={form}, align=batch", env.step(action, form, align="batch"))
-    record.add("done", [env.done, env.has_done(), env.all_done()])
-    if turn % 5 == 4:
-        over = np.flatnonzero(env.done)[::-1].tolist()
-        record.add(f"reset, id={over}", env.reset(over, seed=[turn + env_id for env_id in over]))
-        record.add("reset_infos", [env.reset_infos, env.done])
 
 
 def _send_and_receive(env: ParallelEnv, record: AnswerRecord, actions: Actions) -> None:
@@ -196,8 +178,8 @@ def _send_and_receive(env: ParallelEnv, record: AnswerRecord, actions: Actions) 
     env.send_reset(seed=[5, None, 7, 8, 9], options=options)
     record.add("sent reset", drain(env))
     record.add("reset_infos", env.reset_infos)
-    for form in ([1, 3], [4, 0, 2]):
-        env.send(actions.draw(form), form)
+    for ids in ([1, 3], [4, 0, 2]):
+        env.send(actions.draw(ids), ids)
     env.send_reset([3, 0], seed=9)
     record.add("reset", env.reset([4], seed=6))
     record.add("send and recv", drain(env, max_envs=2))

@@ -15,7 +15,7 @@ from parallelenv.contract.value_difference import difference
 def gather(*values: Any) -> Any:
     """Return the array gathered from the values of three envs under one key; the third has none."""
     infos = [{"k": value} for value in values]
-    gathered = gather_infos([*infos, *[{}] * (3 - len(infos))], 3)
+    gathered = gather_infos(enumerate(infos), 3)
     assert gathered["_k"].tolist() == [index < len(infos) for index in range(3)]
     return gathered["k"]
 
@@ -42,7 +42,7 @@ def test_infos_are_gathered_as_in_gymnasium(infos: list[dict[str, Any]]) -> None
     expected: dict[str, Any] = {}
     for row, info in enumerate(infos):
         expected = vector._add_info(expected, info, row)
-    assert difference(gather_infos(infos, len(infos)), expected) is None
+    assert difference(gather_infos(enumerate(infos), len(infos)), expected) is None
 
 
 @pytest.mark.parametrize(
@@ -102,5 +102,5 @@ def test_a_masked_array_keeps_its_mask() -> None:
 
 
 def test_mask_replaces_an_info_key_of_the_same_name() -> None:
-    gathered = gather_infos([{"a": 1, "_a": 5}, {}], 2)
+    gathered = gather_infos([(0, {"a": 1, "_a": 5})], 2)
     assert gathered["_a"].tolist() == [True, False]

@@ -484,7 +484,7 @@ def test_saved_trace_has_the_format_of_perfetto(recorded: Profile, tmp_path: Pat
         assert said["thread_sort_index", number] == {"sort_index": number}
     spans = [event for event in events if event["ph"] == "X"]
     threads = {event["name"]: event["tid"] for event in spans}
-    assert (threads["in a call"], threads["own code"], threads["env 0"], threads["env 3"]) == (1, 1, 2, 3)
+    assert (threads["in a call"], threads["own code"], threads["env 0: step"], threads["env 3: step"]) == (1, 1, 2, 3)
     assert {"step", "reset"} <= threads.keys()
     length = 1e6 * (recorded.recording.end - recorded.recording.begin)
     for event in spans:
