@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.autotune.stand_in import StandIn, build_new
+from parallelenv.autotune.stand_in import NotNewError, StandIn
 from parallelenv.autotune.timing import TimedEnv, is_clearly_faster, random_actions
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
@@ -34,10 +34,12 @@ from parallelenv.errors import UnpicklableError
 
 MOST_WORKERS = 32
 """With more threads, sending commands takes longer than the shortest wait worth it: 1 ms."""
-_LEAST_CALL = {"thread": 100e-6, "subproc": 20e-6}
+_LEAST_CALL = {"thread": 100e-6, "subproc": 20e-6, "caller_steps": 10e-6}
 """Seconds of a step of envs that do nothing, with two workers, at best."""
 _SLICE = 0.02
 """Seconds of a pool's turn. It is one step if that takes longer, of fewer envs, but of one per worker at least."""
+_WAITING_SLICE = 0.1
+"""The same for envs that mostly wait, often for times of chance: one step of few envs may take a tenth of the mean."""
 _LIMIT = 4.0
 """Seconds after which no further pool is opened."""
 _LONG_STEP = 0.05
@@ -246,7 +248,7 @@ class Trial:
             self._dummy = self._open(dummy)
             for _ in range(3):
                 self._dummy.time()
-            self._loop = self._dummy.seconds
+            self._loop = self._dummy.mean() if self._waits else self._dummy.seconds
             self._step = self._loop / len(self.factories)
         if self.caller_busy:
             self._busy = self._loop / max(1, self.cores - 1)
@@ -268,9 +270,11 @@ class Trial:
                 break
             kind.prepare()
             now = time.perf_counter()
-            if not self.are_copies and not build_new(self._name, kind):
+            env_fn = functools.partial(StandIn, self._name, kind, must_be_new=not self.are_copies)
+            try:
+                env = self._make(Candidate("dummy", 1, {}), [env_fn])
+            except NotNewError:
                 return None
-            env = self._make(Candidate("dummy", 1, {}), [functools.partial(StandIn, self._name, kind)])
             env.reset(seed=0)
             found[env_id] = time.perf_counter() - now, *_measure_steps(env)
         self.factories = [one if one.env_id in found else self.factories[0] for one in self.factories]
@@ -312,7 +316,8 @@ class Trial:
         """Return the speedup if messages cost almost nothing."""
         num_envs, workers = len(self.factories), candidate.workers
         work = self._step * max(-(-num_envs // workers), num_envs * self._computing / min(workers, self.cores))
-        return self._loop / max(self._busy, _LEAST_CALL[candidate.mode] + work)
+        least = _LEAST_CALL["caller_steps" if candidate.options else candidate.mode]
+        return self._loop / max(self._busy, least + work)
 
     def _takes_long(self, candidate: Candidate) -> bool:
         """Whether a trial would take long. Threads are expected to make their envs in turns, because of the GIL."""
@@ -325,7 +330,8 @@ class Trial:
         if candidate.was_tried:
             try:
                 pool = self._open(candidate)
-                candidate.speedup = pool.speedup(self._dummy)  # type: ignore[arg-type]
+                # Where envs wait, chance differs more between two turns than the machine's speed does.
+                candidate.speedup = self._loop / pool.mean() if self._waits else pool.speedup(self._dummy)  # type: ignore[arg-type]
                 pool.env.close()
             except Exception as error:  # noqa: BLE001 (envs raise anything; in a loop these work)
                 self._failed[candidate.mode] = f"a trial of them failed ({one_line(error)})"
@@ -347,7 +353,8 @@ class Trial:
         env_fns = {one.env_id: functools.partial(StandIn, self._name, one) for one in self.factories}
         env = self._make(candidate, [env_fns[self.factories[i * num_envs // size].env_id] for i in range(size)])
         env.reset(seed=0)
-        return TimedEnv(env, random_actions(env, 16), _SLICE, self._busy / scale, scale)
+        turn = _WAITING_SLICE if self._waits else _SLICE
+        return TimedEnv(env, random_actions(env, 16), turn, self._busy / scale, scale)
 
     def _make(self, candidate: Candidate, env_fns: Sequence[Callable[[], object]]) -> ParallelEnv:
         options: Any = {**self.env_options, **candidate.options, "num_cpus": candidate.workers}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from parallelenv.worker.env_adapter import Resettable, adapt
 
 _QUICK_BUILD = 0.01
 """Builds faster than this (in seconds) may have returned an existing env."""
+
+
+class NotNewError(Exception):
+    """An env fn returns the same env each time: ``lambda: env``."""
 
 
 @dataclass(slots=True)
@@ -36,12 +41,14 @@ class StandIn(gymnasium.Env[Any, Any]):
     """Takes the place of an env. All stand-ins of a trial, factory and thread step one real env in turns.
 
     The pools of a trial then make as many calls and exchange as many messages as the real one, without its memory and
-    the time to build all of it. The first stand-in builds the env, unless `build_new` has in this thread.
+    the time to build all of it. The first stand-in builds the env, and with ``must_be_new`` raises `NotNewError` for
+    one that existed before, as it may be the user's.
     """
 
-    def __init__(self, trial: str, factory: EnvFactory) -> None:
+    def __init__(self, trial: str, factory: EnvFactory, must_be_new: bool = False) -> None:
         self._key = trial, factory.env_id, threading.get_ident()
-        self._shared = _SHARED.get(self._key) or _SharedEnv(adapt(factory.build()))
+        build = functools.partial(_build_new, factory) if must_be_new else factory.build
+        self._shared = _SHARED.get(self._key) or _SharedEnv(adapt(build()))
         self._has_begun = False
         self.step: Any = self._shared.env.step  # itself: one call more is 2 % of a CartPole
         _SHARED[self._key] = self._shared
@@ -81,21 +88,19 @@ class StandIn(gymnasium.Env[Any, Any]):
             _close(self._shared.env.env)
 
 
-def build_new(trial: str, factory: EnvFactory) -> bool:
-    """Build the env of a trial's stand-ins in this thread.
-
-    Returns:
-        False, and nothing is built, if the env fn returns the same env each time (``lambda: env``): it is the user's.
-    """
+def _build_new(factory: EnvFactory) -> Any:
     begin = time.perf_counter()
     env = factory.build()
     if time.perf_counter() - begin < _QUICK_BUILD and not isinstance(factory.source, (EnvSpec, type)):
-        other = factory.build()
+        try:
+            other = factory.build()
+        except BaseException:
+            _close(env)  # it is new: an env fn that returns an old one does not fail
+            raise
         if other is env:
-            return False
+            raise NotNewError
         _close(other)
-    _SHARED[trial, factory.env_id, threading.get_ident()] = _SharedEnv(adapt(env))
-    return True
+    return env
 
 
 def _close(env: object) -> None:

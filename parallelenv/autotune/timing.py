@@ -10,7 +10,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
+from statistics import mean, median
 
 from gymnasium.spaces import Space, Tuple
 
@@ -68,6 +68,12 @@ class TimedEnv:
         for _ in range(self._count):
             self._step()
         self.times.append((time.perf_counter() - begin) / self._count * self._scale)
+
+    def mean(self) -> float:
+        """Return how long a step takes on average over `ROUNDS` turns, for envs whose times are of chance."""
+        for _ in range(ROUNDS):
+            self.time()
+        return mean(self.times)
 
     def speedup(self, loop: TimedEnv) -> float:
         """Return how many times as fast this is as another, stepped in turns for `ROUNDS` rounds."""
