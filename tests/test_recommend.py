@@ -67,9 +67,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             busy = self._busy
             seconds = kind.seconds(len(self.factories), candidate, cores, busy)
             closing = SimpleNamespace(close=lambda: None)
-            return SimpleNamespace(
-                seconds=seconds, time=lambda: None, env=closing, speedup=lambda loop: loop.seconds / seconds
-            )
+            figures = {"seconds": seconds, "mean": lambda: seconds, "speedup": lambda loop: loop.seconds / seconds}
+            return SimpleNamespace(time=lambda: None, env=closing, **figures)
 
         monkeypatch.setattr(Trial, "_first_steps", lambda self: (kind.making, kind.step, kind.compute))
         monkeypatch.setattr(Trial, "_open", open_pool)
