@@ -185,6 +185,16 @@ def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollect
     assert collector.collect(1)[0].states[:, :, 1].tolist() == [[0, 6]]
 
 
+def test_collection_without_steps_leaves_episodes_at_their_beginning(make_collector: MakeCollector) -> None:
+    collector = make_collector(zeros, counts(3, 9))
+    nothing, info = collector.collect(listen_to=[lambda: True])
+    assert (len(nothing), info["num_samples"], nothing.starts.all()) == (0, 0, True)
+    data, info = collector.collect(4)
+    assert data.starts.all()
+    assert data.states[0, :, 1].tolist() == [0, 0]
+    assert (info["episode_lengths"].tolist(), data.whole_episodes.tolist()) == ([3], [True])
+
+
 @pytest.mark.parametrize("wrong", ["now", 3, [3]])
 def test_invalid_listen_to_is_refused(wrong: Any) -> None:
     with here(zeros, counts(9)) as collector, pytest.raises(ArgumentError, match="Give .*events, as threading.Event"):
