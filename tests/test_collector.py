@@ -269,7 +269,7 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
     # Both exist for a moment, and Ray in the tests has resources for one.
     room: dict[str, Any] = {"ray_options": {"num_cpus": 0}} if mode.startswith("ray") else {}
     other = partial(ParallelEnv, counts(4, 4, 4), mode, "restart", num_cpus=2, **room)
-    old = collector._env
+    old = collector._envs["envs"]
     collector.replace("envs", other)
     assert old.closed
     assert collector.num_envs == 3
@@ -280,7 +280,7 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
     assert info["episode_lengths"].tolist() == [4, 4, 4]
     collector.replace("test_envs", other)
     assert len(collector.evaluate(3)) == 3
-    test_env = collector._test_env
+    test_env = collector._envs["test_envs"]
     collector.replace("test_envs", other)
     assert test_env is not None
     assert test_env.closed
@@ -289,7 +289,7 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
 
 def test_failed_replace_changes_nothing() -> None:
     with here(zeros, counts(9)) as collector:
-        env = collector._env
+        env = collector._envs["envs"]
         with pytest.raises(ArgumentError, match=r"component='env' is not known; expected one of \('policy', 'envs'"):
             collector.replace("env", lambda: None)
         with pytest.raises(ArgumentError, match=r"make\(\) returned a list. Give a function .* returns a ParallelEnv"):
@@ -299,7 +299,7 @@ def test_failed_replace_changes_nothing() -> None:
         for component in ("envs", "test_envs"):
             with pytest.raises(ArgumentError, match=r"make\(\) returned a ParallelEnv that a collector has already"):
                 collector.replace(component, lambda: env)
-        assert collector._env is env
+        assert collector._envs["envs"] is env
         assert len(collector.collect()[0]) == 5
 
 
@@ -464,7 +464,7 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
 
 def test_every_call_after_stop_is_refused() -> None:
     collector = here(zeros, counts(9))
-    env = collector._env
+    env = collector._envs["envs"]
     assert repr(collector) == "<parallelenv.Collector of 1 env, version 0>"
     collector.stop()
     collector.stop()

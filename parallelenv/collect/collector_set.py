@@ -12,20 +12,19 @@ import cloudpickle
 import numpy as np
 
 from parallelenv import registry
-from parallelenv.collect.argument_checks import (
+from parallelenv.collect.base import (
+    CollectorBase,
+    Info,
     any_of,
     check_component,
-    check_env_maker,
-    check_policy_maker,
+    check_maker,
+    check_optional,
     check_version,
 )
-from parallelenv.collect.collector import Info
 from parallelenv.collect.collector_env import CollectorEnv, CollectRequest, zstandard
 from parallelenv.collect.concat import join_evaluations
-from parallelenv.collect.history import History
 from parallelenv.collect.scheduler import Scheduler
-from parallelenv.collect.stopping import Stoppable
-from parallelenv.contract import arguments
+from parallelenv.contract.arguments import check_base_seed, check_flags, check_name, check_positive, is_number
 from parallelenv.contract.copying import Broadcast
 from parallelenv.contract.error_text import count, show
 from parallelenv.engine.thread_guard import single_threaded
@@ -37,7 +36,7 @@ from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.rollouts.trajectory import Rollout
 
 
-class CollectorSet(Stoppable):
+class CollectorSet(CollectorBase):
     """Runs collectors in workers of their own, each with a policy and envs.
 
     The same seeds give identical data in every mode, as long as all collectors make the same number of steps and none
@@ -93,26 +92,28 @@ class CollectorSet(Stoppable):
         log_dir: Any = None,
         **options: Any,
     ) -> None:
-        super().__init__()
-        _check(num_workers, num_steps, start_steps, fraction_samples, max_restarts, compress_data, para_mode, options)
+        check_positive("num_workers", num_workers)
+        check_positive("max_restarts", max_restarts)
+        check_flags(compress_data=compress_data)
+        if not is_number(fraction_samples) or not 0 < fraction_samples <= 1:
+            raise ArgumentError(f"fraction_samples={show(fraction_samples)} must be a number above 0, and 1 at most.")
         makers = {"make_policy": make_policy, "make_envs": make_envs, "make_test_envs": make_test_envs}
-        check_policy_maker(make_policy)
-        check_env_maker(make_envs, "make_envs")
-        if make_test_envs is not None:
-            check_env_maker(make_test_envs, "make_test_envs")
-        seed = arguments.check_base_seed(seed)
-        given = {**makers, "num_steps": num_steps, "seed": seed, "world_size": num_workers}
-        envs = [functools.partial(CollectorEnv, {**given, "rank": rank}, compress_data) for rank in range(num_workers)]
-        options = {"timeout": timeout, "num_cpus": num_workers, **options}
+        for name, make in makers.items():
+            if make is not None or name != "make_test_envs":
+                check_maker(name, make)
+        if compress_data:
+            zstandard()
+        super().__init__(num_steps, start_steps, seed, log_dir)
         self._word = para_mode
-        self._num_steps, self._start_steps = num_steps, start_steps or num_steps
         self._fresh = set(range(num_workers))  # collectors that have not made their first collection
         self._enough = math.ceil(round(fraction_samples * num_workers, 9))  # 0.07 * 100 is 7.000000000000001
         self._last_report = time.perf_counter()
-        self.history = History(log_dir)
+        given = {**makers, "num_steps": num_steps, "seed": self._seed, "world_size": num_workers}
+        envs = [functools.partial(CollectorEnv, {**given, "rank": rank}, compress_data) for rank in range(num_workers)]
+        options = {"timeout": timeout, "num_cpus": num_workers, **options}
         try:
-            self._env = _start(envs, para_mode, worker_resources, options, makers)
-            self._scheduler = Scheduler(self._env, max_restarts, seed)
+            self._envs["collectors"] = _start(envs, para_mode, worker_resources, options, makers)
+            self._scheduler = Scheduler(self._envs["collectors"], max_restarts, self._seed)
             if weights is not None:
                 self._scheduler.announce("weights", Broadcast("collector.set_weights", weights, 0))
         except BaseException:
@@ -177,8 +178,7 @@ class CollectorSet(Stoppable):
             BaseException: What an env or a policy raised. All steps made until then are in the next collection.
         """
         is_over = any_of(listen_to)
-        if num_steps is not None:
-            arguments.check_positive("num_steps", num_steps)
+        check_optional(num_steps=num_steps)
         goals = [num_steps or self._steps_of(rank) for rank in range(len(self))]
         self._last_report = time.perf_counter()
         with progress_bar(RolloutLength(sum(goals), None), progress, "collect") as advance:
@@ -216,27 +216,24 @@ class CollectorSet(Stoppable):
         Raises:
             The errors of `collect`.
         """
-        if self._guard.is_closed:
+        if self.closed:
             raise self._guard.refusal("stream")
-        for name, value in (("num_steps", num_steps), ("num_collections", num_collections)):
-            if value is not None:
-                arguments.check_positive(name, value)
-        most = len(self) if max_in_flight is None else max_in_flight
-        arguments.check_positive("max_in_flight", most)
+        check_optional(num_steps=num_steps, num_collections=num_collections, max_in_flight=max_in_flight)
+        most = max_in_flight or len(self)
         if most > len(self):
             raise ArgumentError(
                 f"max_in_flight={most} is more than {count(len(self), 'collector')} can have: each works on one "
                 "collection at a time. Give at most that many, or use more workers."
             )
-        return self._streamed(num_steps, most, math.inf if num_collections is None else num_collections)
+        return self._streamed(num_steps, most, num_collections or math.inf)
 
     def _streamed(self, num_steps: int | None, most: int, left: float) -> Iterator[tuple[Rollout, Info]]:
         self._last_report = time.perf_counter()
-        while left and not self._guard.is_closed:
+        while left and not self.closed:
             try:
                 answer = self._stream(num_steps, most, left)
             except ClosedError:
-                if self._guard.is_closed:
+                if self.closed:
                     return
                 raise
             if answer is not None:
@@ -247,7 +244,7 @@ class CollectorSet(Stoppable):
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
         """Return a collection that is ready; or wait until one may be, and return ``None``."""
         scheduler = self._scheduler
-        ready = scheduler.ready[:1]
+        ready = [rank for rank in range(len(self)) if rank in scheduler.idle and scheduler.members[rank].parts][:1]
         in_flight = scheduler.in_flight.difference(ready)
         room = int(min(most, left - len(ready))) - len(in_flight)
         chosen = [rank for rank in scheduler.idle if rank not in in_flight][: max(0, room)]
@@ -294,7 +291,7 @@ class CollectorSet(Stoppable):
     @single_threaded
     def update_policy(self, name: str, value: Any) -> None:
         """Set an attribute of all policies, see `Collector.update_policy`; for busy collectors, when they are done."""
-        arguments.check_name("name", name)
+        check_name("name", name)
         self._scheduler.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
 
     @single_threaded
@@ -320,8 +317,7 @@ class CollectorSet(Stoppable):
             seed: Seed of the first collector, see `Collector.evaluate`; ``seed + 1`` of the second ...
 
         Returns:
-            An `Evaluation`: the episodes of the first collector, then those of the second ...; test envs are numbered
-            in that order.
+            The episodes of the first collector, then those of the second ...; test envs are numbered in that order.
 
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
@@ -329,9 +325,8 @@ class CollectorSet(Stoppable):
             WorkerDiedError: If a collector died too often; otherwise it is replaced, and plays its share again.
             BaseException: What an env or a policy raised.
         """
-        arguments.check_positive("num_episodes", num_episodes)
-        seed = arguments.check_base_seed(seed)
-        self._scheduler.finish()
+        check_positive("num_episodes", num_episodes)
+        seed = check_base_seed(seed)
         shares = RolloutLength(None, num_episodes).shares(range(len(self)))
         found = self._scheduler.evaluate(
             {
@@ -353,48 +348,36 @@ class CollectorSet(Stoppable):
 
     def __len__(self) -> int:
         """Return the number of collectors."""
-        return len(self._env)
+        return len(self._envs["collectors"])
 
     @property
     def num_envs(self) -> int:
         """Number of envs to collect from, over all collectors."""
-        return sum(self._scheduler.sizes)
+        return sum(member.num_envs for member in self._scheduler.members)
 
     @property
     def num_replaced(self) -> int:
         """Number of times a collector died and was replaced."""
         return self._scheduler.num_replaced
 
-    def _close_envs(self) -> None:
-        if hasattr(self, "_env"):  # missing if the constructor failed
-            self._env.close()
-
     def __repr__(self) -> str:
         """Return one line."""
-        state = "stopped" if self._guard.is_closed else f"version {self.version}"
+        state = "stopped" if self.closed else f"version {self.version}"
         return f"<parallelenv.CollectorSet of {count(len(self), 'collector')}, para_mode={self._word!r}, {state}>"
 
 
-def _check(
-    num_workers: Any,
-    num_steps: Any,
-    start_steps: Any,
-    fraction: Any,
-    max_restarts: Any,
-    compresses: Any,
-    para_mode: Any,
+def _start(
+    envs: list[Callable[[], CollectorEnv]],
+    para_mode: ParaMode,
+    worker_resources: dict[str, Any] | None,
     options: dict[str, Any],
-) -> None:
-    """Refuse invalid arguments of a `CollectorSet`, before any worker starts."""
-    for name, value in (("num_workers", num_workers), ("num_steps", num_steps), ("max_restarts", max_restarts)):
-        arguments.check_positive(name, value)
-    arguments.check_positive("start_steps", num_steps if start_steps is None else start_steps)
-    arguments.check_flags(compress_data=compresses)
-    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
-        raise ArgumentError(f"fraction_samples={show(fraction)} must be a number above 0, and 1 at most.")
-    if compresses:
-        zstandard()
-    if isinstance(para_mode, str) and para_mode == registry.AUTO:
+    makers: dict[str, Callable[..., Any] | None],
+) -> ParallelEnv:
+    """Return a `ParallelEnv` whose envs are the collectors, one per worker if the mode has workers.
+
+    ``makers`` are the user's functions, by argument, to name in errors the one that does not pickle.
+    """
+    if para_mode == registry.AUTO:
         raise ArgumentError(
             f"para_mode={para_mode!r} measures envs, and collectors are not envs. Name the mode: 'subproc', or 'ray'."
         )
@@ -403,15 +386,6 @@ def _check(
             f"{name}={show(options[name])} is about envs, and a CollectorSet runs collectors. Give it to the "
             "ParallelEnv in make_envs."
         )
-
-
-def _start(
-    envs: list[Any], para_mode: Any, worker_resources: Any, options: dict[str, Any], makers: dict[str, Any]
-) -> ParallelEnv:
-    """Return a `ParallelEnv` whose envs are the collectors, one per worker if the mode has workers.
-
-    ``makers`` are the user's functions, by argument, to name in errors the one that does not pickle.
-    """
     if worker_resources is not None:
         if not isinstance(worker_resources, dict) or "ray_options" in options:
             raise ArgumentError(

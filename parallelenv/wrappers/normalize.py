@@ -17,11 +17,9 @@ from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import Structure
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import SteppedRows
-from parallelenv.wrappers.answer_wrapper import AnswerWrapper
-from parallelenv.wrappers.base import space_of
+from parallelenv.wrappers.answer_rows import States, changed, numeric_rewards, rebuilt
+from parallelenv.wrappers.base import ParallelWrapper, StateWrapper, space_of
 from parallelenv.wrappers.running_statistics import RunningStatistics
-from parallelenv.wrappers.state_wrapper import StateWrapper
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class NormalizeStates(StateWrapper):
 
     The statistics count the states that `reset`, `step` and `recv` return for envs that acted: not those of resting
     envs, nor ``info["ended_state"]``, which is normalised too. Only the `Box` parts of a state change; they become
-    float32, within ``-clip .. clip``.
+    float32, within ``-clip .. clip``. States that would make mean or variance nan or infinite raise `EnvContractError`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space.
@@ -75,6 +73,8 @@ class NormalizeStates(StateWrapper):
     Raises:
         ArgumentError: If the envs share no space, it has no `Box` to normalise, or an argument has an invalid value.
     """
+
+    _saved = ("statistics",)
 
     def __init__(
         self,
@@ -108,11 +108,7 @@ class NormalizeStates(StateWrapper):
         return self.statistics
 
     def process(self, states: Any) -> Any:
-        """Return normalised states, without counting them.
-
-        Args:
-            states: Batched, as the wrapped object returns them.
-        """
+        """Return normalised states, batched as the wrapped object returns them, without counting them."""
         return self.normalizer(states)
 
     def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
@@ -121,37 +117,23 @@ class NormalizeStates(StateWrapper):
         return super().on_reset(states, env_ids)
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Count the states of envs that acted, and return the result with normalised states."""
-        stepped = SteppedRows(result, self.raw_space)
-        if not stepped.all_rest:
-            self._count(stepped.states, stepped.env_ids)
-        return self.processed(stepped)
+        """Count the states, and return the result with normalised states."""
+        self._count(result.states, result.env_ids)
+        return super().on_step(result)
 
-    def _count(self, states: Any, env_ids: Sequence[int] | Array) -> None:
-        """Count states.
-
-        Raises:
-            EnvContractError: If some would make mean or variance nan or infinite.
-        """
+    def _count(self, states: States, env_ids: Sequence[int] | Array) -> None:
         if not self.is_frozen:
             leaves = self.normalizer.structure.split(states)
             batch = {name: leaves[index] for name, index in self.normalizer.places.items()}
             self.statistics.update(batch, env_ids)
 
-    def remembered(self) -> dict[str, Any]:
-        """Return the statistics."""
-        return {"statistics": self.statistics}
 
-    def remember(self, memory: dict[str, Any]) -> None:
-        """Restore the statistics, for all wrappers that share them."""
-        self.statistics.leaves = memory["statistics"].leaves
-
-
-class NormalizeRewards(AnswerWrapper):
+class NormalizeRewards(ParallelWrapper):
     """Divides rewards by the standard deviation of the discounted returns so far.
 
     Only envs that acted count. A return starts from 0 when its env's episode ends or is reset. Wrappers inside this
-    one, such as `RecordEpisodeStatistics`, see the original rewards.
+    one, such as `RecordEpisodeStatistics`, see the original rewards. A step raises `EnvContractError` if a reward is
+    not a number, or would make the variance nan or infinite.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -168,6 +150,8 @@ class NormalizeRewards(AnswerWrapper):
     Raises:
         ArgumentError: If an argument has an invalid value.
     """
+
+    _saved = ("statistics", "returns")
 
     def __init__(
         self,
@@ -199,31 +183,22 @@ class NormalizeRewards(AnswerWrapper):
         return states
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Count the returns of envs that acted, and return the result with their rewards scaled.
-
-        Raises:
-            EnvContractError: If a reward is not a number, or would make the variance nan or infinite.
-        """
-        stepped = SteppedRows(result, self.single_observation_space)
-        rewards, given = stepped.rewards(), ~stepped.restarted
+        """Count the returns, and return the result with scaled rewards."""
+        rewards, given = numeric_rewards(result), ~rebuilt(result)
         if not self.is_frozen:
-            env_ids = stepped.env_ids[given]
+            env_ids = result.env_ids[given]
             with np.errstate(all="ignore"):  # update() detects overflows
                 returns = self.returns[env_ids] * self.gamma + rewards[given]
             self.statistics.update({"": returns}, env_ids)
             self.returns[env_ids] = returns
-        self.returns[stepped.env_ids[stepped.dones]] = 0.0
+        self.returns[result.env_ids[result.dones]] = 0.0
         _, variance = self.statistics.leaves[""].guess()
         scaled = np.clip(rewards / np.sqrt(variance + self.epsilon), -self.clip, self.clip)
-        return stepped.with_rewards(scaled)
+        return changed(result, rewards=scaled)
 
     def remembered(self) -> dict[str, Any]:
         """Return the statistics, the current returns and the discount."""
-        return {"statistics": self.statistics, "returns": self.returns, "settings": {"gamma": self.gamma}}
-
-    def remember(self, memory: dict[str, Any]) -> None:
-        """Restore them; the statistics for all wrappers that share them."""
-        self.statistics.leaves, self.returns = memory["statistics"].leaves, memory["returns"]
+        return {**super().remembered(), "settings": {"gamma": self.gamma}}
 
 
 def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> list[tuple[int, str, tuple[int, ...]]]:

@@ -16,10 +16,10 @@ from parallelenv.errors import ArgumentError
 from parallelenv.notebook.film import check_format, check_fps, check_size, save_animation
 from parallelenv.notebook.tiles import refuse_dark_envs
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_wrapper import AnswerWrapper
+from parallelenv.wrappers.base import ParallelWrapper
 
 
-class RecordVideo(AnswerWrapper):
+class RecordVideo(ParallelWrapper):
     """Records videos of the envs, all in one picture, with Pillow only.
 
     Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards: an env that began its next episode
