@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from parallelenv.collect.history import History
 from parallelenv.contract.arguments import check_base_seed, check_positive, is_int
 from parallelenv.contract.env_specs import bind_arguments
@@ -28,17 +30,7 @@ _POLICY_MAKER = "Give a function that returns a policy; if this is the policy it
 
 
 class CollectorBase(ShortTracebacks):
-    """Base of `Collector` and `CollectorSet`.
-
-    Args:
-        num_steps: Steps of each env in one collection.
-        start_steps: Steps in the first one; ``None`` means ``num_steps``.
-        seed: Seed of the first env; ``None`` seeds nothing.
-        log_dir: Folder for TensorBoard.
-
-    Attributes:
-        history: One `Record` per collection or evaluation.
-    """
+    """Base of `Collector` and `CollectorSet`. For the arguments see `Collector`."""
 
     _unrepeatable: tuple[str, ...] = ()
     """Methods that must not be called within another call, for instance by a policy."""
@@ -82,6 +74,11 @@ def check_optional(**counts: object) -> None:
     for name, value in counts.items():
         if value is not None:
             check_positive(name, value)
+
+
+def derived_seed(seed: int, *key: int) -> int:
+    """Return another seed, that of a key."""
+    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
 
 
 def any_of(listen_to: object) -> Callable[[], bool]:

@@ -11,8 +11,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
 from parallelenv.collect.base import (
     ENV_MAKER,
     CollectorBase,
@@ -22,6 +20,7 @@ from parallelenv.collect.base import (
     check_maker,
     check_optional,
     check_version,
+    derived_seed,
 )
 from parallelenv.contract.arguments import check_name, check_policy, check_positive, is_int
 from parallelenv.contract.copying import deep_copy
@@ -94,9 +93,7 @@ class Collector(CollectorBase):
             )
         super().__init__(num_steps, start_steps, seed, log_dir)
         self._rank, self._world_size = rank, world_size
-        self._test_seed = self._seed
-        if self._seed is not None:
-            self._test_seed = int(np.random.SeedSequence(self._seed, spawn_key=(rank,)).generate_state(1)[0])
+        self._test_seed = None if self._seed is None else derived_seed(self._seed, rank)
         self._next_steps = self._start_steps
         self.version = 0
         try:

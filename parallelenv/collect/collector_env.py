@@ -36,25 +36,15 @@ class CollectRequest:
 
 @dataclass(slots=True)
 class Part:
-    """Steps of a collector: the state of its `CollectorEnv`.
-
-    Attributes:
-        num_envs: Number of envs of the collector.
-        version: Version of its policy.
-        seconds: Time that the steps took.
-        failure: Why the collector stopped before its request was done; ``None`` if it did not.
-        data: The steps; ``None`` if there are none, or while they are packed.
-        packed: The steps pickled and compressed.
-        num_bytes: Size of the steps before and after compression; ``None`` without compression.
-    """
+    """Steps of a collector: the state of its `CollectorEnv`."""
 
     num_envs: int
-    version: int
-    seconds: float
-    failure: Failure | None
-    data: Rollout | None
-    packed: bytes = b""
-    num_bytes: tuple[int, int] | None = None
+    version: int  # of the policy
+    seconds: float = 0.0  # that the steps took
+    failure: Failure | None = None  # why the collector stopped before its request was done
+    data: Rollout | None = None
+    packed: bytes = b""  # in place of the data, pickled and compressed
+    num_bytes: tuple[int, int] | None = None  # before and after compression
 
     def pack(self) -> None:
         """Compress the steps."""
@@ -75,12 +65,7 @@ class Part:
 
 
 class CollectorEnv:
-    """A collector with the interface of an env: one step is one request, and there are no episodes.
-
-    Args:
-        arguments: Arguments of the `Collector`.
-        compresses: Whether to compress what is sent.
-    """
+    """A collector, made with these arguments, as an env: one step is one request, and there are no episodes."""
 
     def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
         self.collector = Collector(**arguments)
@@ -101,7 +86,7 @@ class CollectorEnv:
         """Collect. What an env or the policy raises is returned with the steps made until then."""
         end = time.perf_counter() + request.seconds
         collector = self.collector
-        part = Part(collector.num_envs, collector.version, 0.0, None, None)
+        part = Part(collector.num_envs, collector.version)
         try:
             part.data, part.seconds = collector._gather(
                 request.num_steps, lambda num_made: num_made > 0 and time.perf_counter() >= end, progress=False

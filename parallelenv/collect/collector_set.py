@@ -45,8 +45,7 @@ class CollectorSet(CollectorBase):
     Args:
         num_workers: Number of collectors.
         make_policy: Returns the policy, see `Collector`. Called in each worker.
-        make_envs: Returns the `ParallelEnv`, see `Collector`. Called in each worker. Its mode is usually ``"dummy"``:
-            beside the policy, in the worker's own process.
+        make_envs: Returns the `ParallelEnv`, see `Collector`. Called in each worker, so usually in mode ``"dummy"``.
         num_steps: Steps of each env in one collection.
         para_mode: Where the collectors run. The values of `ParallelEnv`, except ``"auto"``.
         seed: Seed of the first collector. See `Collector`.
@@ -155,14 +154,12 @@ class CollectorSet(CollectorBase):
 
         Returns:
             ``data``: a `Rollout` of all envs, those of the first collector, then those of the second ... Steps that a
-            collector lacks are not ``valid``. Where a collector was replaced, its open episodes are marked truncated
-            and counted with the return and length so far. If envs were replaced in between, the steps of the former
-            ones come first, in a collection of their own. ``info``: that of `Collector.collect`, over all collectors,
-            and
+            collector lacks are not ``valid``. Where a collector was replaced, its open episodes are truncated and
+            counted so far. If envs were replaced in between, the steps of the former ones come first, in a collection
+            of their own. ``info``: that of `Collector.collect`, over all collectors, and
 
             * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
-              (oldest) version of its policy, and how many versions that is behind; below 0 if `set_weights` went back
-              to an earlier version;
+              (oldest) version of its policy, and how many versions that is behind the latest, or ahead if negative;
             * ``lost_samples``: upper bound of the samples that collectors had made and not sent when they died: all
               that was requested from them, about 0.5 s of work each, or in `stream` a whole collection;
             * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
@@ -198,9 +195,8 @@ class CollectorSet(CollectorBase):
         """Yield collections as they become ready: ``for data, info in collectors.stream()``.
 
         A collector begins its next collection, with the current weights, before its last one is yielded, so it works
-        while the loop body runs. At most ``max_in_flight`` collections are requested and not yet yielded; faster
-        collectors wait for the loop. The loop may be left at any time: collections in flight are part of the next
-        `collect` or `stream`.
+        while the loop body runs. At most ``max_in_flight`` collections are requested and not yet yielded. The loop may
+        be left at any time: collections in flight are part of the next `collect` or `stream`.
 
         Args:
             num_steps: Steps of each env. See `Collector.collect`.
@@ -280,9 +276,8 @@ class CollectorSet(CollectorBase):
         Raises:
             ArgumentError: If a policy has no method for them, or ``version`` is invalid.
             UnpicklableError: If they cannot be pickled; nothing was set.
-            KeyboardInterrupt: On Ctrl-C. The weights are set all the same: collectors that do not have them yet take
-                them before their next collection.
-            WorkerTimeoutError: If a policy takes too long to load them. They are set all the same, as after Ctrl-C.
+            KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy takes too long to load them. They are set
+                all the same: collectors that do not have them yet take them before their next collection.
             ClosedError: After `stop`.
         """
         version = check_version(version, self.version)
@@ -373,10 +368,7 @@ def _start(
     options: dict[str, Any],
     makers: dict[str, Callable[..., Any] | None],
 ) -> ParallelEnv:
-    """Return a `ParallelEnv` whose envs are the collectors, one per worker if the mode has workers.
-
-    ``makers`` are the user's functions, by argument, to name in errors the one that does not pickle.
-    """
+    """Return a `ParallelEnv` of collectors. ``makers``: the user's functions, to name the one that does not pickle."""
     if para_mode == registry.AUTO:
         raise ArgumentError(
             f"para_mode={para_mode!r} measures envs, and collectors are not envs. Name the mode: 'subproc', or 'ray'."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from parallelenv.collect.base import derived_seed
 from parallelenv.collect.collector_env import CollectRequest, Part
 from parallelenv.collect.concat import can_follow, join, refuse_different
 from parallelenv.contract.failures import add_note, raise_failures, with_note
@@ -36,25 +37,15 @@ _FIRST = 16
 
 @dataclass(slots=True)
 class Member:
-    """What is known of a collector.
-
-    Attributes:
-        num_envs: Number of its envs.
-        rows: The rows of its envs in the record of open episodes.
-        pace: Its latest steps per second.
-        request: What it works on; ``None`` if it is idle.
-        parts: What was received from it and not taken, with its steps.
-        settings: Settings that it has, by subject.
-        is_new: Whether it is a replacement that has not begun.
-    """
+    """What is known of a collector."""
 
     num_envs: int
-    rows: Array
-    pace: float = _FIRST / _SLICE
-    request: CollectRequest | None = None
-    parts: list[tuple[Part, Rollout]] = field(default_factory=list)
-    settings: dict[str, Broadcast] = field(default_factory=dict)
-    is_new: bool = False
+    rows: Array  # of its envs in the record of open episodes
+    pace: float = _FIRST / _SLICE  # latest steps per second
+    request: CollectRequest | None = None  # that it works on
+    parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # received and not taken
+    settings: dict[str, Broadcast] = field(default_factory=dict)  # that it has, by subject
+    is_new: bool = False  # a replacement that has not begun
 
     def history(self) -> list[Rollout]:
         """Return the steps that were not taken, up to the point where envs or policy were replaced."""
@@ -69,13 +60,6 @@ class Scheduler:
         env: The collectors.
         max_restarts: How often one collector is replaced within ten minutes.
         seed: Seed of the set; replacements get seeds derived from it.
-
-    Attributes:
-        env: The collectors.
-        members: What is known of each.
-        idle: Collectors without a request, idle longest first.
-        version: Version of the weights that were set last.
-        num_replaced: How often a collector was replaced.
     """
 
     def __init__(self, env: ParallelEnv, max_restarts: int, seed: int | None) -> None:
@@ -84,7 +68,7 @@ class Scheduler:
         self.env, self._pool = env, env.engine.pool
         self._running = OpenEpisodes(0)
         self.members = [Member(size, self._new_rows(size)) for size in sizes]
-        self.idle = list(range(len(sizes)))
+        self.idle = list(range(len(sizes)))  # collectors without a request, idle longest first
         self.version = self.num_replaced = 0
         self._seed, self._budget = seed, Budget(max_restarts)
         self._settings: dict[str, Broadcast] = {}  # current ones of all collectors, by subject
@@ -109,12 +93,9 @@ class Scheduler:
 
         Args:
             subject: Subject of the setting. It replaces an earlier one of the same subject.
-            broadcast: The call that applies it.
+            broadcast: The call that applies it. If a collector fails, the former settings are valid again.
             outdates: Prefixes of subjects whose settings are no longer valid.
             version: New version of the weights.
-
-        Raises:
-            BaseException: What the first failing collector raised. The former settings are valid again.
         """
         before = self._settings, self.version
         outdated = {name for name in self._settings if name == subject or name.startswith(outdates)}
@@ -194,8 +175,7 @@ class Scheduler:
     def receive(self) -> int:
         """Wait until a collector has sent steps or failed, store all that has arrived, and return the number of steps.
 
-        Raises:
-            BaseException: What an env or a policy raised. All steps made until then are stored.
+        What an env or a policy raised is raised here, when all steps made until then are stored.
         """
         num_steps = 0
         while len(self.idle) < len(self.members):
@@ -244,11 +224,7 @@ class Scheduler:
                 self._lost_samples += request.num_steps * member.num_envs * are_lost
 
     def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
-        """Receive all requests, and return the evaluations of collectors. One that dies is replaced and asked again.
-
-        Args:
-            shares: Arguments of `CollectorEnv.evaluate`, by collector.
-        """
+        """Receive all requests; then let collectors evaluate, with these arguments. One that dies is asked again."""
         while len(self.idle) < len(self.members):
             self.receive()
         answers: dict[int, Evaluation] = {}
@@ -266,11 +242,7 @@ class Scheduler:
     # ---------------------------------------------------------------- replacements
 
     def _replace_dead(self) -> None:
-        """Replace dead collectors.
-
-        Raises:
-            WorkerDiedError: If that has happened to one too often.
-        """
+        """Replace dead collectors; raise `WorkerDiedError` if that has happened to one too often."""
         while dead := self._pool.death_errors(range(len(self.members))):
             ranks = list(dead)
             denied, delay = self._budget.spend(ranks)
@@ -288,16 +260,13 @@ class Scheduler:
             self.env.restart(ranks)
         new = [rank for rank, member in enumerate(self.members) if member.is_new]
         if new:
-            self.env.reset(new, seed=[self._next_seed(rank) for rank in new])
+            seeds = None
+            if self._seed is not None:
+                seeds = [derived_seed(self._seed, rank, self.num_replaced + 1) for rank in new]
+            self.env.reset(new, seed=seeds)
             for rank in new:
                 self.members[rank].settings, self.members[rank].is_new = {}, False
             self.num_replaced += len(new)
-
-    def _next_seed(self, rank: int) -> int | None:
-        if self._seed is None:
-            return None
-        key = (rank, self.num_replaced + 1)
-        return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
 
     # ---------------------------------------------------------------- results
 
@@ -309,11 +278,7 @@ class Scheduler:
     def take(self, ranks: Sequence[int]) -> tuple[Rollout, Info]:
         """Remove and return the steps of collectors, up to the point where a collector's envs or policy were replaced.
 
-        Returns:
-            The rollout, and its info with one entry per collector.
-
-        Raises:
-            ArgumentError: If the steps of different collectors cannot be joined. Nothing is removed.
+        If the steps of different collectors cannot be joined, that is an `ArgumentError`, and nothing is removed.
         """
         histories = {rank: self.members[rank].history() for rank in ranks}
         found = {rank: history for rank, history in histories.items() if history}
