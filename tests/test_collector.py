@@ -282,7 +282,6 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
     assert len(collector.evaluate(3)) == 3
     test_env = collector._envs["test_envs"]
     collector.replace("test_envs", other)
-    assert test_env is not None
     assert test_env.closed
     assert not data.starts.any()
 

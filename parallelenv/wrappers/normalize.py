@@ -24,13 +24,21 @@ from parallelenv.wrappers.running_statistics import RunningStatistics
 
 @dataclass(frozen=True)
 class Normalizer:
-    """A function that normalises states. A pickled copy has its own copy of the statistics."""
+    """A function that normalises states. A pickled copy has its own copy of the statistics.
 
-    structure: Structure  # of the states
-    places: Mapping[str, int]  # indices of the leaves to normalise, by their names in the statistics
+    Attributes:
+        structure: Structure of the states.
+        places: Indices of the leaves to normalise, by their names in the statistics.
+        statistics: Statistics of these leaves.
+        epsilon: Added to the variance.
+        clip: Bound of the absolute values returned.
+    """
+
+    structure: Structure
+    places: Mapping[str, int]
     statistics: RunningStatistics
-    epsilon: float  # added to the variance
-    clip: float  # bound of the absolute values returned
+    epsilon: float
+    clip: float
 
     def __call__(self, states: Any) -> Any:
         """Return normalised states, batched as envs return them."""
