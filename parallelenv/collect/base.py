@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from parallelenv.collect.history import History
-from parallelenv.contract.arguments import check_base_seed, check_positive, is_int
+from parallelenv.contract.arguments import check_base_seed, check_name, check_positive, is_int
 from parallelenv.contract.env_specs import bind_arguments
 from parallelenv.contract.error_text import show
 from parallelenv.contract.tracebacks import ShortTracebacks
-from parallelenv.engine.thread_guard import Guard
+from parallelenv.engine.thread_guard import Guard, single_threaded
 from parallelenv.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Info = dict[str, Any]
 """What is known of a collection beside its steps."""
-COMPONENTS = ("policy", "envs", "test_envs")
+_COMPONENTS = ("policy", "envs", "test_envs")
 ENV_MAKER = (
     "Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its envs or into the "
     "policy."
@@ -40,9 +41,71 @@ class CollectorBase(ShortTracebacks):
         check_optional(start_steps=start_steps)
         self._num_steps, self._start_steps = num_steps, start_steps or num_steps
         self._seed = check_base_seed(seed)
+        self.version = 0
         self._envs: dict[str, ParallelEnv] = {}  # to be closed by `stop`
         self._guard = Guard(type(self).__name__, "stopped", self._unrepeatable)
         self.history = History(log_dir)
+
+    # ---------------------------------------------------------------- weights and components
+
+    @single_threaded
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        """Set the policy's weights through its ``set_weights(weights)`` or torch's ``load_state_dict``.
+
+        A `Collector` passes them on uncopied. A set pickles them once and sends each collector a copy, to busy ones
+        before their next collection. With Ray, collectors elsewhere fetch them from the object store, one per node.
+
+        Args:
+            weights: Passed to the policy.
+            version: Their version in infos, an int of at least 0; ``None`` means the current version plus one.
+
+        Raises:
+            ArgumentError: If the policy has no such method, or ``version`` is invalid.
+            UnpicklableError: If a set cannot pickle them; nothing was set.
+            KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy of a set takes too long to load them. They
+                are set all the same: collectors that do not have them yet take them before their next collection.
+            ClosedError: After `stop`.
+        """
+        self._apply("set_weights", weights, check_version(version, self.version))
+
+    @single_threaded
+    def update_policy(self, name: str, value: Any) -> None:
+        """Set an existing attribute of the policy to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
+
+        In a set, all policies; those of busy collectors when they are done.
+
+        Raises:
+            ArgumentError: If ``name`` is invalid.
+            AbsentAttributeError: If the policy does not have the attribute.
+            ClosedError: After `stop`.
+        """
+        check_name("name", name)
+        self._apply("update_policy", name, value)
+
+    @single_threaded
+    def replace(self, component: str, make: Callable[..., Any]) -> None:
+        """Replace the policy or envs; in a set those of all collectors, of busy ones when they are done.
+
+        Replaced envs are closed. The number of envs may change.
+
+        Args:
+            component: ``"policy"``, whose weights are then those it was made with; ``"envs"``, which begin new episodes
+                with the collector's seed; or ``"test_envs"``.
+            make: Returns the new component, as ``make_policy``, ``make_envs`` or ``make_test_envs`` do.
+
+        Raises:
+            ArgumentError: If the component is unknown, or ``make`` returns the wrong thing. Nothing was replaced.
+            ClosedError: After `stop`.
+        """
+        if component not in _COMPONENTS:
+            raise ArgumentError(f"component={show(component)} is not known; expected one of {_COMPONENTS}.")
+        self._apply("replace", component, make)
+
+    @abc.abstractmethod
+    def _apply(self, method: str, *arguments: Any) -> None:
+        """Do what one of these methods promises, with checked arguments."""
+
+    # ---------------------------------------------------------------- other
 
     @property
     def closed(self) -> bool:
@@ -83,8 +146,9 @@ def derived_seed(seed: int, *key: int) -> int:
 
 def any_of(listen_to: object) -> Callable[[], bool]:
     """Return a function that is true once an event is set or a function returns ``True``."""
-    is_list = isinstance(listen_to, Iterable) and not isinstance(listen_to, str)
-    asked = [getattr(one, "is_set", one) for one in listen_to] if is_list else [None]
+    asked: list[Any] = [None]
+    if isinstance(listen_to, Iterable) and not isinstance(listen_to, str):
+        asked = [getattr(one, "is_set", one) for one in listen_to]
     if not all(map(callable, asked)):
         raise ArgumentError(
             f"listen_to={show(listen_to)} must be a list. Give a list of events, as threading.Event, or of functions "
@@ -100,12 +164,6 @@ def check_version(version: int | None, before: int) -> int:
     if not is_int(version) or version < 0:
         raise ArgumentError(f"version={show(version)} must be an int of 0 or more, or None for the next one.")
     return int(version)
-
-
-def check_component(component: str) -> None:
-    """Check the name of a component."""
-    if component not in COMPONENTS:
-        raise ArgumentError(f"component={show(component)} is not known; expected one of {COMPONENTS}.")
 
 
 def check_maker(name: str, make: object) -> None:

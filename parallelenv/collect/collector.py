@@ -16,13 +16,11 @@ from parallelenv.collect.base import (
     CollectorBase,
     Info,
     any_of,
-    check_component,
     check_maker,
     check_optional,
-    check_version,
     derived_seed,
 )
-from parallelenv.contract.arguments import check_name, check_policy, check_positive, is_int
+from parallelenv.contract.arguments import check_policy, check_positive, is_int
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import bind_arguments
 from parallelenv.contract.error_text import count, show
@@ -95,11 +93,10 @@ class Collector(CollectorBase):
         self._rank, self._world_size = rank, world_size
         self._test_seed = None if self._seed is None else derived_seed(self._seed, rank)
         self._next_steps = self._start_steps
-        self.version = 0
         try:
             self._make_policy(make_policy)
             if weights is not None:
-                self._load(weights)
+                self._set_weights(weights, 0)
             self._make_envs("envs", make_envs, "make_envs")
             if make_test_envs is not None:
                 self._make_envs("test_envs", make_test_envs, "make_test_envs")
@@ -234,23 +231,10 @@ class Collector(CollectorBase):
 
     # ---------------------------------------------------------------- weights and components
 
-    @single_threaded
-    def set_weights(self, weights: Any, version: int | None = None) -> None:
-        """Set the policy's weights through its ``set_weights(weights)`` or torch's ``load_state_dict``, uncopied.
+    def _apply(self, method: str, *arguments: Any) -> None:
+        getattr(self, f"_{method}")(*arguments)
 
-        Args:
-            weights: Passed to the policy as it is.
-            version: Their version in infos, an int of at least 0; ``None`` means the current version plus one.
-
-        Raises:
-            ArgumentError: If the policy has no such method, or ``version`` is invalid.
-            ClosedError: After `stop`.
-        """
-        version = check_version(version, self.version)
-        self._load(weights)
-        self.version = version
-
-    def _load(self, weights: object) -> None:
+    def _set_weights(self, weights: object, version: int) -> None:
         policy = self._policy
         load = getattr(policy, "set_weights", None) or getattr(policy, "load_state_dict", None)
         if not callable(load):
@@ -259,17 +243,9 @@ class Collector(CollectorBase):
                 "let it be a torch module, which has load_state_dict."
             )
         load(weights)
+        self.version = version
 
-    @single_threaded
-    def update_policy(self, name: str, value: Any) -> None:
-        """Set an existing attribute of the policy to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
-
-        Raises:
-            ArgumentError: If ``name`` is invalid.
-            AbsentAttributeError: If the policy does not have the attribute.
-            ClosedError: After `stop`.
-        """
-        check_name("name", name)
+    def _update_policy(self, name: str, value: object) -> None:
         path, _, last = name.rpartition(".")
         try:
             owner = operator.attrgetter(path)(self._policy) if path else self._policy
@@ -281,20 +257,7 @@ class Collector(CollectorBase):
             ) from None
         setattr(owner, last, deep_copy(value))
 
-    @single_threaded
-    def replace(self, component: str, make: Callable[..., Any]) -> None:
-        """Replace the policy or envs. Replaced envs are closed.
-
-        Args:
-            component: ``"policy"``, whose weights are then those it was made with; ``"envs"``, which begin new episodes
-                with the collector's seed; or ``"test_envs"``.
-            make: Returns the new component, as ``make_policy``, ``make_envs`` or ``make_test_envs`` do.
-
-        Raises:
-            ArgumentError: If the component is unknown, or ``make`` returns the wrong thing. Nothing was replaced.
-            ClosedError: After `stop`.
-        """
-        check_component(component)
+    def _replace(self, component: str, make: Callable[..., Any]) -> None:
         if component == "policy":
             self._make_policy(make)
         else:

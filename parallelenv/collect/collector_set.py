@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -16,16 +16,13 @@ from parallelenv.collect.base import (
     CollectorBase,
     Info,
     any_of,
-    check_component,
     check_maker,
     check_optional,
-    check_version,
 )
 from parallelenv.collect.collector_env import CollectorEnv, CollectRequest, zstandard
 from parallelenv.collect.concat import join_evaluations
 from parallelenv.collect.scheduler import Scheduler
-from parallelenv.contract.arguments import check_base_seed, check_flags, check_name, check_positive, is_number
-from parallelenv.contract.copying import Broadcast
+from parallelenv.contract.arguments import check_base_seed, check_flags, check_positive, is_number
 from parallelenv.contract.error_text import count, show
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
@@ -64,6 +61,7 @@ class CollectorSet(CollectorBase):
         **options: Further arguments of `ParallelEnv`, and options of the mode.
 
     Attributes:
+        version: Version of the weights that were set last: 0 at first.
         history: A `History` of all collections and evaluations.
 
     Raises:
@@ -100,21 +98,20 @@ class CollectorSet(CollectorBase):
         for name, make in makers.items():
             if make is not None or name != "make_test_envs":
                 check_maker(name, make)
-        if compress_data:
-            zstandard()
         super().__init__(num_steps, start_steps, seed, log_dir)
-        self._word = para_mode
+        self._word, self._last_report = para_mode, time.perf_counter()
         self._fresh = set(range(num_workers))  # collectors that have not made their first collection
         self._enough = math.ceil(round(fraction_samples * num_workers, 9))  # 0.07 * 100 is 7.000000000000001
-        self._last_report = time.perf_counter()
         given = {**makers, "num_steps": num_steps, "seed": self._seed, "world_size": num_workers}
         envs = [functools.partial(CollectorEnv, {**given, "rank": rank}, compress_data) for rank in range(num_workers)]
         options = {"timeout": timeout, "num_cpus": num_workers, **options}
         try:
+            if compress_data:
+                zstandard()
             self._envs["collectors"] = _start(envs, para_mode, worker_resources, options, makers)
             self._scheduler = Scheduler(self._envs["collectors"], max_restarts, self._seed)
             if weights is not None:
-                self._scheduler.announce("weights", Broadcast("collector.set_weights", weights, 0))
+                self._apply("set_weights", weights, 0)
         except BaseException:
             self.stop()
             raise
@@ -261,43 +258,11 @@ class CollectorSet(CollectorBase):
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], info["seconds"])
         return info
 
-    # ---------------------------------------------------------------- weights and components
-
-    @single_threaded
-    def set_weights(self, weights: Any, version: int | None = None) -> None:
-        """Set the weights of all policies. Busy collectors take them before their next collection.
-
-        The weights are pickled once. With Ray, collectors elsewhere fetch them from the object store, one per node.
-
-        Args:
-            weights: Passed to each policy as a copy. See `Collector.set_weights`.
-            version: Their version in infos. See `Collector.set_weights`.
-
-        Raises:
-            ArgumentError: If a policy has no method for them, or ``version`` is invalid.
-            UnpicklableError: If they cannot be pickled; nothing was set.
-            KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy takes too long to load them. They are set
-                all the same: collectors that do not have them yet take them before their next collection.
-            ClosedError: After `stop`.
-        """
-        version = check_version(version, self.version)
-        self._scheduler.announce("weights", Broadcast("collector.set_weights", weights, version), version=version)
-
-    @single_threaded
-    def update_policy(self, name: str, value: Any) -> None:
-        """Set an attribute of all policies, see `Collector.update_policy`; for busy collectors, when they are done."""
-        check_name("name", name)
-        self._scheduler.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
-
-    @single_threaded
-    def replace(self, component: str, make: Callable[..., Any]) -> None:
-        """Replace the policy or envs of all collectors, see `Collector.replace`; for busy ones, when they are done.
-
-        A new policy has the weights it was made with. The number of envs may change.
-        """
-        check_component(component)
-        outdates = ("weights", "setting ") if component == "policy" else ()
-        self._scheduler.announce(component, Broadcast("collector.replace", component, make), outdates)
+    def _apply(self, method: str, *arguments: Any) -> None:
+        try:
+            self._scheduler.announce(method, *arguments)
+        finally:
+            self.version = self._scheduler.version
 
     # ---------------------------------------------------------------- evaluation
 
@@ -336,11 +301,6 @@ class CollectorSet(CollectorBase):
 
     # ---------------------------------------------------------------- other
 
-    @property
-    def version(self) -> int:
-        """Version of the weights that were set last: 0 at first."""
-        return self._scheduler.version
-
     def __len__(self) -> int:
         """Return the number of collectors."""
         return len(self._envs["collectors"])
@@ -362,7 +322,7 @@ class CollectorSet(CollectorBase):
 
 
 def _start(
-    envs: list[Callable[[], CollectorEnv]],
+    envs: Sequence[Callable[[], CollectorEnv]],
     para_mode: ParaMode,
     worker_resources: dict[str, Any] | None,
     options: dict[str, Any],

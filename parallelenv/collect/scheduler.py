@@ -6,13 +6,14 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parallelenv.collect.base import derived_seed
 from parallelenv.collect.collector_env import CollectRequest, Part
 from parallelenv.collect.concat import can_follow, join, refuse_different
+from parallelenv.contract.copying import Broadcast
 from parallelenv.contract.failures import add_note, raise_failures, with_note
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.engine.episode_stats import OpenEpisodes
@@ -23,7 +24,6 @@ from parallelenv.rollouts.trajectory import Rollout, count_episodes
 if TYPE_CHECKING:
     from parallelenv.collect.base import Info
     from parallelenv.contract.batch import Array
-    from parallelenv.contract.copying import Broadcast
     from parallelenv.env import ParallelEnv
     from parallelenv.rollouts.evaluation import Evaluation
 
@@ -31,6 +31,8 @@ _SLICE = 0.5
 """Seconds after which a collector sends its steps and continues. A dead one loses about as much."""
 _QUICK_SLICE = 0.05
 """The same if others may have to wait for it to stop."""
+Subject = tuple[str, str]
+"""The method by which a setting is made, and which one of its kind it is."""
 _FIRST = 16
 """Steps of a collector's first slice, when its speed is not known yet."""
 
@@ -44,7 +46,7 @@ class Member:
     pace: float = _FIRST / _SLICE  # latest steps per second
     request: CollectRequest | None = None  # that it works on
     parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # received and not taken
-    settings: dict[str, Broadcast] = field(default_factory=dict)  # that it has, by subject
+    settings: dict[Subject, Broadcast] = field(default_factory=dict)  # that it has, by subject
     is_new: bool = False  # a replacement that has not begun
 
     def history(self) -> list[Rollout]:
@@ -71,7 +73,7 @@ class Scheduler:
         self.idle = list(range(len(sizes)))  # collectors without a request, idle longest first
         self.version = self.num_replaced = 0
         self._seed, self._budget = seed, Budget(max_restarts)
-        self._settings: dict[str, Broadcast] = {}  # current ones of all collectors, by subject
+        self._settings: dict[Subject, Broadcast] = {}  # current ones of all collectors, by subject
         self._lost_samples = 0
 
     def _new_rows(self, num_envs: int) -> Array:
@@ -84,24 +86,21 @@ class Scheduler:
 
     # ---------------------------------------------------------------- settings
 
-    def announce(
-        self, subject: str, broadcast: Broadcast, outdates: tuple[str, ...] = (), version: int | None = None
-    ) -> None:
-        """Send a setting to all collectors: busy ones get it before their next request, replacements when they begin.
+    def announce(self, method: str, *arguments: Any) -> None:
+        """Call a method of all collectors: busy ones do it before their next request, replacements when they begin.
 
-        After Ctrl-C and `WorkerTimeoutError` it is valid all the same.
-
-        Args:
-            subject: Subject of the setting. It replaces an earlier one of the same subject.
-            broadcast: The call that applies it. If a collector fails, the former settings are valid again.
-            outdates: Prefixes of subjects whose settings are no longer valid.
-            version: New version of the weights.
+        It replaces an earlier call of the same subject. After Ctrl-C and `WorkerTimeoutError` it is valid all the same;
+        if a collector fails otherwise, the former calls are valid again.
         """
+        broadcast = Broadcast(f"collector.{method}", *arguments)
         before = self._settings, self.version
-        outdated = {name for name in self._settings if name == subject or name.startswith(outdates)}
-        kept = {name: setting for name, setting in self._settings.items() if name not in outdated}
+        subject = method, "" if method == "set_weights" else arguments[0]
+        is_new_policy = subject == ("replace", "policy")  # weights and attributes of the former one are outdated
+        kept = {key: one for key, one in self._settings.items() if key != subject}
+        kept = {key: one for key, one in kept.items() if key[0] == "replace" or not is_new_policy}
         self._settings = {**kept, subject: broadcast}
-        self.version = self.version if version is None else version
+        if method == "set_weights":
+            self.version = arguments[1]
         try:
             self._catch_up(self.idle)
         except Exception as error:
@@ -231,7 +230,9 @@ class Scheduler:
         while left := [rank for rank in shares if rank not in answers]:
             self._catch_up(left)
             try:
-                ticket = self._pool.try_asking("call", left, [MethodCall("evaluate", (), shares[rank]) for rank in left])
+                ticket = self._pool.try_asking(
+                    "call", left, [MethodCall("evaluate", (), shares[rank]) for rank in left]
+                )
             except WorkerTimeoutError as error:
                 raise _late(error) from None
             answers.update(ticket.values)

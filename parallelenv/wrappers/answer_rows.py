@@ -43,9 +43,10 @@ def put_rows(result: StepResult, rows: list[int], given: StepResult, seen: StepR
     if seen.states is not given.states:
         states = scattered(seen.states, space, rows, len(states))
     parts = [part.copy() for part in (result.rewards, result.dones, result.infos, result.terminated, result.truncated)]
-    for part, values in zip(parts, (*tuple(seen)[1:], seen.terminated, seen.truncated), strict=True):
+    for part, values in zip(parts, (*seen[1:], seen.terminated, seen.truncated), strict=True):
         part[rows] = values
-    return StepResult(states, *parts, result.env_ids)
+    rewards, dones, infos, terminated, truncated = parts
+    return StepResult(states, rewards, dones, infos, terminated, truncated, result.env_ids)
 
 
 def changed(result: StepResult, *, states: States = None, rewards: Array | None = None) -> StepResult:
@@ -58,7 +59,7 @@ def changed(result: StepResult, *, states: States = None, rewards: Array | None 
 
 
 def rebuilt(result: StepResult) -> Array:
-    """Return ``(k,)`` bool: whether an env failed and was rebuilt. Its state is a first state, its reward not its own."""
+    """Return ``(k,)`` bool: env failed and was rebuilt. Its state is a first state, its reward not its own."""
     if not has_true(result.dones):  # a rebuilt env ends its episode
         return np.zeros(len(result.dones), dtype=bool)
     return np.array([isinstance(info.get("failure"), BaseException) for info in result.infos], dtype=bool)

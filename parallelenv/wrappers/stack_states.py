@@ -80,7 +80,8 @@ class StackStates(StateWrapper):
                     ended = self._structure.split(info["ended_state"])
                     pairs = zip(self._stacks, ended, strict=True)
                     parts = [
-                        np.concatenate([stack[env_id, 1:], np.asarray(leaf, stack.dtype)[None]]) for stack, leaf in pairs
+                        np.concatenate([stack[env_id, 1:], np.asarray(leaf, stack.dtype)[None]])
+                        for stack, leaf in pairs
                     ]
                     info["ended_state"] = self._structure.join(parts)
         for stack, leaf in zip(self._stacks, leaves, strict=True):
