@@ -1,4 +1,4 @@
-"""What `Collector` and `CollectorSet` share: argument checks, `stop`, the ``with`` block and the history."""
+"""What a collector and a set of collectors have in common: what both promise, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from parallelenv.errors import ArgumentError
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
+    from parallelenv.rollouts.trajectory import Rollout
 
 Info = dict[str, Any]
 """What is known of a collection beside its steps."""
@@ -45,6 +46,64 @@ class CollectorBase(ShortTracebacks):
         self._envs: dict[str, ParallelEnv] = {}  # to be closed by `stop`
         self._guard = Guard(type(self).__name__, "stopped", self._unrepeatable)
         self.history = History(log_dir)
+
+    @single_threaded
+    def collect(
+        self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
+    ) -> tuple[Rollout, Info]:
+        """Step the envs with the policy, and return the steps. Episodes continue from one collection to the next.
+
+        A set runs all collectors; collections in flight, for instance after Ctrl-C or an abandoned `stream`, are
+        included.
+
+        Args:
+            num_steps: Steps of each env; ``None`` means the constructor's ``num_steps``, at first ``start_steps``.
+            listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as one is set or
+                returns ``True``, the collection stops at its next step and returns the steps so far. A set checks them
+                about every 0.05 s.
+            progress: Whether to show a progress bar, in a terminal or a notebook, after the first second.
+
+        Returns:
+            ``data``, a `Rollout`, and ``info``, a dict of
+
+            * ``episode_returns`` and ``episode_lengths``, ``(num_ended,)``, of the episodes that ended, including their
+              steps in earlier collections, in the order of ``data.ended_states``;
+            * ``num_steps`` of each env, and ``num_samples`` of all envs together;
+            * ``seconds`` that the collection took;
+            * ``version`` of the policy.
+
+            Of a set, ``data`` has all envs, those of the first collector, then those of the second ... Steps that a
+            collector lacks are not ``valid``. Where a collector was replaced, its open episodes are truncated and
+            counted so far. If envs were replaced in between, the steps of the former ones come first, in a collection
+            of their own. ``num_steps`` and ``version`` (the oldest) are ``(num_workers,)``, one per collector, and
+            there are
+
+            * ``staleness``, ``(num_workers,)``: how many versions a policy is behind the latest, or ahead if negative;
+            * ``lost_samples``: upper bound of the samples that collectors had made and not sent when they died: all
+              that was requested from them, about 0.5 s of work each, or in `stream` a whole collection;
+            * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
+
+        Raises:
+            ArgumentError: If an argument has an invalid value, or the collections of a set cannot be joined because
+                they differ, in nesting for example. They stay available to `stream`.
+            ClosedError: After `stop`.
+            UsageError: If another thread is in a call.
+            WorkerDiedError: If a collector of a set has died too often.
+            WorkerTimeoutError: If a collector of a set took too long. It is not replaced: the next collection waits for
+                it again; if it hangs, `stop` ends it.
+            BaseException: What an env or the policy raised, as in `ParallelEnv.rollout`. In a `Collector`,
+                ``error.partial`` is the `Rollout` so far, and the next collection begins new episodes; in a set the
+                steps made until then are in the next collection.
+        """
+        is_over = any_of(listen_to)
+        check_optional(num_steps=num_steps)
+        return self._collect(num_steps, is_over, progress)
+
+    @abc.abstractmethod
+    def _collect(
+        self, num_steps: int | None, is_over: Callable[[], bool] | None, progress: bool
+    ) -> tuple[Rollout, Info]:
+        """Do what `collect` promises, with checked arguments."""
 
     # ---------------------------------------------------------------- weights and components
 
@@ -144,8 +203,8 @@ def derived_seed(seed: int, *key: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
 
 
-def any_of(listen_to: object) -> Callable[[], bool]:
-    """Return a function that is true once an event is set or a function returns ``True``."""
+def any_of(listen_to: object) -> Callable[[], bool] | None:
+    """Return a function that is true once an event is set or a function returns ``True``; ``None`` without any."""
     asked: list[Any] = [None]
     if isinstance(listen_to, Iterable) and not isinstance(listen_to, str):
         asked = [getattr(one, "is_set", one) for one in listen_to]
@@ -154,7 +213,7 @@ def any_of(listen_to: object) -> Callable[[], bool]:
             f"listen_to={show(listen_to)} must be a list. Give a list of events, as threading.Event, or of functions "
             "without arguments."
         )
-    return lambda: any(ask() for ask in asked)
+    return (lambda: any(ask() for ask in asked)) if asked else None
 
 
 def check_version(version: int | None, before: int) -> int:

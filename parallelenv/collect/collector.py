@@ -8,16 +8,14 @@ import inspect
 import operator
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from parallelenv.collect.base import (
     ENV_MAKER,
     CollectorBase,
     Info,
-    any_of,
     check_maker,
-    check_optional,
     derived_seed,
 )
 from parallelenv.contract.arguments import check_policy, check_positive, is_int
@@ -144,37 +142,12 @@ class Collector(CollectorBase):
 
     # ---------------------------------------------------------------- collecting
 
-    @single_threaded
-    def collect(
-        self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
+    def _collect(
+        self, num_steps: int | None, is_over: Callable[[], bool] | None, progress: bool
     ) -> tuple[Rollout, Info]:
-        """Step the envs with the policy, and return the steps. Episodes continue from one collection to the next.
-
-        Args:
-            num_steps: Steps of each env; ``None`` means the collector's ``num_steps``, or ``start_steps`` in the first
-                collection.
-            listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as one is set or
-                returns ``True``, the collection stops at its next step and returns the steps so far.
-            progress: Whether to show a progress bar, in a terminal or a notebook, after the first second.
-
-        Returns:
-            ``data``, a `Rollout`, and ``info``, a dict of
-
-            * ``episode_returns`` and ``episode_lengths``, ``(num_ended,)``, of the episodes that ended, including their
-              steps in earlier collections, in the order of ``data.ended_states``;
-            * ``num_steps`` of each env, and ``num_samples`` of all envs together;
-            * ``seconds`` that the collection took;
-            * ``version`` of the policy.
-
-        Raises:
-            ArgumentError: If an argument has an invalid value.
-            ClosedError: After `stop`.
-            BaseException: What an env or the policy raised, as in `ParallelEnv.rollout`; ``error.partial`` is the
-                `Rollout` so far. The next collection begins new episodes.
-        """
-        is_over = any_of(listen_to)
-        check_optional(num_steps=num_steps)
-        data, seconds = self._gather(num_steps or self._next_steps, lambda _: is_over(), progress)
+        data, seconds = self._gather(
+            num_steps or self._next_steps, lambda _: is_over is not None and is_over(), progress
+        )
         ended = count_episodes(data, self._open_episodes, data.env_ids)
         num_samples = int(data.valid.sum())
         self.history.note(ended.returns, self.version, num_samples, seconds)

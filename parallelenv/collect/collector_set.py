@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -15,7 +15,6 @@ from parallelenv import registry
 from parallelenv.collect.base import (
     CollectorBase,
     Info,
-    any_of,
     check_maker,
     check_optional,
 )
@@ -134,57 +133,21 @@ class CollectorSet(CollectorBase):
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
         return functools.partial(cls, **given, **options)
 
-    # ---------------------------------------------------------------- synchronous
+    # ---------------------------------------------------------------- collecting
 
-    @single_threaded
-    def collect(
-        self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
+    def _collect(
+        self, num_steps: int | None, is_over: Callable[[], bool] | None, progress: bool
     ) -> tuple[Rollout, Info]:
-        """Run all collectors, and return the steps of all of them.
-
-        Collections in flight, for instance after Ctrl-C or an abandoned `stream`, are included.
-
-        Args:
-            num_steps: Steps of each env. See `Collector.collect`.
-            listen_to: Events and functions, see `Collector.collect`. Checked in this process, about every 0.05 s.
-            progress: Whether to show a progress bar. See `Collector.collect`.
-
-        Returns:
-            ``data``: a `Rollout` of all envs, those of the first collector, then those of the second ... Steps that a
-            collector lacks are not ``valid``. Where a collector was replaced, its open episodes are truncated and
-            counted so far. If envs were replaced in between, the steps of the former ones come first, in a collection
-            of their own. ``info``: that of `Collector.collect`, over all collectors, and
-
-            * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
-              (oldest) version of its policy, and how many versions that is behind the latest, or ahead if negative;
-            * ``lost_samples``: upper bound of the samples that collectors had made and not sent when they died: all
-              that was requested from them, about 0.5 s of work each, or in `stream` a whole collection;
-            * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
-
-        Raises:
-            ArgumentError: If an argument has an invalid value, or the collections cannot be joined because they differ,
-                in nesting for example. They stay available to `stream`.
-            ClosedError: After `stop`.
-            UsageError: If another thread is in a call.
-            WorkerDiedError: If a collector has died too often.
-            WorkerTimeoutError: If a collector took too long. It is not replaced: the next collection waits for it
-                again; if it hangs, `stop` ends it.
-            BaseException: What an env or a policy raised. All steps made until then are in the next collection.
-        """
-        is_over = any_of(listen_to)
-        check_optional(num_steps=num_steps)
         goals = [num_steps or self._steps_of(rank) for rank in range(len(self))]
         self._last_report = time.perf_counter()
         with progress_bar(RolloutLength(sum(goals), None), progress, "collect") as advance:
-            self._scheduler.work(goals, self._enough, is_over if listen_to else None, advance)
+            self._scheduler.work(goals, self._enough, is_over, advance)
         self._fresh.clear()
         data, info = self._scheduler.take(range(len(self)))
         return data, self._completed(info)
 
     def _steps_of(self, rank: int) -> int:
         return self._start_steps if rank in self._fresh else self._num_steps
-
-    # ---------------------------------------------------------------- first come
 
     def stream(
         self, num_steps: int | None = None, *, max_in_flight: int | None = None, num_collections: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from parallelenv.engine.assemble import Align
     from parallelenv.env import ParallelEnv
 
+Wrappable: TypeAlias = "ParallelEnv | ParallelWrapper"
 _BYPASSING = {
     *("rollout", "send_reset", "arecv", "stream", "run_episodes", "play", "record", "get_state", "send_action"),
     *("to_gymnasium", "to_sb3", "to_tianshou"),
@@ -45,7 +46,7 @@ _BYPASSING = {
 """Methods that step inside of wrappers, or whose results are received later than wrappers can process them."""
 
 
-def space_of(env: Any) -> Space:
+def space_of(env: object) -> Space:
     """Return the observation space shared by all envs, ``None`` if they share none.
 
     Raises:
@@ -55,7 +56,7 @@ def space_of(env: Any) -> Space:
         raise ArgumentError(
             f"env={show(env)} is not a ParallelEnv or a wrapper of one. Wrap single envs where you make them."
         )
-    return env.single_observation_space  # type: ignore[no-any-return]
+    return env.single_observation_space  # type: ignore[attr-defined, no-any-return]
 
 
 class ParallelWrapper(ShortTracebacks):
@@ -83,16 +84,16 @@ class ParallelWrapper(ShortTracebacks):
     _saved: tuple[str, ...] = ()
     """Attributes that are saved by `save_state`."""
 
-    def __init__(self, env: ParallelEnv | ParallelWrapper) -> None:
+    def __init__(self, env: Wrappable) -> None:
         space_of(env)  # refuses anything else
         self.env = env
 
     # ---------------------------------------------------------------- hooks
 
-    def on_send(self, action: Any, id: Any) -> None:
+    def on_send(self, action: object, id: object) -> None:
         """Look at actions before they are sent, as given to `step`, `send` or `step_async`; an error refuses them."""
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Return what a reset should return.
 
         Args:
@@ -111,7 +112,7 @@ class ParallelWrapper(ShortTracebacks):
 
     # ---------------------------------------------------------------- calls
 
-    def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+    def reset(self, id: object = None, *, seed: object = None, options: object = None) -> States:
         """Begin new episodes. See `ParallelEnv.reset`."""
         env_ids = self.chosen(id)
         self._refuse_handed_over()
@@ -124,17 +125,17 @@ class ParallelWrapper(ShortTracebacks):
             raise
         return self._see_reset(states, env_ids)
 
-    def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
+    def step(self, action: object, id: object = None, align: Align = "item") -> Any:
         """Step envs. See `ParallelEnv.step`."""
         self._before(action, id)
         return self._seen(align, self.env.step, action, id)
 
-    def send(self, action: Any, id: Any = None) -> None:
+    def send(self, action: object, id: object = None) -> None:
         """Begin a step. See `ParallelEnv.send`."""
         self._before(action, id)
         self.env.send(action, id)
 
-    def step_async(self, action: Any, id: Any = None) -> None:
+    def step_async(self, action: object, id: object = None) -> None:
         """Begin a step. See `ParallelEnv.step_async`."""
         self._before(action, id)
         self.env.step_async(action, id)
@@ -149,7 +150,7 @@ class ParallelWrapper(ShortTracebacks):
         """Return the results of the step in flight. See `ParallelEnv.step_wait`."""
         return self._seen(align, self.env.step_wait, timeout)
 
-    def next_task(self, id: Any = None, **kwargs: Any) -> Any:
+    def next_task(self, id: object = None, **kwargs: object) -> States:
         """Begin the next tasks by calling `reset`. See `TaskPool.next_task`.
 
         Raises:
@@ -227,7 +228,7 @@ class ParallelWrapper(ShortTracebacks):
 
     # ---------------------------------------------------------------- what hooks may ask
 
-    def chosen(self, id: Any) -> tuple[int, ...]:
+    def chosen(self, id: object) -> tuple[int, ...]:
         """Return the env ids of an ``id`` argument."""
         return tuple(np.flatnonzero(~self.paused).tolist()) if id is None else parse_ids(id, len(self))
 
@@ -267,7 +268,7 @@ class ParallelWrapper(ShortTracebacks):
     def _with_statistics(self) -> list[ParallelWrapper]:
         """Return the wrappers with statistics, from this one inwards; raise if there is none."""
         found: list[ParallelWrapper] = []
-        layer: ParallelEnv | ParallelWrapper = self
+        layer: Wrappable = self
         while isinstance(layer, ParallelWrapper):
             found += [layer] if layer.is_frozen is not None else []
             layer = layer.env
@@ -397,9 +398,7 @@ class StateWrapper(ParallelWrapper):
         observation_space: Space of one env's processed state; ``None`` means unchanged.
     """
 
-    def __init__(
-        self, env: ParallelEnv | ParallelWrapper, observation_space: gymnasium.Space[Any] | None = None
-    ) -> None:
+    def __init__(self, env: Wrappable, observation_space: gymnasium.Space[Any] | None = None) -> None:
         super().__init__(env)
         self.raw_space: Space = env.single_observation_space
         self.single_observation_space = self.raw_space if observation_space is None else observation_space
@@ -408,7 +407,7 @@ class StateWrapper(ParallelWrapper):
         if observation_space is not None:
             self.observation_spaces = [deep_copy(observation_space) for _ in range(len(env))]
 
-    def process(self, states: Any) -> Any:
+    def process(self, states: States) -> States:
         """Return processed states.
 
         Called with the states of `reset`, `step` and `recv`, without envs that have none, and a second time with those
@@ -426,7 +425,7 @@ class StateWrapper(ParallelWrapper):
         """
         raise UsageError(f"{type(self).__name__} lacks process(states). Write it: it returns states in another form.")
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Return the first states, processed."""
         return self._processed(states, len(env_ids))
 
@@ -446,7 +445,7 @@ class StateWrapper(ParallelWrapper):
                 info["ended_state"] = state
         return changed(result, states=states)
 
-    def get_observations(self, id: Any = None) -> Any:
+    def get_observations(self, id: object = None) -> States:
         """Return the processed current observations of tasks. See `TaskPool.get_observations`."""
         env: Any = self.env
         return self._without_exhausted(

@@ -12,7 +12,7 @@ from parallelenv.contract.spaces import Structure, as_array, is_tensor
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import States
-from parallelenv.wrappers.base import ParallelWrapper
+from parallelenv.wrappers.base import ParallelWrapper, Wrappable
 
 Found = dict[str, list[int]]
 """Env ids by the place of a number that is not finite, such as ``"state['camera']"``."""
@@ -30,13 +30,13 @@ class CheckFinite(ParallelWrapper):
         check_inf: Whether to refuse infinite numbers as well as nan.
     """
 
-    def __init__(self, env: Any, check_inf: bool = True) -> None:
+    def __init__(self, env: Wrappable, check_inf: bool = True) -> None:
         arguments.check_flags(check_inf=check_inf)
         super().__init__(env)
         self.check_inf = check_inf
         self._states, self._actions = Structure(env.single_observation_space), Structure(env.single_action_space)
 
-    def on_send(self, action: Any, id: Any) -> None:
+    def on_send(self, action: object, id: object) -> None:
         """Check that actions are finite. Other errors in them are left to the step."""
         resting = self.exhausted | (self.done & (self.unwrapped.asynchronous in (None, "idle")))
         try:
@@ -46,7 +46,7 @@ class CheckFinite(ParallelWrapper):
         acting = {where: [env_id for env_id in env_ids if not resting[env_id]] for where, env_ids in found.items()}
         self._raise_if_any(acting, "Nothing was sent.")
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Return the first states after checking that they are finite."""
         self._raise_if_any(self._find(self._states, states, "state", env_ids))
         return states

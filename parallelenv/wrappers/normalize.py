@@ -18,7 +18,7 @@ from parallelenv.contract.spaces import Structure
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import States, changed, numeric_rewards, rebuilt
-from parallelenv.wrappers.base import ParallelWrapper, StateWrapper, space_of
+from parallelenv.wrappers.base import ParallelWrapper, StateWrapper, Wrappable, space_of
 from parallelenv.wrappers.running_statistics import RunningStatistics
 
 
@@ -40,7 +40,7 @@ class Normalizer:
     epsilon: float
     clip: float
 
-    def __call__(self, states: Any) -> Any:
+    def __call__(self, states: States) -> States:
         """Return normalised states, batched as envs return them."""
         leaves = self.structure.split(states)
         for name, index in self.places.items():
@@ -78,7 +78,7 @@ class NormalizeStates(StateWrapper):
 
     def __init__(
         self,
-        env: Any,
+        env: Wrappable,
         keys: Sequence[str] | None = None,
         *,
         statistics: RunningStatistics | None = None,
@@ -107,11 +107,11 @@ class NormalizeStates(StateWrapper):
         """The same as ``statistics``, also reachable through a `NormalizeRewards` around this wrapper."""
         return self.statistics
 
-    def process(self, states: Any) -> Any:
+    def process(self, states: States) -> States:
         """Return normalised states, batched as the wrapped object returns them, without counting them."""
         return self.normalizer(states)
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Count first states, and return them normalised."""
         self._count(states, env_ids)
         return super().on_reset(states, env_ids)
@@ -155,7 +155,7 @@ class NormalizeRewards(ParallelWrapper):
 
     def __init__(
         self,
-        env: Any,
+        env: Wrappable,
         gamma: float = 0.99,
         *,
         statistics: RunningStatistics | None = None,
@@ -177,7 +177,7 @@ class NormalizeRewards(ParallelWrapper):
         """The same as ``statistics``, also reachable through a `NormalizeStates` around this wrapper."""
         return self.statistics
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Start the returns of new episodes from 0."""
         self.returns[list(env_ids)] = 0.0
         return states
@@ -235,7 +235,7 @@ def _with_boxes(space: gymnasium.Space[Any], places: Collection[str], clip: floa
     return spaces.Box(-clip, clip, space.shape, np.float32) if path in places else space
 
 
-def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningStatistics:
+def _fitting(statistics: object, shapes: Mapping[str, tuple[int, ...]]) -> RunningStatistics:
     """Return the given statistics after a check, or new ones."""
     if statistics is None:
         return RunningStatistics(shapes)

@@ -13,8 +13,8 @@ from parallelenv.contract.batch import Array
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import numeric_rewards, rebuilt
-from parallelenv.wrappers.base import ParallelWrapper
+from parallelenv.wrappers.answer_rows import States, numeric_rewards, rebuilt
+from parallelenv.wrappers.base import ParallelWrapper, Wrappable
 
 
 class RecordEpisodeStatistics(ParallelWrapper):
@@ -41,7 +41,7 @@ class RecordEpisodeStatistics(ParallelWrapper):
 
     _saved = ("episode_count", "return_queue", "length_queue", "time_queue", "_is_over", "_running")
 
-    def __init__(self, env: Any, buffer_length: int = 100, stats_key: str = "episode") -> None:
+    def __init__(self, env: Wrappable, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__(env)
         check_positive("buffer_length", buffer_length)
         self._key, self._buffer_length = stats_key, buffer_length
@@ -53,7 +53,7 @@ class RecordEpisodeStatistics(ParallelWrapper):
         self._begins: Array = np.full(len(env), time.perf_counter())
         self._is_over: Array = np.zeros(len(env), dtype=bool)
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Start the counts of new episodes."""
         self._begin(list(env_ids))
         return states

@@ -16,7 +16,8 @@ from parallelenv.errors import ArgumentError
 from parallelenv.notebook.film import check_format, check_fps, check_size, save_animation
 from parallelenv.notebook.tiles import refuse_dark_envs
 from parallelenv.results import StepResult
-from parallelenv.wrappers.base import ParallelWrapper
+from parallelenv.wrappers.answer_rows import States
+from parallelenv.wrappers.base import ParallelWrapper, Wrappable
 
 
 class RecordVideo(ParallelWrapper):
@@ -51,7 +52,7 @@ class RecordVideo(ParallelWrapper):
 
     def __init__(
         self,
-        env: Any,
+        env: Wrappable,
         video_folder: str | Path,
         step_trigger: Callable[[int], bool] | None = None,
         video_length: int = 200,
@@ -88,7 +89,7 @@ class RecordVideo(ParallelWrapper):
         self._frames: list[Array] | None = None
         self.paths: list[Path] = []
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Add a frame after a reset."""
         self._film()
         return states

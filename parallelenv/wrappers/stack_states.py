@@ -16,7 +16,7 @@ from parallelenv.contract.spaces import Structure, as_array
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import States, changed, rebuilt
-from parallelenv.wrappers.base import StateWrapper, space_of
+from parallelenv.wrappers.base import StateWrapper, Wrappable, space_of
 
 
 class StackStates(StateWrapper):
@@ -37,7 +37,7 @@ class StackStates(StateWrapper):
 
     _saved = ("_stacks", "_is_known")
 
-    def __init__(self, env: Any, stack_size: int, padding_type: Literal["reset", "zero"] = "reset") -> None:
+    def __init__(self, env: Wrappable, stack_size: int, padding_type: Literal["reset", "zero"] = "reset") -> None:
         check_positive("stack_size", stack_size)
         if padding_type not in ("reset", "zero"):
             raise ArgumentError(
@@ -62,7 +62,7 @@ class StackStates(StateWrapper):
         leaves: list[Any] = structure.leaves
         self._stacks: list[Array] = [np.zeros((len(env), stack_size, *leaf.shape), dtype=leaf.dtype) for leaf in leaves]
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Start new stacks, and return them."""
         rows = np.array(env_ids, dtype=np.int64)
         self._start(rows, self._structure.split(states))
@@ -89,7 +89,7 @@ class StackStates(StateWrapper):
         self._start(rows[begins], [leaf[begins] for leaf in leaves])
         return changed(result, states=self._shown(rows))
 
-    def get_observations(self, id: Any = None) -> NoReturn:
+    def get_observations(self, id: object = None) -> NoReturn:
         """Raise an error: the current observation may or may not be on the stack already."""
         self._refuse("get_observations")
 
