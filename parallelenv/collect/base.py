@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Info = dict[str, Any]
 """What is known of a collection beside its steps."""
+Policy = Callable[..., Any]
+"""See `ParallelEnv.rollout`."""
 _COMPONENTS = ("policy", "envs", "test_envs")
 ENV_MAKER = (
     "Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its envs or into the "
@@ -49,7 +51,7 @@ class CollectorBase(ShortTracebacks):
 
     @single_threaded
     def collect(
-        self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
+        self, num_steps: int | None = None, listen_to: Iterable[object] = (), *, progress: bool = True
     ) -> tuple[Rollout, Info]:
         """Step the envs with the policy, and return the steps. Episodes continue from one collection to the next.
 
@@ -108,7 +110,7 @@ class CollectorBase(ShortTracebacks):
     # ---------------------------------------------------------------- weights and components
 
     @single_threaded
-    def set_weights(self, weights: Any, version: int | None = None) -> None:
+    def set_weights(self, weights: object, version: int | None = None) -> None:
         """Set the policy's weights through its ``set_weights(weights)`` or torch's ``load_state_dict``.
 
         A `Collector` passes them on uncopied. A set pickles them once and sends each collector a copy, to busy ones
@@ -128,7 +130,7 @@ class CollectorBase(ShortTracebacks):
         self._apply("set_weights", weights, check_version(version, self.version))
 
     @single_threaded
-    def update_policy(self, name: str, value: Any) -> None:
+    def update_policy(self, name: str, value: object) -> None:
         """Set an existing attribute of the policy to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
 
         In a set, all policies; those of busy collectors when they are done.
@@ -142,7 +144,7 @@ class CollectorBase(ShortTracebacks):
         self._apply("update_policy", name, value)
 
     @single_threaded
-    def replace(self, component: str, make: Callable[..., Any]) -> None:
+    def replace(self, component: str, make: Callable[..., object]) -> None:
         """Replace the policy or envs; in a set those of all collectors, of busy ones when they are done.
 
         Replaced envs are closed. The number of envs may change.
@@ -161,7 +163,7 @@ class CollectorBase(ShortTracebacks):
         self._apply("replace", component, make)
 
     @abc.abstractmethod
-    def _apply(self, method: str, *arguments: Any) -> None:
+    def _apply(self, method: str, *arguments: object) -> None:
         """Do what one of these methods promises, with checked arguments."""
 
     # ---------------------------------------------------------------- other
@@ -171,7 +173,7 @@ class CollectorBase(ShortTracebacks):
         """Whether `stop` was called."""
         return self._guard.is_closed
 
-    def plot(self, axes: Any = None) -> Any:
+    def plot(self, axes: object = None) -> Any:
         """Draw returns against samples and seconds. See `History.plot`."""
         return self.history.plot(axes)
 

@@ -15,6 +15,7 @@ from parallelenv.collect.base import (
     ENV_MAKER,
     CollectorBase,
     Info,
+    Policy,
     check_maker,
     derived_seed,
 )
@@ -70,15 +71,15 @@ class Collector(CollectorBase):
 
     def __init__(
         self,
-        make_policy: Callable[..., Any],
+        make_policy: Callable[..., Policy],
         make_envs: Callable[[], ParallelEnv],
         *,
         num_steps: int,
         seed: int | None = None,
-        weights: Any = None,
+        weights: object = None,
         make_test_envs: Callable[[], ParallelEnv] | None = None,
         start_steps: int | None = None,
-        log_dir: Any = None,
+        log_dir: object = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -102,11 +103,11 @@ class Collector(CollectorBase):
             self.stop()
             raise
 
-    def _make_policy(self, make: Callable[..., Any]) -> None:
+    def _make_policy(self, make: Callable[..., Policy]) -> None:
         check_maker("make_policy", make)
         policy = bind_arguments(make, self._rank, self._world_size, self._seed)()
         check_policy(policy)
-        self._policy: Callable[..., Any] = policy
+        self._policy: Policy = policy
         self._rnn_state: Any = None
 
     def _make_envs(self, component: str, make: Callable[[], ParallelEnv], name: str) -> None:
@@ -204,7 +205,7 @@ class Collector(CollectorBase):
 
     # ---------------------------------------------------------------- weights and components
 
-    def _apply(self, method: str, *arguments: Any) -> None:
+    def _apply(self, method: str, *arguments: object) -> None:
         getattr(self, f"_{method}")(*arguments)
 
     def _set_weights(self, weights: object, version: int) -> None:
@@ -244,7 +245,7 @@ class Collector(CollectorBase):
     # ---------------------------------------------------------------- other
 
     @property
-    def policy(self) -> Callable[..., Any]:
+    def policy(self) -> Policy:
         """The policy."""
         return self._policy
 
@@ -274,7 +275,7 @@ def _with_collector_hints(component: str) -> Iterator[None]:
         raise
 
 
-def _has_parameter(policy: Callable[..., Any], name: str) -> bool:
+def _has_parameter(policy: Policy, name: str) -> bool:
     """Whether a policy, or the ``forward`` of a torch module, has a parameter of this name."""
     try:
         parameters = inspect.signature(policy).parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -15,6 +15,7 @@ from parallelenv import registry
 from parallelenv.collect.base import (
     CollectorBase,
     Info,
+    Policy,
     check_maker,
     check_optional,
 )
@@ -71,21 +72,21 @@ class CollectorSet(CollectorBase):
     def __init__(
         self,
         num_workers: int,
-        make_policy: Callable[..., Any],
+        make_policy: Callable[..., Policy],
         make_envs: Callable[[], ParallelEnv],
         *,
         num_steps: int,
         para_mode: ParaMode = "subproc",
         seed: int | None = None,
-        weights: Any = None,
+        weights: object = None,
         make_test_envs: Callable[[], ParallelEnv] | None = None,
         start_steps: int | None = None,
         fraction_samples: float = 1.0,
         compress_data: bool = False,
-        worker_resources: dict[str, Any] | None = None,
+        worker_resources: dict[str, object] | None = None,
         timeout: float | None = None,
         max_restarts: int = 10,
-        log_dir: Any = None,
+        log_dir: object = None,
         **options: Any,
     ) -> None:
         check_positive("num_workers", num_workers)
@@ -117,14 +118,14 @@ class CollectorSet(CollectorBase):
 
     @classmethod
     def create(
-        cls, num_workers: int, make_policy: Callable[..., Any], make_envs: Callable[[], ParallelEnv], **options: Any
+        cls, num_workers: int, make_policy: Callable[..., Policy], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> CollectorSet:
         """Return a set. Same as the constructor."""
         return cls(num_workers, make_policy, make_envs, **options)
 
     @classmethod
     def create_factory(
-        cls, num_workers: int, make_policy: Callable[..., Any], make_envs: Callable[[], ParallelEnv], **options: Any
+        cls, num_workers: int, make_policy: Callable[..., Policy], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> Callable[..., CollectorSet]:
         """Return a picklable function that makes such a set in another process, for schemes with several learners.
 
@@ -221,7 +222,7 @@ class CollectorSet(CollectorBase):
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], info["seconds"])
         return info
 
-    def _apply(self, method: str, *arguments: Any) -> None:
+    def _apply(self, method: str, *arguments: object) -> None:
         try:
             self._scheduler.announce(method, *arguments)
         finally:
@@ -287,9 +288,9 @@ class CollectorSet(CollectorBase):
 def _start(
     envs: Sequence[Callable[[], CollectorEnv]],
     para_mode: ParaMode,
-    worker_resources: dict[str, Any] | None,
+    worker_resources: dict[str, object] | None,
     options: dict[str, Any],
-    makers: dict[str, Callable[..., Any] | None],
+    makers: Mapping[str, object],
 ) -> ParallelEnv:
     """Return a `ParallelEnv` of collectors. ``makers``: the user's functions, to name the one that does not pickle."""
     if para_mode == registry.AUTO:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from parallelenv.errors import ArgumentError
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.trajectory import Rollout
 
-Ends = tuple[Any, Array]
+Nest: TypeAlias = Any
+"""States, actions or memories: arrays, tensors or tuples of objects in dicts, tuples and lists."""
+Ends = tuple[Nest, Array]
 """Last states of episodes, and the step and column where each ended."""
 
 
@@ -86,7 +88,7 @@ def _cut_off(history: Sequence[Rollout], steps: Sequence[int], column: int) -> I
         yield states, np.column_stack([last[chosen], chosen + column])
 
 
-def _chosen(leaves: list[Any], rows: Array) -> Any:
+def _chosen(leaves: Sequence[Nest], rows: Array) -> Nest:
     (leaf,) = leaves
     return object_array([leaf[row] for row in rows]) if isinstance(leaf, tuple) else leaf[rows]
 
@@ -125,17 +127,17 @@ def _stacked(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts:
     return joined
 
 
-def _walk(form: Any, nests: Sequence[Any], join_leaves: Callable[[list[Any]], Any]) -> Any:
+def _walk(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequence[Nest]], Nest]) -> Nest:
     """Join nests leaf by leaf. ``form`` tells the leaves, as a batch of texts or graphs is a tuple as well."""
     if isinstance(form, dict):
         return {key: _walk(form[key], [nest[key] for nest in nests], join_leaves) for key in form}
     if isinstance(form, tuple | list):
         joined = [_walk(part, [nest[index] for nest in nests], join_leaves) for index, part in enumerate(form)]
         return type(form)(*joined) if hasattr(form, "_fields") else type(form)(joined)
-    return join_leaves(list(nests))
+    return join_leaves(nests)
 
 
-def _placed(leaves: list[Any], places: Sequence[Any], shape: tuple[int, ...]) -> Any:
+def _placed(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[int, ...]) -> Nest:
     """Return one leaf, with the leading axes ``shape``, that has each of these at its place.
 
     The leaves are arrays, tensors, or tuples of objects; the result is of objects if their shapes or types differ.

@@ -83,7 +83,7 @@ class History:
         """Return one line."""
         return f"<History of {count(len(self), 'record')}, {self._samples:,} samples in {self._seconds:.1f} s>"
 
-    def plot(self, axes: Any = None) -> Any:
+    def plot(self, axes: object = None) -> Any:
         """Draw mean returns against samples and against seconds: collections as a line, evaluations as dots.
 
         Args:
@@ -97,10 +97,10 @@ class History:
             ArgumentError: If ``axes`` is not a pair of axes.
         """
         axes = _new_axes() if axes is None else axes
-        axes = list(axes) if isinstance(axes, Iterable) else [axes]
-        if len(axes) != 2 or not all(hasattr(one, "plot") for one in axes):
+        pair: list[Any] = list(axes) if isinstance(axes, Iterable) else [axes]
+        if len(pair) != 2 or not all(hasattr(one, "plot") for one in pair):
             raise ArgumentError(f"axes={show(axes)} are not two axes of matplotlib: for samples and for seconds.")
-        for axis, name in zip(axes, ("samples", "seconds"), strict=True):
+        for axis, name in zip(pair, ("samples", "seconds"), strict=True):
             for is_test, style, label in ((False, "-", "collected"), (True, "o", "evaluated")):
                 chosen = [one for one in self if one.is_test is is_test and not math.isnan(one.mean_return)]
                 if chosen:
@@ -110,7 +110,7 @@ class History:
             axis.set_ylabel("mean return")
             if axis.get_legend_handles_labels()[0]:
                 axis.legend()
-        return axes[0].figure
+        return pair[0].figure
 
 
 def _new_axes() -> Any:
