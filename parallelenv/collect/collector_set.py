@@ -201,7 +201,7 @@ class CollectorSet(CollectorBase):
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
         """Return a collection that is ready; or wait until one may be, and return ``None``."""
         scheduler = self._scheduler
-        ready = [rank for rank in range(len(self)) if rank in scheduler.idle and scheduler.members[rank].parts][:1]
+        ready = [rank for rank in sorted(scheduler.idle) if scheduler.members[rank].parts][:1]
         in_flight = scheduler.in_flight.difference(ready)
         room = int(min(most, left - len(ready))) - len(in_flight)
         chosen = [rank for rank in scheduler.idle if rank not in in_flight][: max(0, room)]

@@ -48,6 +48,7 @@ class Member:
     parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # received and not taken
     settings: dict[Subject, Broadcast] = field(default_factory=dict)  # that it has, by subject
     is_new: bool = False  # a replacement that has not begun
+    rested: float = 0.0  # when its latest request was done
 
     def history(self) -> list[Rollout]:
         """Return the steps that were not taken, up to the point where envs or policy were replaced."""
@@ -70,7 +71,6 @@ class Scheduler:
         self.env, self._pool = env, env.engine.pool
         self._running = OpenEpisodes(0)
         self.members = [Member(size, self._new_rows(size)) for size in sizes]
-        self.idle = list(range(len(sizes)))  # collectors without a request, idle longest first
         self.version = self.num_replaced = 0
         self._seed, self._budget = seed, Budget(max_restarts)
         self._settings: dict[Subject, Broadcast] = {}  # current ones of all collectors, by subject
@@ -83,6 +83,17 @@ class Scheduler:
             known: Array = getattr(self._running, name)
             setattr(self._running, name, np.append(known, np.zeros(num_envs, known.dtype)))
         return np.arange(first, first + num_envs)
+
+    @property
+    def busy(self) -> list[int]:
+        """Collectors with a request."""
+        return [rank for rank, member in enumerate(self.members) if member.request is not None]
+
+    @property
+    def idle(self) -> list[int]:
+        """Collectors without a request, idle longest first."""
+        ranks = set(range(len(self.members))).difference(self.busy)
+        return sorted(ranks, key=lambda rank: (self.members[rank].rested, rank))
 
     # ---------------------------------------------------------------- settings
 
@@ -135,11 +146,7 @@ class Scheduler:
     # ---------------------------------------------------------------- requests
 
     def work(
-        self,
-        goals: Sequence[int],
-        enough: int,
-        is_over: Callable[[], bool] | None,
-        advance: Callable[[int], object],
+        self, goals: Sequence[int], enough: int, is_over: Callable[[], bool] | None, advance: Callable[[int], object]
     ) -> None:
         """Run collectors until enough of them have reached their goals. Each makes at least one step.
 
@@ -158,7 +165,7 @@ class Scheduler:
             if chosen:  # each makes about the steps that fit in the time, so that little can be lost
                 most = {rank: 1 if is_enough else max(1, int(self.members[rank].pace * seconds)) for rank in chosen}
                 self.request({rank: CollectRequest(min(left[rank], most[rank]), seconds) for rank in chosen})
-            if len(self.idle) == len(goals):
+            if not self.busy:
                 return
             advance(self.receive())
 
@@ -169,7 +176,6 @@ class Scheduler:
         self.env.send(list(requests.values()), ranks)
         for rank, request in requests.items():
             self.members[rank].request = request
-        self.idle = [rank for rank in self.idle if rank not in requests]
 
     def receive(self) -> int:
         """Wait until a collector has sent steps or failed, store all that has arrived, and return the number of steps.
@@ -177,7 +183,7 @@ class Scheduler:
         What an env or a policy raised is raised here, when all steps made until then are stored.
         """
         num_steps = 0
-        while len(self.idle) < len(self.members):
+        while self.busy:
             try:
                 batch = self.env.recv(1, 1, align="batch")
             except BaseException as error:  # noqa: BLE001 (raised again, but for what is known)
@@ -201,7 +207,7 @@ class Scheduler:
 
     def _handle(self, error: BaseException) -> None:
         """Make collectors usable again that died or were interrupted; raise what the user does not know yet."""
-        failed = sorted(set(range(len(self.members))).difference(self.idle, self.env.engine.under_way))
+        failed = sorted(set(self.busy).difference(self.env.engine.under_way))
         if self._pool.death_errors(failed):
             self._replace_dead()
             return
@@ -217,22 +223,20 @@ class Scheduler:
         """Note that collectors work on no request; with ``are_lost`` all that was requested from them is lost."""
         for rank in ranks:
             member = self.members[rank]
-            request, member.request = member.request, None
-            if request is not None:
-                self.idle.append(rank)
-                self._lost_samples += request.num_steps * member.num_envs * are_lost
+            request, member.request, member.rested = member.request, None, time.monotonic()
+            if request is not None and are_lost:
+                self._lost_samples += request.num_steps * member.num_envs
 
     def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
         """Receive all requests; then let collectors evaluate, with these arguments. One that dies is asked again."""
-        while len(self.idle) < len(self.members):
+        while self.busy:
             self.receive()
         answers: dict[int, Evaluation] = {}
         while left := [rank for rank in shares if rank not in answers]:
             self._catch_up(left)
+            calls = [MethodCall("evaluate", (), shares[rank]) for rank in left]
             try:
-                ticket = self._pool.try_asking(
-                    "call", left, [MethodCall("evaluate", (), shares[rank]) for rank in left]
-                )
+                ticket = self._pool.try_asking("call", left, calls)
             except WorkerTimeoutError as error:
                 raise _late(error) from None
             answers.update(ticket.values)
