@@ -249,8 +249,8 @@ def test_each_collector_has_its_own_worker(mode: str, make_set: MakeSet) -> None
 
 def test_collector_policies_receive_their_rank_and_seed(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4, seed=5)
-    assert collectors._scheduler.env.get_env_attr("collector.policy.rank") == [0, 1]
-    assert collectors._scheduler.env.get_env_attr("collector.policy.seed") == [5, 6]
+    assert collectors._scheduler.env.get_env_attr("policy.rank") == [0, 1]
+    assert collectors._scheduler.env.get_env_attr("policy.seed") == [5, 6]
 
 
 class Slow(Count):
@@ -951,7 +951,7 @@ def test_ray_workers_get_the_requested_resources(mode: str, make_set: MakeSet) -
 
     wanted = {"num_cpus": 1.5, "num_gpus": 0, "memory": 2**27, "object_store_memory": 2**26}
     collectors = make_set(Asking, few, 4, worker_resources=wanted)
-    found = collectors._scheduler.env.customized_method("collector.policy.resources")
+    found = collectors._scheduler.env.customized_method("policy.resources")
     assert [[one[name] for name in ("CPU", "memory", "object_store_memory")] for one in found] == [
         [1.5, 2**27, 2**26]
     ] * 2

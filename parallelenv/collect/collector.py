@@ -237,11 +237,6 @@ class Collector(CollectorBase):
         else:
             self._make_envs(component, make, "make")
 
-    def reseed(self, seed: int) -> None:
-        """Begin new episodes with another seed, after this collector has replaced one that died."""
-        self._seed = seed
-        self._begin()
-
     # ---------------------------------------------------------------- other
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -16,9 +16,6 @@ from parallelenv.contract.copying import loads
 from parallelenv.contract.failures import Failure, put
 from parallelenv.contract.rollout_data import map_leaves
 from parallelenv.rollouts.trajectory import Rollout
-
-if TYPE_CHECKING:
-    from parallelenv.rollouts.evaluation import Evaluation
 
 _LEVEL = 1
 """zstd, ratio and speeds: steps of 16 CartPoles 0.47, compress 0.8 GB/s, decompress 1.3 GB/s; decompression counts, as
@@ -64,31 +61,25 @@ class Part:
         return self
 
 
-class CollectorEnv:
-    """A collector, made with these arguments, as an env: one step is one request, and there are no episodes."""
+class CollectorEnv(Collector):
+    """A collector, made with these arguments, that is also an env: one step is one request; there are no episodes."""
 
     def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
-        self.collector = Collector(**arguments)
-        self._rank = arguments["rank"]
+        super().__init__(**arguments)
         self._compresses = compresses
-
-    @property
-    def num_envs(self) -> int:
-        """Number of envs of the collector."""
-        return self.collector.num_envs
 
     def reset(self, seed: int | None = None) -> None:
         """Take a seed if one is given, that is, if this collector replaces one that died."""
         if seed is not None:
-            self.collector.reseed(seed)
+            self._seed = seed
+            self._begin()
 
     def step(self, request: CollectRequest) -> tuple[Part, float, bool, dict[str, Any]]:
         """Collect. What an env or the policy raises is returned with the steps made until then."""
         end = time.perf_counter() + request.seconds
-        collector = self.collector
-        part = Part(collector.num_envs, collector.version)
+        part = Part(self.num_envs, self.version)
         try:
-            part.data, part.seconds = collector._gather(
+            part.data, part.seconds = self._gather(
                 request.num_steps, lambda num_made: num_made > 0 and time.perf_counter() >= end, progress=False
             )
         except Exception as error:  # noqa: BLE001 (users' code runs; the error is sent)
@@ -101,13 +92,9 @@ class CollectorEnv:
             part.pack()
         return part, 0.0, False, {}
 
-    def evaluate(self, num_episodes: int, seed: int | None) -> Evaluation:
-        """Play whole episodes."""
-        return self.collector.evaluate(num_episodes, seed=seed, progress=False)
-
     def close(self) -> None:
         """Close the envs."""
-        self.collector.stop()
+        self.stop()
 
 
 def _without_rest(data: Rollout) -> Rollout:

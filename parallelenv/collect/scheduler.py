@@ -103,7 +103,7 @@ class Scheduler:
         It replaces an earlier call of the same subject. After Ctrl-C and `WorkerTimeoutError` it is valid all the same;
         if a collector fails otherwise, the former calls are valid again.
         """
-        broadcast = Broadcast(f"collector.{method}", *arguments)
+        broadcast = Broadcast(method, *arguments)
         before = self._settings, self.version
         subject = method, "" if method == "set_weights" else arguments[0]
         is_new_policy = subject == ("replace", "policy")  # weights and attributes of the former one are outdated
@@ -234,7 +234,7 @@ class Scheduler:
         answers: dict[int, Evaluation] = {}
         while left := [rank for rank in shares if rank not in answers]:
             self._catch_up(left)
-            calls = [MethodCall("evaluate", (), shares[rank]) for rank in left]
+            calls = [MethodCall("evaluate", (), {**shares[rank], "progress": False}) for rank in left]
             try:
                 ticket = self._pool.try_asking("call", left, calls)
             except WorkerTimeoutError as error:

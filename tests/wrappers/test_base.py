@@ -180,7 +180,9 @@ def test_wrapper_sees_every_result_once(make_env: MakeEnv) -> None:
 
 @nearby
 def test_hooks_do_not_see_envs_that_rest(make_env: MakeEnv) -> None:
-    env = Watching(Doubled(make_env([partial(Counter, number, 1 + number) for number in range(2)], asynchronous="idle")))
+    env = Watching(
+        Doubled(make_env([partial(Counter, number, 1 + number) for number in range(2)], asynchronous="idle"))
+    )
     env.reset(seed=1)
     env.step([1, 1])
     result = env.step([1, 1])
