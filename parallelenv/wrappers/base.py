@@ -14,7 +14,7 @@ from parallelenv.contract.arguments import check_align, check_flags, parse_ids
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import show
 from parallelenv.contract.failures import put
-from parallelenv.contract.spaces import batched
+from parallelenv.contract.spaces import Structure, batched
 from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.engine.checkpoint import SavedState, WrappedState
 from parallelenv.errors import ArgumentError, ResetNeededError, UsageError
@@ -57,6 +57,17 @@ def space_of(env: object) -> Space:
             f"env={show(env)} is not a ParallelEnv or a wrapper of one. Wrap single envs where you make them."
         )
     return env.single_observation_space  # type: ignore[attr-defined, no-any-return]
+
+
+def shared_structure(env: object, problem: str) -> Structure:
+    """Return the structure of the space shared by all envs; an error, which says the problem, if they share none."""
+    structure = Structure(space_of(env))
+    if structure.space is None:
+        raise ArgumentError(
+            f"The envs share no observation space, so their states {problem}. If they declare none, "
+            f"{migration_hints.GIVE_SPACES}."
+        )
+    return structure
 
 
 class ParallelWrapper(ShortTracebacks):

@@ -6,19 +6,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from parallelenv.contract import arguments, migration_hints
-from parallelenv.contract.arguments import is_number
+from parallelenv.contract.arguments import check_flags, is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import Structure
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import States, changed, numeric_rewards, rebuilt
-from parallelenv.wrappers.base import ParallelWrapper, StateWrapper, Wrappable, space_of
+from parallelenv.wrappers.base import ParallelWrapper, StateWrapper, Wrappable, shared_structure
 from parallelenv.wrappers.running_statistics import RunningStatistics
 
 
@@ -86,16 +84,13 @@ class NormalizeStates(StateWrapper):
         epsilon: float = 1e-8,
         clip: float = 10.0,
     ) -> None:
-        arguments.check_flags(frozen=frozen)
-        raw_space: Any = space_of(env)
-        structure = Structure(raw_space)
+        structure = shared_structure(env, "have no common scale")
         leaves = _leaves_to_normalize(structure, keys)
-        statistics = _fitting(statistics, {name: shape for _, name, shape in leaves})
+        shapes = {name: shape for _, name, shape in leaves}
         places = {name: index for index, name, _ in leaves}
-        epsilon, clip = _positive("epsilon", epsilon), _positive("clip", clip)
-        self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
+        self.normalizer = Normalizer(structure, places, *_checked(shapes, statistics, frozen, epsilon, clip))
         self.is_frozen = bool(frozen)
-        super().__init__(env, _with_boxes(raw_space, places, clip))
+        super().__init__(env, _with_boxes(structure.space, places, self.normalizer.clip))
 
     @property
     def statistics(self) -> RunningStatistics:
@@ -163,13 +158,11 @@ class NormalizeRewards(ParallelWrapper):
         epsilon: float = 1e-8,
         clip: float = 10.0,
     ) -> None:
-        arguments.check_flags(frozen=frozen)
         super().__init__(env)
         if not is_number(gamma) or not 0 <= gamma <= 1:
             raise ArgumentError(f"gamma={show(gamma)} is no discount. Give a number from 0 to 1.")
-        self.statistics = _fitting(statistics, {"": ()})
+        self.statistics, self.epsilon, self.clip = _checked({"": ()}, statistics, frozen, epsilon, clip)
         self.gamma, self.is_frozen = float(gamma), bool(frozen)
-        self.epsilon, self.clip = _positive("epsilon", epsilon), _positive("clip", clip)
         self.returns: Array = np.zeros(len(env))
 
     @property
@@ -203,11 +196,6 @@ class NormalizeRewards(ParallelWrapper):
 
 def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> list[tuple[int, str, tuple[int, ...]]]:
     """Return index, name and shape of each leaf to normalise."""
-    if structure.space is None:
-        raise ArgumentError(
-            "The envs share no observation space, so their states have no common scale. If they declare none, "
-            f"{migration_hints.GIVE_SPACES}."
-        )
     known = list(structure.space.spaces) if isinstance(structure.space, spaces.Dict) else []
     if keys is not None and (
         isinstance(keys, str) or not isinstance(keys, Iterable) or any(key not in known for key in keys)
@@ -224,7 +212,7 @@ def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> li
     return leaves
 
 
-def _with_boxes(space: gymnasium.Space[Any], places: Collection[str], clip: float, path: str = "") -> Any:
+def _with_boxes(space: Any, places: Collection[str], clip: float, path: str = "") -> Any:
     """Return a space with the normalised leaves, named by their paths, as boxes of ``-clip .. clip``."""
     if type(space) is spaces.Dict:
         parts = space.spaces.items()
@@ -235,16 +223,15 @@ def _with_boxes(space: gymnasium.Space[Any], places: Collection[str], clip: floa
     return spaces.Box(-clip, clip, space.shape, np.float32) if path in places else space
 
 
-def _fitting(statistics: object, shapes: Mapping[str, tuple[int, ...]]) -> RunningStatistics:
-    """Return the given statistics after a check, or new ones."""
-    if statistics is None:
-        return RunningStatistics(shapes)
+def _checked(
+    shapes: Mapping[str, tuple[int, ...]], statistics: object, frozen: bool, epsilon: float, clip: float
+) -> tuple[RunningStatistics, float, float]:
+    """Return statistics, those given or new ones, epsilon and clip, after a check."""
+    check_flags(frozen=frozen)
+    for name, value in (("epsilon", epsilon), ("clip", clip)):
+        if not is_number(value) or not value > 0:
+            raise ArgumentError(f"{name}={show(value)} must be a positive number.")
+    statistics = RunningStatistics(shapes) if statistics is None else statistics
     if not isinstance(statistics, RunningStatistics) or statistics.shapes != dict(shapes):
         raise ArgumentError(f"statistics={show(statistics)} do not fit; the shapes here are {shapes}.")
-    return statistics
-
-
-def _positive(name: str, value: Any) -> float:
-    if not is_number(value) or not value > 0:
-        raise ArgumentError(f"{name}={show(value)} must be a positive number.")
-    return float(value)
+    return statistics, float(epsilon), float(clip)

@@ -8,15 +8,14 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from parallelenv.contract import migration_hints
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
-from parallelenv.contract.spaces import Structure, as_array
+from parallelenv.contract.spaces import as_array
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import States, changed, rebuilt
-from parallelenv.wrappers.base import StateWrapper, Wrappable, space_of
+from parallelenv.wrappers.base import StateWrapper, Wrappable, shared_structure
 
 
 class StackStates(StateWrapper):
@@ -43,14 +42,9 @@ class StackStates(StateWrapper):
             raise ArgumentError(
                 f"padding_type={show(padding_type)} is not known; expected 'reset' (the first state again) or 'zero'."
             )
-        structure = Structure(space_of(env))
+        structure = shared_structure(env, "cannot be stacked")
         loose = [structure.describe(index) for index in range(len(structure.leaves)) if not structure.is_fixed(index)]
         space: Any = structure.space
-        if space is None:
-            raise ArgumentError(
-                "The envs share no observation space, so their states cannot be stacked. If they declare none, "
-                f"{migration_hints.GIVE_SPACES}."
-            )
         if loose:
             raise ArgumentError(
                 f"state{loose[0]} has no fixed shape and dtype in {space}, so it cannot be stacked. Take it out with a "
