@@ -185,6 +185,17 @@ def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollect
     assert collector.collect(1)[0].states[:, :, 1].tolist() == [[0, 6]]
 
 
+def test_collection_without_steps_leaves_episodes_at_their_beginning(make_collector: MakeCollector) -> None:
+    collector = make_collector(zeros, counts(3, 9))
+    nothing, info = collector.collect(listen_to=[lambda: True])
+    assert (len(nothing), info["num_samples"]) == (0, 0)
+    assert nothing.starts.all()
+    data, info = collector.collect(4)
+    assert data.starts.all()
+    assert data.states[0, :, 1].tolist() == [0, 0]
+    assert (info["episode_lengths"].tolist(), data.whole_episodes.tolist()) == ([3], [True])
+
+
 @pytest.mark.parametrize("wrong", ["now", 3, [3]])
 def test_invalid_listen_to_is_refused(wrong: Any) -> None:
     with here(zeros, counts(9)) as collector, pytest.raises(ArgumentError, match="Give .*events, as threading.Event"):
@@ -259,7 +270,7 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
     # Both exist for a moment, and Ray in the tests has resources for one.
     room: dict[str, Any] = {"ray_options": {"num_cpus": 0}} if mode.startswith("ray") else {}
     other = partial(ParallelEnv, counts(4, 4, 4), mode, "restart", num_cpus=2, **room)
-    old = collector._env
+    old = collector._envs["envs"]
     collector.replace("envs", other)
     assert old.closed
     assert collector.num_envs == 3
@@ -270,16 +281,15 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
     assert info["episode_lengths"].tolist() == [4, 4, 4]
     collector.replace("test_envs", other)
     assert len(collector.evaluate(3)) == 3
-    test_env = collector._test_env
+    test_env = collector._envs["test_envs"]
     collector.replace("test_envs", other)
-    assert test_env is not None
     assert test_env.closed
     assert not data.starts.any()
 
 
 def test_failed_replace_changes_nothing() -> None:
     with here(zeros, counts(9)) as collector:
-        env = collector._env
+        env = collector._envs["envs"]
         with pytest.raises(ArgumentError, match=r"component='env' is not known; expected one of \('policy', 'envs'"):
             collector.replace("env", lambda: None)
         with pytest.raises(ArgumentError, match=r"make\(\) returned a list. Give a function .* returns a ParallelEnv"):
@@ -289,7 +299,7 @@ def test_failed_replace_changes_nothing() -> None:
         for component in ("envs", "test_envs"):
             with pytest.raises(ArgumentError, match=r"make\(\) returned a ParallelEnv that a collector has already"):
                 collector.replace(component, lambda: env)
-        assert collector._env is env
+        assert collector._envs["envs"] is env
         assert len(collector.collect()[0]) == 5
 
 
@@ -454,7 +464,7 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
 
 def test_every_call_after_stop_is_refused() -> None:
     collector = here(zeros, counts(9))
-    env = collector._env
+    env = collector._envs["envs"]
     assert repr(collector) == "<parallelenv.Collector of 1 env, version 0>"
     collector.stop()
     collector.stop()

@@ -141,7 +141,7 @@ def test_data_of_two_collectors_equal_those_of_one_with_all_envs(make_set: MakeS
     collectors = make_set(returning(policy), partial(own_envs, envs), seed=3)
     make_envs = partial(ParallelEnv, KINDS[kind]()[:4], "dummy", "restart")
     with Collector(returning(policy), make_envs, num_steps=40, seed=3) as single:
-        space = single._env.single_observation_space
+        space = single._envs["envs"].single_observation_space
         for _ in range(2):
             (expected, told), (found, info) = single.collect(), collectors.collect(progress=False)
             same(expected.states, found.states, space, range(4), 40)
@@ -249,8 +249,8 @@ def test_each_collector_has_its_own_worker(mode: str, make_set: MakeSet) -> None
 
 def test_collector_policies_receive_their_rank_and_seed(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4, seed=5)
-    assert collectors._env.get_env_attr("collector.policy.rank") == [0, 1]
-    assert collectors._env.get_env_attr("collector.policy.seed") == [5, 6]
+    assert collectors._scheduler.env.get_env_attr("policy.rank") == [0, 1]
+    assert collectors._scheduler.env.get_env_attr("policy.seed") == [5, 6]
 
 
 class Slow(Count):
@@ -951,7 +951,7 @@ def test_ray_workers_get_the_requested_resources(mode: str, make_set: MakeSet) -
 
     wanted = {"num_cpus": 1.5, "num_gpus": 0, "memory": 2**27, "object_store_memory": 2**26}
     collectors = make_set(Asking, few, 4, worker_resources=wanted)
-    found = collectors._env.customized_method("collector.policy.resources")
+    found = collectors._scheduler.env.customized_method("policy.resources")
     assert [[one[name] for name in ("CPU", "memory", "object_store_memory")] for one in found] == [
         [1.5, 2**27, 2**26]
     ] * 2

@@ -111,7 +111,7 @@ def test_argument_errors_show_no_package_frames() -> None:
             partial(env.reset, id=9),
             partial(env.step, [0]),
             partial(env.call, cast("Any", 3)),
-            partial(NormalizeStates, 3),
+            partial(NormalizeStates, 3),  # type: ignore[arg-type]
             partial(NormalizeStates(env).step, [0]),
             partial(env.to_gymnasium, "tomorrow"),
             partial(ParallelEnv, [Failing], "tread"),

@@ -7,23 +7,19 @@ import functools
 import inspect
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
-from parallelenv.collect.argument_checks import (
-    any_of,
-    check_component,
-    check_policy_maker,
-    check_rank,
-    check_version,
-    checked_env,
+from parallelenv.collect.base import (
+    ENV_MAKER,
+    CollectorBase,
+    Info,
+    Policy,
+    check_maker,
+    derived_seed,
 )
-from parallelenv.collect.history import History
-from parallelenv.collect.stopping import Stoppable
-from parallelenv.contract import arguments
-from parallelenv.contract.arguments import check_name, check_policy
+from parallelenv.contract.arguments import check_policy, check_positive, is_int
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import bind_arguments
 from parallelenv.contract.error_text import count, show
@@ -35,18 +31,17 @@ from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.rollout import LocalRollouts
 from parallelenv.rollouts.trajectory import Rollout, count_episodes
 
-Info = dict[str, Any]
+_taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
+"""Envs that collectors of this process use."""
 
 
-class Collector(Stoppable):
+class Collector(CollectorBase):
     """Holds a policy, envs to collect steps from, and envs to test it in.
 
     The policy is called as ``policy(states, rnn_state=None, done=None, *, deterministic=False)``; only the first
     parameter is required. It returns actions, or ``(actions, rnn_state, extras)``. See `ParallelEnv.rollout`. It runs
-    in this process on the states of all envs, wherever these run. The collector keeps one policy object, so its
-    random state and counters persist from one collection to the next.
-
-    The same seeds give identical data in every ``para_mode`` of the envs.
+    in this process on the states of all envs, wherever these run, and keeps its random state and counters from one
+    collection to the next. The same seeds give identical data in every ``para_mode`` of the envs.
 
     Args:
         make_policy: Returns the policy. Called with those of ``rank``, ``world_size`` and ``seed`` that it has as
@@ -76,86 +71,84 @@ class Collector(Stoppable):
 
     def __init__(
         self,
-        make_policy: Callable[..., Any],
+        make_policy: Callable[..., Policy],
         make_envs: Callable[[], ParallelEnv],
         *,
         num_steps: int,
         seed: int | None = None,
-        weights: Any = None,
+        weights: object = None,
         make_test_envs: Callable[[], ParallelEnv] | None = None,
         start_steps: int | None = None,
-        log_dir: Any = None,
+        log_dir: object = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        super().__init__()
-        arguments.check_positive("num_steps", num_steps)
-        if start_steps is not None:
-            arguments.check_positive("start_steps", start_steps)
-        check_rank(rank, world_size)
+        check_positive("world_size", world_size)
+        if not is_int(rank) or not 0 <= rank < world_size:
+            raise ArgumentError(
+                f"rank={show(rank)} must be an int from 0 to {world_size - 1}: below world_size={world_size}."
+            )
+        super().__init__(num_steps, start_steps, seed, log_dir)
         self._rank, self._world_size = rank, world_size
-        self._seed = self._test_seed = arguments.check_base_seed(seed)
-        if self._seed is not None:
-            self._test_seed = int(np.random.SeedSequence(self._seed, spawn_key=(rank,)).generate_state(1)[0])
-        self._num_steps, self._next_steps = num_steps, start_steps or num_steps
-        self.version = 0
-        self._env: ParallelEnv
-        self._test_env: ParallelEnv | None = None
-        self.history = History(log_dir)
+        self._test_seed = None if self._seed is None else derived_seed(self._seed, rank)
+        self._next_steps = self._start_steps
         try:
-            self._replace_policy(make_policy)
+            self._make_policy(make_policy)
             if weights is not None:
-                self._load(weights)
-            self._env = checked_env(make_envs, "make_envs", must_restart=True)
-            self._begin()
+                self._set_weights(weights, 0)
+            self._make_envs("envs", make_envs, "make_envs")
             if make_test_envs is not None:
-                self._test_env = checked_env(make_test_envs, "make_test_envs", must_restart=False)
+                self._make_envs("test_envs", make_test_envs, "make_test_envs")
         except BaseException:
             self.stop()
             raise
 
+    def _make_policy(self, make: Callable[..., Policy]) -> None:
+        check_maker("make_policy", make)
+        policy = bind_arguments(make, self._rank, self._world_size, self._seed)()
+        check_policy(policy)
+        self._policy: Policy = policy
+        self._rnn_state: Any = None
+
+    def _make_envs(self, component: str, make: Callable[[], ParallelEnv], name: str) -> None:
+        """Make ``"envs"`` or ``"test_envs"`` and close the former ones. ``name`` is that of ``make`` in messages."""
+        check_maker(name, make)
+        env = make()
+        if not isinstance(env, ParallelEnv):
+            raise ArgumentError(f"{name}() returned a {type(env).__name__}. {ENV_MAKER}")
+        if env in _taken:
+            raise ArgumentError(
+                f"{name}() returned a ParallelEnv that a collector has already. Let it make a new one: collectors, "
+                "and envs to collect from and test envs, play apart, and what is replaced is closed."
+            )
+        if component == "envs" and env.asynchronous != "restart":
+            env.close()
+            raise ArgumentError(
+                f"{name}() returned a ParallelEnv with asynchronous={env.asynchronous!r}. A collector does not stop "
+                "where an episode ends: make it with asynchronous='restart'."
+            )
+        _taken.add(env)
+        former, self._envs[component] = self._envs.get(component), env
+        if former is not None:
+            former.close()
+        if component == "envs":
+            self._begin()
+
     def _begin(self) -> None:
         """Make the next collection begin with new episodes."""
-        self._rnn_state: Any = None
-        self._needs_reset = True
-        self._open_episodes = OpenEpisodes(len(self._env))
+        self._rnn_state, self._needs_reset = None, True
+        self._open_episodes = OpenEpisodes(self.num_envs)
         if self._seed is not None:
-            self._env.seed(self._seed + self._rank * len(self._env))
+            self._envs["envs"].seed(self._seed + self._rank * self.num_envs)
 
     # ---------------------------------------------------------------- collecting
 
-    @single_threaded
-    def collect(
-        self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
+    def _collect(
+        self, num_steps: int | None, is_over: Callable[[], bool] | None, progress: bool
     ) -> tuple[Rollout, Info]:
-        """Step the envs with the policy, and return the steps. Episodes continue from one collection to the next.
-
-        Args:
-            num_steps: Steps of each env; ``None`` means the collector's ``num_steps``, or ``start_steps`` in the first
-                collection.
-            listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as one is set or
-                returns ``True``, the collection stops at its next step and returns the steps so far.
-            progress: Whether to show a progress bar, in a terminal or a notebook, after the first second.
-
-        Returns:
-            ``data``, a `Rollout`, and ``info``, a dict of
-
-            * ``episode_returns`` and ``episode_lengths``, ``(num_ended,)``, of the episodes that ended, including their
-              steps in earlier collections, in the order of ``data.ended_states``;
-            * ``num_steps`` of each env, and ``num_samples`` of all envs together;
-            * ``seconds`` that the collection took;
-            * ``version`` of the policy.
-
-        Raises:
-            ArgumentError: If an argument has an invalid value.
-            ClosedError: After `stop`.
-            BaseException: What an env or the policy raised, as in `ParallelEnv.rollout`; ``error.partial`` is the
-                `Rollout` so far. The next collection begins new episodes.
-        """
-        is_over = any_of(listen_to)
-        if num_steps is not None:
-            arguments.check_positive("num_steps", num_steps)
-        data, seconds = self._gather(num_steps or self._next_steps, lambda _: is_over(), progress)
+        data, seconds = self._gather(
+            num_steps or self._next_steps, lambda _: is_over is not None and is_over(), progress
+        )
         ended = count_episodes(data, self._open_episodes, data.env_ids)
         num_samples = int(data.valid.sum())
         self.history.note(ended.returns, self.version, num_samples, seconds)
@@ -171,14 +164,14 @@ class Collector(Stoppable):
     def _gather(self, num_steps: int, is_over: Callable[[int], bool], progress: bool) -> tuple[Rollout, float]:
         """Return the next steps as a rollout, and the seconds they took. For ``is_over`` see `HostRollout`."""
         began = time.perf_counter()
+        env = self._envs["envs"]
         with _with_collector_hints("envs"):
             if self._needs_reset:
-                self._env.reset()
+                env.reset()
                 self._rnn_state = None
             self._needs_reset = True  # stays set if anything below fails
-            data = LocalRollouts(self._env.engine).run(self._policy, num_steps, self._rnn_state, progress, is_over)
-        self._needs_reset = False
-        self._next_steps = self._num_steps
+            data = LocalRollouts(env.engine).run(self._policy, num_steps, self._rnn_state, progress, is_over)
+        self._needs_reset, self._next_steps = False, self._num_steps
         self._rnn_state = deep_copy(data.rnn_state)
         return data, time.perf_counter() - began
 
@@ -192,44 +185,30 @@ class Collector(Stoppable):
                 versions of a policy are compared on the same episodes.
             progress: Whether to show a progress bar. See `collect`.
 
-        Returns:
-            An `Evaluation`.
-
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
-        if self._test_env is None:
+        if "test_envs" not in self._envs:
             raise ArgumentError(
                 "evaluate() was called, but there are no test envs. Give make_test_envs, or replace('test_envs', make)."
             )
         seed = self._test_seed if seed is None else seed
-        policy = _as_deterministic(self._policy)
+        policy = self._policy
+        if _has_parameter(policy, "deterministic"):
+            policy = functools.partial(policy, deterministic=True)
         with _with_collector_hints("test_envs"):
-            evaluation = self._test_env.run_episodes(policy, num_episodes, seed=seed, progress=progress)
+            evaluation = self._envs["test_envs"].run_episodes(policy, num_episodes, seed=seed, progress=progress)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
 
     # ---------------------------------------------------------------- weights and components
 
-    @single_threaded
-    def set_weights(self, weights: Any, version: int | None = None) -> None:
-        """Set the policy's weights through its ``set_weights(weights)`` or torch's ``load_state_dict``, uncopied.
+    def _apply(self, method: str, *arguments: object) -> None:
+        getattr(self, f"_{method}")(*arguments)
 
-        Args:
-            weights: Passed to the policy as it is.
-            version: Their version in infos, an int of at least 0; ``None`` means the current version plus one.
-
-        Raises:
-            ArgumentError: If the policy has no such method, or ``version`` is invalid.
-            ClosedError: After `stop`.
-        """
-        version = check_version(version, self.version)
-        self._load(weights)
-        self.version = version
-
-    def _load(self, weights: Any) -> None:
+    def _set_weights(self, weights: object, version: int) -> None:
         policy = self._policy
         load = getattr(policy, "set_weights", None) or getattr(policy, "load_state_dict", None)
         if not callable(load):
@@ -238,17 +217,9 @@ class Collector(Stoppable):
                 "let it be a torch module, which has load_state_dict."
             )
         load(weights)
+        self.version = version
 
-    @single_threaded
-    def update_policy(self, name: str, value: Any) -> None:
-        """Set an existing attribute of the policy to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
-
-        Raises:
-            ArgumentError: If ``name`` is invalid.
-            AbsentAttributeError: If the policy does not have the attribute.
-            ClosedError: After `stop`.
-        """
-        check_name("name", name)
+    def _update_policy(self, name: str, value: object) -> None:
         path, _, last = name.rpartition(".")
         try:
             owner = operator.attrgetter(path)(self._policy) if path else self._policy
@@ -260,64 +231,28 @@ class Collector(Stoppable):
             ) from None
         setattr(owner, last, deep_copy(value))
 
-    @single_threaded
-    def replace(self, component: str, make: Callable[..., Any]) -> None:
-        """Replace the policy or envs. Replaced envs are closed.
-
-        Args:
-            component: ``"policy"``, whose weights are then those it was made with; ``"envs"``, which begin new episodes
-                with the collector's seed; or ``"test_envs"``.
-            make: Returns the new component, as ``make_policy``, ``make_envs`` or ``make_test_envs`` do.
-
-        Raises:
-            ArgumentError: If the component is unknown, or ``make`` returns the wrong thing. Nothing was replaced.
-            ClosedError: After `stop`.
-        """
-        check_component(component)
+    def _replace(self, component: str, make: Callable[..., Any]) -> None:
         if component == "policy":
-            self._replace_policy(make)
-            self._rnn_state = None
-        elif component == "test_envs":
-            old, self._test_env = self._test_env, checked_env(make, "make", must_restart=False)
-            if old is not None:
-                old.close()
+            self._make_policy(make)
         else:
-            former, self._env = self._env, checked_env(make, "make", must_restart=True)
-            former.close()
-            self._begin()
-
-    def _replace_policy(self, make: Callable[..., Any]) -> None:
-        check_policy_maker(make)
-        policy = bind_arguments(make, self._rank, self._world_size, self._seed)()
-        check_policy(policy)
-        self._policy: Callable[..., Any] = policy
-
-    def reseed(self, seed: int) -> None:
-        """Begin new episodes with another seed, after this collector has replaced one that died."""
-        self._seed = seed
-        self._begin()
+            self._make_envs(component, make, "make")
 
     # ---------------------------------------------------------------- other
 
     @property
-    def policy(self) -> Callable[..., Any]:
+    def policy(self) -> Policy:
         """The policy."""
         return self._policy
 
     @property
     def num_envs(self) -> int:
         """Number of envs to collect from."""
-        return len(self._env)
-
-    def _close_envs(self) -> None:
-        for env in (getattr(self, "_env", None), getattr(self, "_test_env", None)):
-            if env is not None:
-                env.close()
+        return len(self._envs["envs"])
 
     def __repr__(self) -> str:
         """Return one line."""
-        state = "stopped" if self._guard.is_closed else f"version {self.version}"
-        return f"<parallelenv.Collector of {count(len(self._env), 'env')}, {state}>"
+        state = "stopped" if self.closed else f"version {self.version}"
+        return f"<parallelenv.Collector of {count(self.num_envs, 'env')}, {state}>"
 
 
 @contextlib.contextmanager
@@ -335,13 +270,12 @@ def _with_collector_hints(component: str) -> Iterator[None]:
         raise
 
 
-def _as_deterministic(policy: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a policy that passes ``deterministic=True``, if the given one has that parameter."""
-    parameters: Any = ()
+def _has_parameter(policy: Policy, name: str) -> bool:
+    """Whether a policy, or the ``forward`` of a torch module, has a parameter of this name."""
     try:
         parameters = inspect.signature(policy).parameters
         if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(policy, "forward"):
             parameters = inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
     except (TypeError, ValueError):  # a builtin without a signature
-        pass
-    return functools.partial(policy, deterministic=True) if "deterministic" in parameters else policy
+        return False
+    return name in parameters

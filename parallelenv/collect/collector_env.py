@@ -11,11 +11,10 @@ import cloudpickle
 import numpy as np
 
 from parallelenv.collect.collector import Collector
+from parallelenv.collect.history import import_package
 from parallelenv.contract.copying import loads
 from parallelenv.contract.failures import Failure, put
 from parallelenv.contract.rollout_data import map_leaves
-from parallelenv.errors import MissingDependencyError
-from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.trajectory import Rollout
 
 _LEVEL = 1
@@ -26,12 +25,7 @@ LZ4 0.02, 3.5 and 0.5. Higher levels take longer and gain 0.01."""
 
 @dataclass(frozen=True, slots=True)
 class CollectRequest:
-    """The next task of a collector: the action of its `CollectorEnv`.
-
-    Attributes:
-        num_steps: Maximum number of steps.
-        seconds: The collector stops at its next step after so many.
-    """
+    """The next task of a collector, which is the action of its `CollectorEnv`: at most so many steps and seconds."""
 
     num_steps: int
     seconds: float = math.inf
@@ -39,97 +33,68 @@ class CollectRequest:
 
 @dataclass(slots=True)
 class Part:
-    """Steps of a collector, ready to be sent: the state of its `CollectorEnv`.
-
-    Attributes:
-        num_envs: Number of envs of the collector.
-        version: Version of its policy.
-        seconds: Time that the steps took.
-        failure: Why the collector stopped before its request was done; ``None`` if it did not.
-        num_steps: Number of steps of each env.
-        num_samples: Number of steps of all envs together.
-        num_bytes: Size of the steps before and after compression; ``None`` without compression.
-    """
+    """Steps of a collector: the state of its `CollectorEnv`."""
 
     num_envs: int
-    version: int
-    seconds: float
-    failure: Failure | None
-    num_steps: int = 0
-    num_samples: int = 0
-    num_bytes: tuple[int, int] | None = None
-    _content: Rollout | bytes | None = None
+    version: int  # of the policy
+    seconds: float = 0.0  # that the steps took
+    failure: Failure | None = None  # why the collector stopped before its request was done
+    data: Rollout | None = None
+    packed: bytes = b""  # in place of the data, pickled and compressed
+    num_bytes: tuple[int, int] | None = None  # before and after compression
 
-    def fill(self, data: Rollout, compresses: bool) -> None:
-        """Add the steps."""
-        self.num_steps, self.num_samples, self._content = len(data), int(data.valid.sum()), data
-        if compresses:
-            plain = cloudpickle.dumps(data)
-            self._content = zstandard().compress(plain, _LEVEL)
-            self.num_bytes = len(plain), len(self._content)
+    def pack(self) -> None:
+        """Compress the steps."""
+        if self.data is not None:
+            plain = cloudpickle.dumps(self.data)
+            self.packed, self.data = zstandard().compress(plain, _LEVEL), None
+            self.num_bytes = len(plain), len(self.packed)
 
-    def open(self) -> Rollout:
-        """Return the steps."""
-        if isinstance(self._content, bytes):
-            self._content = loads(zstandard().decompress(self._content))
-        return self._content  # type: ignore[return-value]
+    def unpack(self) -> Rollout | None:
+        """Return the steps, decompressed if need be."""
+        if self.packed:
+            self.data, self.packed = loads(zstandard().decompress(self.packed)), b""
+        return self.data
 
-    def __deepcopy__(self, memo: Any) -> Part:
+    def __deepcopy__(self, memo: object) -> Part:
         """Return itself: the sender never changes it. Within one process this saves a copy of all steps."""
         return self
 
 
-class CollectorEnv:
-    """A collector with the interface of an env: one step is one request, and there are no episodes.
-
-    Args:
-        arguments: Arguments of the `Collector`.
-        compresses: Whether to compress what is sent.
-    """
+class CollectorEnv(Collector):
+    """A collector, made with these arguments, that is also an env: one step is one request; there are no episodes."""
 
     def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
-        self.collector = Collector(**arguments)
-        self._rank = arguments["rank"]
+        super().__init__(**arguments)
         self._compresses = compresses
-
-    @property
-    def num_envs(self) -> int:
-        """Number of envs of the collector."""
-        return self.collector.num_envs
 
     def reset(self, seed: int | None = None) -> None:
         """Take a seed if one is given, that is, if this collector replaces one that died."""
         if seed is not None:
-            self.collector.reseed(seed)
+            self._seed = seed
+            self._begin()
 
     def step(self, request: CollectRequest) -> tuple[Part, float, bool, dict[str, Any]]:
         """Collect. What an env or the policy raises is returned with the steps made until then."""
         end = time.perf_counter() + request.seconds
-        collector, failure = self.collector, None
-        data: Rollout | None = None
-        seconds = 0.0
+        part = Part(self.num_envs, self.version)
         try:
-            data, seconds = collector._gather(
+            part.data, part.seconds = self._gather(
                 request.num_steps, lambda num_made: num_made > 0 and time.perf_counter() >= end, progress=False
             )
         except Exception as error:  # noqa: BLE001 (users' code runs; the error is sent)
             made = getattr(error, "partial", None)
             if isinstance(made, Rollout):
-                data = _without_rest(made)
+                part.data = _without_rest(made)
                 put(error, "partial", None)  # else the error would carry the steps as well
-            failure = Failure(error, self._rank, "collect")
-        part = Part(collector.num_envs, collector.version, seconds, failure)
-        if data is not None:
-            part.fill(data, self._compresses)
+            part.failure = Failure(error, self._rank, "collect")
+        if self._compresses:
+            part.pack()
         return part, 0.0, False, {}
-
-    def evaluate(self, num_episodes: int, seed: int | None) -> Evaluation:
-        """Play whole episodes."""
-        return self.collector.evaluate(num_episodes, seed=seed, progress=False)
 
     def close(self) -> None:
         """Close the envs."""
-        self.collector.stop()
+        self.stop()
 
 
 def _without_rest(data: Rollout) -> Rollout:
@@ -140,18 +105,5 @@ def _without_rest(data: Rollout) -> Rollout:
 
 
 def zstandard() -> Any:
-    """Return the module for compression.
-
-    Raises:
-        MissingDependencyError: If it is not installed.
-    """
-    try:
-        import zstandard as module
-    except ModuleNotFoundError as error:
-        if error.name != "zstandard":
-            raise
-        raise MissingDependencyError(
-            "compress_data=True needs the package 'zstandard', which is not installed. Install it with: pip install "
-            "zstandard"
-        ) from error
-    return module
+    """Return the module for compression; raise `MissingDependencyError` if it is not installed."""
+    return import_package("zstandard", "compress_data=True")

@@ -5,28 +5,24 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from parallelenv import registry
-from parallelenv.collect.argument_checks import (
-    any_of,
-    check_component,
-    check_env_maker,
-    check_policy_maker,
-    check_version,
+from parallelenv.collect.base import (
+    CollectorBase,
+    Info,
+    Policy,
+    check_maker,
+    check_optional,
 )
-from parallelenv.collect.collector import Info
 from parallelenv.collect.collector_env import CollectorEnv, CollectRequest, zstandard
 from parallelenv.collect.concat import join_evaluations
-from parallelenv.collect.history import History
 from parallelenv.collect.scheduler import Scheduler
-from parallelenv.collect.stopping import Stoppable
-from parallelenv.contract import arguments
-from parallelenv.contract.copying import Broadcast
+from parallelenv.contract.arguments import check_base_seed, check_flags, check_positive, is_number
 from parallelenv.contract.error_text import count, show
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
@@ -37,7 +33,7 @@ from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.rollouts.trajectory import Rollout
 
 
-class CollectorSet(Stoppable):
+class CollectorSet(CollectorBase):
     """Runs collectors in workers of their own, each with a policy and envs.
 
     The same seeds give identical data in every mode, as long as all collectors make the same number of steps and none
@@ -46,8 +42,7 @@ class CollectorSet(Stoppable):
     Args:
         num_workers: Number of collectors.
         make_policy: Returns the policy, see `Collector`. Called in each worker.
-        make_envs: Returns the `ParallelEnv`, see `Collector`. Called in each worker. Its mode is usually ``"dummy"``:
-            beside the policy, in the worker's own process.
+        make_envs: Returns the `ParallelEnv`, see `Collector`. Called in each worker, so usually in mode ``"dummy"``.
         num_steps: Steps of each env in one collection.
         para_mode: Where the collectors run. The values of `ParallelEnv`, except ``"auto"``.
         seed: Seed of the first collector. See `Collector`.
@@ -66,6 +61,7 @@ class CollectorSet(Stoppable):
         **options: Further arguments of `ParallelEnv`, and options of the mode.
 
     Attributes:
+        version: Version of the weights that were set last: 0 at first.
         history: A `History` of all collections and evaluations.
 
     Raises:
@@ -76,59 +72,60 @@ class CollectorSet(Stoppable):
     def __init__(
         self,
         num_workers: int,
-        make_policy: Callable[..., Any],
+        make_policy: Callable[..., Policy],
         make_envs: Callable[[], ParallelEnv],
         *,
         num_steps: int,
         para_mode: ParaMode = "subproc",
         seed: int | None = None,
-        weights: Any = None,
+        weights: object = None,
         make_test_envs: Callable[[], ParallelEnv] | None = None,
         start_steps: int | None = None,
         fraction_samples: float = 1.0,
         compress_data: bool = False,
-        worker_resources: dict[str, Any] | None = None,
+        worker_resources: dict[str, object] | None = None,
         timeout: float | None = None,
         max_restarts: int = 10,
-        log_dir: Any = None,
+        log_dir: object = None,
         **options: Any,
     ) -> None:
-        super().__init__()
-        _check(num_workers, num_steps, start_steps, fraction_samples, max_restarts, compress_data, para_mode, options)
+        check_positive("num_workers", num_workers)
+        check_positive("max_restarts", max_restarts)
+        check_flags(compress_data=compress_data)
+        if not is_number(fraction_samples) or not 0 < fraction_samples <= 1:
+            raise ArgumentError(f"fraction_samples={show(fraction_samples)} must be a number above 0, and 1 at most.")
         makers = {"make_policy": make_policy, "make_envs": make_envs, "make_test_envs": make_test_envs}
-        check_policy_maker(make_policy)
-        check_env_maker(make_envs, "make_envs")
-        if make_test_envs is not None:
-            check_env_maker(make_test_envs, "make_test_envs")
-        seed = arguments.check_base_seed(seed)
-        given = {**makers, "num_steps": num_steps, "seed": seed, "world_size": num_workers}
-        envs = [functools.partial(CollectorEnv, {**given, "rank": rank}, compress_data) for rank in range(num_workers)]
-        options = {"timeout": timeout, "num_cpus": num_workers, **options}
-        self._word = para_mode
-        self._num_steps, self._start_steps = num_steps, start_steps or num_steps
+        for name, make in makers.items():
+            if make is not None or name != "make_test_envs":
+                check_maker(name, make)
+        super().__init__(num_steps, start_steps, seed, log_dir)
+        self._word, self._last_report = para_mode, time.perf_counter()
         self._fresh = set(range(num_workers))  # collectors that have not made their first collection
         self._enough = math.ceil(round(fraction_samples * num_workers, 9))  # 0.07 * 100 is 7.000000000000001
-        self._last_report = time.perf_counter()
-        self.history = History(log_dir)
+        given = {**makers, "num_steps": num_steps, "seed": self._seed, "world_size": num_workers}
+        envs = [functools.partial(CollectorEnv, {**given, "rank": rank}, compress_data) for rank in range(num_workers)]
+        options = {"timeout": timeout, "num_cpus": num_workers, **options}
         try:
-            self._env = _start(envs, para_mode, worker_resources, options, makers)
-            self._scheduler = Scheduler(self._env, max_restarts, seed)
+            if compress_data:
+                zstandard()
+            self._envs["collectors"] = _start(envs, para_mode, worker_resources, options, makers)
+            self._scheduler = Scheduler(self._envs["collectors"], max_restarts, self._seed)
             if weights is not None:
-                self._scheduler.announce("weights", Broadcast("collector.set_weights", weights, 0))
+                self._apply("set_weights", weights, 0)
         except BaseException:
             self.stop()
             raise
 
     @classmethod
     def create(
-        cls, num_workers: int, make_policy: Callable[..., Any], make_envs: Callable[[], ParallelEnv], **options: Any
+        cls, num_workers: int, make_policy: Callable[..., Policy], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> CollectorSet:
         """Return a set. Same as the constructor."""
         return cls(num_workers, make_policy, make_envs, **options)
 
     @classmethod
     def create_factory(
-        cls, num_workers: int, make_policy: Callable[..., Any], make_envs: Callable[[], ParallelEnv], **options: Any
+        cls, num_workers: int, make_policy: Callable[..., Policy], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> Callable[..., CollectorSet]:
         """Return a picklable function that makes such a set in another process, for schemes with several learners.
 
@@ -137,52 +134,15 @@ class CollectorSet(Stoppable):
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
         return functools.partial(cls, **given, **options)
 
-    # ---------------------------------------------------------------- synchronous
+    # ---------------------------------------------------------------- collecting
 
-    @single_threaded
-    def collect(
-        self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
+    def _collect(
+        self, num_steps: int | None, is_over: Callable[[], bool] | None, progress: bool
     ) -> tuple[Rollout, Info]:
-        """Run all collectors, and return the steps of all of them.
-
-        Collections in flight, for instance after Ctrl-C or an abandoned `stream`, are included.
-
-        Args:
-            num_steps: Steps of each env. See `Collector.collect`.
-            listen_to: Events and functions, see `Collector.collect`. Checked in this process, about every 0.05 s.
-            progress: Whether to show a progress bar. See `Collector.collect`.
-
-        Returns:
-            ``data``: a `Rollout` of all envs, those of the first collector, then those of the second ... Steps that a
-            collector lacks are not ``valid``. Where a collector was replaced, its open episodes are marked truncated
-            and counted with the return and length so far. If envs were replaced in between, the steps of the former
-            ones come first, in a collection of their own. ``info``: that of `Collector.collect`, over all collectors,
-            and
-
-            * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
-              (oldest) version of its policy, and how many versions that is behind; below 0 if `set_weights` went back
-              to an earlier version;
-            * ``lost_samples``: upper bound of the samples that collectors had made and not sent when they died: all
-              that was requested from them, about 0.5 s of work each, or in `stream` a whole collection;
-            * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
-
-        Raises:
-            ArgumentError: If an argument has an invalid value, or the collections cannot be joined because they differ,
-                in nesting for example. They stay available to `stream`.
-            ClosedError: After `stop`.
-            UsageError: If another thread is in a call.
-            WorkerDiedError: If a collector has died too often.
-            WorkerTimeoutError: If a collector took too long. It is not replaced: the next collection waits for it
-                again; if it hangs, `stop` ends it.
-            BaseException: What an env or a policy raised. All steps made until then are in the next collection.
-        """
-        is_over = any_of(listen_to)
-        if num_steps is not None:
-            arguments.check_positive("num_steps", num_steps)
         goals = [num_steps or self._steps_of(rank) for rank in range(len(self))]
         self._last_report = time.perf_counter()
         with progress_bar(RolloutLength(sum(goals), None), progress, "collect") as advance:
-            self._scheduler.work(goals, self._enough, is_over if listen_to else None, advance)
+            self._scheduler.work(goals, self._enough, is_over, advance)
         self._fresh.clear()
         data, info = self._scheduler.take(range(len(self)))
         return data, self._completed(info)
@@ -190,17 +150,14 @@ class CollectorSet(Stoppable):
     def _steps_of(self, rank: int) -> int:
         return self._start_steps if rank in self._fresh else self._num_steps
 
-    # ---------------------------------------------------------------- first come
-
     def stream(
         self, num_steps: int | None = None, *, max_in_flight: int | None = None, num_collections: int | None = None
     ) -> Iterator[tuple[Rollout, Info]]:
         """Yield collections as they become ready: ``for data, info in collectors.stream()``.
 
         A collector begins its next collection, with the current weights, before its last one is yielded, so it works
-        while the loop body runs. At most ``max_in_flight`` collections are requested and not yet yielded; faster
-        collectors wait for the loop. The loop may be left at any time: collections in flight are part of the next
-        `collect` or `stream`.
+        while the loop body runs. At most ``max_in_flight`` collections are requested and not yet yielded. The loop may
+        be left at any time: collections in flight are part of the next `collect` or `stream`.
 
         Args:
             num_steps: Steps of each env. See `Collector.collect`.
@@ -216,27 +173,24 @@ class CollectorSet(Stoppable):
         Raises:
             The errors of `collect`.
         """
-        if self._guard.is_closed:
+        if self.closed:
             raise self._guard.refusal("stream")
-        for name, value in (("num_steps", num_steps), ("num_collections", num_collections)):
-            if value is not None:
-                arguments.check_positive(name, value)
-        most = len(self) if max_in_flight is None else max_in_flight
-        arguments.check_positive("max_in_flight", most)
+        check_optional(num_steps=num_steps, num_collections=num_collections, max_in_flight=max_in_flight)
+        most = max_in_flight or len(self)
         if most > len(self):
             raise ArgumentError(
                 f"max_in_flight={most} is more than {count(len(self), 'collector')} can have: each works on one "
                 "collection at a time. Give at most that many, or use more workers."
             )
-        return self._streamed(num_steps, most, math.inf if num_collections is None else num_collections)
+        return self._streamed(num_steps, most, num_collections or math.inf)
 
     def _streamed(self, num_steps: int | None, most: int, left: float) -> Iterator[tuple[Rollout, Info]]:
         self._last_report = time.perf_counter()
-        while left and not self._guard.is_closed:
+        while left and not self.closed:
             try:
                 answer = self._stream(num_steps, most, left)
             except ClosedError:
-                if self._guard.is_closed:
+                if self.closed:
                     return
                 raise
             if answer is not None:
@@ -247,7 +201,7 @@ class CollectorSet(Stoppable):
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
         """Return a collection that is ready; or wait until one may be, and return ``None``."""
         scheduler = self._scheduler
-        ready = scheduler.ready[:1]
+        ready = [rank for rank in sorted(scheduler.idle) if scheduler.members[rank].parts][:1]
         in_flight = scheduler.in_flight.difference(ready)
         room = int(min(most, left - len(ready))) - len(in_flight)
         chosen = [rank for rank in scheduler.idle if rank not in in_flight][: max(0, room)]
@@ -268,44 +222,11 @@ class CollectorSet(Stoppable):
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], info["seconds"])
         return info
 
-    # ---------------------------------------------------------------- weights and components
-
-    @single_threaded
-    def set_weights(self, weights: Any, version: int | None = None) -> None:
-        """Set the weights of all policies. Busy collectors take them before their next collection.
-
-        The weights are pickled once. With Ray, collectors elsewhere fetch them from the object store, one per node.
-
-        Args:
-            weights: Passed to each policy as a copy. See `Collector.set_weights`.
-            version: Their version in infos. See `Collector.set_weights`.
-
-        Raises:
-            ArgumentError: If a policy has no method for them, or ``version`` is invalid.
-            UnpicklableError: If they cannot be pickled; nothing was set.
-            KeyboardInterrupt: On Ctrl-C. The weights are set all the same: collectors that do not have them yet take
-                them before their next collection.
-            WorkerTimeoutError: If a policy takes too long to load them. They are set all the same, as after Ctrl-C.
-            ClosedError: After `stop`.
-        """
-        version = check_version(version, self.version)
-        self._scheduler.announce("weights", Broadcast("collector.set_weights", weights, version), version=version)
-
-    @single_threaded
-    def update_policy(self, name: str, value: Any) -> None:
-        """Set an attribute of all policies, see `Collector.update_policy`; for busy collectors, when they are done."""
-        arguments.check_name("name", name)
-        self._scheduler.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
-
-    @single_threaded
-    def replace(self, component: str, make: Callable[..., Any]) -> None:
-        """Replace the policy or envs of all collectors, see `Collector.replace`; for busy ones, when they are done.
-
-        A new policy has the weights it was made with. The number of envs may change.
-        """
-        check_component(component)
-        outdates = ("weights", "setting ") if component == "policy" else ()
-        self._scheduler.announce(component, Broadcast("collector.replace", component, make), outdates)
+    def _apply(self, method: str, *arguments: object) -> None:
+        try:
+            self._scheduler.announce(method, *arguments)
+        finally:
+            self.version = self._scheduler.version
 
     # ---------------------------------------------------------------- evaluation
 
@@ -320,8 +241,7 @@ class CollectorSet(Stoppable):
             seed: Seed of the first collector, see `Collector.evaluate`; ``seed + 1`` of the second ...
 
         Returns:
-            An `Evaluation`: the episodes of the first collector, then those of the second ...; test envs are numbered
-            in that order.
+            The episodes of the first collector, then those of the second ...; test envs are numbered in that order.
 
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
@@ -329,9 +249,8 @@ class CollectorSet(Stoppable):
             WorkerDiedError: If a collector died too often; otherwise it is replaced, and plays its share again.
             BaseException: What an env or a policy raised.
         """
-        arguments.check_positive("num_episodes", num_episodes)
-        seed = arguments.check_base_seed(seed)
-        self._scheduler.finish()
+        check_positive("num_episodes", num_episodes)
+        seed = check_base_seed(seed)
         shares = RolloutLength(None, num_episodes).shares(range(len(self)))
         found = self._scheduler.evaluate(
             {
@@ -346,55 +265,35 @@ class CollectorSet(Stoppable):
 
     # ---------------------------------------------------------------- other
 
-    @property
-    def version(self) -> int:
-        """Version of the weights that were set last: 0 at first."""
-        return self._scheduler.version
-
     def __len__(self) -> int:
         """Return the number of collectors."""
-        return len(self._env)
+        return len(self._envs["collectors"])
 
     @property
     def num_envs(self) -> int:
         """Number of envs to collect from, over all collectors."""
-        return sum(self._scheduler.sizes)
+        return sum(member.num_envs for member in self._scheduler.members)
 
     @property
     def num_replaced(self) -> int:
         """Number of times a collector died and was replaced."""
         return self._scheduler.num_replaced
 
-    def _close_envs(self) -> None:
-        if hasattr(self, "_env"):  # missing if the constructor failed
-            self._env.close()
-
     def __repr__(self) -> str:
         """Return one line."""
-        state = "stopped" if self._guard.is_closed else f"version {self.version}"
+        state = "stopped" if self.closed else f"version {self.version}"
         return f"<parallelenv.CollectorSet of {count(len(self), 'collector')}, para_mode={self._word!r}, {state}>"
 
 
-def _check(
-    num_workers: Any,
-    num_steps: Any,
-    start_steps: Any,
-    fraction: Any,
-    max_restarts: Any,
-    compresses: Any,
-    para_mode: Any,
+def _start(
+    envs: Sequence[Callable[[], CollectorEnv]],
+    para_mode: ParaMode,
+    worker_resources: dict[str, object] | None,
     options: dict[str, Any],
-) -> None:
-    """Refuse invalid arguments of a `CollectorSet`, before any worker starts."""
-    for name, value in (("num_workers", num_workers), ("num_steps", num_steps), ("max_restarts", max_restarts)):
-        arguments.check_positive(name, value)
-    arguments.check_positive("start_steps", num_steps if start_steps is None else start_steps)
-    arguments.check_flags(compress_data=compresses)
-    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
-        raise ArgumentError(f"fraction_samples={show(fraction)} must be a number above 0, and 1 at most.")
-    if compresses:
-        zstandard()
-    if isinstance(para_mode, str) and para_mode == registry.AUTO:
+    makers: Mapping[str, object],
+) -> ParallelEnv:
+    """Return a `ParallelEnv` of collectors. ``makers``: the user's functions, to name the one that does not pickle."""
+    if para_mode == registry.AUTO:
         raise ArgumentError(
             f"para_mode={para_mode!r} measures envs, and collectors are not envs. Name the mode: 'subproc', or 'ray'."
         )
@@ -403,15 +302,6 @@ def _check(
             f"{name}={show(options[name])} is about envs, and a CollectorSet runs collectors. Give it to the "
             "ParallelEnv in make_envs."
         )
-
-
-def _start(
-    envs: list[Any], para_mode: Any, worker_resources: Any, options: dict[str, Any], makers: dict[str, Any]
-) -> ParallelEnv:
-    """Return a `ParallelEnv` whose envs are the collectors, one per worker if the mode has workers.
-
-    ``makers`` are the user's functions, by argument, to name in errors the one that does not pickle.
-    """
     if worker_resources is not None:
         if not isinstance(worker_resources, dict) or "ray_options" in options:
             raise ArgumentError(

@@ -1,10 +1,10 @@
-"""Joining rollouts, in time or side by side, and evaluations."""
+"""Joining rollouts, in time and side by side, and evaluations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,11 @@ from parallelenv.contract.spaces import is_tensor, object_array
 from parallelenv.errors import ArgumentError
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.trajectory import Rollout
+
+Nest: TypeAlias = Any
+"""States, actions or memories: arrays, tensors or tuples of objects in dicts, tuples and lists."""
+Ends = tuple[Nest, Array]
+"""Last states of episodes, and the step and column where each ended."""
 
 
 def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
@@ -41,70 +46,63 @@ def can_follow(one: Rollout, other: Rollout) -> bool:
     return len(one.env_ids) == len(other.env_ids)
 
 
-def join_in_time(parts: Sequence[Rollout]) -> Rollout:
-    """Join consecutive rollouts of the same envs.
+def join(histories: Sequence[Sequence[Rollout]]) -> Rollout:
+    """Join rollouts: consecutive ones of the same envs in time, and the results side by side, with envs renumbered.
 
     If a part begins an episode while the one before it left the env's episode open, because the env was lost, the open
-    one becomes truncated, with its last known state.
+    one becomes truncated, with its last known state. Shorter histories are padded with steps that are not valid.
     """
-    if len(parts) == 1:
-        return parts[0]
-    firsts = np.cumsum([0, *map(len, parts[:-1])]).tolist()
-    dones = np.concatenate([part.dones for part in parts])
-    made = np.concatenate([part.valid for part in parts]) | dones
-    cuts = []
-    for before, later, step in zip(parts, parts[1:], firsts[1:], strict=False):
+    (first, *rest), *others = histories
+    if not rest and not others:
+        return first
+    parts = [part for history in histories for part in history]
+    lasts = [history[-1] for history in histories]
+    *columns, num_envs = np.cumsum([0, *(len(last.env_ids) for last in lasts)]).tolist()
+    offsets: list[tuple[int, int]] = []
+    cuts: list[Ends] = []
+    for history, column in zip(histories, columns, strict=True):
+        steps = np.cumsum([0, *map(len, history[:-1])]).tolist()
+        offsets += [(step, column) for step in steps]
+        cuts += _cut_off(history, steps, column)
+    own = [slice(column, column + len(last.env_ids)) for column, last in zip(columns, lasts, strict=True)]
+    join_envs = partial(_placed, places=own, shape=(num_envs,))
+    memories = [last.rnn_state for last in lasts]
+    return Rollout(
+        **_stacked(parts, offsets, cuts),
+        env_ids=np.arange(num_envs, dtype=np.int64) if others else first.env_ids,
+        starts=np.concatenate([history[0].starts for history in histories]),
+        final_states=_walk(first.states, [last.final_states for last in lasts], join_envs),
+        rnn_state=None if any(one is None for one in memories) else _walk(memories[0], memories, join_envs),
+    )
+
+
+def _cut_off(history: Sequence[Rollout], steps: Sequence[int], column: int) -> Iterator[Ends]:
+    """Yield the ends of episodes that a part left open though the next one, from its step on, has begun others."""
+    dones = np.concatenate([part.dones for part in history])
+    made = np.concatenate([part.valid for part in history]) | dones
+    for before, later, step in zip(history, history[1:], steps[1:], strict=False):
         last = step - 1 - made[:step][::-1].argmax(axis=0)
         is_open = made[:step].any(axis=0) & ~dones[last, np.arange(len(last))]
-        columns = np.flatnonzero(later.starts & is_open)
-        states = _walk(before.states, [before.final_states], partial(_chosen, columns=columns))
-        cuts.append((states, np.column_stack([last[columns], columns])))
-    return Rollout(
-        **_stacked(parts, [(step, 0) for step in firsts], cuts),
-        env_ids=parts[0].env_ids,
-        starts=parts[0].starts,
-        final_states=parts[-1].final_states,
-        rnn_state=parts[-1].rnn_state,
-    )
+        chosen = np.flatnonzero(later.starts & is_open)
+        states = _walk(before.states, [before.final_states], partial(_chosen, rows=chosen))
+        yield states, np.column_stack([last[chosen], chosen + column])
 
 
-def join_beside(parts: Sequence[Rollout]) -> Rollout:
-    """Join rollouts of different envs, which are renumbered. Shorter ones are padded with steps that are not valid."""
-    if len(parts) == 1:
-        return parts[0]
-    *columns, num_envs = np.cumsum([0, *(len(part.env_ids) for part in parts)]).tolist()
-    own = [slice(column, column + len(part.env_ids)) for part, column in zip(parts, columns, strict=True)]
-    join_leaves = partial(_placed, places=own, shape=(num_envs,))
-    memories = [part.rnn_state for part in parts]
-    return Rollout(
-        **_stacked(parts, [(0, column) for column in columns], []),
-        env_ids=np.arange(num_envs, dtype=np.int64),
-        starts=np.concatenate([part.starts for part in parts]),
-        final_states=_walk(parts[0].states, [part.final_states for part in parts], join_leaves),
-        rnn_state=None if any(one is None for one in memories) else _walk(memories[0], memories, join_leaves),
-    )
-
-
-Ends = tuple[Any, Array]
-"""Last states of episodes, and the step and column where each ended."""
+def _chosen(leaves: Sequence[Nest], rows: Array) -> Nest:
+    (leaf,) = leaves
+    return object_array([leaf[row] for row in rows]) if isinstance(leaf, tuple) else leaf[rows]
 
 
 def _stacked(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts: Sequence[Ends]) -> dict[str, Any]:
-    """Return what joined rollouts have of every step.
-
-    Args:
-        parts: The rollouts.
-        offsets: First step and column of each.
-        cuts: Episodes that become truncated.
-    """
+    """Return what joined rollouts, given the first step and column of each, have of every step."""
     sizes = np.add([part.valid.shape for part in parts], offsets)
     shape = tuple(sizes.max(axis=0).tolist())
     places = [tuple(map(slice, offset, size)) for offset, size in zip(offsets, sizes.tolist(), strict=True)]
-    join_leaves = partial(_placed, places=places, shape=shape)
+    join_steps = partial(_placed, places=places, shape=shape)
     joined: dict[str, Any] = {}
     for name in ("states", "actions", "rewards", "terminated", "truncated", "valid"):
         nests = [getattr(part, name) for part in parts]
-        joined[name] = _walk(nests[0], nests, join_leaves)
+        joined[name] = _walk(nests[0], nests, join_steps)
     for _, at in cuts:
         joined["truncated"][tuple(at.T)] = True
     forms = _forms(parts).items()
@@ -112,8 +110,6 @@ def _stacked(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts:
     for part, place in zip(parts, places, strict=True):
         for name, array in part.extras.items():
             joined["extras"][name][place] = array
-    ends = [(part.ended_states, np.argwhere(part.dones) + offset) for part, offset in zip(parts, offsets, strict=True)]
-    joined["ended_states"] = _ended_states(joined["terminated"] | joined["truncated"], [*ends, *cuts])
     for name in ("infos", "reset_infos"):
         infos = {
             (step + first, env_id + column): info
@@ -121,39 +117,30 @@ def _stacked(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts:
             for (step, env_id), info in getattr(part, name).items()
         }
         joined[name] = {place: infos[place] for place in sorted(infos)}
+    # Last states, in the order of the True in `dones`.
+    dones = joined["terminated"] | joined["truncated"]
+    number = dones.ravel().cumsum().reshape(shape) - 1
+    ends = [(part.ended_states, np.argwhere(part.dones) + offset) for part, offset in zip(parts, offsets, strict=True)]
+    known = [(states, number[tuple(at.T)]) for states, at in (*ends, *cuts) if len(at)] or [(ends[0][0], slice(0))]
+    states, numbers = zip(*known, strict=True)
+    joined["ended_states"] = _walk(states[0], states, partial(_placed, places=numbers, shape=(int(dones.sum()),)))
     return joined
 
 
-def _chosen(leaves: list[Any], columns: Array) -> Any:
-    (leaf,) = leaves
-    return object_array([leaf[column] for column in columns]) if isinstance(leaf, tuple) else leaf[columns]
-
-
-def _ended_states(dones: Array, ends: Sequence[Ends]) -> Any:
-    """Return all last states in the order of the ``True`` in ``dones``."""
-    number = dones.ravel().cumsum().reshape(dones.shape) - 1
-    known = [(states, number[tuple(at.T)]) for states, at in ends if len(at)] or [(ends[0][0], slice(0))]
-    states, numbers = zip(*known, strict=True)
-    return _walk(states[0], states, partial(_placed, places=numbers, shape=(int(dones.sum()),)))
-
-
-def _walk(form: Any, nests: Sequence[Any], join_leaves: Callable[[list[Any]], Any]) -> Any:
+def _walk(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequence[Nest]], Nest]) -> Nest:
     """Join nests leaf by leaf. ``form`` tells the leaves, as a batch of texts or graphs is a tuple as well."""
     if isinstance(form, dict):
         return {key: _walk(form[key], [nest[key] for nest in nests], join_leaves) for key in form}
     if isinstance(form, tuple | list):
         joined = [_walk(part, [nest[index] for nest in nests], join_leaves) for index, part in enumerate(form)]
         return type(form)(*joined) if hasattr(form, "_fields") else type(form)(joined)
-    return join_leaves(list(nests))
+    return join_leaves(nests)
 
 
-def _placed(leaves: list[Any], places: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Return one leaf with all of these at their places; of objects if their shapes or types differ.
+def _placed(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[int, ...]) -> Nest:
+    """Return one leaf, with the leading axes ``shape``, that has each of these at its place.
 
-    Args:
-        leaves: Arrays, tensors, or tuples of objects.
-        places: Index of each in the result.
-        shape: Leading axes of the result.
+    The leaves are arrays, tensors, or tuples of objects; the result is of objects if their shapes or types differ.
     """
     if all(isinstance(leaf, tuple) for leaf in leaves):
         return tuple(value for leaf in leaves for value in leaf)

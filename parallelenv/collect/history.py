@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import count, show
 from parallelenv.errors import ArgumentError, MissingDependencyError
 
@@ -41,25 +41,25 @@ class History:
             nothing.
     """
 
-    def __init__(self, log_dir: Any = None) -> None:
+    def __init__(self, log_dir: object = None) -> None:
         self._records: list[Record] = []
         self._samples, self._seconds = 0, 0.0
-        self._writer: Any = None if log_dir is None else _make_writer(str(log_dir))
+        self._writer: Any = None if log_dir is None else _make_writer(log_dir)
 
-    def note(self, returns: Any, version: int, samples: int = 0, seconds: float = 0.0, is_test: bool = False) -> None:
+    def note(
+        self, returns: Array, version: int, samples: int = 0, seconds: float = 0.0, *, is_test: bool = False
+    ) -> None:
         """Add a collection, or an evaluation. The samples of an evaluation do not count."""
         self._samples += samples
         self._seconds += seconds
-        values = np.asarray(returns)
-        mean = float(values.mean()) if values.size and values.dtype != object else float("nan")
-        record = Record(self._samples, self._seconds, version, len(values), mean, is_test)
+        mean = float(returns.mean()) if returns.size and returns.dtype != object else math.nan
+        record = Record(self._samples, self._seconds, version, len(returns), mean, is_test)
         self._records.append(record)
         if self._writer is None:
             return
-        names = ["episodes"] if is_test else ["episodes", "seconds", "version"]
-        names += [] if np.isnan(mean) else ["mean_return"]
-        for name in names:
-            self._writer.add_scalar(f"{'test' if is_test else 'train'}/{name}", getattr(record, name), self._samples)
+        kind, names = ("test", []) if is_test else ("train", ["seconds", "version"])
+        for name in ("episodes", *names, *([] if math.isnan(mean) else ["mean_return"])):
+            self._writer.add_scalar(f"{kind}/{name}", getattr(record, name), self._samples)
 
     def close(self) -> None:
         """Close the TensorBoard writer."""
@@ -83,7 +83,7 @@ class History:
         """Return one line."""
         return f"<History of {count(len(self), 'record')}, {self._samples:,} samples in {self._seconds:.1f} s>"
 
-    def plot(self, axes: Any = None) -> Any:
+    def plot(self, axes: object = None) -> Any:
         """Draw mean returns against samples and against seconds: collections as a line, evaluations as dots.
 
         Args:
@@ -97,46 +97,52 @@ class History:
             ArgumentError: If ``axes`` is not a pair of axes.
         """
         axes = _new_axes() if axes is None else axes
-        axes = list(axes) if isinstance(axes, Iterable) else [axes]
-        if len(axes) != 2 or not all(hasattr(one, "plot") for one in axes):
+        pair: list[Any] = list(axes) if isinstance(axes, Iterable) else [axes]
+        if len(pair) != 2 or not all(hasattr(one, "plot") for one in pair):
             raise ArgumentError(f"axes={show(axes)} are not two axes of matplotlib: for samples and for seconds.")
-        for axis, name in zip(axes, ("samples", "seconds"), strict=True):
+        for axis, name in zip(pair, ("samples", "seconds"), strict=True):
             for is_test, style, label in ((False, "-", "collected"), (True, "o", "evaluated")):
-                chosen = [one for one in self if one.is_test is is_test and one.mean_return == one.mean_return]
+                chosen = [one for one in self if one.is_test is is_test and not math.isnan(one.mean_return)]
                 if chosen:
-                    places = [getattr(one, name) for one in chosen]
-                    axis.plot(places, [one.mean_return for one in chosen], style, label=label)
+                    returns = [one.mean_return for one in chosen]
+                    axis.plot([getattr(one, name) for one in chosen], returns, style, label=label)
             axis.set_xlabel(name)
             axis.set_ylabel("mean return")
             if axis.get_legend_handles_labels()[0]:
                 axis.legend()
-        return axes[0].figure
+        return pair[0].figure
 
 
 def _new_axes() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise MissingDependencyError(
-            "plot() needs the package 'matplotlib', which is not installed. Install it with: pip install matplotlib"
-        ) from error
-    # Without pyplot, which would keep the figure and show it twice; so the figure brings its own notebook display.
-    picture: Any = type("Picture", (Figure,), {"_repr_png_": _as_png})
+    """Return two axes of a figure without pyplot, which would keep it and show it twice; notebooks display it."""
+    figure = import_package("matplotlib.figure", "plot()").Figure
+
+    def as_png(self: Any) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=80)
+        return content.getvalue()
+
+    picture: Any = type("Picture", (figure,), {"_repr_png_": as_png})
     return picture(figsize=(9, 3), layout="constrained").subplots(1, 2)
 
 
-def _as_png(figure: Any) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=80)
-    return content.getvalue()
+def import_package(module: str, purpose: str) -> Any:
+    """Return a module of an optional package; raise `MissingDependencyError` if that is not installed."""
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise MissingDependencyError(
+            f"{purpose} needs the package {package!r}, which is not installed. Install it with: pip install {package}"
+        ) from error
 
 
-def _make_writer(log_dir: str) -> Any:
+def _make_writer(log_dir: object) -> Any:
     for module in ("tensorboardX", "torch.utils.tensorboard"):
         try:
-            return importlib.import_module(module).SummaryWriter(log_dir)
+            return importlib.import_module(module).SummaryWriter(str(log_dir))
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in ("tensorboardX", "tensorboard", "torch"):
                 raise

@@ -5,29 +5,55 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelenv.collect.collector import Info
+from parallelenv.collect.base import derived_seed
 from parallelenv.collect.collector_env import CollectRequest, Part
-from parallelenv.collect.concat import can_follow, join_beside, join_in_time, refuse_different
+from parallelenv.collect.concat import can_follow, join, refuse_different
 from parallelenv.contract.copying import Broadcast
 from parallelenv.contract.failures import add_note, raise_failures, with_note
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.engine.recovery import Budget
-from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvInterruptedError, WorkerTimeoutError
-from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.trajectory import Rollout, count_episodes
+
+if TYPE_CHECKING:
+    from parallelenv.collect.base import Info
+    from parallelenv.contract.batch import Array
+    from parallelenv.env import ParallelEnv
+    from parallelenv.rollouts.evaluation import Evaluation
 
 _SLICE = 0.5
 """Seconds after which a collector sends its steps and continues. A dead one loses about as much."""
 _QUICK_SLICE = 0.05
 """The same if others may have to wait for it to stop."""
+Subject = tuple[str, str]
+"""The method by which a setting is made, and which one of its kind it is."""
 _FIRST = 16
 """Steps of a collector's first slice, when its speed is not known yet."""
+
+
+@dataclass(slots=True)
+class Member:
+    """What is known of a collector."""
+
+    num_envs: int
+    rows: Array  # of its envs in the record of open episodes
+    pace: float = _FIRST / _SLICE  # latest steps per second
+    request: CollectRequest | None = None  # that it works on
+    parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # received and not taken
+    settings: dict[Subject, Broadcast] = field(default_factory=dict)  # that it has, by subject
+    is_new: bool = False  # a replacement that has not begun
+    rested: float = 0.0  # when its latest request was done
+
+    def history(self) -> list[Rollout]:
+        """Return the steps that were not taken, up to the point where envs or policy were replaced."""
+        steps = [data for _, data in self.parts]
+        return list(itertools.takewhile(lambda data: can_follow(steps[0], data), steps))
 
 
 class Scheduler:
@@ -37,86 +63,85 @@ class Scheduler:
         env: The collectors.
         max_restarts: How often one collector is replaced within ten minutes.
         seed: Seed of the set; replacements get seeds derived from it.
-
-    Attributes:
-        version: Version of the weights that were set last.
-        sizes: Number of envs of each collector.
-        idle: Collectors without a request, idle longest first.
-        num_replaced: How often a collector was replaced.
     """
 
     def __init__(self, env: ParallelEnv, max_restarts: int, seed: int | None) -> None:
         env.reset()
-        self.version = 0
-        self.sizes: list[int] = env.get_env_attr("num_envs")
-        self.idle = list(range(len(env)))
-        self.num_replaced = 0
-        self._env, self._pool = env, env.engine.pool
-        self._seed = seed
-        self._budget = Budget(max_restarts)
-        self._requests: dict[int, CollectRequest] = {}
-        self._parts: list[list[Part]] = [[] for _ in self.sizes]  # received, and not returned to the user
-        self._paces = [_FIRST / _SLICE for _ in self.sizes]  # latest steps per second
-        self._running = [OpenEpisodes(size) for size in self.sizes]
+        sizes: list[int] = env.get_env_attr("num_envs")
+        self.env, self._pool = env, env.engine.pool
+        self._running = OpenEpisodes(0)
+        self.members = [Member(size, self._new_rows(size)) for size in sizes]
+        self.version = self.num_replaced = 0
+        self._seed, self._budget = seed, Budget(max_restarts)
+        self._settings: dict[Subject, Broadcast] = {}  # current ones of all collectors, by subject
         self._lost_samples = 0
-        self._news: dict[str, Broadcast] = {}  # current settings of all collectors, by subject
-        self._known: list[dict[str, Broadcast]] = [{} for _ in self.sizes]
-        self._new: set[int] = set()  # replacements that have not begun
+
+    def _new_rows(self, num_envs: int) -> Array:
+        """Return new rows in the record of open episodes."""
+        first = len(self._running.returns)
+        for name in ("returns", "lengths", "are_whole"):
+            known: Array = getattr(self._running, name)
+            setattr(self._running, name, np.append(known, np.zeros(num_envs, known.dtype)))
+        return np.arange(first, first + num_envs)
+
+    @property
+    def busy(self) -> list[int]:
+        """Collectors with a request."""
+        return [rank for rank, member in enumerate(self.members) if member.request is not None]
+
+    @property
+    def idle(self) -> list[int]:
+        """Collectors without a request, idle longest first."""
+        ranks = set(range(len(self.members))).difference(self.busy)
+        return sorted(ranks, key=lambda rank: (self.members[rank].rested, rank))
 
     # ---------------------------------------------------------------- settings
 
-    def announce(
-        self, subject: str, broadcast: Broadcast, outdates: tuple[str, ...] = (), version: int | None = None
-    ) -> None:
-        """Send a setting to all collectors: busy ones get it before their next request, replacements when they begin.
+    def announce(self, method: str, *arguments: Any) -> None:
+        """Call a method of all collectors: busy ones do it before their next request, replacements when they begin.
 
-        After Ctrl-C and `WorkerTimeoutError` it is valid all the same.
-
-        Args:
-            subject: Subject of the setting. It replaces an earlier one of the same subject.
-            broadcast: The call that applies it.
-            outdates: Prefixes of subjects whose settings are no longer valid.
-            version: New version of the weights.
-
-        Raises:
-            BaseException: What the first failing collector raised. The former settings are valid again.
+        It replaces an earlier call of the same subject. After Ctrl-C and `WorkerTimeoutError` it is valid all the same;
+        if a collector fails otherwise, the former calls are valid again.
         """
-        before = self._news, self.version
-        kept = {name: news for name, news in self._news.items() if name != subject and not name.startswith(outdates)}
-        self._news = {**kept, subject: broadcast}
-        self.version = self.version if version is None else version
+        broadcast = Broadcast(method, *arguments)
+        before = self._settings, self.version
+        subject = method, "" if method == "set_weights" else arguments[0]
+        is_new_policy = subject == ("replace", "policy")  # weights and attributes of the former one are outdated
+        kept = {key: one for key, one in self._settings.items() if key != subject}
+        kept = {key: one for key, one in kept.items() if key[0] == "replace" or not is_new_policy}
+        self._settings = {**kept, subject: broadcast}
+        if method == "set_weights":
+            self.version = arguments[1]
         try:
             self._catch_up(self.idle)
         except Exception as error:
             if not isinstance(error, WorkerTimeoutError):
-                self._news, self.version = before
+                self._settings, self.version = before
             raise
 
     def _catch_up(self, ranks: Collection[int]) -> None:
         """Replace dead collectors, and send these the settings that they do not have yet."""
         self._replace_dead()
-        for subject, broadcast in list(self._news.items()):
-            behind = [rank for rank in ranks if self._known[rank].get(subject) is not broadcast]
-            if behind:
-                self._tell(subject, broadcast, behind)
-
-    def _tell(self, subject: str, broadcast: Broadcast, ranks: Sequence[int]) -> None:
-        ticket, late = self._pool.submit("call", ranks, None, broadcast), None
-        try:
-            self._pool.wait(ticket, self._env.engine.timeout)
-        except WorkerTimeoutError as error:
-            late = _late(error)
-        for rank in ranks:
-            if rank not in ticket.failures:  # a late one applies it before anything sent later
-                self._known[rank][subject] = broadcast
-        refused = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
-        if refused:
-            self._news.pop(subject)  # otherwise every later request would fail on it
-        raise_failures(refused[:1], None)  # all got the same call, so the errors are mostly the same
-        if late is not None:
-            raise late
-        if ticket.failures:  # of collectors that died
-            self._catch_up(ranks)
+        for subject, broadcast in list(self._settings.items()):
+            behind = [rank for rank in ranks if self.members[rank].settings.get(subject) is not broadcast]
+            if not behind:
+                continue
+            ticket, late = self._pool.submit("call", behind, None, broadcast), None
+            try:
+                self._pool.wait(ticket, self.env.engine.timeout)
+            except WorkerTimeoutError as error:
+                late = _late(error)
+            for rank in behind:
+                if rank not in ticket.failures:  # a late one applies it before anything sent later
+                    self.members[rank].settings[subject] = broadcast
+            refused = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
+            if refused:
+                self._settings.pop(subject)  # otherwise every later request would fail on it
+            raise_failures(refused[:1], None)  # all got the same call, so the errors are mostly the same
+            if late is not None:
+                raise late
+            if ticket.failures:  # of collectors that died
+                self._catch_up(ranks)
 
     # ---------------------------------------------------------------- requests
 
@@ -133,13 +158,14 @@ class Scheduler:
         """
         seconds = _SLICE if is_over is None and enough == len(goals) else _QUICK_SLICE
         while True:
-            left = [goal - sum(part.num_steps for part in self._parts[rank]) for rank, goal in enumerate(goals)]
+            made = [sum(len(data) for _, data in member.parts) for member in self.members]
+            left = [goal - num_steps for goal, num_steps in zip(goals, made, strict=True)]
             is_enough = sum(one <= 0 for one in left) >= enough or (is_over is not None and is_over())
-            chosen = [rank for rank in self.idle if left[rank] > 0 and not (is_enough and self._parts[rank])]
+            chosen = [rank for rank in self.idle if left[rank] > 0 and not (is_enough and made[rank])]
             if chosen:  # each makes about the steps that fit in the time, so that little can be lost
-                most = {rank: 1 if is_enough else max(1, int(self._paces[rank] * seconds)) for rank in chosen}
+                most = {rank: 1 if is_enough else max(1, int(self.members[rank].pace * seconds)) for rank in chosen}
                 self.request({rank: CollectRequest(min(left[rank], most[rank]), seconds) for rank in chosen})
-            if not self._requests:
+            if not self.busy:
                 return
             advance(self.receive())
 
@@ -147,79 +173,68 @@ class Scheduler:
         """Send requests to idle collectors, all at once, so that the workers of a node begin and answer together."""
         ranks = list(requests)
         self._catch_up(ranks)
-        self._env.send(list(requests.values()), ranks)
-        self._requests.update(requests)
-        self.idle = [rank for rank in self.idle if rank not in requests]
+        self.env.send(list(requests.values()), ranks)
+        for rank, request in requests.items():
+            self.members[rank].request = request
 
     def receive(self) -> int:
         """Wait until a collector has sent steps or failed, store all that has arrived, and return the number of steps.
 
-        Raises:
-            BaseException: What an env or a policy raised. All steps made until then are stored.
+        What an env or a policy raised is raised here, when all steps made until then are stored.
         """
         num_steps = 0
-        while self._requests:
+        while self.busy:
             try:
-                batch = self._env.recv(1, 1, align="batch")
+                batch = self.env.recv(1, 1, align="batch")
             except BaseException as error:  # noqa: BLE001 (raised again, but for what is known)
                 self._handle(error)
                 return num_steps
             rank, part = int(batch.env_ids[0]), batch[0][0]
             self._rest([rank])
-            self.sizes[rank] = part.num_envs
-            if part.num_steps:
-                self._parts[rank].append(part)
-                self._paces[rank] = part.num_steps / part.seconds if part.seconds else self._paces[rank]
-                num_steps += part.num_steps
+            member, data = self.members[rank], part.unpack()
+            member.num_envs = part.num_envs
+            if data:
+                member.parts.append((part, data))
+                member.pace = len(data) / part.seconds if part.seconds else member.pace
+                num_steps += len(data)
             if part.failure is not None:
                 raised = with_note(part.failure)
                 add_note(raised, f"It was raised in collector {rank}, which is an env of its set.")
                 raise raised
-            if not self._env.engine.table.arrived:
+            if not self.env.engine.table.arrived:
                 break
         return num_steps
 
-    def finish(self) -> None:
-        """Wait for all requests that were sent."""
-        while self._requests:
-            self.receive()
-
     def _handle(self, error: BaseException) -> None:
         """Make collectors usable again that died or were interrupted; raise what the user does not know yet."""
-        failed = sorted(set(self._requests).difference(self._env.engine.under_way))
+        failed = sorted(set(self.busy).difference(self.env.engine.under_way))
         if self._pool.death_errors(failed):
             self._replace_dead()
             return
         if failed:
-            self._lose(failed)
-            self._env.reset(failed)
+            self._rest(failed, are_lost=True)
+            self.env.reset(failed)
         if isinstance(error, WorkerTimeoutError) and not failed:
             raise _late(error) from None
         if not isinstance(error, EnvInterruptedError):
             raise error
 
-    def _rest(self, ranks: Sequence[int]) -> None:
+    def _rest(self, ranks: Sequence[int], *, are_lost: bool = False) -> None:
+        """Note that collectors work on no request; with ``are_lost`` all that was requested from them is lost."""
         for rank in ranks:
-            if self._requests.pop(rank, None) is not None:
-                self.idle.append(rank)
+            member = self.members[rank]
+            request, member.request, member.rested = member.request, None, time.monotonic()
+            if request is not None and are_lost:
+                self._lost_samples += request.num_steps * member.num_envs
 
-    def _lose(self, ranks: Sequence[int]) -> None:
-        """Count what collectors may have made and not sent."""
-        for rank in ranks:
-            if rank in self._requests:
-                self._lost_samples += self._requests[rank].num_steps * self.sizes[rank]
-        self._rest(ranks)
-
-    def evaluate(self, shares: Mapping[int, Mapping[str, Any]]) -> list[Evaluation]:
-        """Return the evaluations of idle collectors, in order. One that dies is replaced and asked again.
-
-        Args:
-            shares: Arguments of `CollectorEnv.evaluate`, by collector.
-        """
+    def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
+        """Receive all requests; then let collectors evaluate, with these arguments. One that dies is asked again."""
+        while self.busy:
+            self.receive()
         answers: dict[int, Evaluation] = {}
         while left := [rank for rank in shares if rank not in answers]:
             self._catch_up(left)
-            calls = [MethodCall("evaluate", (), shares[rank]) for rank in left]
+            calls = [MethodCall("evaluate", (), {**shares[rank], "progress": False}) for rank in left]
             try:
                 ticket = self._pool.try_asking("call", left, calls)
             except WorkerTimeoutError as error:
@@ -232,15 +247,11 @@ class Scheduler:
     # ---------------------------------------------------------------- replacements
 
     def _replace_dead(self) -> None:
-        """Replace dead collectors.
-
-        Raises:
-            WorkerDiedError: If that has happened to one too often.
-        """
-        while dead := self._pool.death_errors(range(len(self.sizes))):
+        """Replace dead collectors; raise `WorkerDiedError` if that has happened to one too often."""
+        while dead := self._pool.death_errors(range(len(self.members))):
             ranks = list(dead)
             denied, delay = self._budget.spend(ranks)
-            self._lose(ranks)
+            self._rest(ranks, are_lost=True)
             if denied:
                 error = dead[denied[0]].exception
                 error.add_note(
@@ -249,90 +260,63 @@ class Scheduler:
                 )
                 raise error
             time.sleep(delay)
-            self._new.update(ranks)  # an interrupt may come before `restart` returns
-            self._env.restart(ranks)
-        if self._new:
-            new = sorted(self._new)
-            self._env.reset(new, seed=[self._next_seed(rank) for rank in new])
+            for rank in ranks:
+                self.members[rank].is_new = True  # an interrupt may come before `restart` returns
+            self.env.restart(ranks)
+        new = [rank for rank, member in enumerate(self.members) if member.is_new]
+        if new:
+            seeds = None
+            if self._seed is not None:
+                seeds = [derived_seed(self._seed, rank, self.num_replaced + 1) for rank in new]
+            self.env.reset(new, seed=seeds)
             for rank in new:
-                self._known[rank] = {}
-            self._new.clear()
+                self.members[rank].settings, self.members[rank].is_new = {}, False
             self.num_replaced += len(new)
-
-    def _next_seed(self, rank: int) -> int | None:
-        if self._seed is None:
-            return None
-        key = (rank, self.num_replaced + 1)
-        return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
 
     # ---------------------------------------------------------------- results
 
     @property
-    def ready(self) -> list[int]:
-        """Idle collectors with steps."""
-        return [rank for rank, parts in enumerate(self._parts) if parts and rank not in self._requests]
-
-    @property
     def in_flight(self) -> set[int]:
         """Collectors with a request, or with steps that `take` has not returned."""
-        return {*self._requests, *(rank for rank, parts in enumerate(self._parts) if parts)}
+        return {rank for rank, member in enumerate(self.members) if member.request is not None or member.parts}
 
     def take(self, ranks: Sequence[int]) -> tuple[Rollout, Info]:
         """Remove and return the steps of collectors, up to the point where a collector's envs or policy were replaced.
 
-        Returns:
-            The rollout, and its info with one entry per collector.
-
-        Raises:
-            ArgumentError: If the steps of different collectors cannot be joined. Nothing is removed.
+        If the steps of different collectors cannot be joined, that is an `ArgumentError`, and nothing is removed.
         """
-        chosen = {rank: _of_one_kind(self._parts[rank]) for rank in ranks if self._parts[rank]}
-        rollouts = {rank: join_in_time([part.open() for part in parts]) for rank, parts in chosen.items()}
-        first = next(iter(rollouts))
-        for rank, rollout in rollouts.items():
+        histories = {rank: self.members[rank].history() for rank in ranks}
+        found = {rank: history for rank, history in histories.items() if history}
+        first, *others = found
+        for rank in others:
             try:
-                refuse_different(rollouts[first], rollout, f"The collections of collectors {first} and {rank}")
+                refuse_different(found[first][0], found[rank][0], f"The collections of collectors {first} and {rank}")
             except ArgumentError as error:
                 raise ArgumentError(f"{error} Nothing is lost: stream() gives them one by one.") from None
-        data = join_beside(list(rollouts.values()))
-        for rank, parts in chosen.items():
-            del self._parts[rank][: len(parts)]
-        taken = [chosen.get(rank, []) for rank in ranks]
-        every = [part for parts in taken for part in parts]
-        versions = np.array([min((one.version for one in part), default=self.version) for part in taken], np.int64)
+        data = join(list(found.values()))
+        taken: list[list[Part]] = []
+        for rank, history in histories.items():
+            member, num_envs = self.members[rank], len(history[0].env_ids) if history else 0
+            if history and len(member.rows) != num_envs:  # the envs were replaced
+                member.rows = self._new_rows(num_envs)
+            taken.append([part for part, _ in member.parts[: len(history)]])
+            del member.parts[: len(history)]
+        rows = np.concatenate([self.members[rank].rows for rank in found])
+        ended = count_episodes(data, self._running, rows)
+        versions = np.array([min((part.version for part in parts), default=self.version) for parts in taken], np.int64)
         info: Info = {
-            **self._count_episodes(rollouts, data),
-            "num_steps": np.array([sum(part.num_steps for part in parts) for parts in taken], dtype=np.int64),
-            "num_samples": sum(part.num_samples for part in every),
+            "episode_returns": ended.returns,
+            "episode_lengths": ended.lengths,
+            "num_steps": np.array([sum(map(len, history)) for history in histories.values()], np.int64),
+            "num_samples": int(data.valid.sum()),
             "version": versions,
             "staleness": self.version - versions,
             "lost_samples": self._lost_samples,
         }
         self._lost_samples = 0
-        if sizes := [part.num_bytes for part in every if part.num_bytes is not None]:
+        if sizes := [part.num_bytes for parts in taken for part in parts if part.num_bytes is not None]:
             info["num_bytes"], info["num_bytes_sent"] = map(sum, zip(*sizes, strict=True))
         return data, info
-
-    def _count_episodes(self, rollouts: Mapping[int, Rollout], data: Rollout) -> Info:
-        """Return returns and lengths in the order in which episodes end in ``data``, the rollouts side by side."""
-        ended = []
-        for rank, rollout in rollouts.items():
-            columns = np.arange(len(rollout.env_ids))
-            if len(columns) != len(self._running[rank].returns):  # the envs were replaced
-                self._running[rank] = OpenEpisodes(len(columns))
-            ended.append(count_episodes(rollout, self._running[rank], columns))
-        owners = np.repeat(np.arange(len(rollouts)), [len(rollout.env_ids) for rollout in rollouts.values()])
-        place = np.argsort(np.argsort(owners[np.nonzero(data.dones)[1]], kind="stable"))
-        return {
-            "episode_returns": np.concatenate([one.returns for one in ended])[place],
-            "episode_lengths": np.concatenate([one.lengths for one in ended])[place],
-        }
-
-
-def _of_one_kind(parts: Sequence[Part]) -> list[Part]:
-    """Return the longest run of parts from the first on that can be joined in time."""
-    first = parts[0].open()
-    return list(itertools.takewhile(lambda part: can_follow(first, part.open()), parts))
 
 
 def _late(error: WorkerTimeoutError) -> WorkerTimeoutError:

@@ -302,7 +302,6 @@ class EnvTable:
     def lend(self, env_ids: Sequence[int]) -> None:
         """Let a rollout step envs. They need a reset if it does not give them back, by `keep`."""
         self.lose(env_ids)
-        self.note_stepped(env_ids)
 
     def note_begun(self, env_ids: Sequence[int], rows: RowIndex) -> None:
         """Mark envs, which have these rows, as reset."""
@@ -370,6 +369,8 @@ class EnvTable:
         self.note_exhausted(chunk.exhausted)
         known = chunk.valid | chunk.flags.any(axis=2)
         columns = np.flatnonzero(known.any(axis=0))
+        # Only now: a rollout that stops before its first step leaves its envs at the beginning of their episodes.
+        self.note_stepped([*chunk.failed, *(chunk.env_ids[column] for column in columns.tolist())])
         if not len(columns):
             return
         last = len(known) - 1 - known[::-1, columns].argmax(axis=0)

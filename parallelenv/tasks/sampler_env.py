@@ -15,9 +15,6 @@ from parallelenv.contract.copying import deep_copy
 from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError, ResetNeededError, UnpicklableError
 from parallelenv.worker.env_adapter import split_done
 
-_OF_SAMPLER = ("next_task", "reset", "set_seed")
-_OF_TASK = ("step", "is_done", "get_observations")
-
 
 class TaskStep(NamedTuple):
     """A return value of a task's ``step``; any object with these four attributes works.
@@ -39,12 +36,7 @@ class Task(Protocol):
     """One episode. Subclass it for the default `render` and `close`, or define these methods; others are allowed."""
 
     def step(self, action: Any) -> Any:
-        """Step the task.
-
-        Returns:
-            Gymnasium's ``(observation, reward, terminated, truncated, info)``, an object like `TaskStep`, or its four
-            fields as a tuple.
-        """
+        """Return Gymnasium's five items of a step, an object like `TaskStep`, or its four fields as a tuple."""
         ...
 
     def is_done(self) -> bool:
@@ -97,8 +89,7 @@ class TaskSampler(Protocol):
 class TaskEnv(gymnasium.Env[Any, Any]):
     """A sampler as an env: ``reset`` begins the next task.
 
-    `ParallelEnv.call`, `get_env_attr` and the like look up names that this env does not have in the task and then in
-    the sampler.
+    `ParallelEnv.call`, `get_env_attr` and the like look up names that this env lacks in the task, then in the sampler.
 
     Args:
         sampler: A `TaskSampler` for this env only. The env takes over its ``render_mode`` and ``metadata``, if any.
@@ -112,7 +103,7 @@ class TaskEnv(gymnasium.Env[Any, Any]):
     """
 
     def __init__(self, sampler: TaskSampler) -> None:
-        _check(sampler, _OF_SAMPLER, "The sampler is", "TaskSampler")
+        _check(sampler, "The sampler is", "TaskSampler", "next_task", "reset", "set_seed")
         self.sampler = sampler
         self.task: Task | None = None
         self.render_mode = getattr(sampler, "render_mode", None)
@@ -121,19 +112,16 @@ class TaskEnv(gymnasium.Env[Any, Any]):
             if getattr(sampler, name, None) is not None:
                 setattr(self, name, getattr(sampler, name))
 
-    def attribute_owners(self) -> tuple[Any, ...]:
+    def attribute_owners(self) -> tuple[object, ...]:
         """Return the objects in which to look up names that this env does not have, in order."""
         return self.task, self.sampler
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next task.
+        """Begin the next task, and return its first observation and an empty info.
 
         Args:
             seed: Passed to the sampler's ``set_seed``; ``None`` does not seed.
             options: Keyword arguments of its ``next_task``.
-
-        Returns:
-            The first observation, and an empty info.
 
         Raises:
             ExhaustedError: If there are no more tasks.
@@ -143,10 +131,10 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         if seed is not None:
             self.sampler.set_seed(seed)
         self._leave()
-        task = self.sampler.next_task(**(options or {}))
+        task, name = self.sampler.next_task(**(options or {})), type(self.sampler).__name__
         if task is None:
-            raise ExhaustedError(f"{type(self.sampler).__name__} has no further task. Call its reset() to begin again.")
-        _check(task, _OF_TASK, f"next_task() of {type(self.sampler).__name__} returned", "Task")
+            raise ExhaustedError(f"{name} has no further task. Call its reset() to begin again.")
+        _check(task, f"next_task() of {name} returned", "Task", "step", "is_done", "get_observations")
         self.task = task
         return task.get_observations(), {}
 
@@ -205,7 +193,7 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         _close(task)
 
 
-def make_task_env(make_sampler_fn: Callable[..., Any], arguments: Mapping[str, Any]) -> TaskEnv:
+def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mapping[str, object]) -> TaskEnv:
     """Return an env of a new sampler. The sampler gets copies of the arguments, as it may change them and be rebuilt.
 
     Raises:
@@ -221,24 +209,21 @@ def make_task_env(make_sampler_fn: Callable[..., Any], arguments: Mapping[str, A
     return TaskEnv(make_sampler_fn(**copies))
 
 
-def _check(candidate: Any, names: tuple[str, ...], what: str, kind: str) -> None:
-    """Check that a sampler or task has these methods.
-
-    Raises:
-        InvalidEnvError: If it lacks one, or is a class.
-    """
-    is_class = isinstance(candidate, type)
+def _check(candidate: object, what: str, kind: str, *names: str) -> None:
+    """Raise `InvalidEnvError` if a sampler or task is a class or lacks one of these methods."""
     missing = [f"{name}()" for name in names if not callable(getattr(candidate, name, None))]
-    if missing or is_class:
-        shown = f"the class {candidate.__name__}" if is_class else type(candidate).__name__
-        lacks = "is no instance" if is_class else f"lacks {', '.join(missing)}"
-        raise InvalidEnvError(
-            f"{what} {shown}, which {lacks}. A {kind} has {', '.join(f'{name}()' for name in names)}; see "
-            f"parallelenv.tasks.sampler_env.{kind}."
-        )
+    shown, lacks = type(candidate).__name__, f"lacks {', '.join(missing)}"
+    if isinstance(candidate, type):
+        shown, lacks = f"the class {candidate.__name__}", "is no instance"
+    elif not missing:
+        return
+    raise InvalidEnvError(
+        f"{what} {shown}, which {lacks}. A {kind} has {', '.join(f'{name}()' for name in names)}; see "
+        f"parallelenv.tasks.sampler_env.{kind}."
+    )
 
 
-def _close(owner: Any) -> None:
+def _close(owner: object) -> None:
     close = getattr(owner, "close", None)
     if callable(close):
         close()

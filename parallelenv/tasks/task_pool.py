@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from parallelenv.contract import arguments
+from parallelenv.contract.arguments import spread_seeds
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.tracebacks import short_tracebacks
@@ -19,12 +19,9 @@ from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 
 @short_tracebacks
 class TaskPool(ParallelEnv):
-    """A `ParallelEnv` whose envs are task samplers: one episode is one task. `ParallelEnv.from_samplers` makes one.
+    """A `ParallelEnv` whose envs are task samplers: one episode is one task. `ParallelEnv.from_samplers` makes one."""
 
-    Everything else works as in `ParallelEnv`.
-    """
-
-    def next_task(self, id: Any = None, **kwargs: Any) -> Any:
+    def next_task(self, id: object = None, **kwargs: object) -> Any:
         """Begin the next task of each sampler, even if the current one has not ended. Same as `reset`.
 
         Args:
@@ -72,14 +69,14 @@ class TaskPool(ParallelEnv):
             ArgumentError: If it is neither; nothing was seeded.
             BaseException: What a sampler raised.
         """
-        spread = arguments.spread_seeds(seeds, self.engine.env_ids, self.num_envs, whole=True)
+        spread = spread_seeds(seeds, self.engine.env_ids, self.num_envs, whole=True)
         seeded = [env_id for env_id in self.engine.env_ids if spread[env_id] is not None]
         self.engine.call_each(seeded, [MethodCall("sampler.set_seed", (spread[env_id],)) for env_id in seeded])
         self.engine.note_seeds(self.engine.env_ids, spread)
         return spread
 
     @single_threaded
-    def get_observations(self, id: Any = None) -> Any:
+    def get_observations(self, id: object = None) -> Any:
         """Return the current observations of tasks, without a step.
 
         Args:
@@ -102,7 +99,7 @@ class TaskPool(ParallelEnv):
         return batch_states(self.engine.pool.layout, values, env_ids, self.engine.table.exhausted)
 
 
-def make_env_fns(make_sampler_fn: Any, sampler_fn_args: Any) -> list[Callable[[], TaskEnv]]:
+def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Callable[[], TaskEnv]]:
     """Return one env fn per sampler.
 
     Raises:

@@ -1,15 +1,13 @@
 """Wrappers around a whole `ParallelEnv`: they process the results of all envs as one batch."""
 
 from parallelenv.engine.checkpoint import WrappedState
-from parallelenv.wrappers.answer_wrapper import AnswerWrapper
-from parallelenv.wrappers.base import ParallelWrapper
+from parallelenv.wrappers.base import AnswerWrapper, ParallelWrapper, StateWrapper
 from parallelenv.wrappers.check_finite import CheckFinite
 from parallelenv.wrappers.normalize import Normalizer, NormalizeRewards, NormalizeStates
 from parallelenv.wrappers.record_episode_statistics import RecordEpisodeStatistics
 from parallelenv.wrappers.record_video import RecordVideo
 from parallelenv.wrappers.running_statistics import RunningStatistics
 from parallelenv.wrappers.stack_states import StackStates
-from parallelenv.wrappers.state_wrapper import StateWrapper
 
 __all__ = [
     "AnswerWrapper",

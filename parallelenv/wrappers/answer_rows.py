@@ -1,4 +1,4 @@
-"""Results of a step as wrappers use them: the rows of envs that were stepped, taken out and put back."""
+"""Rows of results as wrappers use them: those of envs that were stepped, taken out and put back."""
 
 from __future__ import annotations
 
@@ -16,90 +16,76 @@ from parallelenv.engine.rewards import as_number
 from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import StepBatch, StepResult
 
+States: TypeAlias = Any
+"""States of several envs, batched as `ParallelEnv` returns them."""
 Space: TypeAlias = "gymnasium.Space[Any] | None"
 
 
-class SteppedRows:
-    """The envs of a result that were stepped. Resting envs have neither a state nor a reward.
+def stepped_rows(result: StepResult) -> list[int] | None:
+    """Return the rows of envs that were stepped; ``None`` for all. Resting envs have neither a state nor a reward."""
+    if not isinstance(result.states, np.ndarray) or result.states.dtype != object or result.rewards.dtype != object:
+        return None
+    pairs = zip(result.states, result.rewards, strict=True)
+    rows = [row for row, (state, reward) in enumerate(pairs) if state is not None or reward is not None]
+    return rows if len(rows) < len(result.dones) else None
 
-    Args:
-        result: The result.
-        space: Space of its states.
 
-    Attributes:
-        result: The result.
-        positions: ``(k,)`` int64, positions of these envs in the result.
-        env_ids: ``(k,)`` int64.
-        states: Their states, batched.
-        dones: ``(k,)`` bool.
-        infos: ``(k,)`` object array with the dicts of the result, not copies.
-        all_rest: Whether all envs of the result rest, and there is at least one.
+def take_rows(result: StepResult, rows: list[int], space: Space) -> StepResult:
+    """Return the rows of envs that were stepped as a result of their own. ``space`` is that of the states."""
+    flags = result.terminated[rows], result.truncated[rows], result.env_ids[rows]
+    states = batch_of(space, result.states[rows].tolist())
+    return StepResult(states, result.rewards[rows], result.dones[rows], result.infos[rows], *flags)
+
+
+def put_rows(result: StepResult, rows: list[int], given: StepResult, seen: StepResult, space: Space) -> StepResult:
+    """Return a result with what a hook made of these rows, ``given`` to it. ``space`` is that of the states now."""
+    states = result.states
+    if seen.states is not given.states:
+        states = scattered(seen.states, space, rows, len(states))
+    parts = [part.copy() for part in (result.rewards, result.dones, result.infos, result.terminated, result.truncated)]
+    for part, values in zip(parts, (*seen[1:], seen.terminated, seen.truncated), strict=True):
+        part[rows] = values
+    rewards, dones, infos, terminated, truncated = parts
+    return StepResult(states, rewards, dones, infos, terminated, truncated, result.env_ids)
+
+
+def changed(result: StepResult, *, states: States = None, rewards: Array | None = None) -> StepResult:
+    """Return a result with other states or rewards."""
+    return StepResult(
+        result.states if states is None else states,
+        result.rewards if rewards is None else rewards,
+        *(result.dones, result.infos, result.terminated, result.truncated, result.env_ids),
+    )
+
+
+def rebuilt(result: StepResult) -> Array:
+    """Return ``(k,)`` bool: env failed and was rebuilt. Its state is a first state, its reward not its own."""
+    if not has_true(result.dones):  # a rebuilt env ends its episode
+        return np.zeros(len(result.dones), dtype=bool)
+    return np.array([isinstance(info.get("failure"), BaseException) for info in result.infos], dtype=bool)
+
+
+def numeric_rewards(result: StepResult) -> Array:
+    """Return the rewards, ``(k,)`` float64.
+
+    Raises:
+        EnvContractError: If one is not a number.
     """
-
-    def __init__(self, result: StepResult, space: Space) -> None:
-        self.result = result
-        count = len(result.dones)
-        stepped: Any = slice(None)  # numpy makes views of it, which saves 5 us per step
-        is_loose = isinstance(result.states, np.ndarray) and result.states.dtype == object
-        if is_loose and result.rewards.dtype == object:
-            pairs = zip(result.states, result.rewards, strict=True)
-            living = [place for place, pair in enumerate(pairs) if pair[0] is not None or pair[1] is not None]
-            stepped = living if len(living) < count else stepped
-        self._is_whole = isinstance(stepped, slice)
-        self.all_rest = not self._is_whole and not stepped
-        self.positions: Array = np.arange(count)[stepped]
-        self.env_ids: Array = result.env_ids[stepped]
-        self.dones: Array = result.dones[stepped]
-        self.infos: Array = result.infos[stepped]
-        self.states = result.states if self._is_whole else batch_of(space, result.states[stepped].tolist())
-
-    @property
-    def restarted(self) -> Array:
-        """``(k,)`` bool: env failed and was rebuilt. Its state is a first state, its reward not its own."""
-        if not has_true(self.dones):  # a rebuilt env ends its episode
-            return np.zeros(len(self.dones), dtype=bool)
-        return np.array([isinstance(info.get("failure"), BaseException) for info in self.infos], dtype=bool)
-
-    def rewards(self) -> Array:
-        """Return the rewards, ``(k,)`` float64.
-
-        Raises:
-            EnvContractError: If one is not a number.
-        """
-        found: Array = self.result.rewards[self.positions]
-        if found.dtype != object:
-            return found
-        numbers = [as_number(reward) for reward in found]
-        if None in numbers:
-            row = numbers.index(None)
-            env_id = int(self.env_ids[row])
-            raise EnvContractError(
-                f"Rewards must be numbers here; that of env {env_id} is {describe_value(found[row])}. Return a number "
-                "from its step().",
-                (env_id,),
-            )
-        return np.array(numbers, dtype=np.float64)
-
-    def with_states(self, states: Any, space: Space) -> StepResult:
-        """Return the result with other states, which are in this space."""
-        if not self._is_whole:
-            states = scattered(states, space, self.positions.tolist(), len(self.result.dones))
-        return self._replaced(states, self.result.rewards)
-
-    def with_rewards(self, rewards: Array) -> StepResult:
-        """Return the result with other rewards."""
-        if not self._is_whole:
-            stepped, rewards = rewards.tolist(), self.result.rewards.copy()
-            rewards[self.positions] = stepped
-        return self._replaced(self.result.states, rewards)
-
-    def _replaced(self, states: Any, rewards: Array) -> StepResult:
-        result = self.result
-        flags = result.terminated, result.truncated, result.env_ids
-        return StepResult(states, rewards, result.dones, result.infos, *flags)
+    if result.rewards.dtype != object:
+        return result.rewards  # type: ignore[no-any-return]
+    numbers = [as_number(reward) for reward in result.rewards]
+    if None in numbers:
+        row = numbers.index(None)
+        env_id = int(result.env_ids[row])
+        raise EnvContractError(
+            f"Rewards must be numbers here; that of env {env_id} is {describe_value(result.rewards[row])}. Return a "
+            "number from its step().",
+            (env_id,),
+        )
+    return np.array(numbers, dtype=np.float64)
 
 
-def batch_of(space: Space, states: Sequence[Any]) -> Any:
+def batch_of(space: Space, states: Sequence[object]) -> States:
     """Return single states as a batch."""
     if space is None:
         return batch_values(states)
@@ -107,7 +93,7 @@ def batch_of(space: Space, states: Sequence[Any]) -> Any:
     return concatenate(space, states, empty) if states else empty
 
 
-def unstacked(states: Any, space: Space, count: int) -> list[Any]:
+def unstacked(states: States, space: Space, count: int) -> list[Any]:
     """Return ``count`` single states of a batch, copied because with ``copy=False`` the batch may be a view."""
     if isinstance(states, np.ndarray) and states.dtype == object:
         return list(states)
@@ -122,12 +108,12 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def scattered(states: Any, space: Space, positions: Sequence[int], count: int) -> Array:
-    """Return one state per env as an object array: those of a batch at these positions, ``None`` elsewhere."""
-    rows: list[Any] = [None] * count
-    for place, state in zip(positions, unstacked(states, space, len(positions)), strict=True):
-        rows[place] = state
-    return object_array(rows)
+def scattered(states: States, space: Space, rows: Sequence[int], count: int) -> Array:
+    """Return one state per env as an object array: those of a batch in these rows, ``None`` elsewhere."""
+    found: list[object] = [None] * count
+    for row, state in zip(rows, unstacked(states, space, len(rows)), strict=True):
+        found[row] = state
+    return object_array(found)
 
 
 def aligned(result: StepResult, align: Align, space: Space) -> StepResult | StepBatch:
@@ -139,7 +125,7 @@ def aligned(result: StepResult, align: Align, space: Space) -> StepResult | Step
     return StepBatch(items, terminated=result.terminated, truncated=result.truncated, env_ids=result.env_ids)
 
 
-def check_states(space: Space, states: Any, num_states: int) -> None:
+def check_states(space: Space, states: States, num_states: int) -> None:
     """Check that ``states`` is a batch of that size of a space. Shapes and dtypes of leaves are not checked.
 
     Raises:
@@ -151,7 +137,7 @@ def check_states(space: Space, states: Any, num_states: int) -> None:
     except (LookupError, TypeError):
         fault = f"found was {describe_value(states)}"
     else:
-        wrong = [place for place, leaf in enumerate(leaves) if not _has_rows(leaf, num_states, space is None)]
+        wrong = [index for index, leaf in enumerate(leaves) if not _has_rows(leaf, num_states, space is None)]
         if not wrong:
             return
         where, found = structure.describe(wrong[0]), describe_value(leaves[wrong[0]])

@@ -1,23 +1,44 @@
-"""The base of all wrappers: it has every attribute and method of `ParallelEnv`."""
+"""The bases of all wrappers: they have every attribute and method of `ParallelEnv`, and hooks for its results."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
-from parallelenv.contract import arguments, migration_hints
+import gymnasium
+import numpy as np
+
+from parallelenv.contract import migration_hints
+from parallelenv.contract.arguments import check_align, check_flags, parse_ids
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import show
+from parallelenv.contract.failures import put
+from parallelenv.contract.spaces import Structure, batched
 from parallelenv.contract.tracebacks import ShortTracebacks
-from parallelenv.engine.checkpoint import WrappedState
-from parallelenv.errors import ArgumentError, UsageError
+from parallelenv.engine.checkpoint import SavedState, WrappedState
+from parallelenv.errors import ArgumentError, ResetNeededError, UsageError
 from parallelenv.notebook.repr import mime_bundle
-from parallelenv.wrappers.answer_rows import Space
+from parallelenv.results import StepBatch, StepResult
+from parallelenv.wrappers.answer_rows import (
+    Space,
+    States,
+    aligned,
+    batch_of,
+    changed,
+    check_states,
+    put_rows,
+    scattered,
+    stepped_rows,
+    take_rows,
+    unstacked,
+)
 
 if TYPE_CHECKING:
     from parallelenv.engine.assemble import Align
     from parallelenv.env import ParallelEnv
 
+Wrappable: TypeAlias = "ParallelEnv | ParallelWrapper"
 _BYPASSING = {
     *("rollout", "send_reset", "arecv", "stream", "run_episodes", "play", "record", "get_state", "send_action"),
     *("to_gymnasium", "to_sb3", "to_tianshou"),
@@ -25,7 +46,7 @@ _BYPASSING = {
 """Methods that step inside of wrappers, or whose results are received later than wrappers can process them."""
 
 
-def space_of(env: Any) -> Space:
+def space_of(env: object) -> Space:
     """Return the observation space shared by all envs, ``None`` if they share none.
 
     Raises:
@@ -35,11 +56,28 @@ def space_of(env: Any) -> Space:
         raise ArgumentError(
             f"env={show(env)} is not a ParallelEnv or a wrapper of one. Wrap single envs where you make them."
         )
-    return env.single_observation_space  # type: ignore[no-any-return]
+    return env.single_observation_space  # type: ignore[attr-defined, no-any-return]
+
+
+def shared_structure(env: object, problem: str) -> Structure:
+    """Return the structure of the space shared by all envs; an error, which says the problem, if they share none."""
+    structure = Structure(space_of(env))
+    if structure.space is None:
+        raise ArgumentError(
+            f"The envs share no observation space, so their states {problem}. If they declare none, "
+            f"{migration_hints.GIVE_SPACES}."
+        )
+    return structure
 
 
 class ParallelWrapper(ShortTracebacks):
-    """Forwards everything to the `ParallelEnv` in it. Subclasses override what they change.
+    """Has everything that the `ParallelEnv` in it has. Override methods, or the hooks `on_reset`, `on_step`, `on_send`.
+
+    Each result passes through once, batched, whichever method returns it (`step`, `recv`, `step_wait`), for any number
+    of envs and any ``align``. If an env fails, the others' results in ``error.partial`` pass through too.
+
+    An exception raised by a hook is raised as it is. Its ``partial`` is the result from inside, its ``wrapper`` this
+    wrapper. Wrappers outside of it never see that result, so all envs in it need a reset.
 
     Methods that would bypass wrappers raise `UsageError`: `rollout`, `stream`, `run_episodes`, `play`, `record`,
     `send_reset`, `arecv`, `get_state`, `send_action`, `to_gymnasium`, `to_sb3`, `to_tianshou`. Call those of
@@ -54,10 +92,171 @@ class ParallelWrapper(ShortTracebacks):
 
     is_frozen: bool | None = None
     """Whether this wrapper's own statistics are frozen; ``None`` if it has none."""
+    _saved: tuple[str, ...] = ()
+    """Attributes that are saved by `save_state`."""
 
-    def __init__(self, env: ParallelEnv | ParallelWrapper) -> None:
+    def __init__(self, env: Wrappable) -> None:
         space_of(env)  # refuses anything else
         self.env = env
+
+    # ---------------------------------------------------------------- hooks
+
+    def on_send(self, action: object, id: object) -> None:
+        """Look at actions before they are sent, as given to `step`, `send` or `step_async`; an error refuses them."""
+
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
+        """Return what a reset should return.
+
+        Args:
+            states: First states of these envs, batched.
+            env_ids: The envs, in the order of the states. Exhausted envs are left out.
+        """
+        return states
+
+    def on_step(self, result: StepResult) -> StepResult:
+        """Return what a step should return.
+
+        Args:
+            result: The result from inside, without envs that rest, so it may be of no env. Its infos may be changed.
+        """
+        return result
+
+    # ---------------------------------------------------------------- calls
+
+    def reset(self, id: object = None, *, seed: object = None, options: object = None) -> States:
+        """Begin new episodes. See `ParallelEnv.reset`."""
+        env_ids = self.chosen(id)
+        self._refuse_handed_over()
+        try:
+            states = self.env.reset(id, seed=seed, options=options)
+        except BaseException as error:
+            if hasattr(error, "partial") and not hasattr(error, "wrapper"):
+                begun = tuple(env_id for env_id in env_ids if self.have_begun((env_id,)))
+                put(error, "partial", self._see_reset(error.partial, begun))
+            raise
+        return self._see_reset(states, env_ids)
+
+    def step(self, action: object, id: object = None, align: Align = "item") -> Any:
+        """Step envs. See `ParallelEnv.step`."""
+        self._before(action, id)
+        return self._seen(align, self.env.step, action, id)
+
+    def send(self, action: object, id: object = None) -> None:
+        """Begin a step. See `ParallelEnv.send`."""
+        self._before(action, id)
+        self.env.send(action, id)
+
+    def step_async(self, action: object, id: object = None) -> None:
+        """Begin a step. See `ParallelEnv.step_async`."""
+        self._before(action, id)
+        self.env.step_async(action, id)
+
+    def recv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
+    ) -> Any:
+        """Return results of steps in flight. See `ParallelEnv.recv`."""
+        return self._seen(align, self.env.recv, min_envs, max_envs, timeout)
+
+    def step_wait(self, timeout: float | None = None, align: Align = "item") -> Any:
+        """Return the results of the step in flight. See `ParallelEnv.step_wait`."""
+        return self._seen(align, self.env.step_wait, timeout)
+
+    def next_task(self, id: object = None, **kwargs: object) -> States:
+        """Begin the next tasks by calling `reset`. See `TaskPool.next_task`.
+
+        Raises:
+            AttributeError: If the wrapped object is not a `TaskPool`.
+        """
+        if not hasattr(self.unwrapped, "next_task"):
+            raise AttributeError(f"{self!r} has no next_task(): that of ParallelEnv.from_samplers() has.")
+        return self.reset(id, options=kwargs or None)
+
+    def close(self) -> None:
+        """Close the `ParallelEnv`."""
+        self.env.close()
+
+    def _before(self, action: object, id: object) -> None:
+        self._refuse_handed_over()
+        self.on_send(action, id)
+
+    def _refuse_handed_over(self) -> None:
+        contract = self.unwrapped.engine.contract
+        if contract is not None:
+            raise UsageError(
+                f"The ParallelEnv in {type(self).__name__} was handed over by {contract} and follows its rules, which "
+                "this wrapper does not know. Make another ParallelEnv from the same list of env fns."
+            )
+
+    def _see_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
+        try:
+            return self._without_exhausted(self.on_reset, states, env_ids)
+        except BaseException as error:
+            self._require_reset(error, states, env_ids)
+            raise
+
+    def _without_exhausted(
+        self, look: Callable[[States, tuple[int, ...]], States], states: States, env_ids: tuple[int, ...]
+    ) -> States:
+        """Return ``look``'s result for envs that are not exhausted, and ``None`` for the others."""
+        living = np.flatnonzero(~self.exhausted[list(env_ids)]).tolist()
+        if len(living) == len(env_ids) or not living:
+            return look(states, env_ids) if living else states
+        batch = batch_of(self.env.single_observation_space, [states[row] for row in living])
+        seen = look(batch, tuple(env_ids[row] for row in living))
+        return states if seen is batch else scattered(seen, self.single_observation_space, living, len(env_ids))
+
+    def _seen(self, align: Align, call: Callable[..., Any], *args: object) -> StepResult | StepBatch:
+        """Return the processed result of a call, which is batched until `on_step` has processed it."""
+        check_align(align)
+        if type(self).on_step is ParallelWrapper.on_step:
+            return call(*args, align=align)  # type: ignore[no-any-return]
+        try:
+            result = call(*args)
+        except BaseException as error:
+            partial = getattr(error, "partial", None)
+            if isinstance(partial, StepResult) and not hasattr(error, "wrapper"):
+                put(error, "partial", self._see_step(partial, align))
+            raise
+        return self._see_step(result, align)
+
+    def _see_step(self, result: StepResult, align: Align) -> StepResult | StepBatch:
+        try:
+            rows, space = stepped_rows(result), self.single_observation_space
+            if rows is None:
+                return aligned(self.on_step(result), align, space)
+            given = take_rows(result, rows, self.env.single_observation_space)
+            return aligned(put_rows(result, rows, given, self.on_step(given), space), align, space)
+        except BaseException as error:
+            self._require_reset(error, result, result.env_ids.tolist())
+            raise
+
+    def _require_reset(self, error: BaseException, partial: States | StepResult, env_ids: Sequence[int]) -> None:
+        """Complete an error of this wrapper, and mark the envs as in need of a reset."""
+        put(error, "partial", partial)
+        put(error, "wrapper", self)
+        table = self.unwrapped.engine.table
+        table.lose(table.living(env_ids))
+
+    # ---------------------------------------------------------------- what hooks may ask
+
+    def chosen(self, id: object) -> tuple[int, ...]:
+        """Return the env ids of an ``id`` argument."""
+        return tuple(np.flatnonzero(~self.paused).tolist()) if id is None else parse_ids(id, len(self))
+
+    @property
+    def restarts(self) -> bool:
+        """Whether an env whose episode ends begins the next one in the same step."""
+        return self.unwrapped.engine.begins_next_episodes
+
+    def have_begun(self, env_ids: Sequence[int]) -> bool:
+        """Return whether all of these envs have an episode."""
+        try:
+            self.unwrapped.engine.refuse_fresh(env_ids)
+        except ResetNeededError:
+            return False
+        return True
+
+    # ---------------------------------------------------------------- statistics and saved states
 
     @property
     def frozen(self) -> bool:
@@ -73,62 +272,22 @@ class ParallelWrapper(ShortTracebacks):
 
     @frozen.setter
     def frozen(self, frozen: bool) -> None:
-        arguments.check_flags(frozen=frozen)
+        check_flags(frozen=frozen)
         for layer in self._with_statistics():
             layer.is_frozen = bool(frozen)
 
     def _with_statistics(self) -> list[ParallelWrapper]:
         """Return the wrappers with statistics, from this one inwards; raise if there is none."""
-        layers: list[Any] = [self]
-        while isinstance(layers[-1].env, ParallelWrapper):
-            layers.append(layers[-1].env)
-        found = [layer for layer in layers if layer.is_frozen is not None]
+        found: list[ParallelWrapper] = []
+        layer: Wrappable = self
+        while isinstance(layer, ParallelWrapper):
+            found += [layer] if layer.is_frozen is not None else []
+            layer = layer.env
         if not found:
             raise migration_hints.absent(self, "frozen")
         return found
 
-    @property
-    def unwrapped(self) -> ParallelEnv:
-        """The `ParallelEnv` without any wrapper."""
-        return self.env.unwrapped
-
-    def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
-        """Begin new episodes. See `ParallelEnv.reset`."""
-        return self.env.reset(id, seed=seed, options=options)
-
-    def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
-        """Step envs. See `ParallelEnv.step`."""
-        return self.env.step(action, id, align)
-
-    def send(self, action: Any, id: Any = None) -> None:
-        """Begin a step. See `ParallelEnv.send`."""
-        self.env.send(action, id)
-
-    def recv(
-        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
-    ) -> Any:
-        """Return results of steps in flight. See `ParallelEnv.recv`."""
-        return self.env.recv(min_envs, max_envs, timeout, align)
-
-    def step_async(self, action: Any, id: Any = None) -> None:
-        """Begin a step. See `ParallelEnv.step_async`."""
-        self.env.step_async(action, id)
-
-    def step_wait(self, timeout: float | None = None, align: Align = "item") -> Any:
-        """Return the results of the step in flight. See `ParallelEnv.step_wait`."""
-        return self.env.step_wait(timeout, align)
-
-    def next_task(self, id: Any = None, **kwargs: Any) -> Any:
-        """Begin the next tasks by calling `reset`. See `TaskPool.next_task`.
-
-        Raises:
-            AttributeError: If the wrapped object is not a `TaskPool`.
-        """
-        if not hasattr(self.unwrapped, "next_task"):
-            raise AttributeError(f"{self!r} has no next_task(): that of ParallelEnv.from_samplers() has.")
-        return self.reset(id, options=kwargs or None)
-
-    def save_state(self) -> Any:
+    def save_state(self) -> SavedState | WrappedState:
         """Return the state of the envs, see `ParallelEnv.save_state`, and of the wrappers."""
         state, memory = self.env.save_state(), self.remembered()
         return WrappedState(type(self).__qualname__, deep_copy(memory), state) if memory else state
@@ -157,23 +316,30 @@ class ParallelWrapper(ShortTracebacks):
                 f"What {name} remembers is of the form {forms}, but here it is {expected}. Make it with the same "
                 "arguments, around as many envs."
             )
-        lost: tuple[int, ...] = self.env.load_state(state.state)
+        lost = self.env.load_state(state.state)
         self.remember(deep_copy(state.memory))
         return lost
 
     def remembered(self) -> dict[str, Any]:
         """Return what this wrapper keeps between calls, for `save_state`; empty if nothing."""
-        return {}
+        return {name: getattr(self, name) for name in self._saved}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Restore what `remembered` returned."""
-        vars(self).update(memory)
+        """Restore what `remembered` returned; statistics for all wrappers that share them."""
+        for name, value in memory.items():
+            if hasattr(value, "leaves"):
+                getattr(self, name).leaves = value.leaves
+            elif name != "settings":
+                setattr(self, name, value)
 
-    def close(self) -> None:
-        """Close the `ParallelEnv`."""
-        self.env.close()
+    # ---------------------------------------------------------------- everything else
 
-    def _refuse(self, call: str, *args: Any, **kwargs: Any) -> NoReturn:
+    @property
+    def unwrapped(self) -> ParallelEnv:
+        """The `ParallelEnv` without any wrapper."""
+        return self.env.unwrapped
+
+    def _refuse(self, call: str, *args: object, **kwargs: object) -> NoReturn:
         raise UsageError(
             f"{call}() would go past {type(self).__name__}. Wrap the single envs instead, or what the other library "
             f"gives; env.unwrapped.{call}() does without this wrapper."
@@ -189,7 +355,7 @@ class ParallelWrapper(ShortTracebacks):
 
     if not TYPE_CHECKING:  # a type checker would let any name be set
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name: str, value: object) -> None:
             """Set an attribute of this wrapper; unlike reading, this does not forward.
 
             Raises:
@@ -215,9 +381,13 @@ class ParallelWrapper(ShortTracebacks):
         """Return one line."""
         return f"<{type(self).__name__} around {self.env!r}>"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return the notebook display of this wrapper and the wrapped object."""
         return mime_bundle(self)
+
+
+AnswerWrapper = ParallelWrapper
+"""The same class, by its former name."""
 
 
 def _forms(memory: dict[str, Any]) -> dict[str, Any]:
@@ -229,3 +399,71 @@ def _form(value: Any) -> Any:
     if isinstance(value, list):
         return [_form(part) for part in value]
     return getattr(value, "shapes", getattr(value, "shape", None))
+
+
+class StateWrapper(ParallelWrapper):
+    """Base of wrappers that change states: override `process`, which gets the states of all envs in a result.
+
+    Args:
+        env: A `ParallelEnv`, or another wrapper.
+        observation_space: Space of one env's processed state; ``None`` means unchanged.
+    """
+
+    def __init__(self, env: Wrappable, observation_space: gymnasium.Space[Any] | None = None) -> None:
+        super().__init__(env)
+        self.raw_space: Space = env.single_observation_space
+        self.single_observation_space = self.raw_space if observation_space is None else observation_space
+        self.observation_space = batched(self.single_observation_space, len(env))
+        self.observation_spaces = env.observation_spaces
+        if observation_space is not None:
+            self.observation_spaces = [deep_copy(observation_space) for _ in range(len(env))]
+
+    def process(self, states: States) -> States:
+        """Return processed states.
+
+        Called with the states of `reset`, `step` and `recv`, without envs that have none, and a second time with those
+        in ``info["ended_state"]``.
+
+        Args:
+            states: Batched as `ParallelEnv.step` returns them, for any number of envs.
+
+        Returns:
+            An array whose first axis is the env axis, or a dict or tuple of such arrays.
+
+        Raises:
+            UsageError: If a subclass does not override it.
+            BaseException: Any other; ``error.partial`` has the unprocessed result, see `ParallelWrapper`.
+        """
+        raise UsageError(f"{type(self).__name__} lacks process(states). Write it: it returns states in another form.")
+
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
+        """Return the first states, processed."""
+        return self._processed(states, len(env_ids))
+
+    def on_step(self, result: StepResult) -> StepResult:
+        """Return the result with its states processed, including last states of episodes.
+
+        Raises:
+            ArgumentError: If `process` returns something other than a batch of states of the space.
+        """
+        if not len(result.dones):
+            return result
+        states = self._processed(result.states, len(result.dones))
+        infos = [info for info in result.infos[result.dones] if info.get("ended_state") is not None]
+        if infos and self.restarts:
+            ended = self._processed(batch_of(self.raw_space, [info["ended_state"] for info in infos]), len(infos))
+            for info, state in zip(infos, unstacked(ended, self.single_observation_space, len(infos)), strict=True):
+                info["ended_state"] = state
+        return changed(result, states=states)
+
+    def get_observations(self, id: object = None) -> States:
+        """Return the processed current observations of tasks. See `TaskPool.get_observations`."""
+        env: Any = self.env
+        return self._without_exhausted(
+            lambda states, env_ids: self._processed(states, len(env_ids)), env.get_observations(id), self.chosen(id)
+        )
+
+    def _processed(self, states: States, num_states: int) -> States:
+        processed = self.process(states)
+        check_states(self.single_observation_space, processed, num_states)
+        return processed

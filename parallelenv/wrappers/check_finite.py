@@ -11,14 +11,14 @@ from parallelenv.contract import arguments
 from parallelenv.contract.spaces import Structure, as_array, is_tensor
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import SteppedRows
-from parallelenv.wrappers.answer_wrapper import AnswerWrapper
+from parallelenv.wrappers.answer_rows import States
+from parallelenv.wrappers.base import ParallelWrapper, Wrappable
 
 Found = dict[str, list[int]]
 """Env ids by the place of a number that is not finite, such as ``"state['camera']"``."""
 
 
-class CheckFinite(AnswerWrapper):
+class CheckFinite(ParallelWrapper):
     """Raises `EnvContractError` as soon as an action, a state or a reward is nan or infinite.
 
     The error names the envs, also in ``error.env_ids``, and the place in the action or state. Actions are checked
@@ -30,53 +30,34 @@ class CheckFinite(AnswerWrapper):
         check_inf: Whether to refuse infinite numbers as well as nan.
     """
 
-    def __init__(self, env: Any, check_inf: bool = True) -> None:
+    def __init__(self, env: Wrappable, check_inf: bool = True) -> None:
         arguments.check_flags(check_inf=check_inf)
         super().__init__(env)
         self.check_inf = check_inf
         self._states, self._actions = Structure(env.single_observation_space), Structure(env.single_action_space)
 
-    def on_send(self, action: Any, id: Any) -> None:
-        """Check that actions are finite. Other errors in them are left to the step.
-
-        Raises:
-            EnvContractError: If some are not.
-        """
-        env_ids = self.chosen(id)
+    def on_send(self, action: object, id: object) -> None:
+        """Check that actions are finite. Other errors in them are left to the step."""
         resting = self.exhausted | (self.done & (self.unwrapped.asynchronous in (None, "idle")))
         try:
-            rows = self._bad_rows_of(self._actions, action, "action")
+            found = self._find(self._actions, action, "action", self.chosen(id))
         except (LookupError, TypeError):  # not valid actions: the step raises the error
             return
-        found = {
-            where: [env_ids[row] for row in bad if row < len(env_ids) and not resting[env_ids[row]]]
-            for where, bad in rows.items()
-        }
-        self._raise_if_any(found, "Nothing was sent.")
+        acting = {where: [env_id for env_id in env_ids if not resting[env_id]] for where, env_ids in found.items()}
+        self._raise_if_any(acting, "Nothing was sent.")
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-        """Return the first states after checking that they are finite.
-
-        Raises:
-            EnvContractError: If some are not.
-        """
-        self._raise_if_any(self._find_in_states(states, env_ids))
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
+        """Return the first states after checking that they are finite."""
+        self._raise_if_any(self._find(self._states, states, "state", env_ids))
         return states
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Return the result after checking that it is finite.
-
-        Raises:
-            EnvContractError: If some of it is not.
-        """
-        stepped = SteppedRows(result, self.single_observation_space)
-        if stepped.all_rest:
-            return result
-        env_ids = stepped.env_ids.tolist()
-        found = self._find_in_states(stepped.states, env_ids)
-        found["reward"] = [env_ids[row] for row in self._bad_rows(result.rewards[stepped.positions])]
+        """Return the result after checking that it is finite."""
+        env_ids = result.env_ids.tolist()
+        found = self._find(self._states, result.states, "state", env_ids)
+        found["reward"] = [env_ids[row] for row in self._bad_rows(result.rewards)]
         if self.restarts:
-            ended = zip(env_ids, stepped.dones, stepped.infos, strict=True)
+            ended = zip(env_ids, result.dones, result.infos, strict=True)
             found["last state"] = [env for env, done, info in ended if done and self._is_bad(info.get("ended_state"))]
         self._raise_if_any(found)
         return result
@@ -92,23 +73,19 @@ class CheckFinite(AnswerWrapper):
             env_ids = tuple(sorted({env_id for ids in found.values() for env_id in ids}))
             raise EnvContractError(f"Something is {kind} in: {places}. {ending}", env_ids)
 
-    def _find_in_states(self, states: Any, env_ids: Sequence[int]) -> Found:
-        rows = self._bad_rows_of(self._states, states, "state")
-        return {where: [env_ids[row] for row in bad] for where, bad in rows.items()}
+    def _find(self, structure: Structure, batch: States, name: str, env_ids: Sequence[int]) -> Found:
+        """Return the envs whose rows of a batch of states or actions are not finite, by the place in a state."""
+        leaves = {name: batch}
+        if not structure.is_single and isinstance(batch, (dict, tuple)):  # a list has one action per env
+            leaves = {name + structure.describe(index): leaf for index, leaf in enumerate(structure.split(batch))}
+        bad = {where: self._bad_rows(leaf) for where, leaf in leaves.items()}
+        return {where: [env_ids[row] for row in rows if row < len(env_ids)] for where, rows in bad.items()}
 
-    def _bad_rows_of(self, structure: Structure, batch: Any, name: str) -> dict[str, list[int]]:
-        """Return, by the place in a state or action, the rows of a batch that are not finite."""
-        if structure.is_single or not isinstance(batch, (dict, tuple)):  # a list has one action per env
-            return {name: self._bad_rows(batch)}
-        leaves = enumerate(structure.split(batch))
-        return {name + structure.describe(index): self._bad_rows(leaf) for index, leaf in leaves}
-
-    def _bad_rows(self, leaf: Any) -> list[int]:
+    def _bad_rows(self, leaf: States) -> list[int]:
         """Return the rows of a batch that have a number that is not finite."""
         if isinstance(leaf, dict):  # of undeclared space
             return sorted({row for part in leaf.values() for row in self._bad_rows(part)})
-        if is_tensor(leaf):
-            leaf = as_array(leaf)
+        leaf = as_array(leaf) if is_tensor(leaf) else leaf
         is_plain = isinstance(leaf, np.ndarray) and leaf.dtype != object
         if is_plain and (leaf.ndim == 0 or not self._is_bad(leaf)):  # the usual case
             return []
@@ -118,15 +95,15 @@ class CheckFinite(AnswerWrapper):
         """Return whether a value, of any type, has a number that is not finite."""
         if isinstance(value, dict):
             value = tuple(value.values())
+        elif isinstance(value, np.ndarray) and value.dtype == object:
+            value = value.reshape(-1).tolist()
+        elif is_tensor(value):
+            value = as_array(value)
         if isinstance(value, (tuple, list)):
             return any(self._is_bad(part) for part in value)
-        if is_tensor(value):
-            value = as_array(value)
         if not isinstance(value, (float, complex, np.ndarray, np.inexact)):
             return False
         array = np.asarray(value)
-        if array.dtype == object:
-            return any(self._is_bad(part) for part in array.reshape(-1).tolist())
         if array.dtype.kind not in "fc":
             return False
         return bool((~np.isfinite(array) if self.check_inf else np.isnan(array)).any())

@@ -6,22 +6,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from parallelenv.contract import arguments, migration_hints
-from parallelenv.contract.arguments import is_number
+from parallelenv.contract.arguments import check_flags, is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import Structure
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import SteppedRows
-from parallelenv.wrappers.answer_wrapper import AnswerWrapper
-from parallelenv.wrappers.base import space_of
+from parallelenv.wrappers.answer_rows import States, changed, numeric_rewards, rebuilt
+from parallelenv.wrappers.base import ParallelWrapper, StateWrapper, Wrappable, shared_structure
 from parallelenv.wrappers.running_statistics import RunningStatistics
-from parallelenv.wrappers.state_wrapper import StateWrapper
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Normalizer:
     epsilon: float
     clip: float
 
-    def __call__(self, states: Any) -> Any:
+    def __call__(self, states: States) -> States:
         """Return normalised states, batched as envs return them."""
         leaves = self.structure.split(states)
         for name, index in self.places.items():
@@ -57,7 +53,7 @@ class NormalizeStates(StateWrapper):
 
     The statistics count the states that `reset`, `step` and `recv` return for envs that acted: not those of resting
     envs, nor ``info["ended_state"]``, which is normalised too. Only the `Box` parts of a state change; they become
-    float32, within ``-clip .. clip``.
+    float32, within ``-clip .. clip``. States that would make mean or variance nan or infinite raise `EnvContractError`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space.
@@ -76,9 +72,11 @@ class NormalizeStates(StateWrapper):
         ArgumentError: If the envs share no space, it has no `Box` to normalise, or an argument has an invalid value.
     """
 
+    _saved = ("statistics",)
+
     def __init__(
         self,
-        env: Any,
+        env: Wrappable,
         keys: Sequence[str] | None = None,
         *,
         statistics: RunningStatistics | None = None,
@@ -86,16 +84,13 @@ class NormalizeStates(StateWrapper):
         epsilon: float = 1e-8,
         clip: float = 10.0,
     ) -> None:
-        arguments.check_flags(frozen=frozen)
-        raw_space: Any = space_of(env)
-        structure = Structure(raw_space)
+        structure = shared_structure(env, "have no common scale")
         leaves = _leaves_to_normalize(structure, keys)
-        statistics = _fitting(statistics, {name: shape for _, name, shape in leaves})
+        shapes = {name: shape for _, name, shape in leaves}
         places = {name: index for index, name, _ in leaves}
-        epsilon, clip = _positive("epsilon", epsilon), _positive("clip", clip)
-        self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
+        self.normalizer = Normalizer(structure, places, *_checked(shapes, statistics, frozen, epsilon, clip))
         self.is_frozen = bool(frozen)
-        super().__init__(env, _with_boxes(raw_space, places, clip))
+        super().__init__(env, _with_boxes(structure.space, places, self.normalizer.clip))
 
     @property
     def statistics(self) -> RunningStatistics:
@@ -107,51 +102,33 @@ class NormalizeStates(StateWrapper):
         """The same as ``statistics``, also reachable through a `NormalizeRewards` around this wrapper."""
         return self.statistics
 
-    def process(self, states: Any) -> Any:
-        """Return normalised states, without counting them.
-
-        Args:
-            states: Batched, as the wrapped object returns them.
-        """
+    def process(self, states: States) -> States:
+        """Return normalised states, batched as the wrapped object returns them, without counting them."""
         return self.normalizer(states)
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Count first states, and return them normalised."""
         self._count(states, env_ids)
         return super().on_reset(states, env_ids)
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Count the states of envs that acted, and return the result with normalised states."""
-        stepped = SteppedRows(result, self.raw_space)
-        if not stepped.all_rest:
-            self._count(stepped.states, stepped.env_ids)
-        return self.processed(stepped)
+        """Count the states, and return the result with normalised states."""
+        self._count(result.states, result.env_ids)
+        return super().on_step(result)
 
-    def _count(self, states: Any, env_ids: Sequence[int] | Array) -> None:
-        """Count states.
-
-        Raises:
-            EnvContractError: If some would make mean or variance nan or infinite.
-        """
+    def _count(self, states: States, env_ids: Sequence[int] | Array) -> None:
         if not self.is_frozen:
             leaves = self.normalizer.structure.split(states)
             batch = {name: leaves[index] for name, index in self.normalizer.places.items()}
             self.statistics.update(batch, env_ids)
 
-    def remembered(self) -> dict[str, Any]:
-        """Return the statistics."""
-        return {"statistics": self.statistics}
 
-    def remember(self, memory: dict[str, Any]) -> None:
-        """Restore the statistics, for all wrappers that share them."""
-        self.statistics.leaves = memory["statistics"].leaves
-
-
-class NormalizeRewards(AnswerWrapper):
+class NormalizeRewards(ParallelWrapper):
     """Divides rewards by the standard deviation of the discounted returns so far.
 
     Only envs that acted count. A return starts from 0 when its env's episode ends or is reset. Wrappers inside this
-    one, such as `RecordEpisodeStatistics`, see the original rewards.
+    one, such as `RecordEpisodeStatistics`, see the original rewards. A step raises `EnvContractError` if a reward is
+    not a number, or would make the variance nan or infinite.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -169,9 +146,11 @@ class NormalizeRewards(AnswerWrapper):
         ArgumentError: If an argument has an invalid value.
     """
 
+    _saved = ("statistics", "returns")
+
     def __init__(
         self,
-        env: Any,
+        env: Wrappable,
         gamma: float = 0.99,
         *,
         statistics: RunningStatistics | None = None,
@@ -179,13 +158,11 @@ class NormalizeRewards(AnswerWrapper):
         epsilon: float = 1e-8,
         clip: float = 10.0,
     ) -> None:
-        arguments.check_flags(frozen=frozen)
         super().__init__(env)
         if not is_number(gamma) or not 0 <= gamma <= 1:
             raise ArgumentError(f"gamma={show(gamma)} is no discount. Give a number from 0 to 1.")
-        self.statistics = _fitting(statistics, {"": ()})
+        self.statistics, self.epsilon, self.clip = _checked({"": ()}, statistics, frozen, epsilon, clip)
         self.gamma, self.is_frozen = float(gamma), bool(frozen)
-        self.epsilon, self.clip = _positive("epsilon", epsilon), _positive("clip", clip)
         self.returns: Array = np.zeros(len(env))
 
     @property
@@ -193,46 +170,32 @@ class NormalizeRewards(AnswerWrapper):
         """The same as ``statistics``, also reachable through a `NormalizeStates` around this wrapper."""
         return self.statistics
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Start the returns of new episodes from 0."""
         self.returns[list(env_ids)] = 0.0
         return states
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Count the returns of envs that acted, and return the result with their rewards scaled.
-
-        Raises:
-            EnvContractError: If a reward is not a number, or would make the variance nan or infinite.
-        """
-        stepped = SteppedRows(result, self.single_observation_space)
-        rewards, given = stepped.rewards(), ~stepped.restarted
+        """Count the returns, and return the result with scaled rewards."""
+        rewards, given = numeric_rewards(result), ~rebuilt(result)
         if not self.is_frozen:
-            env_ids = stepped.env_ids[given]
+            env_ids = result.env_ids[given]
             with np.errstate(all="ignore"):  # update() detects overflows
                 returns = self.returns[env_ids] * self.gamma + rewards[given]
             self.statistics.update({"": returns}, env_ids)
             self.returns[env_ids] = returns
-        self.returns[stepped.env_ids[stepped.dones]] = 0.0
+        self.returns[result.env_ids[result.dones]] = 0.0
         _, variance = self.statistics.leaves[""].guess()
         scaled = np.clip(rewards / np.sqrt(variance + self.epsilon), -self.clip, self.clip)
-        return stepped.with_rewards(scaled)
+        return changed(result, rewards=scaled)
 
     def remembered(self) -> dict[str, Any]:
         """Return the statistics, the current returns and the discount."""
-        return {"statistics": self.statistics, "returns": self.returns, "settings": {"gamma": self.gamma}}
-
-    def remember(self, memory: dict[str, Any]) -> None:
-        """Restore them; the statistics for all wrappers that share them."""
-        self.statistics.leaves, self.returns = memory["statistics"].leaves, memory["returns"]
+        return {**super().remembered(), "settings": {"gamma": self.gamma}}
 
 
 def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> list[tuple[int, str, tuple[int, ...]]]:
     """Return index, name and shape of each leaf to normalise."""
-    if structure.space is None:
-        raise ArgumentError(
-            "The envs share no observation space, so their states have no common scale. If they declare none, "
-            f"{migration_hints.GIVE_SPACES}."
-        )
     known = list(structure.space.spaces) if isinstance(structure.space, spaces.Dict) else []
     if keys is not None and (
         isinstance(keys, str) or not isinstance(keys, Iterable) or any(key not in known for key in keys)
@@ -249,7 +212,7 @@ def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> li
     return leaves
 
 
-def _with_boxes(space: gymnasium.Space[Any], places: Collection[str], clip: float, path: str = "") -> Any:
+def _with_boxes(space: Any, places: Collection[str], clip: float, path: str = "") -> Any:
     """Return a space with the normalised leaves, named by their paths, as boxes of ``-clip .. clip``."""
     if type(space) is spaces.Dict:
         parts = space.spaces.items()
@@ -260,16 +223,15 @@ def _with_boxes(space: gymnasium.Space[Any], places: Collection[str], clip: floa
     return spaces.Box(-clip, clip, space.shape, np.float32) if path in places else space
 
 
-def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningStatistics:
-    """Return the given statistics after a check, or new ones."""
-    if statistics is None:
-        return RunningStatistics(shapes)
+def _checked(
+    shapes: Mapping[str, tuple[int, ...]], statistics: object, frozen: bool, epsilon: float, clip: float
+) -> tuple[RunningStatistics, float, float]:
+    """Return statistics, those given or new ones, epsilon and clip, after a check."""
+    check_flags(frozen=frozen)
+    for name, value in (("epsilon", epsilon), ("clip", clip)):
+        if not is_number(value) or not value > 0:
+            raise ArgumentError(f"{name}={show(value)} must be a positive number.")
+    statistics = RunningStatistics(shapes) if statistics is None else statistics
     if not isinstance(statistics, RunningStatistics) or statistics.shapes != dict(shapes):
         raise ArgumentError(f"statistics={show(statistics)} do not fit; the shapes here are {shapes}.")
-    return statistics
-
-
-def _positive(name: str, value: Any) -> float:
-    if not is_number(value) or not value > 0:
-        raise ArgumentError(f"{name}={show(value)} must be a positive number.")
-    return float(value)
+    return statistics, float(epsilon), float(clip)

@@ -13,16 +13,16 @@ from parallelenv.contract.batch import Array
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import SteppedRows
-from parallelenv.wrappers.answer_wrapper import AnswerWrapper
+from parallelenv.wrappers.answer_rows import States, numeric_rewards, rebuilt
+from parallelenv.wrappers.base import ParallelWrapper, Wrappable
 
 
-class RecordEpisodeStatistics(AnswerWrapper):
+class RecordEpisodeStatistics(ParallelWrapper):
     """Adds statistics of the episode to the info of its last step: ``info["episode"]``, with Gymnasium's keys.
 
     ``"r"`` is the sum of rewards (float), ``"l"`` the number of steps, ``"t"`` the duration in seconds. A step in
     which an env failed and was restarted counts, with reward 0. With ``"continue"``, steps after the end do not count
-    until a reset.
+    until a reset. A step raises `EnvContractError` if a reward is not a number, or an info already has the key.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -39,11 +39,12 @@ class RecordEpisodeStatistics(AnswerWrapper):
         ArgumentError: If ``buffer_length`` is not an int of at least 1.
     """
 
-    def __init__(self, env: Any, buffer_length: int = 100, stats_key: str = "episode") -> None:
+    _saved = ("episode_count", "return_queue", "length_queue", "time_queue", "_is_over", "_running")
+
+    def __init__(self, env: Wrappable, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__(env)
         check_positive("buffer_length", buffer_length)
-        self._key = stats_key
-        self._buffer_length = buffer_length
+        self._key, self._buffer_length = stats_key, buffer_length
         self.episode_count = 0
         self.return_queue: deque[float] = deque(maxlen=buffer_length)
         self.length_queue: deque[int] = deque(maxlen=buffer_length)
@@ -52,21 +53,16 @@ class RecordEpisodeStatistics(AnswerWrapper):
         self._begins: Array = np.full(len(env), time.perf_counter())
         self._is_over: Array = np.zeros(len(env), dtype=bool)
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Start the counts of new episodes."""
         self._begin(list(env_ids))
         return states
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Count the steps of envs that acted, and add statistics to the infos of ended episodes.
-
-        Raises:
-            EnvContractError: If a reward is not a number, or an info already has the key.
-        """
-        stepped = SteppedRows(result, self.single_observation_space)
-        rewards, runs = stepped.rewards(), ~self._is_over[stepped.env_ids]
-        ends = stepped.dones & runs
-        ended = list(zip(stepped.env_ids[ends].tolist(), stepped.infos[ends], strict=True))
+        """Count the steps, and add statistics to the infos of ended episodes."""
+        rows, dones = result.env_ids, result.dones
+        rewards, runs = numeric_rewards(result), ~self._is_over[rows]
+        ended = list(zip(rows[dones & runs].tolist(), result.infos[dones & runs], strict=True))
         clashes = tuple(env_id for env_id, info in ended if self._key in info)
         if clashes:
             raise EnvContractError(
@@ -74,7 +70,7 @@ class RecordEpisodeStatistics(AnswerWrapper):
                 "itself. Drop one of the two, or give another stats_key.",
                 clashes,
             )
-        self._running.add(stepped.env_ids[runs], rewards[runs])
+        self._running.add(rows[runs], rewards[runs])
         for env_id, info in ended:
             total, length = float(self._running.returns[env_id]), int(self._running.lengths[env_id])
             seconds = round(time.perf_counter() - float(self._begins[env_id]), 6)
@@ -83,20 +79,19 @@ class RecordEpisodeStatistics(AnswerWrapper):
             self.length_queue.append(length)
             self.time_queue.append(seconds)
         self.episode_count += len(ended)
-        begun = stepped.restarted | (stepped.dones & self.restarts)
-        self._begin(stepped.env_ids[begun])
-        self._is_over[stepped.env_ids[stepped.dones & ~begun]] = True
+        begun = rebuilt(result) | (dones & self.restarts)
+        self._begin(rows[begun])
+        self._is_over[rows[dones & ~begun]] = True
         return result
 
-    def _begin(self, rows: Any) -> None:
+    def _begin(self, rows: Array | list[int]) -> None:
         self._running.begin(rows)
         self._is_over[rows] = False
         self._begins[rows] = time.perf_counter()
 
     def remembered(self) -> dict[str, Any]:
         """Return the counts and the elapsed times."""
-        names = "episode_count", "return_queue", "length_queue", "time_queue", "_is_over", "_running"
-        return {**{name: vars(self)[name] for name in names}, "_begins": time.perf_counter() - self._begins}
+        return {**super().remembered(), "_begins": time.perf_counter() - self._begins}
 
     def remember(self, memory: dict[str, Any]) -> None:
         """Restore the counts, with at most ``buffer_length`` episodes. The time since saving does not count."""

@@ -16,23 +16,23 @@ from parallelenv.errors import ArgumentError
 from parallelenv.notebook.film import check_format, check_fps, check_size, save_animation
 from parallelenv.notebook.tiles import refuse_dark_envs
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_wrapper import AnswerWrapper
+from parallelenv.wrappers.answer_rows import States
+from parallelenv.wrappers.base import ParallelWrapper, Wrappable
 
 
-class RecordVideo(AnswerWrapper):
+class RecordVideo(ParallelWrapper):
     """Records videos of the envs, all in one picture, with Pillow only.
 
-    Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards: an env that began its next episode
-    in the step shows its beginning. A frame waits for envs in the middle of a step. Frames stay in memory until the
-    video is full, or `close` or `save` ends it, and it is written; if that fails, it is kept for the next `save`.
+    Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards, and waits for envs in the middle of
+    a step. Frames stay in memory until the video is full, or `close` or `save` ends it, and it is written; if that
+    fails, it is kept for the next `save`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Make its envs with ``render_mode="rgb_array"``.
         video_folder: Folder for videos, made if it does not exist. Files are called ``<name_prefix>-step-<first
             step>.<video_format>``; existing ones are kept, the new one is then ``...-step-<first step>-2`` and so on.
         step_trigger: Called once for each number of steps and receives so far, before the next frame is added; returns
-            whether to begin a video.
-            ``None`` records one video, from the start.
+            whether to begin a video. ``None`` records one video, from the start.
         video_length: Frames per video.
         name_prefix: Prefix of file names.
         fps: Frames per second; ``None`` takes the envs' ``metadata["render_fps"]``, or else 30. At most 50 for GIF and
@@ -52,7 +52,7 @@ class RecordVideo(AnswerWrapper):
 
     def __init__(
         self,
-        env: Any,
+        env: Wrappable,
         video_folder: str | Path,
         step_trigger: Callable[[int], bool] | None = None,
         video_length: int = 200,
@@ -85,13 +85,11 @@ class RecordVideo(AnswerWrapper):
         self._trigger = step_trigger or (lambda step: step == 0)
         self._length, self._prefix, self._format = video_length, name_prefix, video_format
         self._fps = check_fps(fps, *self.get_env_attr("metadata", self._env_ids[:1]))
-        self._steps = 0
-        self._asked = -1
-        self._first = 0
+        self._steps, self._asked, self._first = 0, -1, 0
         self._frames: list[Array] | None = None
         self.paths: list[Path] = []
 
-    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Add a frame after a reset."""
         self._film()
         return states

@@ -21,13 +21,7 @@ _PRIOR = 1e-4
 
 @dataclass
 class Moments:
-    """Count, mean and variance of arrays of one shape.
-
-    Attributes:
-        count: Number of arrays.
-        mean: ``shape`` float64; 0 without arrays.
-        squares: ``shape`` float64, the sum of squared distances from the mean.
-    """
+    """Count, mean and variance of arrays of one shape. ``squares`` is the sum of squared distances from the mean."""
 
     count: int
     mean: Array
@@ -108,8 +102,13 @@ class RunningStatistics:
         with np.errstate(all="ignore"):  # overflows are detected below
             total = self._plus(self.leaves, {name: Moments.of(rows) for name, rows in arrays.items()}, "The batch")
             wrong = [name for name, moments in total.items() if not moments.is_finite]
-            rows = sorted({row for name in wrong for row in self._spoilers(name, arrays[name])})
+            spoilers: set[int] = set()  # rows that make a leaf infinite; all rows if only several together do
+            for name in wrong:
+                own, every = self.leaves[name], range(len(arrays[name]))
+                alone = [row for row in every if not own.plus(Moments.of(arrays[name][row : row + 1])).is_finite]
+                spoilers.update(alone or every)
         if wrong:
+            rows = sorted(spoilers)
             at_fault = () if env_ids is None else tuple(sorted(int(env_ids[row]) for row in rows))
             where = f"envs {list(at_fault)}" if at_fault else f"rows {rows} of the batch"
             raise EnvContractError(
@@ -118,12 +117,6 @@ class RunningStatistics:
                 at_fault,
             )
         self.leaves.update(total)
-
-    def _spoilers(self, name: str, rows: Array) -> list[int]:
-        """Return the rows that make a leaf infinite by themselves; all rows if only several together do."""
-        own = self.leaves[name]
-        alone = [row for row in range(len(rows)) if not own.plus(Moments.of(rows[row : row + 1])).is_finite]
-        return alone or list(range(len(rows)))
 
     def merge(self, *others: RunningStatistics) -> None:
         """Add the data of other statistics. Data that two of them share counts twice.

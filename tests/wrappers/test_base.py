@@ -179,6 +179,21 @@ def test_wrapper_sees_every_result_once(make_env: MakeEnv) -> None:
 
 
 @nearby
+def test_hooks_do_not_see_envs_that_rest(make_env: MakeEnv) -> None:
+    env = Watching(
+        Doubled(make_env([partial(Counter, number, 1 + number) for number in range(2)], asynchronous="idle"))
+    )
+    env.reset(seed=1)
+    env.step([1, 1])
+    result = env.step([1, 1])
+    assert (result.states[0], result.rewards[0], result.infos[0]) == (None, None, {})
+    assert result.states[1][:2].tolist() == [2, 4]
+    assert (result.dones.tolist(), result.env_ids.tolist()) == ([True, True], [0, 1])
+    assert env.step([1, 1], align="batch")[1][0] is None
+    assert env.seen == [(0, 1), (0, 1), (1,), ()]
+
+
+@nearby
 @pytest.mark.parametrize("align", ["item", "batch"])
 def test_partial_results_are_processed_by_wrappers(align: Any, make_env: MakeEnv) -> None:
     env = Watching(Doubled(make_env([partial(Fallen, number) for number in range(3)])))

@@ -319,7 +319,7 @@ def test_invalid_arguments_are_refused() -> None:
     with ParallelEnv([Counter, Words]) as env, pytest.raises(ArgumentError, match="share no.*give ParallelEnv spaces="):
         NormalizeStates(env)
     with pytest.raises(ArgumentError, match="is not a ParallelEnv"):
-        NormalizeStates(Counter())
+        NormalizeStates(Counter())  # type: ignore[arg-type]
 
 
 class Told(gym.Env[Any, Any]):
