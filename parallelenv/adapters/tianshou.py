@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
 from parallelenv.adapters.common import convert_partial, positions, raises_first
 from parallelenv.contract import arguments
+from parallelenv.contract.arguments import Ids, Options
 from parallelenv.contract.batch import Array
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.spaces import object_array
@@ -28,7 +29,6 @@ from parallelenv.results import StepBatch
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
-Ids: TypeAlias = "int | Sequence[int] | Array | None"
 TianshouStep = tuple[Array, Array, Array, Array, Array]
 
 
@@ -105,7 +105,7 @@ class TianshouVectorEnv:
 
     # ---------------------------------------------------------------- episodes
 
-    def reset(self, env_id: Ids = None, *, seed: Any = None, options: object = None) -> tuple[Array, Array]:
+    def reset(self, env_id: Ids = None, *, seed: Any = None, options: Options = None) -> tuple[Array, Array]:
         """Begin new episodes of some envs, or by default of all, which also drops steps in flight.
 
         An int is the same seed for every env, as in Tianshou; a list has one per env.

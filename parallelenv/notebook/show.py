@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.error import ResetNeeded
 
-from parallelenv.contract.arguments import check_positive
+from parallelenv.contract.arguments import Ids, Seeds, check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import list_ids, name_envs, show
 from parallelenv.contract.failures import add_note, put
@@ -81,7 +81,7 @@ def refuse_no_notebook(call: str) -> None:
     check_format("png")
 
 
-def show_envs(env: ParallelEnv, id: object, width: int) -> None:
+def show_envs(env: ParallelEnv, id: Ids, width: int) -> None:
     """Show envs as they are now. See `ParallelEnv.show` for arguments and errors."""
     refuse_no_notebook("show")
     engine = env.engine
@@ -104,7 +104,7 @@ def show_envs(env: ParallelEnv, id: object, width: int) -> None:
     _screens.setdefault(engine, Screen()).show(picture)
 
 
-def _visible_ids(engine: Engine, id: object, width: object) -> tuple[int, ...]:
+def _visible_ids(engine: Engine, id: Ids, width: object) -> tuple[int, ...]:
     env_ids = engine.ids(id)
     if not env_ids:
         raise ArgumentError("There are no envs to look at: id is empty, or all are paused.")
@@ -119,8 +119,8 @@ class Performance:
     env: ParallelEnv
     policy: Callable[..., Any]
     steps: int
-    id: object
-    seed: object
+    id: Ids
+    seed: Seeds
     fps: float | None
     width: int
     shows_progress: bool

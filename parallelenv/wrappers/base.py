@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from parallelenv.contract import migration_hints
-from parallelenv.contract.arguments import check_align, check_flags, parse_ids
+from parallelenv.contract.arguments import Ids, Options, Seeds, check_align, check_flags, parse_ids
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import show
 from parallelenv.contract.failures import put
@@ -101,7 +101,7 @@ class ParallelWrapper(ShortTracebacks):
 
     # ---------------------------------------------------------------- hooks
 
-    def on_send(self, action: object, id: object) -> None:
+    def on_send(self, action: object, id: Ids) -> None:
         """Look at actions before they are sent, as given to `step`, `send` or `step_async`; an error refuses them."""
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
@@ -123,7 +123,7 @@ class ParallelWrapper(ShortTracebacks):
 
     # ---------------------------------------------------------------- calls
 
-    def reset(self, id: object = None, *, seed: object = None, options: object = None) -> States:
+    def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> States:
         """Begin new episodes. See `ParallelEnv.reset`."""
         env_ids = self.chosen(id)
         self._refuse_handed_over()
@@ -136,17 +136,17 @@ class ParallelWrapper(ShortTracebacks):
             raise
         return self._see_reset(states, env_ids)
 
-    def step(self, action: object, id: object = None, align: Align = "item") -> Any:
+    def step(self, action: object, id: Ids = None, align: Align = "item") -> Any:
         """Step envs. See `ParallelEnv.step`."""
         self._before(action, id)
         return self._seen(align, self.env.step, action, id)
 
-    def send(self, action: object, id: object = None) -> None:
+    def send(self, action: object, id: Ids = None) -> None:
         """Begin a step. See `ParallelEnv.send`."""
         self._before(action, id)
         self.env.send(action, id)
 
-    def step_async(self, action: object, id: object = None) -> None:
+    def step_async(self, action: object, id: Ids = None) -> None:
         """Begin a step. See `ParallelEnv.step_async`."""
         self._before(action, id)
         self.env.step_async(action, id)
@@ -161,7 +161,7 @@ class ParallelWrapper(ShortTracebacks):
         """Return the results of the step in flight. See `ParallelEnv.step_wait`."""
         return self._seen(align, self.env.step_wait, timeout)
 
-    def next_task(self, id: object = None, **kwargs: object) -> States:
+    def next_task(self, id: Ids = None, **kwargs: object) -> States:
         """Begin the next tasks by calling `reset`. See `TaskPool.next_task`.
 
         Raises:
@@ -175,7 +175,7 @@ class ParallelWrapper(ShortTracebacks):
         """Close the `ParallelEnv`."""
         self.env.close()
 
-    def _before(self, action: object, id: object) -> None:
+    def _before(self, action: object, id: Ids) -> None:
         self._refuse_handed_over()
         self.on_send(action, id)
 
@@ -239,7 +239,7 @@ class ParallelWrapper(ShortTracebacks):
 
     # ---------------------------------------------------------------- what hooks may ask
 
-    def chosen(self, id: object) -> tuple[int, ...]:
+    def chosen(self, id: Ids) -> tuple[int, ...]:
         """Return the env ids of an ``id`` argument."""
         return tuple(np.flatnonzero(~self.paused).tolist()) if id is None else parse_ids(id, len(self))
 
@@ -456,7 +456,7 @@ class StateWrapper(ParallelWrapper):
                 info["ended_state"] = state
         return changed(result, states=states)
 
-    def get_observations(self, id: object = None) -> States:
+    def get_observations(self, id: Ids = None) -> States:
         """Return the processed current observations of tasks. See `TaskPool.get_observations`."""
         env: Any = self.env
         return self._without_exhausted(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract import arguments
+from parallelenv.contract.arguments import Ids
 from parallelenv.contract.spaces import Structure, as_array, is_tensor
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
@@ -36,7 +37,7 @@ class CheckFinite(ParallelWrapper):
         self.check_inf = check_inf
         self._states, self._actions = Structure(env.single_observation_space), Structure(env.single_action_space)
 
-    def on_send(self, action: object, id: object) -> None:
+    def on_send(self, action: object, id: Ids) -> None:
         """Check that actions are finite. Other errors in them are left to the step."""
         resting = self.exhausted | (self.done & (self.unwrapped.asynchronous in (None, "idle")))
         try:

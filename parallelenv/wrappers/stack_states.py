@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from parallelenv.contract.arguments import check_positive
+from parallelenv.contract.arguments import Ids, check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import as_array
@@ -83,7 +83,7 @@ class StackStates(StateWrapper):
         self._start(rows[begins], [leaf[begins] for leaf in leaves])
         return changed(result, states=self._shown(rows))
 
-    def get_observations(self, id: object = None) -> NoReturn:
+    def get_observations(self, id: Ids = None) -> NoReturn:
         """Raise an error: the current observation may or may not be on the stack already."""
         self._refuse("get_observations")
 
