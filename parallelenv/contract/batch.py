@@ -6,9 +6,8 @@ for that env.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -39,10 +38,11 @@ class Field:
     dtype: np.dtype[Any]
 
 
+@dataclass(eq=False)
 class Layout:
     """The arrays that a batch has.
 
-    Args:
+    Attributes:
         observation_space: Space that all envs share, or ``None``.
         action_space: Space that all envs share, or ``None``.
         first: Env id of row 0.
@@ -53,24 +53,19 @@ class Layout:
         has_infos: Whether there is room for infos of a steady form.
     """
 
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        first: int,
-        num_envs: int,
-        keeps_ended: bool = False,
-        *,
-        keeps_types: bool = False,
-        broadcasts: bool = False,
-        has_infos: bool = False,
-    ) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-        self.first, self.num_envs = first, num_envs
-        self.keeps_ended, self.keeps_types = keeps_ended, keeps_types
-        self.broadcasts, self.has_infos = broadcasts, has_infos
-        self.states = Structure(observation_space)
-        self.actions = Structure(action_space)
+    observation_space: Any
+    action_space: Any
+    first: int
+    num_envs: int
+    keeps_ended: bool = False
+    _: KW_ONLY
+    keeps_types: bool = False
+    broadcasts: bool = False
+    has_infos: bool = False
+
+    def __post_init__(self) -> None:
+        self.states = Structure(self.observation_space)
+        self.actions = Structure(self.action_space)
         # Actions are in the batch only if all of their leaves are: a host then needs only the ids to step.
         actions = _fields(self.actions)
         self.action_fields: list[Field] = [] if None in actions else [field for field in actions if field]
@@ -82,18 +77,15 @@ class Layout:
 
     def changed(self, **changes: Any) -> Layout:
         """Return a copy of the layout with some arguments changed."""
-        names = inspect.signature(Layout).parameters
-        return Layout(**{name: getattr(self, name) for name in names} | changes)
+        return replace(self, **changes)
 
     @property
     def fields(self) -> list[Field]:
         """Every array of the batch, in memory order."""
-        states = [field for field in self.state_fields if field]
-        ended = states if self.keeps_ended else []
-        byte = np.dtype(np.uint8)
-        infos = [Field((INFO_NBYTES,), byte), Field((), byte)] if self.has_infos else []
+        states = [field for field in self.state_fields if field] * (2 if self.keeps_ended else 1)
+        infos = [Field((INFO_NBYTES,), np.dtype(np.uint8)), Field((), np.dtype(np.uint8))] if self.has_infos else []
         rewards, flags = Field((), np.dtype(np.float64)), Field((2,), np.dtype(bool))
-        return [*self.action_fields, *states, *ended, *infos, rewards, flags]
+        return [*self.action_fields, *states, *infos, rewards, flags]
 
     @property
     def nbytes(self) -> int:
@@ -130,8 +122,7 @@ class Batch:
         self.owner = owner
         carved, offset = [], 0
         for field in layout.fields:
-            shape = (layout.num_envs, *field.shape)
-            carved.append(np.ndarray(shape, field.dtype, buffer=memory, offset=offset))
+            carved.append(np.ndarray((layout.num_envs, *field.shape), field.dtype, buffer=memory, offset=offset))
             offset += _padded(field, layout.num_envs)
         arrays = iter(carved)
         self.actions: list[Array] = [next(arrays) for _ in layout.action_fields]
@@ -154,18 +145,12 @@ class Batch:
 
     @classmethod
     def private(cls, layout: Layout) -> Batch:
-        """Return a batch in memory of this process only.
-
-        Raises:
-            WorkerStartError: If there is not enough memory.
-        """
+        """Return a batch in memory of this process only; raise a `WorkerStartError` if there is not enough."""
         try:
             memory = bytearray(layout.nbytes)
         except (MemoryError, OverflowError) as error:
-            raise WorkerStartError(
-                f"The batch needs {layout.nbytes:,} bytes of memory, which cannot be had. Use fewer envs or smaller "
-                "states."
-            ) from error
+            text = f"The batch needs {layout.nbytes:,} bytes of memory, which cannot be had."
+            raise WorkerStartError(f"{text} Use fewer envs or smaller states.") from error
         return cls(layout, memory)
 
     def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
@@ -235,9 +220,7 @@ class Batch:
 def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
     """Return rewards and whether an episode ended, ``(len(outcomes), num_envs)`` float64 and bool.
 
-    Args:
-        outcomes: One per step, as returned by `Batch.outcome`.
-        num_envs: Number of envs of the batch.
+    ``outcomes`` are those of `Batch.outcome` of a batch with ``num_envs`` envs, one per step.
     """
     if not outcomes:
         return np.zeros((0, num_envs)), np.zeros((0, num_envs), bool)
