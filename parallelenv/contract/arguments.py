@@ -261,9 +261,10 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
             raise ArgumentError(f"{name}={show(argument)} is no usable slice: {error}.") from None
     forms = "Give an int, a list, tuple or array of ints, a slice, or a bool mask."
     given = argument.tolist() if hasattr(argument, "tolist") else argument
-    if isinstance(given, (str, bytes, dict, set, frozenset, bool)) or not (is_int(given) or isinstance(given, Iterable)):
+    given = [given] if is_int(given) else given
+    if isinstance(given, (str, bytes, dict, set, frozenset)) or not isinstance(given, Iterable):
         raise ArgumentError(f"{name}={show(argument)} names no envs. {forms}")
-    items = [given] if is_int(given) else list(given)
+    items = list(given)
     if set(map(type, items)) != {int}:  # not the usual case
         if items and all(isinstance(item, (bool, np.bool_)) for item in items):
             if len(items) != num_envs:

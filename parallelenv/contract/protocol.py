@@ -29,9 +29,7 @@ class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never 
 class UnreadableError(Exception):
     """Raised for a command or a reply that was pickled but does not unpickle; never seen by users.
 
-    Attributes:
-        number: Number of the command.
-        reason: Message of the unpickling error.
+    It has the ``number`` of the command and the ``reason``, the message of the unpickling error.
     """
 
     def __init__(self, number: int, reason: str) -> None:
@@ -49,8 +47,8 @@ class Command:
 
     Attributes:
         number: Unique within the pool; the reply carries it.
-        operation: One of `OPERATIONS`; each is a method of `parallelenv.worker.host.Host`, which says what ``each`` and
-            ``common`` are for it.
+        operation: One of `OPERATIONS`, a method of `parallelenv.worker.host.Host`: there ``each`` and ``common`` are
+            described.
         env_ids: The envs, in the order requested.
         each: One argument per env, or ``None`` if the operation takes none.
         common: A further argument, the same for every env.
@@ -101,13 +99,9 @@ class Lookup(NamedTuple):
 
 
 class MethodCall(NamedTuple):
-    """A method with its arguments, for ``call``.
+    """A method, by its name or several joined by dots, with its arguments, for ``call``.
 
-    Attributes:
-        name: Name of the method, or several names joined by dots.
-        positional: Positional arguments.
-        named: Keyword arguments.
-        or_attribute: Whether another attribute of that name is returned as it is, instead of raising.
+    With ``or_attribute`` another attribute of that name is returned as it is, instead of raising.
     """
 
     name: str
@@ -118,12 +112,10 @@ class MethodCall(NamedTuple):
 
 @dataclass(slots=True)
 class Reply:
-    """A host's reply to one command.
+    """A host's reply to the command with this number.
 
     Attributes:
-        number: The command's number.
-        values: What the operation returned, by env id; empty results are left out, so that a plain step pickles
-            nothing.
+        values: What the operation returned, by env id, without empty results: a plain step pickles nothing.
         failures: The failures, by env id.
         rows: Result rows of the command's env ids, from hosts that do not share the caller's batch.
         output: What the host's envs printed where the caller does not see it, and each `Remark`.
@@ -148,17 +140,16 @@ class Remark(Printed):
 
 
 class Extra(NamedTuple):
-    """What a step or reset of one env returns beyond its rows in the batch.
+    """What a step or reset of one env returns beyond its rows in the batch; ``None`` where there is nothing.
 
     Attributes:
-        info: The env's info, ``None`` if it is empty.
+        info: The env's info.
         loose: Leaves of its state that are not in the batch, in order.
         reward: A one-tuple of its reward if that is not a number.
-        ended_loose: Like ``loose``, of the last state of an episode that ended in this step and was followed by a
-            reset.
-        reset_info: The info of that reset, ``None`` if it is empty.
+        ended_loose: Like ``loose``, of the last state of an episode after which the env was reset in this step.
+        reset_info: The info of that reset.
         is_exhausted: ``True`` if that reset, or the reset that this is the result of, found no further episode. The
-            env's row then still holds its last state. ``None`` otherwise.
+            env's row then still holds its last state.
         ended_state: A one-tuple of that last state, if the rows change its type and `Layout.keeps_types` is set.
     """
 
@@ -216,7 +207,6 @@ class WorkerSpec:
         env_ids: Its envs: consecutive ids.
         envs: A factory for each of them.
         num_cpus: Cores that this host may use.
-        settings: Settings that every host receives.
         place: Its position among all hosts.
         shared: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
     """
@@ -240,12 +230,9 @@ class Placement:
 class EnvFacts:
     """What the caller needs to know of an env that runs elsewhere.
 
+    Its spaces (``None`` if it declares none), metadata and render mode, and the process that it runs in.
+
     Attributes:
-        observation_space: ``None`` if the env declares none.
-        action_space: ``None`` if the env declares none.
-        metadata: The env's ``metadata``.
-        render_mode: The env's ``render_mode``.
-        process: The process that it runs in.
         instance: Its `id` there, to tell it from other objects.
         has_steps: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
     """
@@ -264,8 +251,7 @@ class Death:
     """What is known of the death of a host.
 
     Attributes:
-        pid: Process id, if known.
-        exitcode: Exit code, negative for a signal, if known.
+        exitcode: Exit code, negative for a signal.
         detail: What else is known, one sentence or empty.
         last_lines: The last lines that it printed, or empty.
     """
@@ -284,13 +270,13 @@ class Death:
             return f"{what} process. {self.detail}".strip()
         number = -self.exitcode
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        causes = {
+        cause = {
             "SIGKILL": "; often the system's out-of-memory killer, or kill -9",
             "SIGSEGV": "; a crash in compiled code that an env uses",
             "SIGABRT": "; compiled code that an env uses gave up",
             "SIGTERM": "; somebody asked it to end",
-        }
-        return f"It was killed by {name}{causes.get(name, '')}. {self.detail}".strip()
+        }.get(name, "")
+        return f"It was killed by {name}{cause}. {self.detail}".strip()
 
 
 class Channel(Protocol):
@@ -306,40 +292,26 @@ class Channel(Protocol):
         """Return a command in the form that is sent; send nothing yet.
 
         A call packs the commands of all hosts before it sends the first, so that an argument that cannot be copied
-        affects no host.
-
-        Raises:
-            UnpicklableError: If an argument cannot be copied to the host.
+        (`UnpicklableError`) affects no host.
         """
-        ...
 
     def send(self, packed: Any) -> None:
-        """Send a packed command and return at once.
-
-        Raises:
-            HostDied: If the host has died; the command was not executed.
-        """
-        ...
+        """Send a packed command and return at once; raise `HostDied` if the host has died without executing it."""
 
     def receive(self) -> Reply:
-        """Return the next reply. Called only after `Backend.wait` returned this channel.
+        """Return the next reply; raise `HostDied` if the host has died and none is left.
 
-        Raises:
-            HostDied: If the host has died and no reply is left.
+        Called only after `Backend.wait` returned this channel.
         """
-        ...
 
     def attach(self, batch: Batch) -> None:
         """Give the host the batch. The rows of later commands are there."""
-        ...
 
     def cause_of_death(self) -> Death:
         """Return what is known of the death of a host for which `HostDied` was raised."""
-        ...
 
     def kill(self) -> None:
         """End the host at once, whatever it is doing, and release its resources."""
-        ...
 
 
 class Branching(Channel, Protocol):
@@ -363,15 +335,12 @@ class RepeatedStep(Protocol):
 
     def send(self, number: int) -> None:
         """Let the hosts step. The command to the first has this number, to the next the next one, and so on."""
-        ...
 
     def wait(self, timeout: float) -> bool:
         """Wait until all hosts have stepped, no longer than ``timeout`` seconds.
 
-        Returns:
-            ``True`` if all have and have nothing to say: no reply follows. If ``False``, `file` is called.
+        It returns ``True`` if all have and have nothing to say: no reply follows. If ``False``, `file` is called.
         """
-        ...
 
     def file(self, number: int) -> None:
         """Let the hosts' replies to the step of this number be received like those to any other command.
@@ -379,7 +348,6 @@ class RepeatedStep(Protocol):
         Called in a section that Ctrl-C does not interrupt; also if `send` or `wait` was interrupted anywhere. The hosts
         then step in any case, once.
         """
-        ...
 
 
 class Backend(Protocol):
@@ -398,32 +366,25 @@ class Backend(Protocol):
     placement: str = ""
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
-        """Return how many hosts to use for ``num_envs`` envs.
+        """Return how many hosts to use for ``num_envs`` envs, at least 1.
 
-        Args:
-            num_envs: Number of envs, at least 1.
-            num_cpus: Cores the envs may use; ``None`` means all usable cores.
-            num_gpus: GPUs to divide among the hosts, for backends that reserve them.
+        They may use ``num_cpus`` cores, ``None`` for all usable ones. Backends that reserve GPUs divide ``num_gpus``.
         """
-        ...
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:
         """Start one host per spec, all at the same time.
 
-        Raises:
-            UnpicklableError: If an env cannot be sent to its host; nothing was started.
+        If an env cannot be sent to its host, it raises `UnpicklableError` before anything is started.
         """
-        ...
 
     def allocate(self, layout: Layout) -> Batch:
         """Return a new batch in memory of a kind that this backend's hosts can use."""
-        ...
 
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:
-        """Wait until a host has a reply or has died.
+        """Wait until a host with a command in flight has a reply or has died.
 
         Args:
-            channels: Those with a command in flight, at least one.
+            channels: Those of such hosts, at least one.
             timeout: Seconds; ``None`` means no limit.
             wanted: How many replies the caller needs to go on. A backend that wakes for each of them at little cost may
                 wait for so many; it must not wait on for a host that has died or has printed something.
@@ -431,27 +392,19 @@ class Backend(Protocol):
         Returns:
             The channels whose `Channel.receive` will not block; empty after ``timeout``.
         """
-        ...
 
     def prepare_step(self, commands: Sequence[tuple[Channel, Command]]) -> RepeatedStep | None:
-        """Prepare a step that is likely to be repeated many times.
+        """Prepare a step that is likely to be repeated many times: plain steps of hosts that have nothing in flight.
 
-        Args:
-            commands: Plain step commands, one to each of some hosts that have nothing in flight.
-
-        Returns:
-            ``None`` if there is no quicker way than to pack and send them each time.
+        It returns ``None`` if there is no quicker way than to pack and send the commands each time.
         """
         return None
 
     def fileno(self) -> int | None:
-        """Return a descriptor by which an event loop can wait for replies.
+        """Return a descriptor of the backend's by which an event loop can wait for replies.
 
         It becomes readable when a host replies or dies, and stays so until `wait` has returned that host's channel. It
-        may be readable without need.
-
-        Returns:
-            A descriptor that the backend owns, or ``None``: `wait` is then called again and again.
+        may be readable without need. ``None``: `wait` is called again and again.
         """
         return None
 
@@ -461,26 +414,20 @@ class Backend(Protocol):
         It may raise `KeyboardInterrupt`; it is then called again with a timeout of 0.
 
         Args:
-            channels: All that were launched and not killed. Hosts of an interrupted `launch`, which returned no
-                channels, are ended as well.
+            channels: All that were launched and not killed; hosts of an interrupted `launch` are ended as well.
             timeout: Seconds before hosts that have not exited are killed.
 
         Returns:
             What envs printed where the caller does not see it and that no reply contained.
         """
-        ...
 
 
 class Sharing(Backend, Protocol):
     """A backend that can give all envs the same arrays. The other backends reject ``shared=``."""
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Copy arrays, once, to where all hosts can read them. Called between `plan` and `launch`.
-
-        Args:
-            arrays: The user's arrays, of plain dtypes.
+        """Copy arrays of plain dtypes, once, to where all hosts can read them. Called between `plan` and `launch`.
 
         Returns:
             The value for `WorkerSpec.shared`; `launch` gives it to the hosts as read-only arrays.
         """
-        ...

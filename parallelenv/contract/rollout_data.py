@@ -23,10 +23,8 @@ StepIndex = tuple[int, int]
 class RecurrentState(NamedTuple):
     """The recurrent state of a policy for some envs.
 
-    Attributes:
-        env_ids: The env of each row.
-        rows: A nest of dicts, tuples and lists of arrays, whose first axis is that of ``env_ids``.
-        begins: Those of the envs whose episode has not begun: their rows are to be ignored.
+    ``rows`` is a nest of dicts, tuples and lists of arrays, whose first axis is that of ``env_ids``. Those of the envs
+    in ``begins``, whose episode has not begun, are to be ignored.
     """
 
     env_ids: tuple[int, ...]
@@ -57,10 +55,8 @@ class RolloutRequest:
 class EpisodeEnds(NamedTuple):
     """Episodes that ended, ordered by step and then by column.
 
-    Attributes:
-        steps: ``(m,)`` int64.
-        columns: ``(m,)`` int64, positions in ``RolloutChunk.env_ids``.
-        states: The last states, one array per leaf, ``(m, *shape)``; object arrays for loose leaves.
+    ``steps`` and ``columns``, positions in ``RolloutChunk.env_ids``, are ``(m,)`` int64. ``states`` are the last
+    states, one array per leaf, ``(m, *shape)``; object arrays for loose leaves.
     """
 
     steps: Array
@@ -130,12 +126,7 @@ class RolloutChunk:
 
 
 class ExtrasFormat(NamedTuple):
-    """Shape and dtype of one of the policy's extras.
-
-    Attributes:
-        shape: Shape for one env in one step.
-        dtype: A dtype that can hold all of its values.
-    """
+    """Shape of one of the policy's extras, for one env in one step, and a dtype that can hold all of its values."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -146,16 +137,15 @@ def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasForm
     joined = {**known, **found}
     for name in known.keys() & found.keys():
         before, now = known[name], found[name]
-        dtype = None
         with contextlib.suppress(TypeError):  # such as a date and a number
-            dtype = np.promote_types(before.dtype, now.dtype)
-        if dtype is None or before.shape != now.shape:
-            raise ArgumentError(
-                f"The policy's extras[{name!r}] are of shape {now.shape} and dtype {now.dtype} per env, but before, or "
-                f"of other envs, of shape {before.shape} and dtype {before.dtype}. To be stacked they must be alike in "
-                "every step."
-            )
-        joined[name] = ExtrasFormat(now.shape, dtype)
+            if before.shape == now.shape:
+                joined[name] = ExtrasFormat(now.shape, np.promote_types(before.dtype, now.dtype))
+                continue
+        raise ArgumentError(
+            f"The policy's extras[{name!r}] are of shape {now.shape} and dtype {now.dtype} per env, but before, or of "
+            f"other envs, of shape {before.shape} and dtype {before.dtype}. To be stacked they must be alike in every "
+            "step."
+        )
     return joined
 
 
@@ -166,7 +156,7 @@ def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 def empty_rows(shape: tuple[int, ...], like: Array | None) -> Array:
     """Return zeros for rows of an array of the batch; for a loose leaf an object array of ``None``."""
-    return np.full(shape, None, dtype=object) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
+    return empty_array(shape, np.dtype(object)) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
 
 
 def empty_actions(shape: tuple[int, ...], batch: Batch) -> list[Array]:
@@ -201,10 +191,8 @@ def check_rows(name: str, nest: Any, num_envs: int) -> None:
     def check(leaf: Any) -> None:
         shape = getattr(leaf, "shape", None)
         if not shape or shape[0] != num_envs:
-            raise ArgumentError(
-                f"{name} is {describe_value(leaf)}, for the states of {num_envs} envs. The first axis must be that of "
-                "the envs."
-            )
+            what = f"{name} is {describe_value(leaf)}, for the states of {num_envs} envs"
+            raise ArgumentError(f"{what}. The first axis must be that of the envs.")
 
     map_leaves(nest, check)
 
@@ -212,10 +200,8 @@ def check_rows(name: str, nest: Any, num_envs: int) -> None:
 def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
     """Return rows of recurrent states, each given by its `RecurrentState` and its position there, as one nest.
 
-    ``None`` means no state: a row of zeros. The result is ``None`` if all are.
-
-    Raises:
-        ArgumentError: If the nests differ in structure.
+    ``None`` means no state: a row of zeros. The result is ``None`` if all are. If the nests differ in structure, it
+    raises an `ArgumentError`.
     """
     first = next((part for part in parts if part is not None), None)
     if first is None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import operator
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,9 +32,7 @@ Spaces: TypeAlias = "tuple[spaces.Space[Any], spaces.Space[Any]]"
 class Structure:
     """How values of one space are split into leaves and joined again.
 
-    Args:
-        space: A Gymnasium space, or ``None`` if the envs declare none or differ; then the whole value is one loose
-            leaf.
+    Without a space, because the envs declare none or differ, the whole value is one loose leaf.
     """
 
     def __init__(self, space: spaces.Space[Any] | None) -> None:
@@ -63,15 +63,7 @@ class Structure:
 
     def split(self, value: Any) -> list[Any]:
         """Return the leaves of ``value``, in order; a `LookupError` or `TypeError` says that it lacks one."""
-        if self.is_single:
-            return [value]
-        leaves = []
-        for path in self._paths:
-            leaf = value
-            for key in path:
-                leaf = leaf[key]
-            leaves.append(leaf)
-        return leaves
+        return [value] if self.is_single else [functools.reduce(operator.getitem, path, value) for path in self._paths]
 
     def split_state(self, state: Any) -> list[Any]:
         """Return the leaves of a state, in order; raise an `EnvContractError` if it lacks one."""
@@ -85,8 +77,8 @@ class Structure:
     def check_leaf(self, leaf: int, value: Any) -> None:
         """Raise an `EnvContractError` unless a leaf of a state has the shape and dtype of its space, if any."""
         space: Any = self.leaves[leaf]
-        has_form = space is not None and space.shape is not None and space.dtype is not None
-        if has_form and not fits(value, space.shape, np.dtype(space.dtype)):
+        shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
+        if shape is not None and dtype is not None and not fits(value, shape, np.dtype(dtype)):
             raise EnvContractError(
                 f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space says {space}. "
                 "Declare the space that the env really has, or give it by spaces=."
@@ -191,10 +183,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Whether a value has a shape and can be cast to a dtype without loss of meaning.
-
-    Floats may become shorter floats, as in Gymnasium; ints must keep their value.
-    """
+    """Whether a value has a shape and `casts_to` a dtype."""
     try:
         array = as_array(value)
     except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors of dtypes that numpy lacks
@@ -203,7 +192,7 @@ def fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
 
 
 def casts_to(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    """Whether an array can be cast to a dtype without loss of meaning."""
+    """Whether an array can be cast to a dtype: floats may become shorter, as in Gymnasium, ints keep their value."""
     if array.dtype == dtype:
         return True
     if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: plain ints are int64, another kind than uint8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -46,10 +47,7 @@ def get_worker_info() -> WorkerInfo | None:
     """Return the facts of the env whose constructor, reset, step or other method is running in this thread.
 
     Envs can divide data with it: ``files[info.env_id :: info.num_envs]``. It distinguishes envs of the same worker as
-    well. In threads that an env started itself, the env is unknown.
-
-    Returns:
-        A `WorkerInfo`; ``None`` outside envs.
+    well. Outside envs, and in threads that an env started itself, it returns ``None``.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code not in _CALLERS_OF_ENVS:
@@ -87,12 +85,7 @@ _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
 class ProcessInfo(NamedTuple):
-    """The process in which an env runs.
-
-    Attributes:
-        pid: Process id; 0 if unknown.
-        machine: Name of the machine.
-    """
+    """The process in which an env runs: its id, 0 if unknown, and the name of its machine."""
 
     pid: int = 0
     machine: str = ""
@@ -103,17 +96,12 @@ class ProcessInfo(NamedTuple):
         return self.pid > 0 and self.machine == platform.node()
 
     def memory(self) -> int | None:
-        """Return the memory that the process uses, in bytes; shared pages count in proportion.
-
-        ``None`` if unknown: the process has ended, runs on another machine, or the system does not provide it.
-        """
-        if not self.is_near:
-            return None
-        try:
-            found = _PSS.search(Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii"))
-        except (OSError, UnicodeDecodeError):  # ended, another user's, or not Linux
-            found = None
-        return int(found[1]) * 1024 if found else None
+        """Return the memory that the process uses, in bytes, ``None`` if unknown; shared pages count in proportion."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # ended, another user's, or not Linux
+            if self.is_near:
+                found = _PSS.search(Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii"))
+                return int(found[1]) * 1024 if found else None
+        return None
 
 
 UNKNOWN_PROCESS = ProcessInfo()
