@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -24,13 +24,11 @@ MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 """Default of arguments for which ``None`` is a value."""
 
 
-def check_counts(num_cpus: Any, num_gpus: Any) -> int | None:
+def check_counts(num_cpus: object, num_gpus: object) -> int | None:
     """Return how many cores may be used; ``None`` for all, given as ``None`` or 0. Raise if a count is invalid."""
-    if num_cpus is not None and not (is_int(num_cpus) and num_cpus == 0):
-        check_positive("num_cpus", num_cpus)
     if not is_number(num_gpus) or not 0 <= num_gpus < math.inf:
         raise ArgumentError(f"num_gpus={show(num_gpus)} is no number of GPUs. Give 0 or more; fractions are allowed.")
-    return num_cpus or None
+    return None if num_cpus is None or (is_int(num_cpus) and num_cpus == 0) else check_positive("num_cpus", num_cpus)
 
 
 def check_flags(**flags: object) -> None:
@@ -40,13 +38,14 @@ def check_flags(**flags: object) -> None:
             raise ArgumentError(f"{name}={show(value)} must be True or False.")
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Raise unless a value is an int of at least 1."""
+def check_positive(name: str, value: object) -> int:
+    """Return a value; raise unless it is an int of at least 1."""
     if not is_int(value) or value < 1:
         raise ArgumentError(f"{name}={show(value)} must be an int of at least 1.")
+    return value
 
 
-def check_timeout(timeout: Any) -> float | None:
+def check_timeout(timeout: object) -> float | None:
     """Return a timeout in seconds, or ``None`` for no limit."""
     if timeout is None:
         return None
@@ -55,19 +54,17 @@ def check_timeout(timeout: Any) -> float | None:
     return None if timeout == math.inf else min(float(timeout), _LONGEST)
 
 
-def check_grace(timeout: Any, default: float) -> float:
+def check_grace(timeout: object, default: float) -> float:
     """Return how many seconds workers have to close their envs; ``None`` means the default."""
     if timeout is None:
         return default
     if not is_number(timeout) or not timeout >= 0:
-        raise ArgumentError(
-            f"timeout={show(timeout)} must be a number of seconds, 0 or more, or None for {default:g}. Nothing was "
-            "closed."
-        )
+        what = f"timeout={show(timeout)} must be a number of seconds, 0 or more, or None for {default:g}"
+        raise ArgumentError(f"{what}. Nothing was closed.")
     return min(float(timeout), _LONGEST)
 
 
-def check_failure_handling(on_failure: object, max_restarts: Any) -> None:
+def check_failure_handling(on_failure: object, max_restarts: object) -> None:
     """Raise if failure handling is unknown or the number of restarts is invalid."""
     if on_failure not in ("raise", "restart"):
         ways = "'raise' (the call raises) or 'restart' (the env is rebuilt and counts as cut off)"
@@ -96,13 +93,11 @@ def check_align(align: object) -> None:
         raise ArgumentError(f"align={show(align)} is not known; expected {ways}.")
 
 
-def check_window(min_envs: Any, max_envs: Any) -> None:
+def check_window(min_envs: object, max_envs: object) -> None:
     """Raise if the bounds of `ParallelEnv.recv` are invalid."""
-    check_positive("min_envs", min_envs)
-    if max_envs is not None:
-        check_positive("max_envs", max_envs)
-        if max_envs < min_envs:
-            raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
+    least = check_positive("min_envs", min_envs)
+    if max_envs is not None and check_positive("max_envs", max_envs) < least:
+        raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
 
 
 def check_policy(policy: object) -> None:
@@ -124,30 +119,28 @@ def check_name(argument: str, name: object) -> None:
         raise ArgumentError(f"{argument}={name!r} has a double-underscore name in it, which cannot be reached.")
 
 
-def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: bool) -> list[int | None]:
+def spread_seeds(seed: object, env_ids: Sequence[int], num_envs: int, *, whole: bool) -> list[int | None]:
     """Return one seed per env: ``seed + env_id`` for an int, or the items of a list."""
     if seed is None and not whole:
         return [None] * len(env_ids)
     if is_int(seed):
-        _check_seed(seed)
-        return [int(seed) + env_id for env_id in env_ids]
+        return [_check_seed(seed) + env_id for env_id in env_ids]
     if not _is_sequence(seed):
         raise ArgumentError(f"seed={show(seed)} is no seed. Give an int, or a list with one int or None per env.")
     if len(seed) != len(env_ids):
-        raise ArgumentError(
-            f"{were(len(seed), 'seed')} given for {count(len(env_ids), 'env')}. Give one each, or an int for all."
-        )
+        what = f"{were(len(seed), 'seed')} given for {count(len(env_ids), 'env')}"
+        raise ArgumentError(f"{what}. Give one each, or an int for all.")
     return [None if item is None else _check_seed(item) for item in seed]
 
 
-def check_base_seed(seed: Any) -> int | None:
+def check_base_seed(seed: object) -> int | None:
     """Return the seed from which the seeds of all envs are derived, or ``None`` for none."""
     if seed is not None and not is_int(seed):
         raise ArgumentError(f"seed={show(seed)} is no int. Env i gets seed + i; for others call seed([...]).")
     return None if seed is None else _check_seed(seed)
 
 
-def _check_seed(seed: Any) -> int:
+def _check_seed(seed: object) -> int:
     if not is_int(seed) or seed < 0:
         raise ArgumentError(f"seed={show(seed)} is no seed. Seeds are ints of 0 or more.")
     return int(seed)
@@ -173,30 +166,30 @@ def spread_names(argument: str, names: object, env_ids: Sequence[int]) -> list[s
     return spread
 
 
-def spread_arguments(each: Any, env_ids: Sequence[int]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Return the positional and keyword arguments for each env's method."""
     expected = "a list or tuple of positional arguments, a dict of keyword arguments, or None"
     each = [None] * len(env_ids) if each is None else each
-    _check_list("function_args_list", each, env_ids, f"a list with one item per env, {expected}")
-    for one in each:
+    items = _check_list("function_args_list", each, env_ids, f"a list with one item per env, {expected}")
+    for one in items:
         has_names = isinstance(one, dict) and all(isinstance(name, str) for name in one)
         if not has_names and not isinstance(one, (list, tuple, type(None))):
             raise ArgumentError(f"function_args_list has {show(one)} in it. Each item is {expected}.")
-    return [((), one) if isinstance(one, dict) else (tuple(one or ()), {}) for one in each]
+    return [((), one) if isinstance(one, dict) else (tuple(one or ()), {}) for one in items]
 
 
-def _spread(name: str, given: Any, env_ids: Sequence[int], kind: type | tuple[type, ...], expected: str) -> list[Any]:
+def _spread(name: str, given: object, env_ids: Sequence[int], kind: type | tuple[type, ...], expected: str) -> list[Any]:
     """Return the items of a list with one item of a kind per env, or one that was given for all envs for each."""
     if isinstance(given, kind):
         return [given] * len(env_ids)
-    _check_list(name, given, env_ids, expected)
-    for item in given:
+    items = _check_list(name, given, env_ids, expected)
+    for item in items:
         if not isinstance(item, kind):
             raise ArgumentError(f"{name} has {show(item)} in it. Give {expected}.")
-    return list(given)
+    return items
 
 
-def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
+def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list[Any]:
     """Return the value to set on each env: the items of a list or tuple, anything else for all of them.
 
     An array with as many rows as envs could mean either, so it raises.
@@ -204,8 +197,7 @@ def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
     if (value is MISSING) == (values is None):
         raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
     if values is not None:
-        _check_list("values", values, env_ids, "a list with one value per env")
-        return list(values)
+        return _check_list("values", values, env_ids, "a list with one value per env")
     envs = count(len(env_ids), "env")
     ways = "Give values=[...] with one item per env, or values=[value] * n to set the same on all."
     if isinstance(value, (list, tuple)):
@@ -222,24 +214,23 @@ def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
     return [value] * len(env_ids)
 
 
-def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) -> None:
+def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str) -> list[Any]:
+    """Return the items of a list with one per env."""
     if not _is_sequence(items):
         raise ArgumentError(f"{name}={show(items)} cannot be spread over envs. Give {expected}.")
     if len(items) != len(env_ids):
-        raise ArgumentError(
-            f"{name} has {count(len(items), 'item')} for {count(len(env_ids), 'env')}. Give {expected}, in the order "
-            "of id."
-        )
+        what = f"{name} has {count(len(items), 'item')} for {count(len(env_ids), 'env')}"
+        raise ArgumentError(f"{what}. Give {expected}, in the order of id.")
+    return list(items)
 
 
-def _is_sequence(items: Any) -> bool:
+def _is_sequence(items: object) -> TypeGuard[Sequence[Any]]:
     """Whether it is a sequence: arrays and tensors without axes have no length."""
-    return (
-        hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0 and not isinstance(items, (str, bytes, dict, set))
-    )
+    has_items = hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
+    return has_items and not isinstance(items, (str, bytes, dict, set))
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
@@ -283,7 +274,7 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
     return env_ids
 
 
-def is_int(value: object) -> bool:
+def is_int(value: object) -> TypeGuard[int]:
     """Whether a value is an int of Python or NumPy, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 

@@ -50,8 +50,8 @@ class EnvFactory:
         """Import what the env needs, without making it."""
         if isinstance(self.source, EnvSpec) and isinstance(self.source.entry_point, str):
             load_env_creator(self.source.entry_point)
-        elif isinstance(self.source, PackedSource):
-            self.source.prepare()
+        elif isinstance(self.source, PackedSource) and not self.source.is_live:  # to unpickle a live env makes it
+            self.source.factory().prepare()
 
     def build(self) -> Any:
         """Return the env; raise an `InvalidEnvError` if an env fn returns something that is not one."""
@@ -81,18 +81,17 @@ class PackedSource:
     def __call__(self) -> Any:
         """Return the env, see `EnvFactory.build`."""
         self.caller.check()
-        return EnvFactory(self.env_id, loads(self.packed), self.is_live).build()
+        return self.factory().build()
 
-    def prepare(self) -> None:
-        """Import what the env needs. A live env is not unpickled, because that would make it."""
-        if not self.is_live:
-            EnvFactory(self.env_id, loads(self.packed), is_live=False).prepare()
+    def factory(self) -> EnvFactory:
+        """Return the caller's factory."""
+        return EnvFactory(self.env_id, loads(self.packed), self.is_live)
 
 
 def make_factories(envs: Any) -> tuple[EnvFactory, ...]:
     """Return one factory per item of a user's list, in order; raise an error if it is not a list of envs."""
     if isinstance(envs, (str, EnvSpec)) or is_env(envs) or callable(envs):
-        what = "env" if isinstance(envs, (str, EnvSpec)) or is_env(envs) else "env fn"
+        what = "env fn" if callable(envs) and not is_env(envs) else "env"
         raise InvalidEnvError(f"envs={show(envs)} is a single {what}. {_as_list(envs)}")
     if isinstance(envs, (set, frozenset, Mapping)):
         raise ArgumentError(
@@ -129,11 +128,10 @@ def _factory(env_id: int, item: Any) -> EnvFactory:
     if is_env(item):
         refuse_foreign(item, env_id)
         return EnvFactory(env_id, item, is_live=True)
-    if isinstance(item, EnvSpec) or callable(item):
-        return EnvFactory(env_id, item, is_live=False)
-    if is_for_calls(item):
-        return EnvFactory(env_id, item, is_live=True)
-    raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is no env. Give {_ACCEPTED}.")
+    is_source = isinstance(item, EnvSpec) or callable(item)
+    if not is_source and not is_for_calls(item):
+        raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is no env. Give {_ACCEPTED}.")
+    return EnvFactory(env_id, item, is_live=not is_source)
 
 
 def _as_list(item: Any) -> str:
@@ -215,10 +213,9 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
 
 def _loses_state(env: Any) -> bool:
     """Whether a live env was reset and `EzPickle` would lose its state."""
-    base = getattr(env, "unwrapped", env)
+    base, layer = getattr(env, "unwrapped", env), env
     if not isinstance(base, EzPickle):
         return False
-    layer = env
     while layer is not None and getattr(layer, "_has_reset", False) is not True:
         layer = getattr(layer, "env", None)
     return layer is not None or getattr(base, "_np_random", None) is not None
@@ -265,11 +262,8 @@ def _modules_of_id(text: str) -> list[str]:
 
 def is_env(candidate: Any) -> bool:
     """Whether an object can be used as an env: it has callable ``reset`` and ``step``."""
-    return (
-        not isinstance(candidate, type)
-        and callable(getattr(candidate, "reset", None))
-        and callable(getattr(candidate, "step", None))
-    )
+    methods = [getattr(candidate, name, None) for name in ("reset", "step")]
+    return not isinstance(candidate, type) and all(map(callable, methods))
 
 
 def is_for_calls(candidate: Any) -> bool:
@@ -308,10 +302,8 @@ def refuse_live(factories: Iterable[EnvFactory]) -> None:
     """Raise an `InvalidEnvError` if an env was given as a live instance, so that it cannot be made again."""
     for factory in factories:
         if factory.is_live:
-            raise InvalidEnvError(
-                f"env {factory.env_id} was given as a live instance and lives in this process, so it cannot be "
-                "rebuilt. Give an env fn instead."
-            )
+            what = f"env {factory.env_id} was given as a live instance and lives in this process"
+            raise InvalidEnvError(f"{what}, so it cannot be rebuilt. Give an env fn instead.")
 
 
 def registered_by_user() -> dict[str, bytes]:

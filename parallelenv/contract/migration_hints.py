@@ -1,7 +1,6 @@
 """Hints for users of other libraries: names that these use, and their equivalents here. More: ``docs/coming-from.md``.
 
-No name is rejected because it is listed here, since it may be the name of something of the user's own. The code that
-rejects a name looks up a hint here.
+No name is rejected because it is listed here: it may be one of the user's own. What rejects a name looks up a hint.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ GIVE_SPACES = "give ParallelEnv spaces=(observation_space, action_space)"
 _MADE = "It is settled when a ParallelEnv is made. Make another one: ParallelEnv(envs, {0}=...)."
 _OF_MAKE = ("num_envs", "render_mode", "max_episode_steps")
 """Foreign to `ParallelEnv`, but not to `ParallelEnv.make`; and attributes of envs."""
-_SETTINGS = ("training", "update_running_mean", "norm_obs", "norm_reward", "asynchronous", "para_mode")
+SETTINGS = ("training", "update_running_mean", "norm_obs", "norm_reward", "asynchronous", "para_mode")
 """Wrappers of other libraries can set these; here that would be without effect and without notice."""
 _TABLE = {  # the hint: the words that it is for
     # arguments
@@ -100,7 +99,7 @@ _TABLE = {  # the hint: the words that it is for
 _HINTS = {word: hint for hint, words in _TABLE.items() for word in words.split()}
 
 
-def hint_at(word: Any) -> str:
+def hint_at(word: object) -> str:
     """Return the equivalent of a word: a sentence after a space, or an empty string."""
     hint = _HINTS.get(str(getattr(word, "value", word)))
     return f" {hint}" if hint else ""
@@ -112,11 +111,7 @@ def of_make_argument(name: str) -> str:
 
 
 def refuse_arguments(call: str, arguments: Mapping[str, Any]) -> None:
-    """Raise if keyword arguments are given that a call does not have.
-
-    Raises:
-        ArgumentError: If there are any.
-    """
+    """Raise an `ArgumentError` if there are arguments, which a call does not have."""
     for name, value in arguments.items():
         raise ArgumentError(f"{name}={show(value)} is no argument of {call}.{hint_at(name)}")
 
@@ -137,8 +132,3 @@ def _absent(owner: object, name: str, purpose: str, default: str) -> AbsentAttri
     hint = of_make_argument(name) or f"{near_attribute(name, type(owner))} {default}"
     message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
     return AbsentAttributeError(message, name=name)  # with `obj` Python 3.12 adds a hint, too
-
-
-def is_setting(name: str) -> bool:
-    """Whether other libraries' wrappers have this as a setting."""
-    return name in _SETTINGS

@@ -40,16 +40,13 @@ class PackedSpec(WorkerSpec):
         environment: Mapping[str, str] = os.environ,
         shared: Any = None,
     ) -> list[PackedSpec]:
-        """Return specs in the form to send.
+        """Return specs in the form to send; raise an `UnpicklableError` if an env cannot be pickled.
 
         Args:
             specs: The specs.
             caller: Version and folder of this package in the caller; by default of the copy that runs here.
             environment: See `PackedSpec`.
             shared: See `PackedSpec`; by default the arrays of the specs.
-
-        Raises:
-            UnpicklableError: If an env cannot be pickled.
         """
         registered, caller = registered_by_user(), caller or package_version()
         return [
@@ -76,12 +73,7 @@ class PackedSpec(WorkerSpec):
 
 
 class PackageVersion(NamedTuple):
-    """Version and folder of a copy of this package.
-
-    Attributes:
-        version: Its version.
-        folder: Its folder; empty if that cannot be compared, as on other machines.
-    """
+    """Version and folder of a copy of this package; the folder is empty if it cannot be compared, as by Ray's nodes."""
 
     version: str
     folder: str
