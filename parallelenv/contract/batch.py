@@ -6,7 +6,8 @@ for that env.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -111,8 +112,7 @@ class Batch:
         info_marks: ``(num_envs,)`` uint8: 1 where the info of the latest step is there.
         rewards: ``(num_envs,)`` float64.
         flags: ``(num_envs, 2)`` bool: terminated, truncated.
-        terminated: ``(num_envs,)`` bool, a view of ``flags``.
-        truncated: ``(num_envs,)`` bool, a view of ``flags``.
+        terminated, truncated: ``(num_envs,)`` bool, views of ``flags``.
         env_ids: ``(num_envs,)`` int64: the env of each row.
         outcome: Returns the bytes of rewards and flags, for `read_outcomes`.
     """
@@ -141,7 +141,7 @@ class Batch:
         begin, end = layout.nbytes - flags - rewards, layout.nbytes - flags + 2 * layout.num_envs
         self.outcome: Callable[[], bytes] = np.ndarray((end - begin,), np.uint8, buffer=memory, offset=begin).tobytes
         self._known: tuple[Sequence[int], Any] = ((), slice(0, 0))  # one tuple: threads read and write it
-        self._results = [*filter_arrays(self.states), self.rewards, self.flags]
+        self._results = [self.rewards, self.flags, *filter_arrays(self.states)]
 
     @classmethod
     def private(cls, layout: Layout) -> Batch:
@@ -155,8 +155,8 @@ class Batch:
 
     def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Return those of some envs whose flags are set."""
-        ends: list[bool] = self.flags[self.rows(env_ids)].any(axis=1).tolist()
-        return tuple(env_id for env_id, end in zip(env_ids, ends, strict=True) if end)
+        ends = self.flags[self.rows(env_ids)].any(axis=1).tolist()
+        return tuple(itertools.compress(env_ids, ends))
 
     def drop_infos(self, rows: Any) -> None:
         """Let the columns have no infos of these rows."""
@@ -194,34 +194,25 @@ class Batch:
             array[selected] = row
 
     def take_results(self, env_ids: Sequence[int]) -> Rows:
-        """Return copies of the result rows (states, rewards, flags) of these envs."""
-        selected, ended = self.rows(env_ids), self._ended_rows(env_ids)
-        rows = [array[selected].copy() for array in self._results]
-        return rows + [array[ended] for array in filter_arrays(self.ended_states) if len(ended)]
+        """Return copies of the result rows (rewards, flags, states) of these envs."""
+        return [array[rows].copy() for array, rows in self._result_rows(env_ids)]
 
-    def put_results(self, env_ids: Sequence[int], rows: Rows) -> None:
+    def put_results(self, env_ids: Sequence[int], results: Rows) -> None:
         """Write the result rows of these envs."""
-        selected = self.rows(env_ids)
-        for array, row in zip(self._results, rows, strict=False):
-            array[selected] = row
-        if len(rows) > len(self._results):
-            ended = self._ended_rows(env_ids)
-            for array, row in zip(filter_arrays(self.ended_states), rows[len(self._results) :], strict=True):
-                array[ended] = row
+        for (array, rows), result in zip(self._result_rows(env_ids), results, strict=True):
+            array[rows] = result
 
-    def _ended_rows(self, env_ids: Sequence[int]) -> Array:
-        """Return the rows of those envs whose episode ended, by their flags; none if ended states are not kept."""
-        if not self.layout.keeps_ended:
-            return np.zeros(0, dtype=np.intp)
-        rows: Array = np.asarray(env_ids, dtype=np.intp) - self.layout.first
-        return rows[self.flags[rows].any(axis=1)]
+    def _result_rows(self, env_ids: Sequence[int]) -> Iterator[tuple[Array, Any]]:
+        """Yield each array of results with the index of rows in it: of ended states only those that the flags say."""
+        selected = self.rows(env_ids)
+        yield from ((array, selected) for array in self._results)
+        ended = self.ended(env_ids) if self.layout.keeps_ended else ()
+        if ended:
+            yield from ((array, self.rows(ended)) for array in filter_arrays(self.ended_states))
 
 
 def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
-    """Return rewards and whether an episode ended, ``(len(outcomes), num_envs)`` float64 and bool.
-
-    ``outcomes`` are those of `Batch.outcome` of a batch with ``num_envs`` envs, one per step.
-    """
+    """Return rewards and whether an episode ended, ``(len(outcomes), num_envs)``, from `Batch.outcome` of each step."""
     if not outcomes:
         return np.zeros((0, num_envs)), np.zeros((0, num_envs), bool)
     table = np.frombuffer(b"".join(outcomes), np.uint8).reshape(len(outcomes), -1)

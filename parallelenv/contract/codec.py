@@ -32,7 +32,7 @@ HEADER = struct.Struct("<BHQQ")
 """Tag, subset, number, and bytes of what follows up to the end of the pickle."""
 _SIZES = struct.Struct("<I")
 
-_PICKLED, _STEP, _STEP_AUTORESET, DONE, _PLAIN, _NOT_READ, _STEP_OR_RESET, _STEP_OR_RESET_ENDED = range(8)
+_PICKLED, _STEP, _STEP_AUTORESET, _STEP_OR_RESET_ENDED, DONE, _PLAIN, _NOT_READ = range(7)
 PLAIN_STEPS = frozenset({_STEP, _STEP_AUTORESET, _STEP_OR_RESET_ENDED})
 """Tags of messages that step envs of a worker and need no frames."""
 MOST_SUBSETS = 1023
@@ -106,13 +106,10 @@ def encode_command(command: Command, everyone: tuple[int, ...], subsets: Mapping
     Only arguments of users need cloudpickle, for classes and functions of a notebook: 31 us against 17 us. If one
     cannot be pickled, the `UnpicklableError` names the env.
     """
-    if command.operation == "step" and command.each is None and command.rows is None:
-        is_whole = command.env_ids is everyone
-        if command.begins and is_whole:
-            return Message(_STEP_OR_RESET, command.number, [pickle.dumps(command.begins, protocol=5)])
-        if not command.begins and (is_whole or command.env_ids in subsets):
-            tag = _STEP_AUTORESET if command.autoreset else _STEP_OR_RESET_ENDED if command.begins_ended else _STEP
-            return Message(tag, command.number, (), 0 if is_whole else subsets[command.env_ids])
+    is_whole = command.env_ids is everyone
+    if command.is_plain_step and command.rows is None and (is_whole or command.env_ids in subsets):
+        tag = _STEP_AUTORESET if command.autoreset else _STEP_OR_RESET_ENDED if command.begins_ended else _STEP
+        return Message(tag, command.number, (), 0 if is_whole else subsets[command.env_ids])
     pickler = pickle.Pickler if command.each is None else copying.Pickler
     try:
         return Message(_PICKLED, command.number, _dump(pickler, command))
@@ -138,9 +135,8 @@ def decode_command(message: Message, subsets: Sequence[tuple[int, ...]]) -> Any:
             return decode(message)
         except Exception as error:  # unpickling runs user code, which may raise anything
             raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
-    begins = pickle.loads(message.frames[0]) if tag == _STEP_OR_RESET else ()
     autoreset, begins_ended = tag == _STEP_AUTORESET, tag == _STEP_OR_RESET_ENDED
-    return Command(message.number, "step", subsets[message.subset], None, None, autoreset, begins, begins_ended)
+    return Command(message.number, "step", subsets[message.subset], None, None, autoreset, (), begins_ended)
 
 
 def encode_reply(reply: Reply) -> Message:
