@@ -10,21 +10,27 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from parallelenv.contract.spaces import Structure
+from parallelenv.contract.spaces import Space, Structure
 from parallelenv.errors import WorkerStartError
 
 if TYPE_CHECKING:
     from parallelenv.contract.info_columns import InfoColumns
     from parallelenv.contract.protocol import Extra
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+DType: TypeAlias = "np.dtype[Any]"
+Array: TypeAlias = "np.ndarray[Any, DType]"
+Info: TypeAlias = dict[str, Any]
+Index: TypeAlias = "slice | list[int]"
+"""Rows of an array."""
 NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
 Rows: TypeAlias = list[Array]
 """Copies of some rows, array by array, to be sent between a host and the caller."""
+
+_Item = TypeVar("_Item")
 
 INFO_NBYTES = 256
 """Bytes of each env's row for its info, see `InfoColumns`: 32 numbers."""
@@ -36,7 +42,7 @@ class Field:
     """One array of a batch: shape of a row, without the env axis, and dtype."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
 
 
 @dataclass(eq=False)
@@ -54,8 +60,8 @@ class Layout:
         has_infos: Whether there is room for infos of a steady form.
     """
 
-    observation_space: Any
-    action_space: Any
+    observation_space: Space | None
+    action_space: Space | None
     first: int
     num_envs: int
     keeps_ended: bool = False
@@ -140,7 +146,7 @@ class Batch:
         rewards, flags = (_padded(field, layout.num_envs) for field in layout.fields[-2:])  # the last two arrays
         begin, end = layout.nbytes - flags - rewards, layout.nbytes - flags + 2 * layout.num_envs
         self.outcome: Callable[[], bytes] = np.ndarray((end - begin,), np.uint8, buffer=memory, offset=begin).tobytes
-        self._known: tuple[Sequence[int], Any] = ((), slice(0, 0))  # one tuple: threads read and write it
+        self._known: tuple[Sequence[int], Index] = ((), slice(0, 0))  # one tuple: threads read and write it
         self._results = [self.rewards, self.flags, *filter_arrays(self.states)]
 
     @classmethod
@@ -158,12 +164,12 @@ class Batch:
         ends = self.flags[self.rows(env_ids)].any(axis=1).tolist()
         return tuple(itertools.compress(env_ids, ends))
 
-    def drop_infos(self, rows: Any) -> None:
+    def drop_infos(self, rows: Index) -> None:
         """Let the columns have no infos of these rows."""
         if self.info_columns is not None:
             self.info_columns.clear(rows)
 
-    def rows(self, env_ids: Sequence[int]) -> Any:
+    def rows(self, env_ids: Sequence[int]) -> Index:
         """Return the index of these envs' rows: a slice if they are consecutive.
 
         Indexing by a slice takes 0.3 us, by a list of 16 indices 1.8 us.
@@ -202,7 +208,7 @@ class Batch:
         for (array, rows), result in zip(self._result_rows(env_ids), results, strict=True):
             array[rows] = result
 
-    def _result_rows(self, env_ids: Sequence[int]) -> Iterator[tuple[Array, Any]]:
+    def _result_rows(self, env_ids: Sequence[int]) -> Iterator[tuple[Array, Index]]:
         """Yield each array of results with the index of rows in it: of ended states only those that the flags say."""
         selected = self.rows(env_ids)
         yield from ((array, selected) for array in self._results)
@@ -245,7 +251,7 @@ def _padded(field: Field, num_envs: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def gather_states(batch: Batch, env_ids: Sequence[int], rows: Any, extras: Mapping[int, Extra], copy: bool) -> Any:
+def gather_states(batch: Batch, env_ids: Sequence[int], rows: Index, extras: Mapping[int, Extra], copy: bool) -> Any:
     """Return the states of these envs, batched, in the order of ``env_ids``; ``rows`` is their index in the batch."""
     if batch.single_state is not None:  # the usual case
         return select_rows(batch.single_state, rows, copy)
@@ -258,7 +264,7 @@ def gather_states(batch: Batch, env_ids: Sequence[int], rows: Any, extras: Mappi
     )
 
 
-def select_rows(array: Array, rows: Any, copy: bool) -> Array:
+def select_rows(array: Array, rows: Index, copy: bool) -> Array:
     """Return rows of an array: with ``copy=False`` and a slice a read-only view, else a copy."""
     selected: Array = array[rows]
     if type(rows) is slice:  # else the selection is a copy already
@@ -277,7 +283,7 @@ def loose_columns(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Ext
     return [[leaves[index] for leaves in values] for index in range(number)]
 
 
-def take(each: Sequence[Any], positions: Any) -> Sequence[Any]:
+def take(each: Sequence[_Item], positions: Index) -> Sequence[_Item]:
     """Return the items at these positions, given as a slice or a list of indices."""
     return each[positions] if isinstance(positions, slice) else [each[position] for position in positions]
 

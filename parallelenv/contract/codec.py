@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelenv.contract import copying
+from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_copy, is_unchangeable
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Command, EnvFacts, Extra, Reply, UnreadableError
@@ -200,7 +201,7 @@ def decode_reply(message: Message) -> Reply:
     return reply
 
 
-def encode(anything: Any) -> Message:
+def encode(anything: object) -> Message:
     """Return any other object as a message."""
     return Message(_PICKLED, 0, _dump(copying.Pickler, anything))
 
@@ -217,7 +218,7 @@ def _writable(frames: Sequence[Any]) -> list[Any]:
     return [head, *(bytearray(buffer) if memoryview(buffer).readonly else buffer for buffer in buffers)]
 
 
-def _dump(pickler: Any, *parts: Any) -> list[Any]:
+def _dump(pickler: Any, *parts: object) -> list[Any]:
     """Return the pickles of the parts, one after the other, and their large buffers. The parts share nothing."""
     buffers: list[Any] = []
 
@@ -228,7 +229,7 @@ def _dump(pickler: Any, *parts: Any) -> list[Any]:
         buffers.append(buffer.raw())
         return False
 
-    def reduce_array(array: Any) -> Any:
+    def reduce_array(array: Array) -> object:
         # A read-only array would stay read-only.
         return (array if array.flags.writeable else array.copy()).__reduce_ex__(5)
 

@@ -12,7 +12,7 @@ import pickle
 from collections import ChainMap
 from collections.abc import Iterable
 from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, TypeVar
 
 import cloudpickle
 import cloudpickle.cloudpickle as dynamic
@@ -24,8 +24,10 @@ from parallelenv.errors import UnpicklableError
 if TYPE_CHECKING:
     from parallelenv.contract.batch import Array
 
+_Value = TypeVar("_Value")
 
-def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+
+def _reduce_code(code: CodeType) -> tuple[object, ...]:
     function, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return function, tuple(code.co_filename if one == "<dynamic-code>" else one for one in arguments)
 
@@ -39,7 +41,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """Pickle a value, with the classes and functions in it that the reader cannot import."""
     file = io.BytesIO()
     Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
@@ -92,11 +94,11 @@ def deep_copy(value: Any) -> Any:
         return loads(dumps(value))
 
 
-def _is_plain_array(value: Any) -> bool:
+def _is_plain_array(value: object) -> TypeGuard[Array]:
     return type(value) is np.ndarray and not value.dtype.hasobject
 
 
-def graph_parts(value: Any) -> list[Any]:
+def graph_parts(value: object) -> list[Any]:
     """Return the parts of an action or a state through which gradients flow back to the caller.
 
     These are tensors that require a gradient and modules with such parameters, in lists, tuples, dicts and object
@@ -121,16 +123,18 @@ def _graph_parts(value: Any, torch: Any) -> list[Any]:
     return [part for item in value for part in _graph_parts(item, torch)]
 
 
-def deep_copy_but_graph(value: Any) -> Any:
+def deep_copy_but_graph(value: _Value) -> _Value:
     """Return a copy as `deep_copy` does, but share the `graph_parts`: copying them would cut the gradients' path."""
     parts = graph_parts(value)
-    return copy.deepcopy(value, {id(part): part for part in parts}) if parts else deep_copy(value)
+    copied: _Value = copy.deepcopy(value, {id(part): part for part in parts}) if parts else deep_copy(value)
+    return copied
 
 
-def pickle_roundtrip(value: Any) -> Any:
+def pickle_roundtrip(value: _Value) -> _Value:
     """Return a copy as another process would receive it: what cannot be pickled raises here, in every mode."""
     is_plain = is_unchangeable(value) or _is_plain_array(value) or is_tensor(value)
-    return deep_copy(value) if is_plain else loads(dumps(value))
+    copied: _Value = deep_copy(value) if is_plain else loads(dumps(value))
+    return copied
 
 
 _KNOWN: dict[str, type] = getattr(dynamic, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
@@ -152,14 +156,14 @@ class Unpickler(pickle.Unpickler):
         """Return a global; those of cloudpickle that rebuild classes are replaced: they look for the class first."""
         found = super().find_class(module, name)
 
-        def find_or_make(*args: Any) -> Any:
+        def find_or_make(*args: Any) -> object:
             known = _KNOWN.get(args[-2])  # the class id precedes fields reserved for later versions
             if known is None:
                 return found(*args)
             self._left_alone.add(known)
             return known
 
-        def fill_new(kind: type, state: Any) -> Any:
+        def fill_new(kind: type, state: object) -> object:
             return kind if kind in self._left_alone else found(kind, state)
 
         if module != dynamic.__name__:
@@ -184,7 +188,7 @@ def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception
     )
 
 
-def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
+def cannot_travel(value: object, error: Exception) -> UnpicklableError:
     """Return the error for a result that cannot be copied out of its env."""
     failure = UnpicklableError(
         f"The result has a {type(_unpicklable_part(value)).__name__} in it, which cannot be copied to the caller "
@@ -194,7 +198,7 @@ def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
     return failure
 
 
-def _unpicklable_part(value: Any) -> Any:
+def _unpicklable_part(value: object) -> object:
     """Return the likely culprit in a value: the innermost part that cannot be pickled."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     culprit = next((part for part in parts if not pickles(part)), None)
@@ -210,12 +214,12 @@ class Broadcast:
         stored: For the backend: where it has stored them for remote hosts, so that it does so only once.
     """
 
-    def __init__(self, method: str, *arguments: Any) -> None:
+    def __init__(self, method: str, *arguments: object) -> None:
         what = f"What {method.rpartition('.')[2]}() was given"
         self.packed: Array | None = pickled((method, arguments), what, "Give plain data.")
         self.stored: Any = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out what only the caller uses."""
         return {"packed": self.packed, "stored": None}
 

@@ -116,7 +116,7 @@ def make_factories(envs: Any) -> tuple[EnvFactory, ...]:
     return factories
 
 
-def _factory(env_id: int, item: Any) -> EnvFactory:
+def _factory(env_id: int, item: object) -> EnvFactory:
     if isinstance(item, str):  # looked up in the caller, where the user may have registered it
         try:
             module, colon, name = item.rpartition(":")
@@ -134,7 +134,7 @@ def _factory(env_id: int, item: Any) -> EnvFactory:
     return EnvFactory(env_id, item, is_live=not is_source)
 
 
-def _as_list(item: Any) -> str:
+def _as_list(item: object) -> str:
     """Return how to give this single item correctly, one sentence."""
     if isinstance(item, (str, EnvSpec)):
         word = show(item) if isinstance(item, str) else "spec"
@@ -148,7 +148,7 @@ def _as_list(item: Any) -> str:
 
 
 def registered(
-    id: Any, make_kwargs: Mapping[str, Any], own_arguments: Sequence[str], option_names: Sequence[str] = ()
+    id: object, make_kwargs: Mapping[str, object], own_arguments: Sequence[str], option_names: Sequence[str] = ()
 ) -> EnvSpec:
     """Return the spec of a registered id to call ``gymnasium.make`` with.
 
@@ -260,13 +260,13 @@ def _modules_of_id(text: str) -> list[str]:
     return modules
 
 
-def is_env(candidate: Any) -> bool:
+def is_env(candidate: object) -> bool:
     """Whether an object can be used as an env: it has callable ``reset`` and ``step``."""
     methods = [getattr(candidate, name, None) for name in ("reset", "step")]
     return not isinstance(candidate, type) and all(map(callable, methods))
 
 
-def is_for_calls(candidate: Any) -> bool:
+def is_for_calls(candidate: object) -> bool:
     """Whether an object without steps can be used for calls: its class has a public method and is not one of data."""
     kind = type(candidate)
     if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
@@ -274,7 +274,7 @@ def is_for_calls(candidate: Any) -> bool:
     return any(not name.startswith("_") and callable(getattr(kind, name, None)) for name in dir(kind))
 
 
-def refuse_foreign(env: Any, env_id: int) -> None:
+def refuse_foreign(env: object, env_id: int) -> None:
     """Raise an `InvalidEnvError` for PettingZoo's multi-agent envs and vector envs, whose contract is another."""
     if any(kind.__module__.partition(".")[0] == "pettingzoo" for kind in type(env).__mro__):
         raise InvalidEnvError(
@@ -329,7 +329,7 @@ Source = str | EnvSpec | gymnasium.Env[Any, Any] | EnvFn
 """The forms in which each item of the list of envs may be given."""
 
 
-def replicate(env: Any, num_envs: int, seed: int | None) -> list[EnvFn]:
+def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
     """Return an env fn for each copy, see `ParallelEnv.replicate`."""
     factory = make_factories([env])[0]
     if factory.is_live:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from parallelenv.contract.batch import INFO_NBYTES, Array, Batch
+from parallelenv.contract.batch import INFO_NBYTES, Array, Batch, DType, Index, Info
 
 _PLAIN = {float: np.dtype(np.float64), int: np.dtype(np.int64), bool: np.dtype(bool)}
 _MOST_ITEMS = 16
@@ -24,7 +24,7 @@ class InfoColumn(NamedTuple):
 
     key: str
     kind: type
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[int, ...] = ()
 
     def nbytes(self, num_envs: int) -> int:
@@ -63,7 +63,7 @@ class InfoColumns:
         self._keys = [column.key for column in form]
         self._kinds = [column.kind for column in form]
         self._stores: list[Callable[[int, Any], None]] = []
-        self._lists: list[Callable[[Any], list[Any]]] = []
+        self._lists: list[Callable[[Index], list[Any]]] = []
         flat, begin, num_envs = memory.reshape(-1), 0, batch.layout.num_envs
         for column in form:
             array: Array = np.ndarray((num_envs, *column.shape), column.dtype, buffer=flat, offset=begin)
@@ -73,7 +73,7 @@ class InfoColumns:
 
     # ---------------------------------------------------------------- for hosts
 
-    def write(self, row: int, info: Any) -> bool:
+    def write(self, row: int, info: object) -> bool:
         """Write an info to a row, and mark it; ``False`` if it does not have the form."""
         if type(info) is not dict or list(info) != self._keys:
             return False
@@ -87,7 +87,7 @@ class InfoColumns:
         self._marks[row] = 1
         return True
 
-    def clear(self, rows: Any) -> None:
+    def clear(self, rows: Index) -> None:
         """Remove the marks of rows."""
         if type(rows) is slice:
             self._marks[rows] = bytes(rows.stop - rows.start)
@@ -97,7 +97,7 @@ class InfoColumns:
 
     # ---------------------------------------------------------------- for the caller
 
-    def read(self, rows: Any, num_rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    def read(self, rows: Index, num_rows: int) -> Iterator[tuple[int, Info]]:
         """Return the infos of the marked rows, of ``num_rows``, as new dicts, each after its position among these."""
         marks = bytes(self._marks[rows]) if type(rows) is slice else bytes(self._marks[row] for row in rows)
         positions: Sequence[int] = range(num_rows)
@@ -127,11 +127,11 @@ def _store(array: Array, column: InfoColumn) -> Callable[[int, Any], None]:
     return store
 
 
-def _dicts(keys: Sequence[str], columns: Sequence[list[Any]]) -> Iterator[dict[str, Any]]:
+def _dicts(keys: Sequence[str], columns: Sequence[list[Any]]) -> Iterator[Info]:
     return (dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True))
 
 
-def _lister(array: Array, column: InfoColumn) -> Callable[[Any], list[Any]]:
+def _lister(array: Array, column: InfoColumn) -> Callable[[Index], list[Any]]:
     """Return what makes a list of the values of some rows, each of the very type."""
     if column.kind in _PLAIN:
         return lambda rows: array[rows].tolist()
@@ -151,7 +151,7 @@ class InfoTable(NamedTuple):
     columns: list[Array]
 
     @classmethod
-    def of(cls, infos: Mapping[Place, dict[str, Any]]) -> tuple[InfoTable | None, Collection[Place]]:
+    def of(cls, infos: Mapping[Place, Info]) -> tuple[InfoTable | None, Collection[Place]]:
         """Return the infos of the first one's form; ``None`` if it has none. Also the places of those in the table."""
         form = form_of(next(iter(infos.values()), {}))
         if form is None:
@@ -170,7 +170,7 @@ class InfoTable(NamedTuple):
             return None, ()
         return cls(form, np.array(list(chosen), np.int64).reshape(-1, 2), columns), chosen.keys()
 
-    def infos(self) -> dict[Place, dict[str, Any]]:
+    def infos(self) -> dict[Place, Info]:
         """Return the infos by step and env id, each value of its very type."""
         lists = [_lister(array, one)(slice(None)) for array, one in zip(self.columns, self.form, strict=True)]
         infos = _dicts([one.key for one in self.form], lists)

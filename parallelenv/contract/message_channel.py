@@ -126,7 +126,7 @@ class MessageChannel(ABC):
                 self.notify(StepSubset(number, env_ids))
                 self._subsets[env_ids] = number
 
-    def notify(self, anything: Any) -> None:
+    def notify(self, anything: object) -> None:
         """Send an object that has no reply, such as the host's `PackedSpec`; the next command reports its death."""
         with contextlib.suppress(OSError):
             self.send_message(codec.encode(anything))

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from parallelenv.contract.worker_info import UNKNOWN_PROCESS, ProcessInfo
 
 if TYPE_CHECKING:
-    from parallelenv.contract.batch import Array, Batch, Layout, Rows
+    from parallelenv.contract.batch import Array, Batch, Info, Layout, Rows
     from parallelenv.contract.env_specs import EnvFactory
     from parallelenv.contract.failures import Failure
+    from parallelenv.contract.spaces import Space
 
 
 class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never seen by users)
@@ -153,11 +154,11 @@ class Extra(NamedTuple):
         ended_state: A one-tuple of that last state, if the rows change its type and `Layout.keeps_types` is set.
     """
 
-    info: dict[str, Any] | None = None
+    info: Info | None = None
     loose: list[Any] | None = None
     reward: tuple[Any] | None = None
     ended_loose: list[Any] | None = None
-    reset_info: dict[str, Any] | None = None
+    reset_info: Info | None = None
     is_exhausted: bool | None = None
     ended_state: tuple[Any] | None = None
 
@@ -237,9 +238,9 @@ class EnvFacts:
         has_steps: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
     """
 
-    observation_space: Any
-    action_space: Any
-    metadata: dict[str, Any]
+    observation_space: Space | None
+    action_space: Space | None
+    metadata: Info
     render_mode: str | None
     process: ProcessInfo = UNKNOWN_PROCESS
     instance: int = 0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch
+from parallelenv.contract.batch import Array, Batch, DType
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.info_columns import InfoTable
 from parallelenv.contract.protocol import Extra
@@ -120,7 +120,7 @@ class RolloutChunk:
         infos = {} if table is None else table.infos()
         vars(self).update(state, said=said | {place: Extra(info) for place, info in infos.items()})
 
-    def __deepcopy__(self, memo: Any) -> RolloutChunk:
+    def __deepcopy__(self, memo: object) -> RolloutChunk:
         """Return itself: its arrays are copies that the host does not keep. In one process this saves a copy of all."""
         return self
 
@@ -129,7 +129,7 @@ class ExtrasFormat(NamedTuple):
     """Shape of one of the policy's extras, for one env in one step, and a dtype that can hold all of its values."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
 
 
 def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasFormat]) -> dict[str, ExtrasFormat]:
@@ -149,7 +149,7 @@ def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasForm
     return joined
 
 
-def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def empty_array(shape: tuple[int, ...], dtype: DType) -> Array:
     """Return an array of zeros, or of ``None`` for an object dtype."""
     return np.full(shape, None, dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
 

@@ -23,7 +23,7 @@ from parallelenv.contract.error_text import show
 from parallelenv.errors import EnvContractError
 
 if TYPE_CHECKING:
-    from parallelenv.contract.batch import Array
+    from parallelenv.contract.batch import Array, DType
     from parallelenv.contract.protocol import EnvFacts
 
 Space: TypeAlias = "spaces.Space[Any]"
@@ -130,7 +130,7 @@ def batch_values(values: Sequence[Any]) -> Any:
     return object_array(values) if is_loose or not batched else batched
 
 
-def pick_rows(batch: Any, rows: Any) -> Any:
+def pick_rows(batch: Any, rows: int | Sequence[int]) -> Any:
     """Return one row of a batch, or several, by an index or a list of them; for a dict, by key."""
     if isinstance(batch, dict):
         return {key: pick_rows(part, rows) for key, part in batch.items()}
@@ -181,7 +181,7 @@ def _without_tensors(value: Any) -> Any:
     return value
 
 
-def fits(value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+def fits(value: object, shape: tuple[int, ...], dtype: DType) -> bool:
     """Whether a value has a shape and `casts_to` a dtype."""
     try:
         array = as_array(value)
@@ -190,7 +190,7 @@ def fits(value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
     return array.shape == shape and casts_to(array, dtype)
 
 
-def casts_to(array: Array, dtype: np.dtype[Any]) -> bool:
+def casts_to(array: Array, dtype: DType) -> bool:
     """Whether an array can be cast to a dtype: floats may become shorter, as in Gymnasium, ints keep their value."""
     if array.dtype == dtype:
         return True
