@@ -6,7 +6,7 @@ steps take 46 us, pickled infos took two fifths of the speed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -27,13 +27,11 @@ class InfoColumn(NamedTuple):
     dtype: DType
     shape: tuple[int, ...] = ()
 
-    def nbytes(self, num_envs: int) -> int:
+    def nbytes(self, num_rows: int) -> int:
         """Return the size of the column, which ends where the next one may begin."""
-        return -(-self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64)) * num_envs // _ALIGNMENT) * _ALIGNMENT
+        return -(-self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64)) * num_rows // _ALIGNMENT) * _ALIGNMENT
 
 
-Place = tuple[int, int]
-"""A step and an env id."""
 InfoForm = tuple[InfoColumn, ...]
 """The keys of an info, in order, and the types of their values."""
 
@@ -54,20 +52,33 @@ def form_of(info: Mapping[Any, Any]) -> InfoForm | None:
     return tuple(form) if 0 < sum(column.nbytes(1) for column in form) <= INFO_NBYTES else None
 
 
-class InfoColumns:
-    """The columns of a form in the memory of a batch."""
+class InfoRows(NamedTuple):
+    """Memory for `InfoColumns` outside a batch; its arrays as in `Batch`."""
 
-    def __init__(self, form: InfoForm, batch: Batch) -> None:
-        memory: Any = batch.infos
-        self._marks = memoryview(cast("Any", batch.info_marks))
+    infos: Array
+    info_marks: Array
+
+    @classmethod
+    def new(cls, form: InfoForm, num_rows: int) -> InfoRows:
+        """Return memory for so many infos of a form."""
+        nbytes = sum(column.nbytes(num_rows) for column in form)
+        return cls(np.zeros(nbytes, np.uint8), np.zeros(num_rows, np.uint8))
+
+
+class InfoColumns:
+    """Infos of one form, an array per key, in the memory of a batch or of its own."""
+
+    def __init__(self, form: InfoForm, memory: Batch | InfoRows) -> None:
+        infos, marks = cast("InfoRows", (memory.infos, memory.info_marks))
+        self._marks = memoryview(marks)
         self._keys = [column.key for column in form]
         self._kinds = [column.kind for column in form]
         self._stores: list[Callable[[int, Any], None]] = []
         self._lists: list[Callable[[Index], list[Any]]] = []
-        flat, begin, num_envs = memory.reshape(-1), 0, batch.layout.num_envs
+        flat, begin, num_rows = infos.reshape(-1), 0, len(marks)
         for column in form:
-            array: Array = np.ndarray((num_envs, *column.shape), column.dtype, buffer=flat, offset=begin)
-            begin += column.nbytes(num_envs)
+            array: Array = np.ndarray((num_rows, *column.shape), column.dtype, buffer=flat, offset=begin)
+            begin += column.nbytes(num_rows)
             self._stores.append(_store(array, column))
             self._lists.append(_lister(array, column))
 
@@ -105,8 +116,10 @@ class InfoColumns:
             positions = [position for position in positions if marks[position]]
             chosen = range(rows.start, rows.stop) if type(rows) is slice else rows
             rows = [chosen[position] for position in positions]
+        keys = self._keys
         columns = [as_list(rows) for as_list in self._lists] if positions else []
-        return zip(positions, _dicts(self._keys, columns), strict=True)
+        infos = (dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True))
+        return zip(positions, infos, strict=True)
 
 
 def _store(array: Array, column: InfoColumn) -> Callable[[int, Any], None]:
@@ -127,10 +140,6 @@ def _store(array: Array, column: InfoColumn) -> Callable[[int, Any], None]:
     return store
 
 
-def _dicts(keys: Sequence[str], columns: Sequence[list[Any]]) -> Iterator[Info]:
-    return (dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True))
-
-
 def _lister(array: Array, column: InfoColumn) -> Callable[[Index], list[Any]]:
     """Return what makes a list of the values of some rows, each of the very type."""
     if column.kind in _PLAIN:
@@ -138,40 +147,3 @@ def _lister(array: Array, column: InfoColumn) -> Callable[[Index], list[Any]]:
     if column.kind is np.ndarray:
         return lambda rows: [value.copy() for value in array[rows]]
     return lambda rows: list(array[rows])
-
-
-class InfoTable(NamedTuple):
-    """Infos of one form from many steps, an array per key: for a chunk of a rollout that travels.
-
-    ``places`` has the step and env id of each, ``(m, 2)`` int64, ``columns`` the values of each key, ``(m, *shape)``.
-    """
-
-    form: InfoForm
-    places: Array
-    columns: list[Array]
-
-    @classmethod
-    def of(cls, infos: Mapping[Place, Info]) -> tuple[InfoTable | None, Collection[Place]]:
-        """Return the infos of the first one's form; ``None`` if it has none. Also the places of those in the table."""
-        form = form_of(next(iter(infos.values()), {}))
-        if form is None:
-            return None, ()
-        keys, kinds = tuple(one.key for one in form), tuple(one.kind for one in form)
-        chosen = {
-            place: info
-            for place, info in infos.items()
-            if type(info) is dict and tuple(info) == keys and tuple(map(type, info.values())) == kinds
-        }
-        if np.ndarray in kinds:
-            chosen = {place: info for place, info in chosen.items() if form_of(info) == form}
-        try:
-            columns = [np.array([info[one.key] for info in chosen.values()], one.dtype) for one in form]
-        except OverflowError:  # ints of more than 64 bits
-            return None, ()
-        return cls(form, np.array(list(chosen), np.int64).reshape(-1, 2), columns), chosen.keys()
-
-    def infos(self) -> dict[Place, Info]:
-        """Return the infos by step and env id, each value of its very type."""
-        lists = [_lister(array, one)(slice(None)) for array, one in zip(self.columns, self.form, strict=True)]
-        infos = _dicts([one.key for one in self.form], lists)
-        return dict(zip(map(tuple, self.places.tolist()), infos, strict=True))

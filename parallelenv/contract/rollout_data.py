@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelenv.contract.batch import Array, Batch, DType
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.info_columns import InfoTable
+from parallelenv.contract.info_columns import InfoColumns, InfoRows, form_of
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.spaces import describe_value, is_tensor, stack_values, tensors
 from parallelenv.errors import ArgumentError
@@ -109,16 +109,25 @@ class RolloutChunk:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields, with infos of a steady form as arrays: 800 infos pickle in 0.9 ms, as dicts in 7 ms."""
-        plain = {place: extra.info for place, extra in self.said.items() if extra.info and not any(extra[1:])}
-        table, places = InfoTable.of(plain)
-        rest = {place: extra for place, extra in self.said.items() if place not in places}
-        return {**vars(self), "said": (table, rest)}
+        said, table = dict(self.said), None
+        plain = {place: extra.info for place, extra in said.items() if extra.info and not any(extra[1:])}
+        form = form_of(next(iter(plain.values()), {}))
+        if form is not None:
+            table = form, list(plain), InfoRows.new(form, len(plain))
+            columns = InfoColumns(form, table[2])
+            for row, (place, info) in enumerate(plain.items()):
+                if columns.write(row, info):
+                    del said[place]
+        return {**vars(self), "said": (said, table)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Set the fields."""
-        table, said = state["said"]
-        infos = {} if table is None else table.infos()
-        vars(self).update(state, said=said | {place: Extra(info) for place, info in infos.items()})
+        said, table = state["said"]
+        if table is not None:
+            form, places, rows = table
+            infos = InfoColumns(form, rows).read(slice(0, len(places)), len(places))
+            said |= {places[row]: Extra(info) for row, info in infos}
+        vars(self).update(state, said=said)
 
     def __deepcopy__(self, memo: object) -> RolloutChunk:
         """Return itself: its arrays are copies that the host does not keep. In one process this saves a copy of all."""
