@@ -47,28 +47,17 @@ class Field:
 
 @dataclass(eq=False)
 class Layout:
-    """The arrays that a batch has.
+    """The arrays that a batch has."""
 
-    Attributes:
-        observation_space: Space that all envs share, or ``None``.
-        action_space: Space that all envs share, or ``None``.
-        first: Env id of row 0.
-        num_envs: Number of rows.
-        keeps_ended: Whether the last states of ended episodes are kept as well as the first of the next.
-        keeps_types: Whether these last states keep the type that the env returned, also where the rows change it.
-        broadcasts: Whether states are accepted whose shape broadcasts to that of the space.
-        has_infos: Whether there is room for infos of a steady form.
-    """
-
-    observation_space: Space | None
-    action_space: Space | None
-    first: int
-    num_envs: int
-    keeps_ended: bool = False
+    observation_space: Space | None  #: Space that all envs share, or ``None``.
+    action_space: Space | None  #: Space that all envs share, or ``None``.
+    first: int  #: Env id of row 0.
+    num_envs: int  #: Number of rows.
+    keeps_ended: bool = False  #: Whether the last states of ended episodes are kept as well as the first of the next.
     _: KW_ONLY
-    keeps_types: bool = False
-    broadcasts: bool = False
-    has_infos: bool = False
+    keeps_types: bool = False  #: Whether these keep the type that the env returned, also where the rows change it.
+    broadcasts: bool = False  #: Whether states are accepted whose shape broadcasts to that of the space.
+    has_infos: bool = False  #: Whether there is room for infos of a steady form.
 
     def __post_init__(self) -> None:
         self.states = Structure(self.observation_space)

@@ -50,19 +50,12 @@ class StepSubset(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What is sent between a `MessageChannel` and its host.
+    """What is sent between a `MessageChannel` and its host."""
 
-    Attributes:
-        tag: Kind of message.
-        number: Number of the command that it contains or replies to.
-        frames: A pickle and its out-of-band buffers; empty if the tag is enough.
-        subset: Number of the envs of a plain step, see `StepSubset`; 0: all envs of the host.
-    """
-
-    tag: int
-    number: int = 0
-    frames: Sequence[Any] = ()
-    subset: int = 0
+    tag: int  #: Kind of message.
+    number: int = 0  #: Number of the command that it contains or replies to.
+    frames: Sequence[Any] = ()  #: A pickle and its out-of-band buffers; empty if the tag is enough.
+    subset: int = 0  #: Number of the envs of a plain step, see `StepSubset`; 0: all envs of the host.
 
     @property
     def nbytes(self) -> int:

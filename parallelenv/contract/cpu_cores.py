@@ -16,17 +16,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The limits on the cores of this process.
+    """The limits on the cores of this process."""
 
-    Attributes:
-        machine: Logical cores of the machine.
-        affinity: Cores this process may be scheduled on; ``machine`` where the system has no affinity (macOS).
-        quota: CPU time per unit of wall time granted by the tightest cgroup, in cores; ``None`` without a quota.
-    """
-
-    machine: int
-    affinity: int
-    quota: float | None
+    machine: int  # logical cores
+    affinity: int  # cores this process may be scheduled on; all where the system has no affinity (macOS)
+    quota: float | None  # cores' worth of time granted by the tightest cgroup, 1.5 is one and a half cores
 
     @property
     def usable(self) -> int:

@@ -17,20 +17,13 @@ from parallelenv.errors import WorkerStartError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSpec(WorkerSpec):
-    """A `WorkerSpec` in the form that is sent to a worker: its envs are pickled.
+    """A `WorkerSpec` in the form that is sent to a worker: its envs are pickled."""
 
-    Attributes:
-        environment: The caller's environment variables: those of a fork server may be outdated. If empty, the worker
-            keeps its own.
-        path: The caller's ``sys.path``: Ray workers know only a part of it.
-        registered: Env specs that the caller registered.
-        shared: The shared arrays, or what a worker needs to find them.
-    """
-
+    #: The caller's environment variables: those of a fork server may be outdated. If empty, the worker keeps its own.
     environment: dict[str, str]
-    path: tuple[str, ...]
-    registered: dict[str, bytes]
-    shared: Any = ()
+    path: tuple[str, ...]  #: The caller's ``sys.path``: Ray workers know only a part of it.
+    registered: dict[str, bytes]  #: Env specs that the caller registered.
+    shared: Any = ()  #: The shared arrays, or what a worker needs to find them.
 
     @classmethod
     def pack(

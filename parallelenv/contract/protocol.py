@@ -46,28 +46,18 @@ OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call
 class Command:
     """One request to one host: the same operation on some of its envs.
 
-    Attributes:
-        number: Unique within the pool; the reply carries it.
-        operation: One of `OPERATIONS`, a method of `parallelenv.worker.host.Host`: there ``each`` and ``common`` are
-            described.
-        env_ids: The envs, in the order requested.
-        each: One argument per env, or ``None`` if the operation takes none.
-        common: A further argument, the same for every env.
-        autoreset: Whether a step also resets each env whose episode it ends.
-        begins: Envs that a step resets instead of stepping them.
-        begins_ended: Whether these are those whose flags, of their latest step, are set in the batch.
-        rows: Action rows of ``env_ids``, filled in by a channel whose host does not share the caller's batch.
+    The operations are methods of `parallelenv.worker.host.Host`, where ``each`` and ``common`` are described.
     """
 
-    number: int
-    operation: str
-    env_ids: tuple[int, ...]
-    each: Sequence[Any] | None = None
-    common: Any = None
-    autoreset: bool = False
-    begins: tuple[int, ...] = ()
-    begins_ended: bool = False
-    rows: Rows | None = None
+    number: int  #: Unique within the pool; the reply carries it.
+    operation: str  #: One of `OPERATIONS`.
+    env_ids: tuple[int, ...]  #: The envs, in the order requested.
+    each: Sequence[Any] | None = None  #: One argument per env, or ``None`` if the operation takes none.
+    common: Any = None  #: A further argument, the same for every env.
+    autoreset: bool = False  #: Whether a step also resets each env whose episode it ends.
+    begins: tuple[int, ...] = ()  #: Envs that a step resets instead of stepping them.
+    begins_ended: bool = False  #: Whether these are those whose flags, of their latest step, are set in the batch.
+    rows: Rows | None = None  #: Action rows of the envs, filled in by a channel whose host does not share the batch.
 
     @property
     def is_plain_step(self) -> bool:
@@ -113,20 +103,14 @@ class MethodCall(NamedTuple):
 
 @dataclass(slots=True)
 class Reply:
-    """A host's reply to the command with this number.
-
-    Attributes:
-        values: What the operation returned, by env id, without empty results: a plain step pickles nothing.
-        failures: The failures, by env id.
-        rows: Result rows of the command's env ids, from hosts that do not share the caller's batch.
-        output: What the host's envs printed where the caller does not see it, and each `Remark`.
-    """
+    """A host's reply to the command with this number."""
 
     number: int
+    #: What the operation returned, by env id, without empty results: a plain step pickles nothing.
     values: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, Failure] = field(default_factory=dict)
-    rows: Rows | None = None
-    output: Sequence[Printed] = ()
+    failures: dict[int, Failure] = field(default_factory=dict)  #: The failures, by env id.
+    rows: Rows | None = None  #: Result rows of the command's env ids, from hosts that do not share the batch.
+    output: Sequence[Printed] = ()  #: What envs printed where the caller does not see it, and each `Remark`.
 
 
 class Printed(NamedTuple):
@@ -141,25 +125,17 @@ class Remark(Printed):
 
 
 class Extra(NamedTuple):
-    """What a step or reset of one env returns beyond its rows in the batch; ``None`` where there is nothing.
+    """What a step or reset of one env returns beyond its rows in the batch; ``None`` where there is nothing."""
 
-    Attributes:
-        info: The env's info.
-        loose: Leaves of its state that are not in the batch, in order.
-        reward: A one-tuple of its reward if that is not a number.
-        ended_loose: Like ``loose``, of the last state of an episode after which the env was reset in this step.
-        reset_info: The info of that reset.
-        is_exhausted: ``True`` if that reset, or the reset that this is the result of, found no further episode. The
-            env's row then still holds its last state.
-        ended_state: A one-tuple of that last state, if the rows change its type and `Layout.keeps_types` is set.
-    """
-
-    info: Info | None = None
-    loose: list[Any] | None = None
-    reward: tuple[Any] | None = None
-    ended_loose: list[Any] | None = None
-    reset_info: Info | None = None
+    info: Info | None = None  #: The env's info.
+    loose: list[Any] | None = None  #: Leaves of its state that are not in the batch, in order.
+    reward: tuple[Any] | None = None  #: A one-tuple of its reward if that is not a number.
+    ended_loose: list[Any] | None = None  #: Like ``loose``, of the last state of an episode if the env was reset, too.
+    reset_info: Info | None = None  #: The info of that reset.
+    #: ``True`` if that reset, or the reset that this is the result of, found no further episode. The env's row then
+    #: still holds its last state.
     is_exhausted: bool | None = None
+    #: A one-tuple of that last state, if the rows change its type and `Layout.keeps_types` is set.
     ended_state: tuple[Any] | None = None
 
 
@@ -170,53 +146,33 @@ EXHAUSTED = {"exhausted": True}
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Settings that every host receives.
+    """Settings that every host receives."""
 
-    Attributes:
-        silence_warnings: Whether a worker process ignores warnings.
-        threads: Upper bound on BLAS and OpenMP threads of a worker process.
-        seed_globals: Whether each env has its own state of the generators that a process shares.
-    """
-
-    silence_warnings: bool
-    threads: int
-    seed_globals: bool = False
+    silence_warnings: bool  #: Whether a worker process ignores warnings.
+    threads: int  #: Upper bound on BLAS and OpenMP threads of a worker process.
+    seed_globals: bool = False  #: Whether each env has its own state of the generators that a process shares.
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPosition:
-    """Position of a host among all hosts of a `ParallelEnv`.
+    """Position of a host among all hosts of a `ParallelEnv`."""
 
-    Attributes:
-        first_worker: Index of its first worker, or of its only one.
-        num_workers: Number of workers of all hosts.
-        num_envs: Number of envs of all hosts.
-        seed: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
-    """
-
-    first_worker: int = 0
-    num_workers: int = 1
-    num_envs: int = 0
-    seed: int | None = None
+    first_worker: int = 0  #: Index of its first worker, or of its only one.
+    num_workers: int = 1  #: Number of workers of all hosts.
+    num_envs: int = 0  #: Number of envs of all hosts.
+    seed: int | None = None  #: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What is needed to start one host, the first time or again after it died.
+    """What is needed to start one host, the first time or again after it died."""
 
-    Attributes:
-        env_ids: Its envs: consecutive ids.
-        envs: A factory for each of them.
-        num_cpus: Cores that this host may use.
-        place: Its position among all hosts.
-        shared: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
-    """
-
-    env_ids: tuple[int, ...]
-    envs: tuple[EnvFactory, ...]
-    num_cpus: int
-    settings: WorkerSettings
-    place: PoolPosition = PoolPosition()
+    env_ids: tuple[int, ...]  #: Its envs: consecutive ids.
+    envs: tuple[EnvFactory, ...]  #: A factory for each of them.
+    num_cpus: int  #: Cores that this host may use.
+    settings: WorkerSettings  #: Settings that every host receives.
+    place: PoolPosition = PoolPosition()  #: Its position among all hosts.
+    #: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
     shared: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -229,38 +185,25 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class EnvFacts:
-    """What the caller needs to know of an env that runs elsewhere.
+    """What the caller needs to know of an env that runs elsewhere."""
 
-    Its spaces (``None`` if it declares none), metadata and render mode, and the process that it runs in.
-
-    Attributes:
-        instance: Its `id` there, to tell it from other objects.
-        has_steps: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
-    """
-
-    observation_space: Space | None
-    action_space: Space | None
-    metadata: Info
-    render_mode: str | None
-    process: ProcessInfo = UNKNOWN_PROCESS
-    instance: int = 0
-    has_steps: bool = True
+    observation_space: Space | None  #: ``None`` if the env declares none.
+    action_space: Space | None  #: ``None`` if the env declares none.
+    metadata: Info  #: The env's ``metadata``.
+    render_mode: str | None  #: The env's ``render_mode``.
+    process: ProcessInfo = UNKNOWN_PROCESS  #: The process that it runs in.
+    instance: int = 0  #: Its `id` there, to tell it from other objects.
+    has_steps: bool = True  #: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What is known of the death of a host.
+    """What is known of the death of a host."""
 
-    Attributes:
-        exitcode: Exit code, negative for a signal.
-        detail: What else is known, one sentence or empty.
-        last_lines: The last lines that it printed, or empty.
-    """
-
-    pid: int | None = None
-    exitcode: int | None = None
-    detail: str = ""
-    last_lines: str = ""
+    pid: int | None = None  #: Process id, if known.
+    exitcode: int | None = None  #: Exit code, negative for a signal, if known.
+    detail: str = ""  #: What else is known, one sentence or empty.
+    last_lines: str = ""  #: The last lines that it printed, or empty.
 
     def __str__(self) -> str:
         """Return what happened and the likely cause, one or two sentences."""
@@ -281,13 +224,9 @@ class Death:
 
 
 class Channel(Protocol):
-    """How the caller reaches one host, wherever it runs.
+    """How the caller reaches one host, wherever it runs."""
 
-    Attributes:
-        in_caller: Whether the host runs in the caller's thread, and only while the caller waits for it.
-    """
-
-    in_caller: bool
+    in_caller: bool  #: Whether the host runs in the caller's thread, and only while the caller waits for it.
 
     def pack(self, command: Command) -> Any:
         """Return a command in the form that is sent; send nothing yet.
@@ -320,12 +259,9 @@ class Branching(Channel, Protocol):
 
     Replies come in any order, each as soon as all envs of its command are done. So with a command per worker, a slow
     worker does not delay the others.
-
-    Attributes:
-        branches: Env ids of each worker.
     """
 
-    branches: tuple[tuple[int, ...], ...]
+    branches: tuple[tuple[int, ...], ...]  #: Env ids of each worker.
 
 
 class RepeatedStep(Protocol):
@@ -356,15 +292,12 @@ class Backend(Protocol):
 
     The keyword-only arguments of its constructor are its options in ``ParallelEnv(...)``. A backend may derive from
     this class, for the defaults.
-
-    Attributes:
-        uses_live_envs: Whether all envs run in this process: live instances are used themselves, not copied, and
-            actions with gradients reach them with their graph.
-        placement: What ``repr`` shows about how hosts are reached; may be empty.
     """
 
+    #: Whether all envs run in this process: live instances are used themselves, not copied, and actions with gradients
+    #: reach them with their graph.
     uses_live_envs: bool = False
-    placement: str = ""
+    placement: str = ""  #: What ``repr`` shows about how hosts are reached; may be empty.
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
         """Return how many hosts to use for ``num_envs`` envs, at least 1.

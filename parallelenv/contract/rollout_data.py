@@ -34,22 +34,14 @@ class RecurrentState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """Request to a host for steps of a rollout. The command's ``each`` limits how many episodes each env may still end.
+    """Request to a host for steps of a rollout; the command's ``each`` limits the episodes that each env may end."""
 
-    Attributes:
-        rollout: Id of the rollout. A host keeps its copy of the policy until it gets another id.
-        policy: The policy and its `RecurrentState` or ``None``, pickled, ``(nbytes,)`` uint8; ``None`` if every host
-            that gets the request has its copy.
-        num_steps: Steps to make, fewer if every env reaches its limit; 0 only to unpickle the policy.
-        autoreset: Whether the host resets an env in the step that ends its episode.
-        skips_done: Whether done envs are skipped.
-    """
-
-    rollout: int
+    rollout: int  #: Id of the rollout. A host keeps its copy of the policy until it gets another id.
+    #: The policy and its `RecurrentState` or ``None``, as of `pickled`; ``None`` if every host asked has its copy.
     policy: Array | None
-    num_steps: int
-    autoreset: bool
-    skips_done: bool
+    num_steps: int  #: Steps to make, fewer if every env reaches its limit; 0 only to unpickle the policy.
+    autoreset: bool  #: Whether the host resets an env in the step that ends its episode.
+    skips_done: bool  #: Whether done envs are skipped.
 
 
 class EpisodeEnds(NamedTuple):
@@ -66,41 +58,25 @@ class EpisodeEnds(NamedTuple):
 
 @dataclass
 class RolloutChunk:
-    """The steps that one host made with its envs: ``num_steps`` rows, one column per env.
+    """The steps that one host made with its envs: ``num_steps`` rows, one column per env."""
 
-    Attributes:
-        env_ids: The env of each column.
-        states: The policy's inputs, one array per leaf, ``(num_steps, k, *shape)``; object arrays for loose leaves.
-        actions: Likewise, its actions; a single object array if actions are loose.
-        rewards: ``(num_steps, k)`` float64.
-        flags: ``(num_steps, k, 2)`` bool: terminated, truncated.
-        valid: ``(num_steps, k)`` bool: whether the env made this step.
-        extras: The policy's further outputs, ``(num_steps, k, ...)`` each.
-        ended: Episodes that ended.
-        said: What steps returned beyond the rows, by step and env.
-        loose: Loose leaves of the states after the last step, by env id, if there are any.
-        memory: The policy's recurrent state after the last step; ``None`` if it has none.
-        seconds: Time that the host needed, without that of messages.
-        failed: The step in which an env failed, and why. The env made no further step.
-        broken: Why the policy failed to give actions for the step after the last; ``None`` if it did not fail.
-        exhausted: Envs that found no further episode. They made no further step.
-    """
-
-    env_ids: tuple[int, ...]
+    env_ids: tuple[int, ...]  #: The env of each column.
+    #: The policy's inputs, one array per leaf, ``(num_steps, k, *shape)``; object arrays for loose leaves.
     states: list[Array]
-    actions: list[Array]
-    rewards: Array
-    flags: Array
-    valid: Array
-    ended: EpisodeEnds
-    extras: dict[str, Array] = field(default_factory=dict)
-    said: dict[StepIndex, Extra] = field(default_factory=dict)
-    loose: dict[int, list[Any]] = field(default_factory=dict)
-    memory: RecurrentState | None = None
-    seconds: float = 0.0
+    actions: list[Array]  #: Likewise, its actions; a single object array if actions are loose.
+    rewards: Array  #: ``(num_steps, k)`` float64.
+    flags: Array  #: ``(num_steps, k, 2)`` bool: terminated, truncated.
+    valid: Array  #: ``(num_steps, k)`` bool: whether the env made this step.
+    ended: EpisodeEnds  #: Episodes that ended.
+    extras: dict[str, Array] = field(default_factory=dict)  #: The policy's further outputs, ``(num_steps, k, ...)``.
+    said: dict[StepIndex, Extra] = field(default_factory=dict)  #: What steps returned beyond the rows.
+    loose: dict[int, list[Any]] = field(default_factory=dict)  #: By env id, loose leaves of the states at the end.
+    memory: RecurrentState | None = None  #: The policy's recurrent state after the last step, if it has one.
+    seconds: float = 0.0  #: Time that the host needed, without that of messages.
+    #: By env id, the step in which an env failed, and why. The env made no further step.
     failed: Mapping[int, tuple[int, Failure]] = field(default_factory=dict)
-    broken: Failure | None = None
-    exhausted: Collection[int] = ()
+    broken: Failure | None = None  #: Why the policy failed to give actions for the step after the last.
+    exhausted: Collection[int] = ()  #: Envs that found no further episode. They made no further step.
 
     @property
     def num_steps(self) -> int:

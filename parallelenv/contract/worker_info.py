@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
     from parallelenv.contract.batch import Array
@@ -23,24 +23,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Facts about an env and its worker.
+    """Facts about an env and its worker."""
 
-    Attributes:
-        env_id: The env's id.
-        num_envs: Number of envs of its `ParallelEnv`.
-        worker_id: Index of its worker, from 0.
-        num_workers: Number of workers.
-        seed: Seed of its latest reset that had one; before that, the seed of the `ParallelEnv` plus the env id, or
-            ``None`` if it has none.
-        shared: The arrays that the `ParallelEnv` was made with, read-only, shared by all workers.
-    """
-
-    env_id: int
-    num_envs: int
-    worker_id: int
-    num_workers: int
+    env_id: int  #: The env's id.
+    num_envs: int  #: Number of envs of its `ParallelEnv`.
+    worker_id: int  #: Index of its worker, from 0.
+    num_workers: int  #: Number of workers.
+    #: Seed of its latest reset that had one; before that, the seed of the `ParallelEnv` plus the env id, or ``None``.
     seed: int | None
-    shared: Mapping[str, Array]
+    shared: Mapping[str, Array]  #: The arrays that the `ParallelEnv` was made with, read-only, shared by all workers.
 
 
 def get_worker_info() -> WorkerInfo | None:
@@ -54,14 +45,12 @@ def get_worker_info() -> WorkerInfo | None:
         frame = frame.f_back
     if frame is None:
         return None
-    host = frame.f_locals[_CALLERS_OF_ENVS[frame.f_code]]
-    env_id = host.current
-    info: WorkerInfo | None = None if env_id is None else host.describe(env_id)
-    return info
+    host: Any = frame.f_locals[frame.f_code.co_varnames[0]]
+    return None if host.current is None else cast("WorkerInfo", host.describe(host.current))
 
 
-_CALLERS_OF_ENVS: dict[CodeType, str] = {}
-"""Code of the functions whose frames tell which host calls envs, and their variable that has the host."""
+_CALLERS_OF_ENVS: set[CodeType] = set()
+"""Code of the functions whose frames tell which host calls envs."""
 
 
 def calls_envs(function: _Function) -> _Function:
@@ -70,13 +59,12 @@ def calls_envs(function: _Function) -> _Function:
     The host is found on the call stack. A variable would have to be set and reset, and Ctrl-C between the two would
     leave it set for good. A call leaves the stack however it ends.
     """
-    code = function.__code__
-    _CALLERS_OF_ENVS[code] = code.co_varnames[0]
+    _CALLERS_OF_ENVS.add(function.__code__)
     return function
 
 
 @calls_envs
-def call_for(host: Any, call: Callable[[], _Value]) -> _Value:
+def call_for(host: object, call: Callable[[], _Value]) -> _Value:
     """Call a function. While it runs, `get_worker_info` queries this host."""
     return call()
 
