@@ -178,7 +178,9 @@ def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[A
     return [((), one) if isinstance(one, dict) else (tuple(one or ()), {}) for one in items]
 
 
-def _spread(name: str, given: object, env_ids: Sequence[int], kind: type | tuple[type, ...], expected: str) -> list[Any]:
+def _spread(
+    name: str, given: object, env_ids: Sequence[int], kind: type | tuple[type, ...], expected: str
+) -> list[Any]:
     """Return the items of a list with one item of a kind per env, or one that was given for all envs for each."""
     if isinstance(given, kind):
         return [given] * len(env_ids)

@@ -1,7 +1,7 @@
 """Commands and replies as messages.
 
 A message is a header of fixed size and, if needed, a pickle and its buffers. The two most common messages, "all your
-envs: step" and "done, nothing to add", are only the header of 17 bytes. Buffers of 64 KiB and more (one million
+envs: step" and "done, nothing to add", are only the header of 19 bytes. Buffers of 64 KiB and more (one million
 float64: 11 us against 3.9 ms) follow the pickle, uncopied.
 """
 

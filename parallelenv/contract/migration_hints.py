@@ -111,24 +111,20 @@ def of_make_argument(name: str) -> str:
 
 
 def refuse_arguments(call: str, arguments: Mapping[str, Any]) -> None:
-    """Raise an `ArgumentError` if there are arguments, which a call does not have."""
+    """Raise an `ArgumentError` for keyword arguments that a call does not have."""
     for name, value in arguments.items():
         raise ArgumentError(f"{name}={show(value)} is no argument of {call}.{hint_at(name)}")
 
 
-def absent(owner: object, name: str) -> AbsentAttributeError:
+def absent(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:
     """Return the error for a name that does not exist, with its equivalent."""
-    default = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
-    return _absent(owner, name, "", default)
+    ways = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
+    hint = of_make_argument(name) or f"{near_attribute(name, type(owner))} {default or ways}"
+    message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
+    return AbsentAttributeError(message, name=name)  # with `obj` Python 3.12 adds a hint, too
 
 
 def not_to_set(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
     """Return the error for a name that cannot be set. ``is_argument``: whether the owner's constructor takes it."""
     default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
-    return _absent(owner, name, " to set", _MADE.format(name) if is_argument else default)
-
-
-def _absent(owner: object, name: str, purpose: str, default: str) -> AbsentAttributeError:
-    hint = of_make_argument(name) or f"{near_attribute(name, type(owner))} {default}"
-    message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
-    return AbsentAttributeError(message, name=name)  # with `obj` Python 3.12 adds a hint, too
+    return absent(owner, name, " to set", _MADE.format(name) if is_argument else default)
