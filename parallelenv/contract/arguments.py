@@ -76,9 +76,10 @@ def check_spaces(spaces: object) -> tuple[gymnasium.Space[Any], gymnasium.Space[
     """Return copies of an observation and an action space, or ``None`` if none are given."""
     if spaces is None:
         return None
-    pair = spaces if isinstance(spaces, tuple) and len(spaces) == 2 else (None, None)
+    pair: tuple[Any, ...] = spaces if isinstance(spaces, tuple) else ()
     # `Space` itself is abstract: it has no values.
-    if not all(isinstance(one, gymnasium.Space) and type(one) is not gymnasium.Space for one in pair):
+    are_spaces = all(isinstance(one, gymnasium.Space) and type(one) is not gymnasium.Space for one in pair)
+    if len(pair) != 2 or not are_spaces:
         raise ArgumentError(
             f"spaces={show(spaces)} is no pair of spaces. Give (observation_space, action_space) of one env, a tuple "
             "of two of Gymnasium's, or leave it out, and envs are asked for theirs."

@@ -325,8 +325,6 @@ def register_again(specs: Mapping[str, bytes]) -> None:
 
 
 EnvFn = Callable[[], Any]
-Source = str | EnvSpec | gymnasium.Env[Any, Any] | EnvFn
-"""The forms in which each item of the list of envs may be given."""
 
 
 def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
