@@ -263,6 +263,7 @@ def _plain_extras(values: Mapping[int, Any]) -> dict[int, tuple[Any, ...]] | Non
     for extra in values.values():
         if type(extra) is not Extra:
             return None
+        part: Any
         for part in extra:
             if part is None:
                 continue

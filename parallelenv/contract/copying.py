@@ -12,7 +12,7 @@ import pickle
 from collections import ChainMap
 from collections.abc import Iterable
 from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import cloudpickle
 import cloudpickle.cloudpickle as dynamic
@@ -23,8 +23,6 @@ from parallelenv.errors import UnpicklableError
 
 if TYPE_CHECKING:
     from parallelenv.contract.batch import Array
-
-_Value = TypeVar("_Value")
 
 
 def _reduce_code(code: CodeType) -> tuple[object, ...]:
@@ -123,18 +121,16 @@ def _graph_parts(value: Any, torch: Any) -> list[Any]:
     return [part for item in value for part in _graph_parts(item, torch)]
 
 
-def deep_copy_but_graph(value: _Value) -> _Value:
+def deep_copy_but_graph(value: Any) -> Any:
     """Return a copy as `deep_copy` does, but share the `graph_parts`: copying them would cut the gradients' path."""
     parts = graph_parts(value)
-    copied: _Value = copy.deepcopy(value, {id(part): part for part in parts}) if parts else deep_copy(value)
-    return copied
+    return copy.deepcopy(value, {id(part): part for part in parts}) if parts else deep_copy(value)
 
 
-def pickle_roundtrip(value: _Value) -> _Value:
+def pickle_roundtrip(value: Any) -> Any:
     """Return a copy as another process would receive it: what cannot be pickled raises here, in every mode."""
     is_plain = is_unchangeable(value) or _is_plain_array(value) or is_tensor(value)
-    copied: _Value = deep_copy(value) if is_plain else loads(dumps(value))
-    return copied
+    return deep_copy(value) if is_plain else loads(dumps(value))
 
 
 _KNOWN: dict[str, type] = getattr(dynamic, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})

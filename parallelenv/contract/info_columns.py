@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,7 +70,8 @@ class InfoColumns:
     """Infos of one form, an array per key, in the memory of a batch or of its own."""
 
     def __init__(self, form: InfoForm, memory: Batch | InfoRows) -> None:
-        infos, marks = cast("InfoRows", (memory.infos, memory.info_marks))
+        infos: Any = memory.infos
+        marks: Any = memory.info_marks
         self._marks = memoryview(marks)
         self._keys = [column.key for column in form]
         self._kinds = [column.kind for column in form]

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from parallelenv.contract.batch import Batch
 from parallelenv.contract import codec
+from parallelenv.contract.batch import Batch
 from parallelenv.contract.codec import DONE, Message, StepSubset
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply

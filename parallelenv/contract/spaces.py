@@ -63,7 +63,7 @@ class Structure:
         """Return the path to a leaf, for messages: ``""`` or ``"['camera'][0]"``."""
         return "".join(f"[{key!r}]" for key in self._paths[leaf])
 
-    def split(self, value: object) -> list[Any]:
+    def split(self, value: Any) -> list[Any]:
         """Return the leaves of ``value``, in order; a `LookupError` or `TypeError` says that it lacks one."""
         return [value] if self.is_single else [functools.reduce(operator.getitem, path, value) for path in self._paths]
 

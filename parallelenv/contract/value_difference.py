@@ -28,9 +28,7 @@ def difference(left: Any, right: Any, where: str = "") -> str | None:
             return f"{where}: {left.dtype}{left.shape} against {right.dtype}{right.shape}"
         if left.dtype != object and left.tobytes() == right.tobytes():
             return None
-        if left.ndim == 0:
-            return difference(left[()], right[()], where)
-        keys = range(len(left))
+        keys = range(len(left)) if left.ndim else [()]
     elif isinstance(left, Mapping):
         if left.keys() != right.keys():
             return f"{where}: keys {sorted(map(str, left))} against {sorted(map(str, right))}"
