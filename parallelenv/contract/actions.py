@@ -46,19 +46,12 @@ class ActionReader:
     ) -> list[Any] | None:
         """Write the actions of the envs that will step into their rows of the batch.
 
-        Args:
-            batch: The batch.
-            action: A batch as returned by ``action_space.sample()``, or a list with one action per env.
-            env_ids: The envs that the actions are for.
-            stepped: Those of ``env_ids`` that will step.
-            chosen: Their positions in ``env_ids``; ``None``: all. Actions of the others are counted but not read.
+        ``action`` is a batch as returned by ``action_space.sample()``, or a list with one action per env of
+        ``env_ids``. Of these ``stepped`` will step, whose positions are ``chosen`` (``None``: all); actions of the
+        others are counted but not read.
 
-        Returns:
-            ``None``; or, if actions have no fixed form or carry gradients, which rows cannot keep, a list with one
-            action per env that will step. Nothing is written then.
-
-        Raises:
-            ActionError: If number, shape or dtype do not fit, or gradients cannot reach the env; nothing is written.
+        It returns ``None``; or, if actions have no fixed form or carry gradients, which rows cannot keep, a list with
+        one action per env that will step. Nothing is written then, nor if an `ActionError` is raised.
         """
         only = self._only
         if (

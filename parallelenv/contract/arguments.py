@@ -241,12 +241,8 @@ def is_number(value: object) -> TypeGuard[float]:
 def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
     """Return the env ids that an ``id`` argument names, in the order given; ``None`` is handled by the caller.
 
-    ``name``: the argument's name in the public call.
-
-    Raises:
-        ArgumentError: If it is not an int, a sequence of ints, a slice or a bool mask of length ``num_envs``, or if an
-            id occurs twice.
-        IdRangeError: If an id is negative or too large.
+    It is an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``, else an error is raised
+    with the public ``name`` of the argument.
     """
     if isinstance(argument, slice):
         try:

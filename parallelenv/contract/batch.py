@@ -150,7 +150,7 @@ class Batch:
 
     def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Return those of some envs whose flags are set."""
-        ends: Array = self.flags[self.rows(env_ids)].any(axis=1)
+        ends: Any = self.flags[self.rows(env_ids)].any(axis=1)
         return tuple(itertools.compress(env_ids, ends.tolist()))
 
     def drop_infos(self, rows: Index) -> None:

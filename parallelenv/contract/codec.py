@@ -119,10 +119,7 @@ def encode_command(command: Command, everyone: tuple[int, ...], subsets: Mapping
 
 
 def decode_command(message: Message, subsets: Sequence[tuple[int, ...]]) -> Any:
-    """Return the command, or the other object that was encoded; raise `UnreadableError` if it cannot be unpickled.
-
-    ``subsets``: the env ids by number, first those of all envs.
-    """
+    """Return the command, or the other object that was encoded; raise `UnreadableError` if it cannot be unpickled."""
     tag = message.tag
     if tag == _PICKLED:
         try:

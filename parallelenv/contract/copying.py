@@ -74,7 +74,7 @@ def deep_copy(value: Any) -> Any:
     if _is_plain_array(value):
         return value.copy()
     if type(value) is dict:
-        copied: dict[Any, Any] = {}
+        copied: dict[object, object] = {}
         arrays: set[int] = set()
         for key, item in value.items():
             if is_unchangeable(item):

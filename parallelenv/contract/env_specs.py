@@ -181,10 +181,7 @@ def _takes(spec: EnvSpec, name: str) -> bool:
 
 
 def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
-    """Pickle the sources of factories for another process, each separately, so that envs share nothing.
-
-    Warns of envs that were reset and that pickle would rebuild from scratch.
-    """
+    """Pickle the sources of factories for another process, each separately, so that envs share nothing."""
     packed: dict[int, bytes] = {}  # an env fn that occurs many times is pickled once
     for factory in factories:
         source = factory.source

@@ -109,10 +109,7 @@ class MessageChannel(ABC):
         return message
 
     def plain_step(self, command: Command) -> Message | None:
-        """Return the message of a step that needs no pickle, without its number; ``None`` if it needs one.
-
-        Steps of some of its envs get a number, which the host receives first.
-        """
+        """Return the message of a step, without its number, ``None`` if it needs a pickle; first name its subset."""
         if command.env_ids is not self.env_ids and self._batch is None:
             self.name_subset(command.env_ids)
         message: Message = self.pack(command)

@@ -76,7 +76,7 @@ def _shortening(
     function: Callable[..., Any], translate: Callable[[BaseException], BaseException] | None
 ) -> Callable[..., Any]:
     @functools.wraps(function)
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
+    async def awaited(*args: object, **kwargs: object) -> object:
         try:
             return await function(*args, **kwargs)
         except BaseException as error:
@@ -84,7 +84,7 @@ def _shortening(
             raise
 
     @functools.wraps(function)
-    def yielding(*args: Any, **kwargs: Any) -> Iterator[Any]:
+    def yielding(*args: object, **kwargs: object) -> Iterator[object]:
         try:
             yield from function(*args, **kwargs)
         except BaseException as error:
@@ -92,7 +92,7 @@ def _shortening(
             raise
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: object, **kwargs: object) -> object:
         __tracebackhide__ = True  # for IPython and pytest, when an error is raised instead of another
         try:
             return function(*args, **kwargs)

@@ -16,9 +16,8 @@ def difference(left: Any, right: Any, where: str = "") -> str | None:
     """Return where two nested values first differ, or ``None`` if they are the same bit for bit.
 
     Types, dtypes and shapes count. NaN equals the same NaN; 0.0 and -0.0 differ. Objects other than numbers, texts,
-    arrays, and dicts, lists and tuples of them are the same if they are equal or pickle to the same bytes.
-
-    ``where``: name of the value, for the result.
+    arrays, and dicts, lists and tuples of them are the same if they are equal or pickle to the same bytes. ``where``
+    names the value.
     """
     if type(left) is not type(right):
         return f"{where}: {_shown(left)} ({type(left).__name__}) against {_shown(right)} ({type(right).__name__})"
@@ -39,7 +38,7 @@ def difference(left: Any, right: Any, where: str = "") -> str | None:
         keys = range(len(left))
     elif not _is_same(left, right):
         return f"{where}: {_shown(left)} against {_shown(right)}"
-    found = (difference(left[key], right[key], f"{where}[{key!r}]") for key in keys)
+    found = (difference(left[key], right[key], where if key == () else f"{where}[{key!r}]") for key in keys)
     return next((text for text in found if text is not None), None)
 
 
