@@ -279,10 +279,7 @@ def take(each: Sequence[_Item], positions: Index) -> Sequence[_Item]:
 
 def frozen(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return read-only views of arrays."""
-    views = {name: array.view() for name, array in arrays.items()}
-    for view in views.values():
-        view.flags.writeable = False
-    return views
+    return {name: np.broadcast_to(array, array.shape) for name, array in arrays.items()}
 
 
 def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -236,17 +236,10 @@ def pack(error: BaseException) -> list[FrameLine]:
 
 def rebuild(places: Sequence[FrameLine]) -> TracebackType | None:
     """Return a traceback of these entries. Each shows its source line, even if this process cannot read the file."""
-    return next(_rebuilt(places))
-
-
-def _rebuilt(places: Sequence[FrameLine]) -> Iterator[TracebackType | None]:
-    """Yield the traceback.
-
-    A generator, because its frame has no caller once it is left. Otherwise the traceback's frames would refer to the
-    user's function and keep its variables alive, such as a `ParallelEnv`, as long as an info has the exception:
-    Python's garbage collection does not see into object arrays.
-    """
-    yield _linked([_raised_at(place) for place in places])
+    # In a generator, because its frame has no caller once it is left. Otherwise the traceback's frames would refer to
+    # the user's function and keep its variables alive, such as a `ParallelEnv`, as long as an info has the exception:
+    # Python's garbage collection does not see into object arrays.
+    return next(_linked([_raised_at(place) for place in places]) for _ in range(1))
 
 
 def _raised_at(place: FrameLine) -> TracebackType:
