@@ -76,29 +76,23 @@ class Command:
 
 
 class Lookup(NamedTuple):
-    """What ``get`` returns of each env.
+    """What ``get`` returns of each env."""
 
-    Attributes:
-        key: Name of an attribute, or several joined by dots; ``None`` if each env has its own among the arguments.
-        how: ``"value"``: a one-tuple of its value, or nothing if it is absent. ``"required"``: its value, or
-            `AbsentAttributeError`. ``"exists"``: a bool. ``"hint"``: a hint at what an absent name may have meant.
-            ``"wrapper"``: whether the env has a wrapper of the class in its argument.
-    """
-
+    #: Name of an attribute, or several joined by dots; ``None`` if each env has its own among the arguments.
     key: str | None = None
+    #: ``"value"``: a one-tuple of its value, or nothing if it is absent. ``"required"``: its value, or
+    #: `AbsentAttributeError`. ``"exists"``: a bool. ``"hint"``: a hint at what an absent name may have meant.
+    #: ``"wrapper"``: whether the env has a wrapper of the class in its argument.
     how: str = "value"
 
 
 class MethodCall(NamedTuple):
-    """A method, by its name or several joined by dots, with its arguments, for ``call``.
+    """A method with its arguments, for ``call``."""
 
-    With ``or_attribute`` another attribute of that name is returned as it is, instead of raising.
-    """
-
-    name: str
-    positional: tuple[Any, ...] = ()
-    named: Mapping[str, Any] = {}
-    or_attribute: bool = False
+    name: str  #: Name of the method, or several names joined by dots.
+    positional: tuple[Any, ...] = ()  #: Positional arguments.
+    named: Mapping[str, Any] = {}  #: Keyword arguments.
+    or_attribute: bool = False  #: Whether another attribute of that name is returned as it is, instead of raising.
 
 
 @dataclass(slots=True)
@@ -114,10 +108,10 @@ class Reply:
 
 
 class Printed(NamedTuple):
-    """A text that was printed in a worker, by one of these envs."""
+    """A text that was printed in a worker."""
 
-    env_ids: tuple[int, ...]
-    text: str
+    env_ids: tuple[int, ...]  #: The envs of which one printed it.
+    text: str  #: The text.
 
 
 class Remark(Printed):
