@@ -225,7 +225,7 @@ class Broadcast:
         other.packed = None
         return other
 
-    def call(self) -> tuple[str, tuple[Any, ...]]:
+    def call(self) -> tuple[str, tuple[object, ...]]:
         """Return the method and new copies of the arguments."""
         method, arguments = loads(self.packed)
         return method, arguments

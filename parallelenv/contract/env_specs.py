@@ -208,7 +208,7 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
     return [packed[id(factory.source)] for factory in factories]
 
 
-def _loses_state(env: Any) -> bool:
+def _loses_state(env: object) -> bool:
     """Whether a live env was reset and `EzPickle` would lose its state."""
     base, layer = getattr(env, "unwrapped", env), env
     if not isinstance(base, EzPickle):

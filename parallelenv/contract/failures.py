@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from parallelenv.contract import tracebacks
 from parallelenv.contract.copying import dumps, loads
@@ -18,6 +18,7 @@ from parallelenv.contract.error_text import count, list_ids
 from parallelenv.contract.tracebacks import shorten
 from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
 
+_Packed: TypeAlias = dict[str, Any]
 _MOST_LINKS = 10
 """The number of causes and contexts in a row that are sent with an exception."""
 
@@ -31,7 +32,7 @@ class Failure:
 
     def __init__(self, exception: BaseException, env_id: int, operation: str) -> None:
         self._exception: BaseException | None = exception
-        self._packed: dict[str, Any] = {}  # the exception as plain data
+        self._packed: _Packed = {}  # the exception as plain data
         self.env_id = env_id
         self.operation = operation
         self.pid = os.getpid()
@@ -48,7 +49,7 @@ class Failure:
         """Whether it is a `WorkerDiedError` or `WorkerTimeoutError` of the env's own worker."""
         return not self.operation
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_exception": None, "_packed": self._packed or _pack(self.exception)}
 
 
@@ -65,7 +66,7 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
     """
     if not failures:
         return
-    alike: dict[Any, list[Failure]] = {}
+    alike: dict[tuple[type, str], list[Failure]] = {}
     for failure in failures:
         text = _safe_str(failure.exception)
         if isinstance(failure.exception, ParallelEnvError) and not isinstance(failure.exception, EnvError):
@@ -121,7 +122,7 @@ def add_note(exception: BaseException, note: str) -> None:
         put(exception, "__notes__", [*notes, note])
 
 
-def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> dict[str, Any]:
+def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
     """Return an exception and its causes as plain data. ``seen``: the ids of the exceptions that led here."""
     seen = (*seen, id(exception))
     causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
@@ -162,7 +163,7 @@ def _safe_str(exception: BaseException) -> str:
         return f"<its str() raised {type(error).__name__}>"
 
 
-def _unpack(packed: dict[str, Any], exception: BaseException | None = None) -> BaseException:
+def _unpack(packed: _Packed, exception: BaseException | None = None) -> BaseException:
     """Return the exception with its traceback and causes; if its class imports only in the worker, an `EnvError`.
 
     Members of an exception group were loaded with it, and lack only these.

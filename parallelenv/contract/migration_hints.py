@@ -6,7 +6,6 @@ No name is rejected because it is listed here: it may be one of the user's own. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from parallelenv.contract.error_text import near_attribute, show
 from parallelenv.errors import AbsentAttributeError, ArgumentError
@@ -110,7 +109,7 @@ def of_make_argument(name: str) -> str:
     return "" if name in _OF_MAKE else hint_at(name)
 
 
-def refuse_arguments(call: str, arguments: Mapping[str, Any]) -> None:
+def refuse_arguments(call: str, arguments: Mapping[str, object]) -> None:
     """Raise an `ArgumentError` for keyword arguments that a call does not have."""
     for name, value in arguments.items():
         raise ArgumentError(f"{name}={show(value)} is no argument of {call}.{hint_at(name)}")

@@ -170,10 +170,10 @@ def map_leaves(nest: Any, change: Callable[[Any], Any]) -> Any:
     return None if nest is None else change(nest)
 
 
-def check_rows(name: str, nest: Any, num_envs: int) -> None:
+def check_rows(name: str, nest: object, num_envs: int) -> None:
     """Raise an `ArgumentError` unless each leaf of a nest has one row per env."""
 
-    def check(leaf: Any) -> None:
+    def check(leaf: object) -> None:
         shape = getattr(leaf, "shape", None)
         if not shape or shape[0] != num_envs:
             what = f"{name} is {describe_value(leaf)}, for the states of {num_envs} envs"

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import operator
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -87,7 +87,7 @@ class Structure:
         """Return the value with these leaves: a dict, a tuple or the only leaf."""
         return leaves[0] if self.is_single else self._join(self.space, iter(leaves))
 
-    def _join(self, space: Space | None, leaves: Any) -> Any:
+    def _join(self, space: Space | None, leaves: Iterator[object]) -> object:
         if type(space) is spaces.Dict:
             return {key: self._join(child, leaves) for key, child in space.spaces.items()}
         if type(space) is spaces.Tuple:
