@@ -151,6 +151,8 @@ class Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return a global; those of cloudpickle that rebuild classes are replaced: they look for the class first."""
         found = super().find_class(module, name)
+        if module != dynamic.__name__:
+            return found
 
         def find_or_make(*args: Any) -> object:
             known = _KNOWN.get(args[-2])  # the class id precedes fields reserved for later versions
@@ -162,8 +164,6 @@ class Unpickler(pickle.Unpickler):
         def fill_new(kind: type, state: object) -> object:
             return kind if kind in self._left_alone else found(kind, state)
 
-        if module != dynamic.__name__:
-            return found
         makers = dict.fromkeys(("_make_skeleton_class", "_make_skeleton_enum"), find_or_make)
         return {**makers, "_class_setstate": fill_new}.get(name, found)
 
