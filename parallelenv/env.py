@@ -1102,12 +1102,12 @@ class ParallelEnv:
     @property
     def single_observation_space(self) -> Space | None:
         """The observation space that all envs share; ``None`` if they differ or declare none."""
-        return self._engine.pool.layout.observation_space  # type: ignore[no-any-return]
+        return self._engine.pool.layout.observation_space
 
     @property
     def single_action_space(self) -> Space | None:
         """The action space that all envs share; ``None`` if they differ or declare none."""
-        return self._engine.pool.layout.action_space  # type: ignore[no-any-return]
+        return self._engine.pool.layout.action_space
 
     @functools.cached_property
     def observation_space(self) -> Space | None:

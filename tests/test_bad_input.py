@@ -477,7 +477,7 @@ def test_invalid_seeds_are_refused(env: ParallelEnv, seed: Any, message: str) ->
 def test_invalid_reset_options_are_refused(env: ParallelEnv) -> None:
     with pytest.raises(ArgumentError, match="options has 1 item for 4 envs"):
         env.reset(options=[{}])
-    with pytest.raises(ArgumentError, match="must have a dict or None for each"):
+    with pytest.raises(ArgumentError, match="has 1 in it. Give a dict for all envs, or a list with one dict or None"):
         env.reset(options=[1, 2, 3, 4])  # type: ignore[list-item]
     assert_untouched(env)
 

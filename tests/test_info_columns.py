@@ -18,7 +18,7 @@ from interrupting import Counting, interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import INFO_NBYTES, Batch, Layout
-from parallelenv.contract.info_columns import InfoColumns, InfoForms, InfoTable, form_of
+from parallelenv.contract.info_columns import InfoColumns, InfoForms, form_of
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import EpisodeEnds, RolloutChunk
 from parallelenv.engine.engine import Engine
@@ -410,26 +410,28 @@ def test_batch_whose_rows_travel_has_no_room_for_infos() -> None:
     assert not Layout(None, None, 0, 4, has_infos=True).part((1, 2)).has_infos
 
 
-def test_chunk_of_a_rollout_pickles_infos_of_one_form_as_arrays() -> None:
+@pytest.mark.parametrize(
+    ("first", "places"),
+    [(STEADY, {(0, 0), (0, 1), (3, 1)}), ({"n": 1}, {(0, 0)}), (OrderedDict(n=1), set()), ({"other": "x"}, set())],
+    ids=str,
+)
+def test_chunk_of_a_rollout_pickles_infos_of_one_form_as_arrays(first: dict[str, Any], places: set[Any]) -> None:
     nothing = np.zeros((2, 2))
     ends = EpisodeEnds(np.zeros(0, int), np.zeros(0, int), [])
     said = {
-        (0, 0): Extra(dict(STEADY)),
+        (0, 0): Extra(first),
         (0, 1): Extra({**STEADY, "an int": 2**40}),
         (1, 0): Extra({"other": "x"}),
         (1, 1): Extra(dict(STEADY), reset_info={"begun": 1}),
         (2, 0): Extra(None, reward=("none",)),
+        (2, 1): Extra({"n": 2**70}),
+        (3, 0): Extra(OrderedDict(n=2)),
+        (3, 1): Extra(dict(STEADY)),
     }
     chunk = RolloutChunk((0, 1), [nothing], [nothing], nothing, nothing > 0, nothing > 0, ends, said=dict(said))
+    rest, _ = chunk.__getstate__()["said"]
+    assert said.keys() - rest.keys() == places
     found = pickle.loads(pickle.dumps(chunk)).said
     assert found.keys() == said.keys()
     for place, extra in said.items():
         assert all(same(*pair) for pair in zip(found[place], extra, strict=True))
-    table, places = InfoTable.of({(0, 0): {"n": 1}, (0, 1): {"n": 2**70}})
-    assert table is None
-    assert not places
-
-
-def test_infos_of_another_type_than_dict_keep_it_in_a_rollout() -> None:
-    infos: dict[Any, Any] = {(0, 0): {"x": 1.0}, (0, 1): OrderedDict(x=2.0)}
-    assert list(InfoTable.of(infos)[1]) == [(0, 0)]

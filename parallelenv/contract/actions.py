@@ -16,8 +16,6 @@ from parallelenv.contract.error_text import count, show, were
 from parallelenv.contract.spaces import as_array, casts_to, describe_value, is_tensor
 from parallelenv.errors import ActionError
 
-_AS_SAMPLED = " Give a batch as action_space.sample() does, or a list with one action per env."
-
 
 class ActionReader:
     """Converts the user's actions to rows of the batch, or to one object per env.
@@ -38,13 +36,9 @@ class ActionReader:
         keeps_graphs: bool | None = None,
         as_given: bool = False,
     ) -> None:
-        self._order = order
-        self._keeps_graphs = keeps_graphs
-        self._as_given = as_given
-        self._structure = layout.actions
-        self._space = layout.action_space
-        self._fields = layout.action_fields
-        self._only = layout.action_fields[0] if self._structure.is_single and self._fields else None
+        self._order, self._keeps_graphs, self._as_given = order, keeps_graphs, as_given
+        self._structure, self._space, self._fields = layout.actions, layout.action_space, layout.action_fields
+        self._only = self._fields[0] if self._structure.is_single and self._fields else None
         self._takes_ints = self._only is not None and self._only.shape == () and self._only.dtype == np.int64
 
     def take(
@@ -52,19 +46,12 @@ class ActionReader:
     ) -> list[Any] | None:
         """Write the actions of the envs that will step into their rows of the batch.
 
-        Args:
-            batch: The batch.
-            action: See `read_rows`.
-            env_ids: See `read_rows`.
-            stepped: Those of ``env_ids`` that will step.
-            chosen: See `read_rows`.
+        ``action`` is a batch as returned by ``action_space.sample()``, or a list with one action per env of
+        ``env_ids``. Of these ``stepped`` will step, whose positions are ``chosen`` (``None``: all); actions of the
+        others are counted but not read.
 
-        Returns:
-            ``None``; or, if actions have no fixed form or carry gradients, which rows cannot keep, a list with one
-            action per env that will step. Nothing is written then.
-
-        Raises:
-            ActionError: If number, shape or dtype do not fit, or gradients cannot reach the env; nothing is written.
+        It returns ``None``; or, if actions have no fixed form or carry gradients, which rows cannot keep, a list with
+        one action per env that will step. Nothing is written then, nor if an `ActionError` is raised.
         """
         only = self._only
         if (
@@ -91,66 +78,48 @@ class ActionReader:
                 "use para_mode='dummy' or 'thread', where actions reach the envs with their graph."
             )
         if parts or not self._fields:
-            listed = self._listed(action, env_ids)
-            return listed if chosen is None else [listed[position] for position in chosen]
-        rows = self.read_rows(action, env_ids, chosen)
+            return self._listed(action, env_ids, chosen)
+        rows = self._rows(action, env_ids, chosen)
         if self._as_given and any(row.dtype != field.dtype for row, field in zip(rows, self._fields, strict=True)):
             return [self._structure.join(leaves) for leaves in zip(*rows, strict=True)]
         batch.put_actions(stepped, rows)
         return None
 
-    def read_rows(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
-        """Return the actions as one array per leaf, ``(len(env_ids), *shape)``.
-
-        Args:
-            action: A batch as returned by ``action_space.sample()``, or a list with one action per env.
-            env_ids: The envs to step.
-            chosen: Positions in ``env_ids`` of those that will step; ``None`` means all. Actions of the others are
-                counted but not read.
-
-        Raises:
-            ActionError: If number, shape or dtype do not fit.
-        """
-        num_rows = len(env_ids) if chosen is None else len(chosen)
-        leaves = self._batched_leaves(action)
-        if leaves is None:
-            listed = self._listed(action, env_ids)
-            if chosen is not None:
-                listed = [listed[position] for position in chosen]
-            leaves = [listed]
-            if not self._structure.is_single:
-                split = [self._split(single, "An action") for single in listed]
-                leaves = [[parts[index] for parts in split] for index in range(len(self._fields))]
+    def _rows(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
+        """Return the actions of the chosen envs as one array per leaf."""
+        if self._structure.is_single:
+            is_batch = hasattr(action, "__array__") and getattr(getattr(action, "dtype", None), "kind", "") != "O"
         else:
+            is_batch = isinstance(action, (dict, tuple))
+        if is_batch:
+            way_out = " Give a batch as action_space.sample() does, or a list with one action per env."
+            leaves = self._split(action, "The batched action", way_out)
             for leaf in leaves:
                 self._check_count(leaf, env_ids)
             if chosen is not None:
                 leaves = [as_array(leaf)[list(chosen)] for leaf in leaves]
+        else:
+            leaves = [self._listed(action, env_ids, chosen)]
+            if not self._structure.is_single:
+                split = [self._split(one, "An action") for one in leaves[0]]
+                leaves = [[parts[index] for parts in split] for index in range(len(self._fields))]
+        num_rows = len(env_ids) if chosen is None else len(chosen)
         return [self._checked(index, leaf, num_rows) for index, leaf in enumerate(leaves)]
 
-    def _batched_leaves(self, action: Any) -> list[Any] | None:
-        """Split a batch into leaves; ``None`` if it is a list of single actions."""
-        if self._structure.is_single:
-            is_array = hasattr(action, "__array__") and getattr(getattr(action, "dtype", None), "kind", "") != "O"
-            return [action] if is_array else None
-        if not isinstance(action, (dict, tuple)):
-            return None
-        return self._split(action, "The batched action", _AS_SAMPLED)
-
-    def _listed(self, action: Any, env_ids: Sequence[int]) -> list[Any]:
-        """Return one action per env."""
+    def _listed(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> list[Any]:
+        """Return one action per chosen env."""
         if isinstance(action, (dict, tuple)) and self._space is not None and not self._structure.is_single:
             try:
                 action = list(iterate(batch_space(self._space, 1), action))
             except (LookupError, TypeError, ValueError) as error:
                 raise ActionError(f"The batched action does not fit {self._space}: {error}.") from None
         if isinstance(action, (Mapping, Set, str, bytes)):
-            raise ActionError(
-                f"action is a {type(action).__name__}, which is no batch of actions here. Give a list or an array."
-            )
+            what = f"action is a {type(action).__name__}, which is no batch of actions here"
+            raise ActionError(f"{what}. Give a list or an array.")
         self._check_count(action, env_ids)
         # Iterating over a tensor gives views that autograd does not allow to be changed in place.
-        return [action[row] for row in range(len(action))] if is_tensor(action) else list(action)
+        listed = [action[row] for row in range(len(action))] if is_tensor(action) else list(action)
+        return listed if chosen is None else [listed[position] for position in chosen]
 
     def _split(self, action: Any, what: str, way_out: str = "") -> list[Any]:
         try:
@@ -168,26 +137,22 @@ class ActionReader:
                 f"envs asked to step, {len(env_ids)} here. For one env write [action]."
             ) from None
         if given != len(env_ids):
-            raise ActionError(
-                f"{were(given, 'action')} given for {count(len(env_ids), 'env')}. Give one per {self._order}."
-            )
+            what = f"{were(given, 'action')} given for {count(len(env_ids), 'env')}"
+            raise ActionError(f"{what}. Give one per {self._order}.")
 
     def _checked(self, index: int, leaf: Any, count: int) -> Any:
-        field = self._fields[index]
+        field, space, where = self._fields[index], self._structure.leaves[index], self._structure.describe(index)
         try:
             array: Any = as_array(leaf) if count else np.zeros((0, *field.shape), dtype=bool)
         except ValueError as error:
             text = f"The actions do not form an array: {error}. Each must have shape {field.shape}."
             raise ActionError(text) from None
-        where = self._structure.describe(index)
         if array.shape != (count, *field.shape):
-            raise ActionError(
-                f"action{where} has shape {array.shape}; expected {(count, *field.shape)}: one row per env, each in "
-                f"{self._structure.leaves[index]}."
-            )
-        if self._as_given and isinstance(self._structure.leaves[index], Box) and array.dtype.kind in "biuf":
-            return array
+            expected = f"expected {(count, *field.shape)}: one row per env, each in {space}"
+            raise ActionError(f"action{where} has shape {array.shape}; {expected}.")
         if self._as_given and array.dtype.kind in "biuf":
+            if isinstance(space, Box):
+                return array
             with np.errstate(invalid="ignore"):  # nan
                 ints = array.astype(field.dtype)
             array = ints if (ints == array).all() else array  # whole numbers
@@ -196,6 +161,6 @@ class ActionReader:
             way_out = f" Convert them: numpy.asarray(action).astype({str(field.dtype)!r})." if are_numbers else ""
             raise ActionError(
                 f"action{where} has dtype {array.dtype}, which does not become {field.dtype} without loss of meaning. "
-                f"Each action must be in {self._structure.leaves[index]}.{way_out}"
+                f"Each action must be in {space}.{way_out}"
             )
         return array

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -34,29 +33,28 @@ MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 """Default of arguments for which ``None`` is a value."""
 
 
-def check_counts(num_cpus: Any, num_gpus: Any) -> int | None:
-    """Return how many cores may be used, ``None`` for all (``None`` and 0 mean all). Raise if a count is invalid."""
-    if num_cpus is not None and not (is_int(num_cpus) and num_cpus == 0):
-        check_positive("num_cpus", num_cpus)
+def check_counts(num_cpus: object, num_gpus: object) -> int | None:
+    """Return how many cores may be used; ``None`` for all, given as ``None`` or 0. Raise if a count is invalid."""
     if not is_number(num_gpus) or not 0 <= num_gpus < math.inf:
         raise ArgumentError(f"num_gpus={show(num_gpus)} is no number of GPUs. Give 0 or more; fractions are allowed.")
-    return num_cpus or None
+    return None if num_cpus is None or (is_int(num_cpus) and num_cpus == 0) else check_positive("num_cpus", num_cpus)
 
 
-def check_flags(**flags: Any) -> None:
+def check_flags(**flags: object) -> None:
     """Raise unless each flag is a bool: any text, even "no", would count as true."""
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
             raise ArgumentError(f"{name}={show(value)} must be True or False.")
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Raise unless a value is an int of at least 1."""
+def check_positive(name: str, value: object) -> int:
+    """Return a value; raise unless it is an int of at least 1."""
     if not is_int(value) or value < 1:
         raise ArgumentError(f"{name}={show(value)} must be an int of at least 1.")
+    return value
 
 
-def check_timeout(timeout: Any) -> float | None:
+def check_timeout(timeout: object) -> float | None:
     """Return a timeout in seconds, or ``None`` for no limit."""
     if timeout is None:
         return None
@@ -65,19 +63,17 @@ def check_timeout(timeout: Any) -> float | None:
     return None if timeout == math.inf else min(float(timeout), _LONGEST)
 
 
-def check_grace(timeout: Any, default: float) -> float:
+def check_grace(timeout: object, default: float) -> float:
     """Return how many seconds workers have to close their envs; ``None`` means the default."""
     if timeout is None:
         return default
     if not is_number(timeout) or not timeout >= 0:
-        raise ArgumentError(
-            f"timeout={show(timeout)} must be a number of seconds, 0 or more, or None for {default:g}. Nothing was "
-            "closed."
-        )
+        what = f"timeout={show(timeout)} must be a number of seconds, 0 or more, or None for {default:g}"
+        raise ArgumentError(f"{what}. Nothing was closed.")
     return min(float(timeout), _LONGEST)
 
 
-def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
+def check_failure_handling(on_failure: object, max_restarts: object) -> None:
     """Raise if failure handling is unknown or the number of restarts is invalid."""
     if on_failure not in ("raise", "restart"):
         ways = "'raise' (the call raises) or 'restart' (the env is rebuilt and counts as cut off)"
@@ -85,37 +81,36 @@ def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
     check_positive("max_restarts", max_restarts)
 
 
-def check_spaces(spaces: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
+def check_spaces(spaces: object) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
     """Return copies of an observation and an action space, or ``None`` if none are given."""
     if spaces is None:
         return None
-    is_pair = isinstance(spaces, tuple) and len(spaces) == 2
+    pair: tuple[Any, ...] = spaces if isinstance(spaces, tuple) else ()
     # `Space` itself is abstract: it has no values.
-    if not is_pair or not all(isinstance(one, gymnasium.Space) and type(one) is not gymnasium.Space for one in spaces):
+    are_spaces = all(isinstance(one, gymnasium.Space) and type(one) is not gymnasium.Space for one in pair)
+    if len(pair) != 2 or not are_spaces:
         raise ArgumentError(
             f"spaces={show(spaces)} is no pair of spaces. Give (observation_space, action_space) of one env, a tuple "
             "of two of Gymnasium's, or leave it out, and envs are asked for theirs."
         )
-    return copy.deepcopy(spaces[0]), copy.deepcopy(spaces[1])
+    return copy.deepcopy(pair[0]), copy.deepcopy(pair[1])
 
 
-def check_align(align: Any) -> None:
+def check_align(align: object) -> None:
     """Raise if an alignment is unknown."""
     if align not in ("item", "batch"):
         ways = "'item' (four batched items) or 'batch' (one tuple per env)"
         raise ArgumentError(f"align={show(align)} is not known; expected {ways}.")
 
 
-def check_window(min_envs: Any, max_envs: Any) -> None:
+def check_window(min_envs: object, max_envs: object) -> None:
     """Raise if the bounds of `ParallelEnv.recv` are invalid."""
-    check_positive("min_envs", min_envs)
-    if max_envs is not None:
-        check_positive("max_envs", max_envs)
-        if max_envs < min_envs:
-            raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
+    least = check_positive("min_envs", min_envs)
+    if max_envs is not None and check_positive("max_envs", max_envs) < least:
+        raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
 
 
-def check_policy(policy: Any) -> None:
+def check_policy(policy: object) -> None:
     """Raise if a policy is not callable."""
     if not callable(policy):
         raise ArgumentError(
@@ -124,218 +119,176 @@ def check_policy(policy: Any) -> None:
         )
 
 
-def check_name(argument: str, name: Any) -> None:
+def check_name(argument: str, name: object) -> None:
     """Raise unless a value is a plain, possibly dotted, name."""
     parts = name.split(".") if isinstance(name, str) else [""]
     if not all(map(str.isidentifier, parts)):
-        raise ArgumentError(
-            f"{argument}={name!r} is no name. Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
-        )
+        way_out = "Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
+        raise ArgumentError(f"{argument}={name!r} is no name. {way_out}")
     if any(part.startswith("__") and part.endswith("__") for part in parts):
-        raise ArgumentError(
-            f"{argument}={name!r} has a double-underscore name in it, which is not reachable from outside."
-        )
+        raise ArgumentError(f"{argument}={name!r} has a double-underscore name in it, which cannot be reached.")
 
 
-def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: bool) -> list[int | None]:
+def spread_seeds(seed: object, env_ids: Sequence[int], num_envs: int, *, whole: bool) -> list[int | None]:
     """Return one seed per env: ``seed + env_id`` for an int, or the items of a list."""
     if seed is None and not whole:
         return [None] * len(env_ids)
     if is_int(seed):
-        _check_seed(seed)
-        return [int(seed) + env_id for env_id in env_ids]
-    if not _is_sized(seed):
+        return [_check_seed(seed) + env_id for env_id in env_ids]
+    if not _is_sequence(seed):
         raise ArgumentError(f"seed={show(seed)} is no seed. Give an int, or a list with one int or None per env.")
     if len(seed) != len(env_ids):
-        raise ArgumentError(
-            f"{were(len(seed), 'seed')} given for {count(len(env_ids), 'env')}. Give one each, or an int for all."
-        )
+        what = f"{were(len(seed), 'seed')} given for {count(len(env_ids), 'env')}"
+        raise ArgumentError(f"{what}. Give one each, or an int for all.")
     return [None if item is None else _check_seed(item) for item in seed]
 
 
-def check_base_seed(seed: Any) -> int | None:
+def check_base_seed(seed: object) -> int | None:
     """Return the seed from which the seeds of all envs are derived, or ``None`` for none."""
     if seed is not None and not is_int(seed):
         raise ArgumentError(f"seed={show(seed)} is no int. Env i gets seed + i; for others call seed([...]).")
     return None if seed is None else _check_seed(seed)
 
 
-def _check_seed(seed: Any) -> int:
+def _check_seed(seed: object) -> int:
     if not is_int(seed) or seed < 0:
         raise ArgumentError(f"seed={show(seed)} is no seed. Seeds are ints of 0 or more.")
     return int(seed)
 
 
-def spread_options(options: Any, env_ids: Sequence[int]) -> list[dict[str, Any] | None]:
+def spread_options(options: object, env_ids: Sequence[int]) -> list[dict[str, Any] | None]:
     """Return the reset options of each env."""
-    if options is None or isinstance(options, dict):
-        return [options] * len(env_ids)
-    _check_list("options", options, env_ids, "a dict for all envs, or a list with one dict or None per env")
-    if not all(item is None or isinstance(item, dict) for item in options):
-        raise ArgumentError(f"options={show(options)} must have a dict or None for each env.")
-    return list(options)
+    expected = "a dict for all envs, or a list with one dict or None per env"
+    return _spread("options", options, env_ids, (dict, type(None)), expected)
 
 
-def spread_data(data: Any, env_ids: Sequence[int]) -> list[dict[str, Any]] | None:
+def spread_data(data: object, env_ids: Sequence[int]) -> list[dict[str, Any]] | None:
     """Return the keyword arguments for each env's method, ``None`` if there are none."""
-    if data is None:
-        return None
-    if isinstance(data, dict):
-        return [data] * len(env_ids)
-    expected = "a dict of keyword arguments for all envs, or a list with one dict per env"
-    _check_list("data", data, env_ids, expected)
-    for item in data:
-        if not isinstance(item, dict):
-            raise ArgumentError(f"data has {show(item)} in it. Give {expected}; envs are chosen with id=.")
-    return list(data)
+    expected = "a dict of keyword arguments for all envs, or a list with one dict per env; envs are chosen with id="
+    return None if data is None else _spread("data", data, env_ids, dict, expected)
 
 
-def spread_names(argument: str, names: Any, env_ids: Sequence[int]) -> list[str]:
+def spread_names(argument: str, names: object, env_ids: Sequence[int]) -> list[str]:
     """Return the attribute or method name for each env."""
-    if isinstance(names, str):
-        names = [names] * len(env_ids)
-    _check_list(argument, names, env_ids, "a name for all envs, or a list with one per env")
-    for name in names:
+    spread: list[str] = _spread(argument, names, env_ids, str, "a name for all envs, or a list with one per env")
+    for name in spread:
         check_name(argument, name)
-    return list(names)
-
-
-def spread_arguments(each: Any, env_ids: Sequence[int]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Return the positional and keyword arguments for each env's method."""
-    each = [()] * len(env_ids) if each is None else each
-    expected = "a list or tuple of positional arguments, a dict of keyword arguments, or None"
-    _check_list("function_args_list", each, env_ids, f"a list with one item per env, {expected}")
-    spread: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    for one in each:
-        if isinstance(one, dict) and all(isinstance(name, str) for name in one):
-            spread.append(((), one))
-        elif one is None or isinstance(one, (list, tuple)):
-            spread.append((tuple(one or ()), {}))
-        else:
-            raise ArgumentError(f"function_args_list has {show(one)} in it. Each item is {expected}.")
     return spread
 
 
-def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
+def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return the positional and keyword arguments for each env's method."""
+    expected = "a list or tuple of positional arguments, a dict of keyword arguments, or None"
+    each = [None] * len(env_ids) if each is None else each
+    items = _check_list("function_args_list", each, env_ids, f"a list with one item per env, {expected}")
+    for one in items:
+        has_names = isinstance(one, dict) and all(isinstance(name, str) for name in one)
+        if not has_names and not isinstance(one, (list, tuple, type(None))):
+            raise ArgumentError(f"function_args_list has {show(one)} in it. Each item is {expected}.")
+    return [((), one) if isinstance(one, dict) else (tuple(one or ()), {}) for one in items]
+
+
+def _spread(
+    name: str, given: object, env_ids: Sequence[int], kind: type | tuple[type, ...], expected: str
+) -> list[Any]:
+    """Return the items of a list with one item of a kind per env, or one that was given for all envs for each."""
+    if isinstance(given, kind):
+        return [given] * len(env_ids)
+    items = _check_list(name, given, env_ids, expected)
+    for item in items:
+        if not isinstance(item, kind):
+            raise ArgumentError(f"{name} has {show(item)} in it. Give {expected}.")
+    return items
+
+
+def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list[Any]:
     """Return the value to set on each env: the items of a list or tuple, anything else for all of them.
 
-    An array with as many rows as envs could mean either, so it raises. The meaning of a list does not depend on its
-    length.
+    An array with as many rows as envs could mean either, so it raises.
     """
     if (value is MISSING) == (values is None):
         raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
     if values is not None:
-        _check_list("values", values, env_ids, "a list with one value per env")
-        return list(values)
+        return _check_list("values", values, env_ids, "a list with one value per env")
     envs = count(len(env_ids), "env")
-    ways = "Give values=[...] with one item per env, or values=[value] * n to set the same on all"
+    ways = "Give values=[...] with one item per env, or values=[value] * n to set the same on all."
     if isinstance(value, (list, tuple)):
         if len(value) != len(env_ids):
             raise ArgumentError(
                 f"value is a {type(value).__name__} of {count(len(value), 'item')} for {envs}. A list or tuple has one "
-                f"item per env, in the order of id. {ways}."
+                f"item per env, in the order of id. {ways}"
             )
         return list(value)
     shape = getattr(value, "shape", ())
     if len(env_ids) > 1 and isinstance(shape, tuple) and shape[:1] == (len(env_ids),):
-        raise ArgumentError(
-            f"value is {describe_value(value)} for {envs}: one row each, or the whole of it for each? {ways}."
-        )
+        what = describe_value(value)
+        raise ArgumentError(f"value is {what} for {envs}: one row each, or the whole of it for each? {ways}")
     return [value] * len(env_ids)
 
 
-def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) -> None:
-    if not _is_sized(items):
+def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str) -> list[Any]:
+    """Return the items of a list with one per env."""
+    if not _is_sequence(items):
         raise ArgumentError(f"{name}={show(items)} cannot be spread over envs. Give {expected}.")
     if len(items) != len(env_ids):
-        raise ArgumentError(
-            f"{name} has {count(len(items), 'item')} for {count(len(env_ids), 'env')}. Give {expected}, in the order "
-            "of id."
-        )
+        what = f"{name} has {count(len(items), 'item')} for {count(len(env_ids), 'env')}"
+        raise ArgumentError(f"{what}. Give {expected}, in the order of id.")
+    return list(items)
 
 
-def _is_sized(items: Any) -> bool:
+def _is_sequence(items: object) -> TypeGuard[Sequence[Any]]:
     """Whether it is a sequence: arrays and tensors without axes have no length."""
-    return (
-        hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0 and not isinstance(items, (str, bytes, dict, set))
-    )
+    has_items = hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
+    return has_items and not isinstance(items, (str, bytes, dict, set))
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
-_FORMS = "an int, a list, tuple or array of ints, a slice, or a bool mask"
-
-
 def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
-    """Return the env ids that an ``id`` argument names, in the order given.
+    """Return the env ids that an ``id`` argument names, in the order given; ``None`` is handled by the caller.
 
-    Args:
-        argument: An int, a sequence or array of ints, a slice, or a bool mask of length ``num_envs``. The caller
-            handles ``None``, which depends on which envs are paused.
-        num_envs: Number of envs.
-        name: Name of the argument in the public call.
-
-    Raises:
-        ArgumentError: If it has none of these forms, an id occurs twice or a mask has the wrong length.
-        IdRangeError: If an id is negative or too large.
+    It is an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``, else an error is raised
+    with the public ``name`` of the argument.
     """
     if isinstance(argument, slice):
         try:
             return tuple(range(*argument.indices(num_envs)))
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"{name}={show(argument)} is no usable slice: {error}.") from None
-    if is_int(argument):
-        return _checked((int(argument),), argument, num_envs, name)
-    if isinstance(argument, (str, bytes, dict, set, frozenset, bool, np.bool_)):
-        raise ArgumentError(f"{name}={show(argument)} names no envs. Give {_FORMS}.")
-    return _from_sequence(argument, num_envs, name)
-
-
-def _from_sequence(argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
-    try:
-        items = argument.tolist() if hasattr(argument, "tolist") else list(argument)
-    except TypeError:
-        raise ArgumentError(f"{name}={show(argument)} names no envs. Give {_FORMS}.") from None
-    if not isinstance(items, list):  # a zero-dimensional array
-        return parse_ids(items, num_envs, name)
-    if set(map(type, items)) == {int}:  # the usual case
-        return _checked(tuple(items), argument, num_envs, name)
-    if items and all(isinstance(item, (bool, np.bool_)) for item in items):
-        if len(items) != num_envs:
-            raise ArgumentError(
-                f"{name} is a mask of length {len(items)}, but there are {num_envs} envs. Give one bool per env."
-            )
-        return tuple(index for index, chosen in enumerate(items) if chosen)
-    for item in items:
-        if not is_int(item):
-            raise ArgumentError(f"{name}={show(argument)} has {show(item)} in it, which is no int. Give {_FORMS}.")
-    return _checked(tuple(map(operator.index, items)), argument, num_envs, name)
-
-
-def _checked(env_ids: tuple[int, ...], argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
-    if env_ids and not 0 <= min(env_ids) <= max(env_ids) < num_envs:
-        outside = next(env_id for env_id in env_ids if not 0 <= env_id < num_envs)
-        raise IdRangeError(f"{name}={show(argument)} names env {outside}, but ids run from 0 to {num_envs - 1}.")
+    forms = "Give an int, a list, tuple or array of ints, a slice, or a bool mask."
+    given = argument.tolist() if hasattr(argument, "tolist") else argument
+    given = [given] if is_int(given) else given
+    if isinstance(given, (str, bytes, dict, set, frozenset)) or not isinstance(given, Iterable):
+        raise ArgumentError(f"{name}={show(argument)} names no envs. {forms}")
+    items = list(given)
+    if set(map(type, items)) != {int}:  # not the usual case
+        if items and all(isinstance(item, (bool, np.bool_)) for item in items):
+            if len(items) != num_envs:
+                raise ArgumentError(
+                    f"{name} is a mask of length {len(items)}, but there are {num_envs} envs. Give one bool per env."
+                )
+            items = np.flatnonzero(items).tolist()
+        if wrong := [item for item in items if not is_int(item)]:
+            raise ArgumentError(f"{name}={show(argument)} has {show(wrong[0])} in it, which is no int. {forms}")
+    env_ids = tuple(map(int, items))
+    if outside := [env_id for env_id in env_ids if not 0 <= env_id < num_envs]:
+        raise IdRangeError(f"{name}={show(argument)} names env {outside[0]}, but ids run from 0 to {num_envs - 1}.")
     if len(set(env_ids)) != len(env_ids):
         twice = next(env_id for env_id in env_ids if env_ids.count(env_id) > 1)
         raise ArgumentError(f"{name}={show(argument)} names env {twice} twice. Name each env once.")
     return env_ids
 
 
-def is_int(value: Any) -> bool:
+def is_int(value: object) -> TypeGuard[int]:
     """Whether a value is an int of Python or NumPy, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def check_shared(shared: Any) -> Mapping[str, Array]:
-    """Return the user's arrays, checked.
-
-    Raises:
-        ArgumentError: If they are not a dict of arrays of plain dtypes.
-    """
+def check_shared(shared: object) -> Mapping[str, Array]:
+    """Return the user's arrays; raise an `ArgumentError` if they are not a dict of arrays of plain dtypes."""
     if shared is None:
         return NOTHING_SHARED
     if not isinstance(shared, Mapping):
@@ -345,10 +298,8 @@ def check_shared(shared: Any) -> Mapping[str, Array]:
             raise ArgumentError(f"shared has the name {name!r}, which is no str.")
         what = f"a {type(array).__name__}"
         if isinstance(array, np.ma.MaskedArray):
-            raise ArgumentError(
-                f"shared[{name!r}] is {what}, whose mask would be left out. Give array.data and array.mask as two "
-                "arrays."
-            )
+            way_out = "Give array.data and array.mask as two arrays."
+            raise ArgumentError(f"shared[{name!r}] is {what}, whose mask would be left out. {way_out}")
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             what = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else what
             raise ArgumentError(
@@ -359,12 +310,7 @@ def check_shared(shared: Any) -> Mapping[str, Array]:
 
 
 def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return arrays as stored by a backend.
-
-    Raises:
-        ArgumentError: If the backend cannot share arrays.
-        WorkerStartError: If there is not enough memory.
-    """
+    """Return arrays as stored by a backend; raise if it cannot share arrays, or if there is not enough memory."""
     place = getattr(backend, "share", None)
     if place is None:
         raise ArgumentError(

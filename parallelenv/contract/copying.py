@@ -1,9 +1,5 @@
 """Copies that share nothing with the original.
 
-A class that was defined in a notebook is pickled with its content. If the class is known already, cloudpickle finds it
-and then overwrites its attributes with those at the time of pickling: later changes would be lost, and a method would
-become another function. So unpickling here does not change classes that this process already has.
-
 An env may reuse its buffers and dicts, and a user may change objects after passing them in. In one process only a copy
 keeps the two apart; between processes pickling does.
 """
@@ -16,7 +12,7 @@ import pickle
 from collections import ChainMap
 from collections.abc import Iterable
 from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import cloudpickle
 import cloudpickle.cloudpickle as dynamic
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
     from parallelenv.contract.batch import Array
 
 
-def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+def _reduce_code(code: CodeType) -> tuple[object, ...]:
     function, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return function, tuple(code.co_filename if one == "<dynamic-code>" else one for one in arguments)
 
@@ -43,21 +39,26 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
 
-def dumps(value: Any) -> bytes:
-    """Pickle a value, with the classes and functions in it that the reader cannot import; `loads` is the counterpart.
-
-    Raises:
-        Exception: If it cannot be pickled.
-    """
+def dumps(value: object) -> bytes:
+    """Pickle a value, with the classes and functions in it that the reader cannot import."""
     file = io.BytesIO()
     Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
 
 
+def pickles(value: object) -> bool:
+    """Whether a value can be pickled and sent to another process."""
+    try:
+        dumps(value)
+    except Exception:  # noqa: BLE001 (the answer is no, whatever the reason)
+        return False
+    return True
+
+
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
-def is_unchangeable(value: Any) -> bool:
+def is_unchangeable(value: object) -> bool:
     """Whether a value is a plain immutable one, which can be shared."""
     kind = type(value)
     return kind in _IMMUTABLE or (isinstance(value, np.generic) and kind is not np.void)
@@ -68,35 +69,38 @@ def deep_copy(value: Any) -> Any:
 
     The common cases are written out: ``{"a": 1.0, "b": array}`` takes 1.3 us, with `copy.deepcopy` 1.9 us.
     """
-    kind = type(value)
     if is_unchangeable(value):
         return value
-    if kind is np.ndarray and value.dtype != object:
+    if _is_plain_array(value):
         return value.copy()
-    if kind is dict and not _may_share(value.values()):
-        return {key: deep_copy(item) for key, item in value.items()}
+    if type(value) is dict:
+        copied: dict[object, object] = {}
+        arrays: set[int] = set()
+        for key, item in value.items():
+            if is_unchangeable(item):
+                copied[key] = item
+            elif _is_plain_array(item) and id(item) not in arrays:
+                copied[key] = item.copy()
+                arrays.add(id(item))
+            else:  # only `copy.deepcopy` and pickle keep that two values are, or contain, the same object
+                break
+        else:
+            return copied
     try:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001 (user code; what travels between processes can be copied here too)
         return loads(dumps(value))
 
 
-def _may_share(values: Any) -> bool:
-    """Whether two of the values could be, or contain, the same object: only `copy.deepcopy` and pickle keep that."""
-    arrays = []
-    for value in values:
-        if type(value) is np.ndarray and value.dtype != object:
-            arrays.append(id(value))
-        elif not is_unchangeable(value):
-            return True
-    return len(set(arrays)) < len(arrays)
+def _is_plain_array(value: object) -> TypeGuard[Array]:
+    return type(value) is np.ndarray and not value.dtype.hasobject
 
 
-def graph_parts(value: Any) -> list[Any]:
-    """Return the parts of an action or a state through which gradients flow back to the caller; empty without torch.
+def graph_parts(value: object) -> list[Any]:
+    """Return the parts of an action or a state through which gradients flow back to the caller.
 
     These are tensors that require a gradient and modules with such parameters, in lists, tuples, dicts and object
-    arrays. Under ``torch.no_grad()`` there are none.
+    arrays. There are none under ``torch.no_grad()``, and before torch is imported.
     """
     torch = tensors()
     is_enabled = getattr(torch, "is_grad_enabled", None)  # absent while torch is being imported
@@ -104,8 +108,7 @@ def graph_parts(value: Any) -> list[Any]:
 
 
 def _graph_parts(value: Any, torch: Any) -> list[Any]:
-    kind = type(value)
-    if kind in _IMMUTABLE or (kind is np.ndarray and value.dtype != object):
+    if type(value) in _IMMUTABLE or _is_plain_array(value):
         return []
     if isinstance(value, torch.Tensor):
         return [value] if value.requires_grad else []
@@ -126,15 +129,20 @@ def deep_copy_but_graph(value: Any) -> Any:
 
 def pickle_roundtrip(value: Any) -> Any:
     """Return a copy as another process would receive it: what cannot be pickled raises here, in every mode."""
-    is_plain = is_unchangeable(value) or (type(value) is np.ndarray and not value.dtype.hasobject)
-    return deep_copy(value) if is_plain or is_tensor(value) else loads(dumps(value))
+    is_plain = is_unchangeable(value) or _is_plain_array(value) or is_tensor(value)
+    return deep_copy(value) if is_plain else loads(dumps(value))
 
 
 _KNOWN: dict[str, type] = getattr(dynamic, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
 
 
 class Unpickler(pickle.Unpickler):
-    """Loads pickles of `cloudpickle` and `pickle`."""
+    """Loads pickles of `cloudpickle` and `pickle` without changing classes that this process already has.
+
+    A class that was defined in a notebook is pickled with its content. If the class is known already, cloudpickle finds
+    it and then overwrites its attributes with those at the time of pickling: later changes would be lost, and a method
+    would become another function.
+    """
 
     def __init__(self, file: Any, buffers: Iterable[Any] = ()) -> None:
         super().__init__(file, buffers=buffers)
@@ -146,26 +154,22 @@ class Unpickler(pickle.Unpickler):
         if module != dynamic.__name__:
             return found
 
-        def find_or_make(*args: Any) -> type:
+        def find_or_make(*args: Any) -> object:
             known = _KNOWN.get(args[-2])  # the class id precedes fields reserved for later versions
             if known is None:
-                return found(*args)  # type: ignore[no-any-return]
+                return found(*args)
             self._left_alone.add(known)
             return known
 
-        def fill_new(kind: type, state: Any) -> type:
+        def fill_new(kind: type, state: object) -> object:
             return kind if kind in self._left_alone else found(kind, state)
 
-        replaced = {
-            "_make_skeleton_class": find_or_make,
-            "_make_skeleton_enum": find_or_make,
-            "_class_setstate": fill_new,
-        }
-        return replaced.get(name, found)
+        makers = dict.fromkeys(("_make_skeleton_class", "_make_skeleton_enum"), find_or_make)
+        return {**makers, "_class_setstate": fill_new}.get(name, found)
 
 
 def loads(data: Any, buffers: Iterable[Any] = ()) -> Any:
-    """Return the object that a pickle contains. ``buffers``: its out-of-band buffers, in order."""
+    """Return the object that a pickle and its out-of-band buffers contain."""
     return Unpickler(io.BytesIO(data), buffers).load()
 
 
@@ -180,7 +184,7 @@ def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception
     )
 
 
-def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
+def cannot_travel(value: object, error: Exception) -> UnpicklableError:
     """Return the error for a result that cannot be copied out of its env."""
     failure = UnpicklableError(
         f"The result has a {type(_unpicklable_part(value)).__name__} in it, which cannot be copied to the caller "
@@ -190,39 +194,28 @@ def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
     return failure
 
 
-def _unpicklable_part(value: Any) -> Any:
+def _unpicklable_part(value: object) -> object:
     """Return the likely culprit in a value: the innermost part that cannot be pickled."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    for part in parts:
-        try:
-            dumps(part)
-        except Exception:  # noqa: BLE001 (that one)
-            return _unpicklable_part(part)
-    return value
+    culprit = next((part for part in parts if not pickles(part)), None)
+    return value if culprit is None else _unpicklable_part(culprit)
 
 
 class Broadcast:
-    """A call of one method, with the same arguments, on many envs.
-
-    Args:
-        method: See `ParallelEnv.customized_method`.
-        arguments: Positional arguments. Each env gets copies.
+    """A call of one method, with the same arguments, of which each env gets copies.
 
     Attributes:
-        packed: Both, pickled, ``(nbytes,)`` uint8, so that they can be sent outside the message, without a copy.
-            ``None`` if a backend sends them in another way.
+        packed: Both, as `pickled` returns them, so that they can be sent outside the message. ``None`` if a backend
+            sends them in another way.
         stored: For the backend: where it has stored them for remote hosts, so that it does so only once.
-
-    Raises:
-        UnpicklableError: If an argument cannot be copied.
     """
 
-    def __init__(self, method: str, *arguments: Any) -> None:
+    def __init__(self, method: str, *arguments: object) -> None:
         what = f"What {method.rpartition('.')[2]}() was given"
         self.packed: Array | None = pickled((method, arguments), what, "Give plain data.")
         self.stored: Any = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out what only the caller uses."""
         return {"packed": self.packed, "stored": None}
 
@@ -232,17 +225,16 @@ class Broadcast:
         other.packed = None
         return other
 
-    def call(self) -> tuple[str, tuple[Any, ...]]:
+    def call(self) -> tuple[str, tuple[object, ...]]:
         """Return the method and new copies of the arguments."""
         method, arguments = loads(self.packed)
         return method, arguments
 
 
-def pickled(content: Any, what: str, way_out: str) -> Array:
+def pickled(content: object, what: str, way_out: str) -> Array:
     """Return a pickle, ``(nbytes,)`` uint8, which can be sent to all hosts without a copy for each.
 
-    Raises:
-        UnpicklableError: If it cannot be pickled; the message says what it is and what to do, as given.
+    If it cannot be pickled, the error says ``what`` it is and the ``way_out``.
     """
     try:
         packed = dumps(content)

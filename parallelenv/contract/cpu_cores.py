@@ -7,6 +7,7 @@ machine). ``loky.cpu_count`` reads only the topmost cgroup's quota, not a batch 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from dataclasses import dataclass
@@ -15,23 +16,15 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The limits on the cores of this process.
+    """The limits on the cores of this process."""
 
-    Attributes:
-        machine: Logical cores of the machine.
-        affinity: Cores this process may be scheduled on; ``machine`` where the system has no affinity (macOS).
-        quota: CPU time per unit of wall time granted by the tightest cgroup, in cores (1.5 is one and a half cores), or
-            ``None`` without a quota.
-    """
-
-    machine: int
-    affinity: int
-    quota: float | None
+    machine: int  # logical cores
+    affinity: int  # cores this process may be scheduled on; all where the system has no affinity (macOS)
+    quota: float | None  # cores' worth of time granted by the tightest cgroup, 1.5 is one and a half cores
 
     @property
     def usable(self) -> int:
-        """The smaller of affinity and quota, at least 1; a fraction of a core counts as a core."""
-        # Rounded up, as in Go, Java and loky: the last fraction of a core is still worth a worker.
+        """The smaller of affinity and quota, at least 1; a fraction of a core counts as one, as in Go and Java."""
         return max(1, min(self.affinity, math.ceil(self.quota or self.affinity)))
 
 
@@ -41,19 +34,10 @@ def usable_cores() -> int:
 
 
 def describe_cores(root: Path = Path("/")) -> Cores:
-    """Return the core counts that `usable_cores` is computed from.
-
-    Args:
-        root: Parent folder of ``proc`` and ``sys``; tests pass a fake one.
-    """
+    """Return the limits. ``root``: the parent folder of ``proc`` and ``sys``; tests pass a fake one."""
     machine = os.cpu_count() or 1
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
-    return Cores(machine, affinity, _cgroup_quota(root))
-
-
-def _cgroup_quota(root: Path) -> float | None:
-    """Return the tightest quota of this process's cgroup and of all groups above it, each of which applies."""
-    quotas: list[float | None] = []
+    quotas: list[float] = []
     for line in _read(root / "proc/self/cgroup").splitlines():  # hierarchy:controllers:path
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "cpu" not in controllers.split(","):
@@ -61,22 +45,17 @@ def _cgroup_quota(root: Path) -> float | None:
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")  # version 2 names no controllers
         # A container may see the host's path but have only its own group mounted, as the mount itself.
         group = Path(path.lstrip("/")) if ".." not in path else Path()
-        quotas += [_read_quota(mount / folder) for folder in (group, *group.parents)]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _read_quota(folder: Path) -> float | None:
-    """Return the quota set on one cgroup, in cores, or ``None`` if it sets none."""
-    words = _read(folder / "cpu.max").split()  # version 2: "max 100000" or "150000 100000"
-    if len(words) != 2:  # version 1; a quota of -1 is none
-        words = [_read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-    quota, period = (int(word) if word.isdigit() else 0 for word in words)
-    return quota / period if quota and period else None
+        for folder in (mount / group, *(mount / parent for parent in group.parents)):  # each quota applies
+            words = _read(folder / "cpu.max").split()  # version 2: "max 100000" or "150000 100000"
+            if len(words) != 2:  # version 1; a quota of -1 is none
+                words = [_read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+            quota, period = (int(word) if word.isdigit() else 0 for word in words)
+            quotas += [quota / period] if quota and period else []
+    return Cores(machine, affinity, min(quotas, default=None))
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file, or an empty string if it does not exist or cannot be read."""
-    try:
+    """Return the text of a file, or an empty string if it cannot be read."""
+    with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -19,7 +20,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.utils import EzPickle
 
 from parallelenv.contract import migration_hints
-from parallelenv.contract.copying import dumps, loads
+from parallelenv.contract.copying import dumps, loads, pickles
 from parallelenv.contract.error_text import did_you_mean, show
 from parallelenv.contract.worker_info import ProcessInfo
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnpicklableError
@@ -39,13 +40,7 @@ _ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as for ``gymnasium.make``: 
 
 @dataclass(frozen=True, slots=True)
 class EnvFactory:
-    """How to get one env.
-
-    Attributes:
-        env_id: Its env id.
-        source: A live env, an env fn or an `EnvSpec`.
-        is_live: Whether ``source`` is the env itself.
-    """
+    """How to get one env: ``source`` is the env itself, an env fn or an `EnvSpec`."""
 
     env_id: int
     source: Any
@@ -55,15 +50,11 @@ class EnvFactory:
         """Import what the env needs, without making it."""
         if isinstance(self.source, EnvSpec) and isinstance(self.source.entry_point, str):
             load_env_creator(self.source.entry_point)
-        elif isinstance(self.source, PackedSource):
-            self.source.prepare()
+        elif isinstance(self.source, PackedSource) and not self.source.is_live:  # to unpickle a live env makes it
+            self.source.factory().prepare()
 
     def build(self) -> Any:
-        """Return the env.
-
-        Raises:
-            InvalidEnvError: If an env fn returns something that is not an env.
-        """
+        """Return the env; raise an `InvalidEnvError` if an env fn returns something that is not one."""
         if self.is_live:
             return self.source
         if isinstance(self.source, EnvSpec):
@@ -90,25 +81,18 @@ class PackedSource:
     def __call__(self) -> Any:
         """Return the env, see `EnvFactory.build`."""
         self.caller.check()
-        return EnvFactory(self.env_id, loads(self.packed), self.is_live).build()
+        return self.factory().build()
 
-    def prepare(self) -> None:
-        """Import what the env needs. A live env is not unpickled, because that would make it."""
-        if not self.is_live:
-            EnvFactory(self.env_id, loads(self.packed), is_live=False).prepare()
+    def factory(self) -> EnvFactory:
+        """Return the caller's factory."""
+        return EnvFactory(self.env_id, loads(self.packed), self.is_live)
 
 
 def make_factories(envs: Any) -> tuple[EnvFactory, ...]:
-    """Return one factory per item of a user's list, in order.
-
-    Raises:
-        ArgumentError: If it is a set or a dict.
-        InvalidEnvError: If the list is empty, an item is not an env, or an instance occurs twice.
-    """
-    if isinstance(envs, (str, EnvSpec)) or is_env(envs):
-        raise InvalidEnvError(f"envs={show(envs)} is a single env. {_as_list(envs)}")
-    if callable(envs):
-        raise InvalidEnvError(f"envs={show(envs)} is a single env fn. {_as_list(envs)}")
+    """Return one factory per item of a user's list, in order; raise an error if it is not a list of envs."""
+    if isinstance(envs, (str, EnvSpec)) or is_env(envs) or callable(envs):
+        what = "env fn" if callable(envs) and not is_env(envs) else "env"
+        raise InvalidEnvError(f"envs={show(envs)} is a single {what}. {_as_list(envs)}")
     if isinstance(envs, (set, frozenset, Mapping)):
         raise ArgumentError(
             f"envs={show(envs)} is a {type(envs).__name__}, which says of no env which id it gets. Give a list: the "
@@ -132,7 +116,7 @@ def make_factories(envs: Any) -> tuple[EnvFactory, ...]:
     return factories
 
 
-def _factory(env_id: int, item: Any) -> EnvFactory:
+def _factory(env_id: int, item: object) -> EnvFactory:
     if isinstance(item, str):  # looked up in the caller, where the user may have registered it
         try:
             module, colon, name = item.rpartition(":")
@@ -144,14 +128,13 @@ def _factory(env_id: int, item: Any) -> EnvFactory:
     if is_env(item):
         refuse_foreign(item, env_id)
         return EnvFactory(env_id, item, is_live=True)
-    if isinstance(item, EnvSpec) or callable(item):
-        return EnvFactory(env_id, item, is_live=False)
-    if is_for_calls(item):
-        return EnvFactory(env_id, item, is_live=True)
-    raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is no env. Give {_ACCEPTED}.")
+    is_source = isinstance(item, EnvSpec) or callable(item)
+    if not is_source and not is_for_calls(item):
+        raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is no env. Give {_ACCEPTED}.")
+    return EnvFactory(env_id, item, is_live=not is_source)
 
 
-def _as_list(item: Any) -> str:
+def _as_list(item: object) -> str:
     """Return how to give this single item correctly, one sentence."""
     if isinstance(item, (str, EnvSpec)):
         word = show(item) if isinstance(item, str) else "spec"
@@ -165,19 +148,12 @@ def _as_list(item: Any) -> str:
 
 
 def registered(
-    id: Any, make_kwargs: Mapping[str, Any], own_arguments: Sequence[str], option_names: Sequence[str] = ()
+    id: object, make_kwargs: Mapping[str, object], own_arguments: Sequence[str], option_names: Sequence[str] = ()
 ) -> EnvSpec:
-    """Return the spec of an id to call ``gymnasium.make`` with, after a check of the keyword arguments.
+    """Return the spec of a registered id to call ``gymnasium.make`` with.
 
-    Args:
-        id: The user's.
-        make_kwargs: The user's keyword arguments for the env.
-        own_arguments: Names of the arguments of ``ParallelEnv.make`` itself, for hints at misspelt ones.
-        option_names: Options of the mode, which are not given this way.
-
-    Raises:
-        InvalidEnvError: If it is not registered, or is not an id.
-        ArgumentError: If the env lacks an argument that is an option of the mode or known from other libraries.
+    Of the user's ``make_kwargs``, those raise that the env lacks and that are an option of the mode, known from other
+    libraries, or like one of ``own_arguments``, those of ``ParallelEnv.make``.
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
@@ -205,13 +181,7 @@ def _takes(spec: EnvSpec, name: str) -> bool:
 
 
 def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
-    """Pickle factories for another process, each separately, so that envs share nothing.
-
-    Warns of envs that were reset and that pickle would rebuild from scratch.
-
-    Raises:
-        UnpicklableError: If one cannot be pickled; the message has the env id and the attributes at fault.
-    """
+    """Pickle the sources of factories for another process, each separately, so that envs share nothing."""
     packed: dict[int, bytes] = {}  # an env fn that occurs many times is pickled once
     for factory in factories:
         source = factory.source
@@ -238,46 +208,41 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
     return [packed[id(factory.source)] for factory in factories]
 
 
-def _loses_state(env: Any) -> bool:
+def _loses_state(env: object) -> bool:
     """Whether a live env was reset and `EzPickle` would lose its state."""
-    base = getattr(env, "unwrapped", env)
+    base, layer = getattr(env, "unwrapped", env), env
     if not isinstance(base, EzPickle):
         return False
-    layer = env
     while layer is not None and getattr(layer, "_has_reset", False) is not True:
         layer = getattr(layer, "env", None)
     return layer is not None or getattr(base, "_np_random", None) is not None
 
 
 def modules_of(packed: Iterable[bytes]) -> list[str]:
-    """Return the modules that the pickles of envs and env fns refer to, each once.
-
-    For registered ids in the pickles these are the modules of their entry points. At most `_MOST_OPCODES` are read.
-    """
+    """Return the modules that the pickles of envs and env fns refer to, also by registered ids, each once."""
     found: dict[str, None] = {}
     left = iter(range(_MOST_OPCODES))
     waiting = list(dict.fromkeys(packed))
-    while waiting:
+    for one in waiting:  # grows in the loop
         memo: list[Any] = []
-        stack: list[Any] = [None, None]  # the latest values: strings, pairs of module and name, None for anything else
-        for (opcode, value, _), _ in zip(pickletools.genops(waiting.pop(0)), left, strict=False):
-            top: Any = None
+        latest: tuple[Any, Any] = (None, None)  # strings, pairs of module and name, None for anything else
+        for (opcode, value, _), _ in zip(pickletools.genops(one), left, strict=False):
+            top: Any = value if isinstance(value, str) else None
             if opcode.name in ("PROTO", "FRAME", "MEMOIZE"):
-                memo += [stack[-1]] if opcode.name == "MEMOIZE" else []
+                memo += [latest[1]] if opcode.name == "MEMOIZE" else []
                 continue
             if opcode.name in ("BINGET", "LONG_BINGET"):
                 top = memo[int(value or 0)]
             elif opcode.name == "STACK_GLOBAL":
-                top = (stack[-2], stack[-1])
-                found[stack[-2]] = None
+                top = latest
+                found[latest[0]] = None
             elif isinstance(value, bytes) and value.startswith(_START) and value.endswith(pickle.STOP):
                 waiting.append(value)  # a pickle in a pickle: an actor's envs, to be sent to its workers
-            elif isinstance(value, str):
-                top = value
-                if stack[-1] == ("cloudpickle.cloudpickle", "subimport"):
-                    found[value] = None
-                found.update(dict.fromkeys(_modules_of_id(value)))
-            stack = [stack[-1], top]
+            elif top is not None:
+                if latest[1] == ("cloudpickle.cloudpickle", "subimport"):
+                    found[top] = None
+                found.update(dict.fromkeys(_modules_of_id(top)))
+            latest = latest[1], top
     return [module for module in found if module not in ("__main__", "builtins")]
 
 
@@ -292,27 +257,21 @@ def _modules_of_id(text: str) -> list[str]:
     return modules
 
 
-def is_env(candidate: Any) -> bool:
+def is_env(candidate: object) -> bool:
     """Whether an object can be used as an env: it has callable ``reset`` and ``step``."""
-    return (
-        not isinstance(candidate, type)
-        and callable(getattr(candidate, "reset", None))
-        and callable(getattr(candidate, "step", None))
-    )
+    methods = [getattr(candidate, name, None) for name in ("reset", "step")]
+    return not isinstance(candidate, type) and all(map(callable, methods))
 
 
-def is_for_calls(candidate: Any) -> bool:
-    """Whether an object that is not an env can be used for calls and attributes: its class has a public method.
-
-    Plain data, arrays, containers, paths and spaces count as mistakes.
-    """
+def is_for_calls(candidate: object) -> bool:
+    """Whether an object without steps can be used for calls: its class has a public method and is not one of data."""
     kind = type(candidate)
     if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
         return False
     return any(not name.startswith("_") and callable(getattr(kind, name, None)) for name in dir(kind))
 
 
-def refuse_foreign(env: Any, env_id: int) -> None:
+def refuse_foreign(env: object, env_id: int) -> None:
     """Raise an `InvalidEnvError` for PettingZoo's multi-agent envs and vector envs, whose contract is another."""
     if any(kind.__module__.partition(".")[0] == "pettingzoo" for kind in type(env).__mro__):
         raise InvalidEnvError(
@@ -340,53 +299,33 @@ def refuse_live(factories: Iterable[EnvFactory]) -> None:
     """Raise an `InvalidEnvError` if an env was given as a live instance, so that it cannot be made again."""
     for factory in factories:
         if factory.is_live:
-            raise InvalidEnvError(
-                f"env {factory.env_id} was given as a live instance and lives in this process, so it cannot be "
-                "rebuilt. Give an env fn instead."
-            )
-
-
-def pickles(value: Any) -> bool:
-    """Whether a value can be pickled and sent to another process."""
-    try:
-        dumps(value)
-    except Exception:  # noqa: BLE001 (the answer is no, whatever the reason)
-        return False
-    return True
+            what = f"env {factory.env_id} was given as a live instance and lives in this process"
+            raise InvalidEnvError(f"{what}, so it cannot be rebuilt. Give an env fn instead.")
 
 
 def registered_by_user() -> dict[str, bytes]:
-    """Return the specs that were registered in addition to Gymnasium's own, pickled, by id.
+    """Return the specs that were registered in addition to Gymnasium's own, pickled, by id, as far as they can be.
 
-    Specs that cannot be pickled are left out: such an env can still be given as an env fn, and an env fn that makes it
-    by its id gets Gymnasium's own error.
+    An env whose spec cannot be pickled can be given as an env fn; by its id it gets Gymnasium's own error.
     """
-    return {
-        name: dumps(spec)
-        for name, spec in gymnasium.registry.items()
-        if not str(spec.entry_point).startswith("gymnasium.envs.") and pickles(spec)
-    }
+    packed = {}
+    for name, spec in gymnasium.registry.items():
+        if not str(spec.entry_point).startswith("gymnasium.envs."):
+            with contextlib.suppress(Exception):  # pickling runs user code
+                packed[name] = dumps(spec)
+    return packed
 
 
-def register_again(specs: dict[str, bytes]) -> None:
+def register_again(specs: Mapping[str, bytes]) -> None:
     """Register the caller's specs that are unknown here."""
-    for name, packed in specs.items():
-        if name not in gymnasium.registry:
-            gymnasium.registry[name] = loads(packed)
+    gymnasium.registry.update({name: loads(specs[name]) for name in specs if name not in gymnasium.registry})
 
 
 EnvFn = Callable[[], Any]
-Source = str | EnvSpec | gymnasium.Env[Any, Any] | EnvFn
-"""The forms in which each item of the list of envs may be given."""
 
 
-def replicate(env: Any, num_envs: int, seed: int | None) -> list[EnvFn]:
-    """Return an env fn for each copy, see `ParallelEnv.replicate`.
-
-    Raises:
-        InvalidEnvError: If it is not an env.
-        UnpicklableError: If it cannot be copied.
-    """
+def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
+    """Return an env fn for each copy, see `ParallelEnv.replicate`."""
     factory = make_factories([env])[0]
     if factory.is_live:
         return [functools.partial(loads, pack_factories([factory])[0])] * num_envs
@@ -406,8 +345,7 @@ def bind_arguments(env_fn: Callable[..., Any], rank: int, num_envs: int, seed: i
     wanted = {
         name: known[name]
         for name, one in parameters.items()
-        if name in known
-        and name not in bound
+        if name in known.keys() - bound
         and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         and (known[name] is not None or one.default is one.empty)
     }

@@ -117,10 +117,7 @@ def duration(seconds: float) -> str:
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> str:
     """Return rows under a header, in columns; columns that are empty in every row are left out.
 
-    Args:
-        header: One title per column.
-        rows: One text per column each.
-        left: Titles of left-aligned columns; the others are right-aligned, as suits numbers.
+    Columns with a title in ``left`` are left-aligned, the others right-aligned, as suits numbers.
     """
     columns = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
     padded = []

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeAlias
 
 from parallelenv.contract import tracebacks
 from parallelenv.contract.copying import dumps, loads
@@ -18,6 +18,7 @@ from parallelenv.contract.error_text import count, list_ids
 from parallelenv.contract.tracebacks import shorten
 from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
 
+_Packed: TypeAlias = dict[str, Any]
 _MOST_LINKS = 10
 """The number of causes and contexts in a row that are sent with an exception."""
 
@@ -25,16 +26,13 @@ _MOST_LINKS = 10
 class Failure:
     """An exception raised for one env.
 
-    Args:
-        exception: The exception.
-        env_id: The env.
-        operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ... Empty if the env's worker died
-            or did not reply in time.
+    ``operation`` is what the env was doing: ``"step"``, ``"reset"``, a method's name ... It is empty if the env's
+    worker died or did not reply in time.
     """
 
     def __init__(self, exception: BaseException, env_id: int, operation: str) -> None:
         self._exception: BaseException | None = exception
-        self._packed: dict[str, Any] | None = None  # the exception as plain data
+        self._packed: _Packed = {}  # the exception as plain data
         self.env_id = env_id
         self.operation = operation
         self.pid = os.getpid()
@@ -43,7 +41,7 @@ class Failure:
     def exception(self) -> BaseException:
         """The exception. It is unpacked on first access: a process that only passes it on may lack its module."""
         if self._exception is None:
-            self._exception = _unpack(cast("dict[str, Any]", self._packed))
+            self._exception = _unpack(self._packed)
         return self._exception
 
     @property
@@ -51,28 +49,24 @@ class Failure:
         """Whether it is a `WorkerDiedError` or `WorkerTimeoutError` of the env's own worker."""
         return not self.operation
 
-    def __getstate__(self) -> dict[str, Any]:
-        packed = _pack(self.exception) if self._packed is None else self._packed
-        return {**vars(self), "_exception": None, "_packed": packed}
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_exception": None, "_packed": self._packed or _pack(self.exception)}
 
 
 NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
 
 
-def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
-    """Raise the error for these failures, if there are any.
+def raise_failures(failures: Sequence[Failure], partial: object) -> None:
+    """Raise the error for these failures, if there are any, which are in env id order.
 
     Failures of the same type and text are raised as one exception of that type: that of the first env, with a note that
     counts the others. Failures that differ make an exception group, in which equal ones are one. The error gets the
-    attributes ``env_ids`` (tuple, the envs that failed), ``failures`` (their exceptions, by env id) and ``partial``.
-
-    Args:
-        failures: In env id order.
-        partial: Result of the envs that did not fail.
+    attributes ``env_ids`` (tuple, the envs that failed), ``failures`` (their exceptions, by env id) and ``partial``,
+    the result of the envs that did not fail.
     """
     if not failures:
         return
-    alike: dict[Any, list[Failure]] = {}
+    alike: dict[tuple[type, str], list[Failure]] = {}
     for failure in failures:
         text = _safe_str(failure.exception)
         if isinstance(failure.exception, ParallelEnvError) and not isinstance(failure.exception, EnvError):
@@ -92,7 +86,7 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
     raise error
 
 
-def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> NoReturn:
+def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: object) -> NoReturn:
     """Raise the exception of a rollout's policy that acts for these envs, with ``error.partial`` and a note."""
     where = f"beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}"
     add_note(failure.exception, f"Raised by {failure.operation} {where}.")
@@ -114,7 +108,7 @@ def with_note(*failures: Failure) -> BaseException:
     return first.exception
 
 
-def put(exception: BaseException, name: str, value: Any) -> None:
+def put(exception: BaseException, name: str, value: object) -> None:
     """Set an attribute, even if the exception's class forbids it, as a frozen dataclass does."""
     with contextlib.suppress(Exception):  # the user's class has a property of this name
         object.__setattr__(exception, name, value)
@@ -128,7 +122,7 @@ def add_note(exception: BaseException, note: str) -> None:
         put(exception, "__notes__", [*notes, note])
 
 
-def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> dict[str, Any]:
+def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
     """Return an exception and its causes as plain data. ``seen``: the ids of the exceptions that led here."""
     seen = (*seen, id(exception))
     causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
@@ -169,23 +163,20 @@ def _safe_str(exception: BaseException) -> str:
         return f"<its str() raised {type(error).__name__}>"
 
 
-def _unpack(packed: dict[str, Any]) -> BaseException:
-    """Return the exception; if its class imports only in the worker, an `EnvError` with its text."""
-    exception: Any = None
-    if packed["pickled"] is not None:
+def _unpack(packed: _Packed, exception: BaseException | None = None) -> BaseException:
+    """Return the exception with its traceback and causes; if its class imports only in the worker, an `EnvError`.
+
+    Members of an exception group were loaded with it, and lack only these.
+    """
+    if exception is None:
         with contextlib.suppress(Exception):
             exception = _load(packed["pickled"])
     if not isinstance(exception, BaseException):
         text = f"{packed['name']}: {packed['message']} (this exception cannot travel between processes)"
         exception = EnvError(text)
-    return _completed(exception, packed)
-
-
-def _completed(exception: BaseException, packed: dict[str, Any]) -> BaseException:
-    """Return an exception with its packed traceback and causes."""
     for name, other in packed["causes"].items():
         put(exception, name, _unpack(other))
     if isinstance(exception, BaseExceptionGroup):
         for member, one in zip(exception.exceptions, packed["members"], strict=False):
-            _completed(member, one)
+            _unpack(one, member)
     return BaseException.with_traceback(exception, tracebacks.rebuild(packed["places"]))

@@ -6,12 +6,14 @@ steps take 46 us, pickled infos took two fifths of the speed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelenv.contract.batch import INFO_NBYTES, Array, Batch
+from parallelenv.contract.batch import INFO_NBYTES, Array, Batch, DType, Index
+from parallelenv.contract.spaces import Info
 
 _PLAIN = {float: np.dtype(np.float64), int: np.dtype(np.int64), bool: np.dtype(bool)}
 _MOST_ITEMS = 16
@@ -22,33 +24,23 @@ OF_STEP, OF_RESET = 1, 2
 
 
 class InfoColumn(NamedTuple):
-    """One key of an info.
-
-    Attributes:
-        key: The key.
-        kind: Type of its value: float, int, bool, a NumPy scalar, or `numpy.ndarray`.
-        dtype: Dtype of its column.
-        shape: Shape of the value.
-    """
+    """One key of an info, the type of its value (float, int, bool, a NumPy scalar or array), and form of its column."""
 
     key: str
     kind: type
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[int, ...] = ()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a value."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+    def nbytes(self, num_rows: int) -> int:
+        """Return the size of the column, which ends where the next one may begin."""
+        return -(-self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64)) * num_rows // _ALIGNMENT) * _ALIGNMENT
 
 
-Place = tuple[int, int]
-"""A step and an env id."""
 InfoForm = tuple[InfoColumn, ...]
 """The keys of an info, in order, and the types of their values."""
 
 
-def form_of(info: dict[Any, Any]) -> InfoForm | None:
+def form_of(info: Mapping[Any, Any]) -> InfoForm | None:
     """Return the form of an info; ``None`` if it has keys or values of other types, or is too large."""
     form = []
     for key, value in info.items():
@@ -61,8 +53,20 @@ def form_of(info: dict[Any, Any]) -> InfoForm | None:
         if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf" or dtype.itemsize > 8:
             return None
         form.append(InfoColumn(key, kind, dtype, value.shape if is_small_array else ()))
-    fits = 0 < sum(-(-column.nbytes // _ALIGNMENT) * _ALIGNMENT for column in form) <= INFO_NBYTES
-    return tuple(form) if fits else None
+    return tuple(form) if 0 < sum(column.nbytes(1) for column in form) <= INFO_NBYTES else None
+
+
+class InfoRows(NamedTuple):
+    """Memory for `InfoColumns` outside a batch; its arrays as in `Batch`."""
+
+    infos: Array
+    info_marks: Array
+
+    @classmethod
+    def new(cls, form: InfoForm, num_rows: int) -> InfoRows:
+        """Return memory for so many infos of a form."""
+        nbytes = sum(column.nbytes(num_rows) for column in form)
+        return cls(np.zeros(nbytes, np.uint8), np.zeros(num_rows, np.uint8))
 
 
 class InfoForms(NamedTuple):
@@ -79,32 +83,32 @@ class InfoForms(NamedTuple):
 
 
 class InfoColumns:
-    """The columns of a form.
+    """Infos of one form, an array per key.
 
     Args:
         form: The form.
-        memory: ``(num_rows, INFO_NBYTES)`` uint8.
+        memory: ``(num_rows, INFO_NBYTES)`` uint8, or as many bytes as the columns need.
         marks: ``(num_rows,)`` uint8: which kinds of infos of the latest step are in columns.
         mark: Which kind these are, `OF_STEP` or `OF_RESET`.
     """
 
-    def __init__(self, form: InfoForm, memory: Any, marks: Any, mark: int) -> None:
-        self._marks: Any = memoryview(marks)
-        self._mark = mark
+    def __init__(self, form: InfoForm, memory: Any, marks: Any, mark: int = OF_STEP) -> None:
+        self._marks, self._mark = memoryview(marks), mark
         self._keys = [column.key for column in form]
         self._kinds = [column.kind for column in form]
         self._stores: list[Callable[[int, Any], None]] = []
-        self._lists: list[Callable[[Any], list[Any]]] = []
-        flat, begin, num_envs = memory.reshape(-1), 0, len(memory)
+        self._lists: list[Callable[[Index], list[Any]]] = []
+        flat, begin, num_rows = memory.reshape(-1), 0, len(marks)
         for column in form:
-            array: Array = np.ndarray((num_envs, *column.shape), column.dtype, buffer=flat, offset=begin)
-            begin += -(-column.nbytes * num_envs // _ALIGNMENT) * _ALIGNMENT
-            self._stores.append(_store(array, column))
-            self._lists.append(_lister(array, column))
+            array: Array = np.ndarray((num_rows, *column.shape), column.dtype, buffer=flat, offset=begin)
+            begin += column.nbytes(num_rows)
+            store, as_list = _access(array, column)
+            self._stores.append(store)
+            self._lists.append(as_list)
 
     # ---------------------------------------------------------------- for hosts
 
-    def write(self, row: int, info: Any) -> bool:
+    def write(self, row: int, info: object) -> bool:
         """Write an info to a row, and mark it; ``False`` if it does not have the form."""
         if type(info) is not dict or list(info) != self._keys:
             return False
@@ -120,7 +124,7 @@ class InfoColumns:
 
     # ---------------------------------------------------------------- for the caller
 
-    def read(self, rows: Any, num_rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    def read(self, rows: Index, num_rows: int) -> Iterator[tuple[int, Info]]:
         """Return the infos of the marked rows, of ``num_rows``, as new dicts, each after its position among these."""
         marks = bytes(self._marks[rows]) if type(rows) is slice else bytes(self._marks[row] for row in rows)
         positions: Sequence[int] = range(num_rows)
@@ -134,70 +138,19 @@ class InfoColumns:
         return zip(positions, infos, strict=True)
 
 
-def _store(array: Array, column: InfoColumn) -> Callable[[int, Any], None]:
-    """Return what writes a value of the column."""
-    if column.kind is not np.ndarray:
-        view: Any = memoryview(array)  # type: ignore[arg-type]
-        try:
-            view[0] = view[0]
-        except NotImplementedError:  # a format that it lacks, such as float16
-            return array.__setitem__
-        return view.__setitem__  # type: ignore[no-any-return] # 18 ns; that of an array 30 ns
-
-    def store(row: int, value: Any) -> None:
-        if value.dtype != column.dtype or value.shape != column.shape:
-            raise ValueError("another form")
-        array[row] = value
-
-    return store
-
-
-def _lister(array: Array, column: InfoColumn) -> Callable[[Any], list[Any]]:
-    """Return what makes a list of the values of some rows, each of the very type."""
-    if column.kind in _PLAIN:
-        return lambda rows: array[rows].tolist()
+def _access(array: Array, column: InfoColumn) -> tuple[Callable[[int, Any], None], Callable[[Index], list[Any]]]:
+    """Return what writes a value of a column, and what lists the values of rows, each of the very type."""
     if column.kind is np.ndarray:
-        return lambda rows: [value.copy() for value in array[rows]]
-    return lambda rows: list(array[rows])
 
+        def store_array(row: int, value: Array) -> None:
+            if value.dtype != column.dtype or value.shape != column.shape:
+                raise ValueError("another form")
+            array[row] = value
 
-class InfoTable(NamedTuple):
-    """Infos of one form from many steps, an array per key: for a chunk of a rollout that travels.
-
-    Attributes:
-        form: The form.
-        places: ``(m, 2)`` int64: step and env id of each.
-        columns: The values of each key, ``(m, *shape)``.
-    """
-
-    form: InfoForm
-    places: Array
-    columns: list[Array]
-
-    @classmethod
-    def of(cls, infos: Mapping[Place, dict[str, Any]]) -> tuple[InfoTable | None, Collection[Place]]:
-        """Return the infos of the first one's form; ``None`` if it has none. Also the places of those in the table."""
-        form = form_of(next(iter(infos.values()), {}))
-        if form is None:
-            return None, ()
-        keys, kinds = tuple(one.key for one in form), tuple(one.kind for one in form)
-        chosen = {
-            place: info
-            for place, info in infos.items()
-            if type(info) is dict and tuple(info) == keys and tuple(map(type, info.values())) == kinds
-        }
-        if np.ndarray in kinds:
-            chosen = {place: info for place, info in chosen.items() if form_of(info) == form}
-        try:
-            columns = [np.array([info[one.key] for info in chosen.values()], one.dtype) for one in form]
-        except OverflowError:  # ints of more than 64 bits
-            return None, ()
-        return cls(form, np.array(list(chosen), np.int64).reshape(-1, 2), columns), chosen.keys()
-
-    def infos(self) -> dict[Place, dict[str, Any]]:
-        """Return the infos by step and env id, each value of its very type."""
-        keys = [one.key for one in self.form]
-        lists = [_lister(array, one)(slice(None)) for array, one in zip(self.columns, self.form, strict=True)]
-        places = [(step, env_id) for step, env_id in self.places.tolist()]
-        rows = zip(*lists, strict=True)
-        return {place: dict(zip(keys, values, strict=True)) for place, values in zip(places, rows, strict=True)}
+        return store_array, lambda rows: [value.copy() for value in array[rows]]
+    store = array.__setitem__
+    view: Any = memoryview(array)  # type: ignore[arg-type]
+    with contextlib.suppress(NotImplementedError):  # a format that it lacks, such as float16
+        view[0] = view[0]
+        store = view.__setitem__  # 18 ns; that of an array 30 ns
+    return store, (lambda rows: array[rows].tolist()) if column.kind in _PLAIN else (lambda rows: list(array[rows]))

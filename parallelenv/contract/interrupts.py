@@ -1,9 +1,8 @@
 """Sections that Ctrl-C must not interrupt.
 
 A `KeyboardInterrupt` can be raised between any two bytecodes of the main thread: for example after a message was
-written but before that was recorded, and then the two sides disagree from then on. While the caller *waits*, it may be
-interrupted; while it sends or records a reply, or opens or closes system resources, the interrupt is delayed for those
-few microseconds.
+written but before that was recorded, and the two sides disagree from then on. While the caller *waits*, it may be
+interrupted; while it sends, records a reply, or opens or closes system resources, the interrupt is delayed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import threading
 
 # `signal.signal` needs 3 us per call for enum conversions; the C function that it wraps 0.25 us.
 from _signal import signal as _set_handler  # type: ignore[import-not-found]
-from types import FrameType, TracebackType
 from typing import Any
 
 _INTERRUPT = int(signal.SIGINT)
@@ -38,12 +36,10 @@ class DeferSigint:
             self._noted = False  # an earlier exit may have been interrupted; that interrupt was raised
             self._previous = _set_handler(_INTERRUPT, self._handler)
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _note(self, *_: object) -> None:
         self._noted = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._previous is None:  # another thread, or a handler that was not set from Python
             return
         _set_handler(_INTERRUPT, self._previous)

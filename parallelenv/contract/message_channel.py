@@ -9,18 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from parallelenv.contract import codec
 from parallelenv.contract.batch import Batch
-from parallelenv.contract.codec import (
-    DONE,
-    MOST_SUBSETS,
-    PLAIN_STEPS,
-    PRINTED,
-    Message,
-    StepSubset,
-    decode_reply,
-    encode,
-    encode_command,
-)
+from parallelenv.contract.codec import DONE, Message, StepSubset
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply
 
@@ -31,11 +22,8 @@ class MessageChannel(ABC):
     The host is at the other end of the transport, in `parallelenv.worker.worker_loop.serve` or a `MessageHost`. Action
     and result rows travel in the messages, unless a subclass overrides `attach` for a host that shares the batch.
 
-    Args:
-        env_ids: The envs of the host.
-
     Attributes:
-        env_ids: As given.
+        env_ids: The envs of the host.
         inbox: Messages that were read before `receive` was called: if there are any, it returns at once.
         safe_bytes: Size of the largest message that can be sent while the host is sending a reply that nothing reads.
             The default is what a pipe holds.
@@ -56,19 +44,11 @@ class MessageChannel(ABC):
 
     @abstractmethod
     def send_message(self, message: Message) -> None:
-        """Send a message: three items that can be pickled, or `Message.to_bytes`.
-
-        Raises:
-            OSError: If the other end is gone.
-        """
+        """Send a message, pickled or by `Message.to_bytes`; raise an `OSError` if the other end is gone."""
 
     @abstractmethod
     def receive_message(self) -> Message:
-        """Wait for the next message and return it.
-
-        Raises:
-            EOFError, OSError: If the other end is gone and nothing is left to read.
-        """
+        """Wait for the next message and return it; raise `EOFError` or `OSError` if the other end is gone."""
 
     @abstractmethod
     def cause_of_death(self) -> Death:
@@ -81,8 +61,7 @@ class MessageChannel(ABC):
     def take_output(self, *, is_idle: bool) -> list[Printed]:
         """Return what the envs printed since the last call, if the host writes it to a place that is read here.
 
-        Args:
-            is_idle: Whether the host has no command: its last line is then complete.
+        ``is_idle``: whether the host has no command: its last line is then complete.
         """
         return []
 
@@ -96,7 +75,7 @@ class MessageChannel(ABC):
             if command.env_ids in self._latest_subsets:  # halves take turns
                 self.name_subset(command.env_ids)
             self._latest_subsets.append(command.env_ids)
-        return encode_command(command, self.env_ids, self._subsets)
+        return codec.encode_command(command, self.env_ids, self._subsets)
 
     def send(self, packed: Any) -> None:  # noqa: D102
         try:
@@ -114,8 +93,8 @@ class MessageChannel(ABC):
             message = self.inbox.popleft() if self.inbox else self.read_message()
         except (EOFError, OSError) as error:
             raise HostDied from error
-        reply = decode_reply(message)
-        if message.tag >= PRINTED:
+        reply = codec.decode_reply(message)
+        if message.tag >= codec.PRINTED:
             reply.output = [*reply.output, *self.take_output(is_idle=not self._num_unread)]
         return reply
 
@@ -130,37 +109,31 @@ class MessageChannel(ABC):
         return message
 
     def plain_step(self, command: Command) -> Message | None:
-        """Return the message of a step that needs no pickle, without its number; ``None`` if it needs one.
-
-        Steps of some of its envs get a number, which the host receives first.
-        """
+        """Return the message of a step, without its number, ``None`` if it needs a pickle; first name its subset."""
         if command.env_ids is not self.env_ids and self._batch is None:
             self.name_subset(command.env_ids)
         message: Message = self.pack(command)
-        return None if message.frames or message.tag not in PLAIN_STEPS else message
+        return None if message.frames or message.tag not in codec.PLAIN_STEPS else message
 
     def name_subset(self, env_ids: tuple[int, ...]) -> None:
         """Let steps of these envs be sent by a number, if the host does not have too many of them already."""
-        if env_ids not in self._subsets and len(self._subsets) < MOST_SUBSETS:
+        if env_ids not in self._subsets and len(self._subsets) < codec.MOST_SUBSETS:
             number = len(self._subsets) + 1
             with DeferSigint():
                 self.notify(StepSubset(number, env_ids))
                 self._subsets[env_ids] = number
 
-    def notify(self, anything: Any) -> None:
-        """Send an object that has no reply, such as the host's `PackedSpec`, before its first command.
-
-        If the host has died, its next command reports it.
-        """
+    def notify(self, anything: object) -> None:
+        """Send an object that has no reply, such as the host's `PackedSpec`; the next command reports its death."""
         with contextlib.suppress(OSError):
-            self.send_message(encode(anything))
+            self.send_message(codec.encode(anything))
 
 
 class MessageStep:
     """A `RepeatedStep` that is one small message to each host and one back.
 
     Args:
-        parts: Channels, and the message of each without its number, see `MessageChannel.plain_step`.
+        parts: Channels, and what `MessageChannel.plain_step` of each returned.
         wait: `Backend.wait`.
     """
 

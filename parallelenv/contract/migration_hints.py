@@ -1,13 +1,11 @@
 """Hints for users of other libraries: names that these use, and their equivalents here. More: ``docs/coming-from.md``.
 
-No name is rejected because it is listed here, since it may be the name of something of the user's own. The code that
-rejects a name looks up a hint here.
+No name is rejected because it is listed here: it may be one of the user's own. What rejects a name looks up a hint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from parallelenv.contract.error_text import near_attribute, show
 from parallelenv.errors import AbsentAttributeError, ArgumentError
@@ -17,7 +15,7 @@ GIVE_SPACES = "give ParallelEnv spaces=(observation_space, action_space)"
 _MADE = "It is settled when a ParallelEnv is made. Make another one: ParallelEnv(envs, {0}=...)."
 _OF_MAKE = ("num_envs", "render_mode", "max_episode_steps")
 """Foreign to `ParallelEnv`, but not to `ParallelEnv.make`; and attributes of envs."""
-_SETTINGS = ("training", "update_running_mean", "norm_obs", "norm_reward", "asynchronous", "para_mode")
+SETTINGS = ("training", "update_running_mean", "norm_obs", "norm_reward", "asynchronous", "para_mode")
 """Wrappers of other libraries can set these; here that would be without effect and without notice."""
 _TABLE = {  # the hint: the words that it is for
     # arguments
@@ -100,7 +98,7 @@ _TABLE = {  # the hint: the words that it is for
 _HINTS = {word: hint for hint, words in _TABLE.items() for word in words.split()}
 
 
-def hint_at(word: Any) -> str:
+def hint_at(word: object) -> str:
     """Return the equivalent of a word: a sentence after a space, or an empty string."""
     hint = _HINTS.get(str(getattr(word, "value", word)))
     return f" {hint}" if hint else ""
@@ -111,34 +109,21 @@ def of_make_argument(name: str) -> str:
     return "" if name in _OF_MAKE else hint_at(name)
 
 
-def refuse_arguments(call: str, arguments: Mapping[str, Any]) -> None:
-    """Raise if keyword arguments are given that a call does not have.
-
-    Raises:
-        ArgumentError: If there are any.
-    """
+def refuse_arguments(call: str, arguments: Mapping[str, object]) -> None:
+    """Raise an `ArgumentError` for keyword arguments that a call does not have."""
     for name, value in arguments.items():
         raise ArgumentError(f"{name}={show(value)} is no argument of {call}.{hint_at(name)}")
 
 
-def absent(owner: object, name: str) -> AbsentAttributeError:
+def absent(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:
     """Return the error for a name that does not exist, with its equivalent."""
-    default = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
-    return _absent(owner, name, "", default)
+    ways = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
+    hint = of_make_argument(name) or f"{near_attribute(name, type(owner))} {default or ways}"
+    message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
+    return AbsentAttributeError(message, name=name)  # with `obj` Python 3.12 adds a hint, too
 
 
 def not_to_set(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
     """Return the error for a name that cannot be set. ``is_argument``: whether the owner's constructor takes it."""
     default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
-    return _absent(owner, name, " to set", _MADE.format(name) if is_argument else default)
-
-
-def _absent(owner: object, name: str, purpose: str, default: str) -> AbsentAttributeError:
-    hint = of_make_argument(name) or f"{near_attribute(name, type(owner))} {default}"
-    message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
-    return AbsentAttributeError(message, name=name)  # with `obj` Python 3.12 adds a hint, too
-
-
-def is_setting(name: str) -> bool:
-    """Whether other libraries' wrappers have this as a setting."""
-    return name in _SETTINGS
+    return absent(owner, name, " to set", _MADE.format(name) if is_argument else default)

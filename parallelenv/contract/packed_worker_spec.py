@@ -17,20 +17,13 @@ from parallelenv.errors import WorkerStartError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSpec(WorkerSpec):
-    """A `WorkerSpec` in the form that is sent to a worker: its envs are pickled.
+    """A `WorkerSpec` in the form that is sent to a worker: its envs are pickled."""
 
-    Attributes:
-        environment: The caller's environment variables: those of a fork server may be outdated. If empty, the worker
-            keeps its own.
-        path: The caller's ``sys.path``: Ray workers know only a part of it.
-        registered: Env specs that the caller registered.
-        shared: The shared arrays, or what a worker needs to find them.
-    """
-
+    #: The caller's environment variables: those of a fork server may be outdated. If empty, the worker keeps its own.
     environment: dict[str, str]
-    path: tuple[str, ...]
-    registered: dict[str, bytes]
-    shared: Any = ()
+    path: tuple[str, ...]  #: The caller's ``sys.path``: Ray workers know only a part of it.
+    registered: dict[str, bytes]  #: Env specs that the caller registered.
+    shared: Any = ()  #: The shared arrays, or what a worker needs to find them.
 
     @classmethod
     def pack(
@@ -40,16 +33,13 @@ class PackedSpec(WorkerSpec):
         environment: Mapping[str, str] = os.environ,
         shared: Any = None,
     ) -> list[PackedSpec]:
-        """Return specs in the form to send.
+        """Return specs in the form to send; raise an `UnpicklableError` if an env cannot be pickled.
 
         Args:
             specs: The specs.
             caller: Version and folder of this package in the caller; by default of the copy that runs here.
             environment: See `PackedSpec`.
             shared: See `PackedSpec`; by default the arrays of the specs.
-
-        Raises:
-            UnpicklableError: If an env cannot be pickled.
         """
         registered, caller = registered_by_user(), caller or package_version()
         return [
@@ -76,12 +66,7 @@ class PackedSpec(WorkerSpec):
 
 
 class PackageVersion(NamedTuple):
-    """Version and folder of a copy of this package.
-
-    Attributes:
-        version: Its version.
-        folder: Its folder; empty if that cannot be compared, as on other machines.
-    """
+    """Version and folder of a copy of this package; the folder is empty if it cannot be compared, as by Ray's nodes."""
 
     version: str
     folder: str

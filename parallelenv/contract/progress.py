@@ -9,7 +9,7 @@ import io
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import tqdm
 
@@ -17,44 +17,35 @@ _PATIENCE = 2.0
 """Seconds after which an operation is announced."""
 
 
-class Bar(Protocol):
-    """The methods of a tqdm bar that are used."""
+class NoBar:
+    """A bar that shows nothing, with the methods of a tqdm bar that are used."""
 
     def update(self, n: float | None = 1) -> bool | None:
         """Advance by ``n``."""
-        ...
+        return None
 
     def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
         """Set the text."""
-        ...
 
 
-class _NoBar:
-    """A bar that shows nothing."""
-
-    def update(self, n: float | None = 1) -> bool | None:
-        return None
-
-    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
-        return None
+Bar: TypeAlias = "NoBar | tqdm.tqdm[Any]"
 
 
 @contextlib.contextmanager
 def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
     """Show a bar that is removed at the end, in a notebook or on a terminal; a file or a pipe gets nothing.
 
-    Args:
-        is_wanted: Whether to show it at all.
-        **look: Arguments of tqdm.
+    ``look``: arguments of tqdm.
     """
-    if is_wanted and kernel_of_notebook() is not None:
-        with CellBar(leave=False, **look) as bar:
-            yield bar
-    elif is_wanted and _is_terminal(sys.stderr):
-        with tqdm.tqdm(leave=False, **look) as bar:
+    is_cell = kernel_of_notebook() is not None
+    is_terminal = False
+    with contextlib.suppress(Exception):  # the user's own stream: it may be None, closed, or have only a `write`
+        is_terminal = bool(sys.stderr.isatty())
+    if is_wanted and (is_cell or is_terminal):
+        with (CellBar if is_cell else tqdm.tqdm)(leave=False, **look) as bar:
             yield bar
     else:
-        yield _NoBar()
+        yield NoBar()
 
 
 @contextlib.contextmanager
@@ -74,14 +65,6 @@ def announce_if_slow(text: str) -> Iterator[None]:
         finally:
             timer.cancel()
             timer.join()
-
-
-def _is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal; it may be ``None``, closed, or only something with a ``write``."""
-    try:
-        return bool(stream.isatty())
-    except Exception:  # noqa: BLE001 (the user's own stream: anything may come)
-        return False
 
 
 class CellBar(tqdm.tqdm):  # type: ignore[type-arg]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from parallelenv.contract.batch import Array, Batch, Layout, Rows
     from parallelenv.contract.env_specs import EnvFactory
     from parallelenv.contract.failures import Failure
+    from parallelenv.contract.spaces import Info, Space
 
 
 class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never seen by users)
@@ -29,9 +30,7 @@ class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never 
 class UnreadableError(Exception):
     """Raised for a command or a reply that was pickled but does not unpickle; never seen by users.
 
-    Attributes:
-        number: Number of the command.
-        reason: Message of the unpickling error.
+    It has the ``number`` of the command and the ``reason``, the message of the unpickling error.
     """
 
     def __init__(self, number: int, reason: str) -> None:
@@ -47,28 +46,18 @@ OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call
 class Command:
     """One request to one host: the same operation on some of its envs.
 
-    Attributes:
-        number: Unique within the pool; the reply carries it.
-        operation: One of `OPERATIONS`; each is a method of `parallelenv.worker.host.Host`, which says what ``each`` and
-            ``common`` are for it.
-        env_ids: The envs, in the order requested.
-        each: One argument per env, or ``None`` if the operation takes none.
-        common: A further argument, the same for every env.
-        autoreset: Whether a step also resets each env whose episode it ends.
-        begins: Envs that a step resets instead of stepping them.
-        begins_ended: Whether these are those whose flags, of their latest step, are set in the batch.
-        rows: Action rows of ``env_ids``, filled in by a channel whose host does not share the caller's batch.
+    The operations are methods of `parallelenv.worker.host.Host`, where ``each`` and ``common`` are described.
     """
 
-    number: int
-    operation: str
-    env_ids: tuple[int, ...]
-    each: Sequence[Any] | None = None
-    common: Any = None
-    autoreset: bool = False
-    begins: tuple[int, ...] = ()
-    begins_ended: bool = False
-    rows: Rows | None = None
+    number: int  #: Unique within the pool; the reply carries it.
+    operation: str  #: One of `OPERATIONS`.
+    env_ids: tuple[int, ...]  #: The envs, in the order requested.
+    each: Sequence[Any] | None = None  #: One argument per env, or ``None`` if the operation takes none.
+    common: Any = None  #: A further argument, the same for every env.
+    autoreset: bool = False  #: Whether a step also resets each env whose episode it ends.
+    begins: tuple[int, ...] = ()  #: Envs that a step resets instead of stepping them.
+    begins_ended: bool = False  #: Whether these are those whose flags, of their latest step, are set in the batch.
+    rows: Rows | None = None  #: Action rows of the envs, filled in by a channel whose host does not share the batch.
 
     @property
     def is_plain_step(self) -> bool:
@@ -87,60 +76,42 @@ class Command:
 
 
 class Lookup(NamedTuple):
-    """What ``get`` returns of each env.
+    """What ``get`` returns of each env."""
 
-    Attributes:
-        key: Name of an attribute, or several joined by dots; ``None`` if each env has its own among the arguments.
-        how: ``"value"``: a one-tuple of its value, or nothing if it is absent. ``"required"``: its value, or
-            `AbsentAttributeError`. ``"exists"``: a bool. ``"hint"``: a hint at what an absent name may have meant.
-            ``"wrapper"``: whether the env has a wrapper of the class in its argument.
-    """
-
+    #: Name of an attribute, or several joined by dots; ``None`` if each env has its own among the arguments.
     key: str | None = None
+    #: ``"value"``: a one-tuple of its value, or nothing if it is absent. ``"required"``: its value, or
+    #: `AbsentAttributeError`. ``"exists"``: a bool. ``"hint"``: a hint at what an absent name may have meant.
+    #: ``"wrapper"``: whether the env has a wrapper of the class in its argument.
     how: str = "value"
 
 
 class MethodCall(NamedTuple):
-    """A method with its arguments, for ``call``.
+    """A method with its arguments, for ``call``."""
 
-    Attributes:
-        name: Name of the method, or several names joined by dots.
-        positional: Positional arguments.
-        named: Keyword arguments.
-        or_attribute: Whether another attribute of that name is returned as it is, instead of raising.
-    """
-
-    name: str
-    positional: tuple[Any, ...] = ()
-    named: Mapping[str, Any] = {}
-    or_attribute: bool = False
+    name: str  #: Name of the method, or several names joined by dots.
+    positional: tuple[Any, ...] = ()  #: Positional arguments.
+    named: Mapping[str, Any] = {}  #: Keyword arguments.
+    or_attribute: bool = False  #: Whether another attribute of that name is returned as it is, instead of raising.
 
 
 @dataclass(slots=True)
 class Reply:
-    """A host's reply to one command.
-
-    Attributes:
-        number: The command's number.
-        values: What the operation returned, by env id; empty results are left out, so that a plain step pickles
-            nothing.
-        failures: The failures, by env id.
-        rows: Result rows of the command's env ids, from hosts that do not share the caller's batch.
-        output: What the host's envs printed where the caller does not see it, and each `Remark`.
-    """
+    """A host's reply to the command with this number."""
 
     number: int
+    #: What the operation returned, by env id, without empty results: a plain step pickles nothing.
     values: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, Failure] = field(default_factory=dict)
-    rows: Rows | None = None
-    output: Sequence[Printed] = ()
+    failures: dict[int, Failure] = field(default_factory=dict)  #: The failures, by env id.
+    rows: Rows | None = None  #: Result rows of the command's env ids, from hosts that do not share the batch.
+    output: Sequence[Printed] = ()  #: What envs printed where the caller does not see it, and each `Remark`.
 
 
 class Printed(NamedTuple):
-    """A text that was printed in a worker, by one of these envs."""
+    """A text that was printed in a worker."""
 
-    env_ids: tuple[int, ...]
-    text: str
+    env_ids: tuple[int, ...]  #: The envs of which one printed it.
+    text: str  #: The text.
 
 
 class Remark(Printed):
@@ -148,26 +119,17 @@ class Remark(Printed):
 
 
 class Extra(NamedTuple):
-    """What a step or reset of one env returns beyond its rows in the batch.
+    """What a step or reset of one env returns beyond its rows in the batch; ``None`` where there is nothing."""
 
-    Attributes:
-        info: The env's info, ``None`` if it is empty.
-        loose: Leaves of its state that are not in the batch, in order.
-        reward: A one-tuple of its reward if that is not a number.
-        ended_loose: Like ``loose``, of the last state of an episode that ended in this step and was followed by a
-            reset.
-        reset_info: The info of that reset, ``None`` if it is empty.
-        is_exhausted: ``True`` if that reset, or the reset that this is the result of, found no further episode. The
-            env's row then still holds its last state. ``None`` otherwise.
-        ended_state: A one-tuple of that last state, if the rows change its type and `Layout.keeps_types` is set.
-    """
-
-    info: dict[str, Any] | None = None
-    loose: list[Any] | None = None
-    reward: tuple[Any] | None = None
-    ended_loose: list[Any] | None = None
-    reset_info: dict[str, Any] | None = None
+    info: Info | None = None  #: The env's info.
+    loose: list[Any] | None = None  #: Leaves of its state that are not in the batch, in order.
+    reward: tuple[Any] | None = None  #: A one-tuple of its reward if that is not a number.
+    ended_loose: list[Any] | None = None  #: Like ``loose``, of the last state of an episode if the env was reset, too.
+    reset_info: Info | None = None  #: The info of that reset.
+    #: ``True`` if that reset, or the reset that this is the result of, found no further episode. The env's row then
+    #: still holds its last state.
     is_exhausted: bool | None = None
+    #: A one-tuple of that last state, if the rows change its type and `Layout.keeps_types` is set.
     ended_state: tuple[Any] | None = None
 
 
@@ -178,54 +140,33 @@ EXHAUSTED = {"exhausted": True}
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Settings that every host receives.
+    """Settings that every host receives."""
 
-    Attributes:
-        silence_warnings: Whether a worker process ignores warnings.
-        threads: Upper bound on BLAS and OpenMP threads of a worker process.
-        seed_globals: Whether each env has its own state of the generators that a process shares.
-    """
-
-    silence_warnings: bool
-    threads: int
-    seed_globals: bool = False
+    silence_warnings: bool  #: Whether a worker process ignores warnings.
+    threads: int  #: Upper bound on BLAS and OpenMP threads of a worker process.
+    seed_globals: bool = False  #: Whether each env has its own state of the generators that a process shares.
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPosition:
-    """Position of a host among all hosts of a `ParallelEnv`.
+    """Position of a host among all hosts of a `ParallelEnv`."""
 
-    Attributes:
-        first_worker: Index of its first worker, or of its only one.
-        num_workers: Number of workers of all hosts.
-        num_envs: Number of envs of all hosts.
-        seed: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
-    """
-
-    first_worker: int = 0
-    num_workers: int = 1
-    num_envs: int = 0
-    seed: int | None = None
+    first_worker: int = 0  #: Index of its first worker, or of its only one.
+    num_workers: int = 1  #: Number of workers of all hosts.
+    num_envs: int = 0  #: Number of envs of all hosts.
+    seed: int | None = None  #: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What is needed to start one host, the first time or again after it died.
+    """What is needed to start one host, the first time or again after it died."""
 
-    Attributes:
-        env_ids: Its envs: consecutive ids.
-        envs: A factory for each of them.
-        num_cpus: Cores that this host may use.
-        settings: Settings that every host receives.
-        place: Its position among all hosts.
-        shared: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
-    """
-
-    env_ids: tuple[int, ...]
-    envs: tuple[EnvFactory, ...]
-    num_cpus: int
-    settings: WorkerSettings
-    place: PoolPosition = PoolPosition()
+    env_ids: tuple[int, ...]  #: Its envs: consecutive ids.
+    envs: tuple[EnvFactory, ...]  #: A factory for each of them.
+    num_cpus: int  #: Cores that this host may use.
+    settings: WorkerSettings  #: Settings that every host receives.
+    place: PoolPosition = PoolPosition()  #: Its position among all hosts.
+    #: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
     shared: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -238,42 +179,25 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class EnvFacts:
-    """What the caller needs to know of an env that runs elsewhere.
+    """What the caller needs to know of an env that runs elsewhere."""
 
-    Attributes:
-        observation_space: ``None`` if the env declares none.
-        action_space: ``None`` if the env declares none.
-        metadata: The env's ``metadata``.
-        render_mode: The env's ``render_mode``.
-        process: The process that it runs in.
-        instance: Its `id` there, to tell it from other objects.
-        has_steps: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
-    """
-
-    observation_space: Any
-    action_space: Any
-    metadata: dict[str, Any]
-    render_mode: str | None
-    process: ProcessInfo = UNKNOWN_PROCESS
-    instance: int = 0
-    has_steps: bool = True
+    observation_space: Space | None  #: ``None`` if the env declares none.
+    action_space: Space | None  #: ``None`` if the env declares none.
+    metadata: Info  #: The env's ``metadata``.
+    render_mode: str | None  #: The env's ``render_mode``.
+    process: ProcessInfo = UNKNOWN_PROCESS  #: The process that it runs in.
+    instance: int = 0  #: Its `id` there, to tell it from other objects.
+    has_steps: bool = True  #: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What is known of the death of a host.
+    """What is known of the death of a host."""
 
-    Attributes:
-        pid: Process id, if known.
-        exitcode: Exit code, negative for a signal, if known.
-        detail: What else is known, one sentence or empty.
-        last_lines: The last lines that it printed, or empty.
-    """
-
-    pid: int | None = None
-    exitcode: int | None = None
-    detail: str = ""
-    last_lines: str = ""
+    pid: int | None = None  #: Process id, if known.
+    exitcode: int | None = None  #: Exit code, negative for a signal, if known.
+    detail: str = ""  #: What else is known, one sentence or empty.
+    last_lines: str = ""  #: The last lines that it printed, or empty.
 
     def __str__(self) -> str:
         """Return what happened and the likely cause, one or two sentences."""
@@ -284,62 +208,44 @@ class Death:
             return f"{what} process. {self.detail}".strip()
         number = -self.exitcode
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        causes = {
+        cause = {
             "SIGKILL": "; often the system's out-of-memory killer, or kill -9",
             "SIGSEGV": "; a crash in compiled code that an env uses",
             "SIGABRT": "; compiled code that an env uses gave up",
             "SIGTERM": "; somebody asked it to end",
-        }
-        return f"It was killed by {name}{causes.get(name, '')}. {self.detail}".strip()
+        }.get(name, "")
+        return f"It was killed by {name}{cause}. {self.detail}".strip()
 
 
 class Channel(Protocol):
-    """How the caller reaches one host, wherever it runs.
+    """How the caller reaches one host, wherever it runs."""
 
-    Attributes:
-        in_caller: Whether the host runs in the caller's thread, and only while the caller waits for it.
-    """
-
-    in_caller: bool
+    in_caller: bool  #: Whether the host runs in the caller's thread, and only while the caller waits for it.
 
     def pack(self, command: Command) -> Any:
         """Return a command in the form that is sent; send nothing yet.
 
         A call packs the commands of all hosts before it sends the first, so that an argument that cannot be copied
-        affects no host.
-
-        Raises:
-            UnpicklableError: If an argument cannot be copied to the host.
+        (`UnpicklableError`) affects no host.
         """
-        ...
 
     def send(self, packed: Any) -> None:
-        """Send a packed command and return at once.
-
-        Raises:
-            HostDied: If the host has died; the command was not executed.
-        """
-        ...
+        """Send a packed command and return at once; raise `HostDied` if the host has died without executing it."""
 
     def receive(self) -> Reply:
-        """Return the next reply. Called only after `Backend.wait` returned this channel.
+        """Return the next reply; raise `HostDied` if the host has died and none is left.
 
-        Raises:
-            HostDied: If the host has died and no reply is left.
+        Called only after `Backend.wait` returned this channel.
         """
-        ...
 
     def attach(self, batch: Batch) -> None:
         """Give the host the batch. The rows of later commands are there."""
-        ...
 
     def cause_of_death(self) -> Death:
         """Return what is known of the death of a host for which `HostDied` was raised."""
-        ...
 
     def kill(self) -> None:
         """End the host at once, whatever it is doing, and release its resources."""
-        ...
 
 
 class Branching(Channel, Protocol):
@@ -347,12 +253,9 @@ class Branching(Channel, Protocol):
 
     Replies come in any order, each as soon as all envs of its command are done. So with a command per worker, a slow
     worker does not delay the others.
-
-    Attributes:
-        branches: Env ids of each worker.
     """
 
-    branches: tuple[tuple[int, ...], ...]
+    branches: tuple[tuple[int, ...], ...]  #: Env ids of each worker.
 
 
 class RepeatedStep(Protocol):
@@ -363,15 +266,12 @@ class RepeatedStep(Protocol):
 
     def send(self, number: int) -> None:
         """Let the hosts step. The command to the first has this number, to the next the next one, and so on."""
-        ...
 
     def wait(self, timeout: float) -> bool:
         """Wait until all hosts have stepped, no longer than ``timeout`` seconds.
 
-        Returns:
-            ``True`` if all have and have nothing to say: no reply follows. If ``False``, `file` is called.
+        It returns ``True`` if all have and have nothing to say: no reply follows. If ``False``, `file` is called.
         """
-        ...
 
     def file(self, number: int) -> None:
         """Let the hosts' replies to the step of this number be received like those to any other command.
@@ -379,7 +279,6 @@ class RepeatedStep(Protocol):
         Called in a section that Ctrl-C does not interrupt; also if `send` or `wait` was interrupted anywhere. The hosts
         then step in any case, once.
         """
-        ...
 
 
 class Backend(Protocol):
@@ -387,43 +286,33 @@ class Backend(Protocol):
 
     The keyword-only arguments of its constructor are its options in ``ParallelEnv(...)``. A backend may derive from
     this class, for the defaults.
-
-    Attributes:
-        uses_live_envs: Whether all envs run in this process: live instances are used themselves, not copied, and
-            actions with gradients reach them with their graph.
-        placement: What ``repr`` shows about how hosts are reached; may be empty.
     """
 
+    #: Whether all envs run in this process: live instances are used themselves, not copied, and actions with gradients
+    #: reach them with their graph.
     uses_live_envs: bool = False
-    placement: str = ""
+    placement: str = ""  #: What ``repr`` shows about how hosts are reached; may be empty.
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
-        """Return how many hosts to use for ``num_envs`` envs.
+        """Return how many hosts to use for ``num_envs`` envs, at least 1.
 
-        Args:
-            num_envs: Number of envs, at least 1.
-            num_cpus: Cores the envs may use; ``None`` means all usable cores.
-            num_gpus: GPUs to divide among the hosts, for backends that reserve them.
+        They may use ``num_cpus`` cores, ``None`` for all usable ones. Backends that reserve GPUs divide ``num_gpus``.
         """
-        ...
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:
         """Start one host per spec, all at the same time.
 
-        Raises:
-            UnpicklableError: If an env cannot be sent to its host; nothing was started.
+        If an env cannot be sent to its host, it raises `UnpicklableError` before anything is started.
         """
-        ...
 
     def allocate(self, layout: Layout) -> Batch:
         """Return a new batch in memory of a kind that this backend's hosts can use."""
-        ...
 
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:
-        """Wait until a host has a reply or has died.
+        """Wait until a host with a command in flight has a reply or has died.
 
         Args:
-            channels: Those with a command in flight, at least one.
+            channels: Those of such hosts, at least one.
             timeout: Seconds; ``None`` means no limit.
             wanted: How many replies the caller needs to go on. A backend that wakes for each of them at little cost may
                 wait for so many; it must not wait on for a host that has died or has printed something.
@@ -431,27 +320,19 @@ class Backend(Protocol):
         Returns:
             The channels whose `Channel.receive` will not block; empty after ``timeout``.
         """
-        ...
 
     def prepare_step(self, commands: Sequence[tuple[Channel, Command]]) -> RepeatedStep | None:
-        """Prepare a step that is likely to be repeated many times.
+        """Prepare a step that is likely to be repeated many times: plain steps of hosts that have nothing in flight.
 
-        Args:
-            commands: Plain step commands, one to each of some hosts that have nothing in flight.
-
-        Returns:
-            ``None`` if there is no quicker way than to pack and send them each time.
+        It returns ``None`` if there is no quicker way than to pack and send the commands each time.
         """
         return None
 
     def fileno(self) -> int | None:
-        """Return a descriptor by which an event loop can wait for replies.
+        """Return a descriptor of the backend's by which an event loop can wait for replies.
 
         It becomes readable when a host replies or dies, and stays so until `wait` has returned that host's channel. It
-        may be readable without need.
-
-        Returns:
-            A descriptor that the backend owns, or ``None``: `wait` is then called again and again.
+        may be readable without need. ``None``: `wait` is called again and again.
         """
         return None
 
@@ -461,26 +342,20 @@ class Backend(Protocol):
         It may raise `KeyboardInterrupt`; it is then called again with a timeout of 0.
 
         Args:
-            channels: All that were launched and not killed. Hosts of an interrupted `launch`, which returned no
-                channels, are ended as well.
+            channels: All that were launched and not killed; hosts of an interrupted `launch` are ended as well.
             timeout: Seconds before hosts that have not exited are killed.
 
         Returns:
             What envs printed where the caller does not see it and that no reply contained.
         """
-        ...
 
 
 class Sharing(Backend, Protocol):
     """A backend that can give all envs the same arrays. The other backends reject ``shared=``."""
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Copy arrays, once, to where all hosts can read them. Called between `plan` and `launch`.
-
-        Args:
-            arrays: The user's arrays, of plain dtypes.
+        """Copy arrays of plain dtypes, once, to where all hosts can read them. Called between `plan` and `launch`.
 
         Returns:
             The value for `WorkerSpec.shared`; `launch` gives it to the hosts as read-only arrays.
         """
-        ...

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import operator
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,6 +23,7 @@ from parallelenv.contract.error_text import show
 from parallelenv.errors import EnvContractError
 
 if TYPE_CHECKING:
+    from parallelenv.contract.batch import Array, DType
     from parallelenv.contract.protocol import EnvFacts
 
 Space: TypeAlias = "spaces.Space[Any]"
@@ -39,19 +42,17 @@ Env: TypeAlias = Any
 class Structure:
     """How values of one space are split into leaves and joined again.
 
-    Args:
-        space: A Gymnasium space, or ``None`` if the envs declare none or differ; then the whole value is one loose
-            leaf.
+    Without a space, because the envs declare none or differ, the whole value is one loose leaf.
     """
 
-    def __init__(self, space: spaces.Space[Any] | None) -> None:
+    def __init__(self, space: Space | None) -> None:
         self.space = space
-        self.leaves: list[spaces.Space[Any] | None] = []
+        self.leaves: list[Space | None] = []
         self._paths: list[tuple[Any, ...]] = []
         self._collect(space, ())
         self.is_single = self._paths == [()]
 
-    def _collect(self, space: spaces.Space[Any] | None, path: tuple[Any, ...]) -> None:
+    def _collect(self, space: Space | None, path: tuple[Any, ...]) -> None:
         if type(space) is spaces.Dict:
             for key, child in space.spaces.items():
                 self._collect(child, (*path, key))
@@ -72,40 +73,29 @@ class Structure:
 
     def split(self, value: Any) -> list[Any]:
         """Return the leaves of ``value``, in order; a `LookupError` or `TypeError` says that it lacks one."""
-        if self.is_single:
-            return [value]
-        leaves = []
-        for path in self._paths:
-            leaf = value
-            for key in path:
-                leaf = leaf[key]
-            leaves.append(leaf)
-        return leaves
+        return [value] if self.is_single else [functools.reduce(operator.getitem, path, value) for path in self._paths]
 
-    def split_state(self, state: Any) -> list[Any]:
+    def split_state(self, state: object) -> list[Any]:
         """Return the leaves of a state, in order; raise an `EnvContractError` if it lacks one."""
         try:
             return self.split(state)
         except (LookupError, TypeError) as error:
-            raise EnvContractError(
-                f"The state returned lacks a part of {self.space}: {type(error).__name__}: {error}."
-            ) from None
+            what = f"The state returned lacks a part of {self.space}"
+            raise EnvContractError(f"{what}: {type(error).__name__}: {error}.") from None
 
-    def check_leaf(self, leaf: int, value: Any) -> None:
+    def check_leaf(self, leaf: int, value: object) -> None:
         """Raise an `EnvContractError` unless a leaf of a state has the shape and dtype of its space, if any."""
-        space: Any = self.leaves[leaf]
-        has_form = space is not None and space.shape is not None and space.dtype is not None
-        if has_form and not fits(value, space.shape, np.dtype(space.dtype)):
-            raise EnvContractError(
-                f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space says {space}. "
-                "Declare the space that the env really has, or give it by spaces=."
-            )
+        space = self.leaves[leaf]
+        shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
+        if shape is not None and dtype is not None and not fits(value, shape, np.dtype(dtype)):
+            what = f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space says {space}"
+            raise EnvContractError(f"{what}. Declare the space that the env really has, or give it by spaces=.")
 
-    def join(self, leaves: Sequence[Any]) -> Any:
+    def join(self, leaves: Sequence[object]) -> Any:
         """Return the value with these leaves: a dict, a tuple or the only leaf."""
         return leaves[0] if self.is_single else self._join(self.space, iter(leaves))
 
-    def _join(self, space: spaces.Space[Any] | None, leaves: Any) -> Any:
+    def _join(self, space: Space | None, leaves: Iterator[object]) -> object:
         if type(space) is spaces.Dict:
             return {key: self._join(child, leaves) for key, child in space.spaces.items()}
         if type(space) is spaces.Tuple:
@@ -121,7 +111,7 @@ class Structure:
         return concatenate(space, values, empty)
 
 
-def common_space(candidates: Iterable[spaces.Space[Any] | None]) -> spaces.Space[Any] | None:
+def common_space(candidates: Iterable[Space | None]) -> Space | None:
     """Return the space that all candidates equal, or ``None`` if they differ or one is ``None``."""
     first, *others = candidates
     return first if all(space is first or space == first for space in others) else None
@@ -134,7 +124,7 @@ def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFac
     return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]
 
 
-def batched(space: spaces.Space[Any] | None, num_envs: int) -> spaces.Space[Any] | None:
+def batched(space: Space | None, num_envs: int) -> Space | None:
     """Return the batched form of a common space, ``None`` if there is none."""
     return None if space is None else batch_space(space, num_envs)
 
@@ -148,7 +138,7 @@ def batch_values(values: Sequence[Any]) -> Any:
     return object_array(values) if is_loose or not batched else batched
 
 
-def pick_rows(batch: Any, rows: Any) -> Any:
+def pick_rows(batch: Any, rows: int | Sequence[int]) -> Any:
     """Return one row of a batch, or several, by an index or a list of them; for a dict, by key."""
     if isinstance(batch, dict):
         return {key: pick_rows(part, rows) for key, part in batch.items()}
@@ -166,7 +156,7 @@ def stack_values(values: Sequence[Any]) -> Any:
     return object_array(values)
 
 
-def object_array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+def object_array(values: Sequence[object]) -> Array:
     """Return a one-dimensional object array of exactly these objects."""
     array = np.empty(len(values), dtype=object)
     for index, value in enumerate(values):  # `array[:] = values` would unpack nested lists
@@ -179,13 +169,13 @@ def tensors() -> Any:
     return sys.modules.get("torch")
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     """Whether ``value`` is a torch tensor. Never imports torch."""
     torch = tensors()
     return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
 
 
-def as_array(value: Any) -> np.ndarray[Any, Any]:
+def as_array(value: object) -> Array:
     """Return a value as an array; tensors and lists of tensors, too, with or without gradients."""
     return np.asarray(value if tensors() is None else _without_tensors(value))
 
@@ -199,11 +189,8 @@ def _without_tensors(value: Any) -> Any:
     return value
 
 
-def fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Whether a value has a shape and can be cast to a dtype without loss of meaning.
-
-    Floats may become shorter floats, as in Gymnasium; ints must keep their value.
-    """
+def fits(value: object, shape: tuple[int, ...], dtype: DType) -> bool:
+    """Whether a value has a shape and `casts_to` a dtype."""
     try:
         array = as_array(value)
     except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors of dtypes that numpy lacks
@@ -211,8 +198,8 @@ def fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
     return array.shape == shape and casts_to(array, dtype)
 
 
-def casts_to(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    """Whether an array can be cast to a dtype without loss of meaning."""
+def casts_to(array: Array, dtype: DType) -> bool:
+    """Whether an array can be cast to a dtype: floats may become shorter, as in Gymnasium, ints keep their value."""
     if array.dtype == dtype:
         return True
     if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: plain ints are int64, another kind than uint8
@@ -220,7 +207,7 @@ def casts_to(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
     return np.can_cast(array.dtype, dtype, "same_kind")
 
 
-def describe_value(value: Any) -> str:
+def describe_value(value: object) -> str:
     """Return a description of a value, for messages."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:

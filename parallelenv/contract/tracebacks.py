@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import inspect
 import itertools
@@ -34,11 +33,8 @@ _MOST_FRAMES = 50
 def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseException] | None = None) -> _Target:
     """Leave this package's frames out of the tracebacks of a function, or of all public methods of a class.
 
-    The user then sees the line of the call, the frames of the env or policy that raised, and the message.
-
-    Args:
-        target: The function or class.
-        translate: Returns the exception to raise instead of an error; ``None``: errors are raised unchanged.
+    The user then sees the line of the call, the frames of the env or policy that raised, and the message. ``translate``
+    returns the exception to raise instead of an error.
     """
     if not isinstance(target, type):
         return cast("_Target", _shortening(target, translate))
@@ -80,17 +76,23 @@ def _shortening(
     function: Callable[..., Any], translate: Callable[[BaseException], BaseException] | None
 ) -> Callable[..., Any]:
     @functools.wraps(function)
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        with _Shortened():
+    async def awaited(*args: object, **kwargs: object) -> object:
+        try:
             return await function(*args, **kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     @functools.wraps(function)
-    def yielding(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with _Shortened():
+    def yielding(*args: object, **kwargs: object) -> Iterator[object]:
+        try:
             yield from function(*args, **kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: object, **kwargs: object) -> object:
         __tracebackhide__ = True  # for IPython and pytest, when an error is raised instead of another
         try:
             return function(*args, **kwargs)
@@ -109,17 +111,10 @@ def _shortening(
     return yielding if inspect.isgeneratorfunction(function) else called
 
 
-class _Shortened(contextlib.AbstractContextManager[None]):
-    def __exit__(self, kind: Any, error: BaseException | None, frames: Any) -> None:
-        if error is not None:
-            shorten(error)
-
-
 def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
     """Leave out of the tracebacks of an error and its causes the frames that are neither the user's nor the env's.
 
     An unexpected error of this package keeps its traceback, because it is a defect and should be reported in full.
-    ``is_of_env``: whether an env raised it.
     """
     if os.environ.get("PARALLELENV_FULL_TRACEBACK", "0") not in ("", "0"):
         return
@@ -158,10 +153,7 @@ def _get(error: BaseException, name: str) -> Any:
 
 
 def _entries(error: BaseException) -> list[TracebackType]:
-    """Return the entries of an error's traceback, without the middle of a very long one.
-
-    The traceback of an exception that is raised repeatedly grows each time.
-    """
+    """Return the entries of an error's traceback, which grows if it is raised repeatedly, without a long middle."""
     entries = []
     entry: TracebackType | None = _get(error, "__traceback__")
     while entry is not None:
@@ -213,7 +205,7 @@ def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
 
 
 class FrameLine(NamedTuple):
-    """One entry of a traceback as plain data."""
+    """One entry of a traceback as plain data; lines and columns are those of the expression that failed."""
 
     filename: str
     module: str
@@ -227,7 +219,7 @@ class FrameLine(NamedTuple):
 
 
 def pack(error: BaseException) -> list[FrameLine]:
-    """Return the entries of an error's traceback, without the middle of a very long one."""
+    """Return the entries of an error's traceback as plain data."""
     places = []
     for entry in _entries(error):
         code = entry.tb_frame.f_code
@@ -244,51 +236,33 @@ def pack(error: BaseException) -> list[FrameLine]:
 
 def rebuild(places: Sequence[FrameLine]) -> TracebackType | None:
     """Return a traceback of these entries. Each shows its source line, even if this process cannot read the file."""
-    return next(_rebuilt(places))
-
-
-def _rebuilt(places: Sequence[FrameLine]) -> Iterator[TracebackType | None]:
-    """Yield the traceback.
-
-    A generator, because its frame has no caller once it is left. Otherwise the traceback's frames would refer to the
-    user's function and keep its variables alive, such as a `ParallelEnv`, as long as an info has the exception:
-    Python's garbage collection does not see into object arrays.
-    """
-    entries = []
-    for place in places:
-        with contextlib.suppress(SyntaxError, ValueError):  # of a function that cannot be compiled again
-            entries.append(_raised_at(place))
-    yield _linked(entries)
-
-
-def _add_source(place: FrameLine) -> None:
-    """Give `linecache` a line of a file that only the process that raised the error can read."""
-    lines = linecache.getlines(place.filename)
-    lines = [*lines, *[""] * (place.line - len(lines))]
-    lines[place.line - 1] = place.source
-    linecache.cache[place.filename] = sum(map(len, lines)), None, lines, place.filename
+    # In a generator, because its frame has no caller once it is left. Otherwise the traceback's frames would refer to
+    # the user's function and keep its variables alive, such as a `ParallelEnv`, as long as an info has the exception:
+    # Python's garbage collection does not see into object arrays.
+    return next(_linked([_raised_at(place) for place in places]) for _ in range(1))
 
 
 def _raised_at(place: FrameLine) -> TracebackType:
-    """Raise an exception in a function compiled for this place, and return that entry of its traceback.
+    """Raise an exception in code compiled for this place, and return that entry of its traceback.
 
     Debuggers, IPython and pytest inspect frames and their code, so both are real. The code has the line and columns of
-    the expression that failed, so that it is marked as in the process where it failed.
+    the expression that failed, so that it is marked as in the process where it failed (tblib, for one, has no columns).
     """
-    tree = ast.parse("def function(): raise Exception")
-    function = cast("ast.FunctionDef", tree.body[0])
-    function.name = place.function
-    function.lineno = function.end_lineno = place.first_line
-    raising = cast("ast.Raise", function.body[0])
-    for node in (raising, cast("ast.Name", raising.exc)):  # no others: nodes without a position are shared by all trees
-        node.lineno, node.end_lineno = place.line, place.end_line
+    if place.source and not linecache.getline(place.filename, place.line):  # only the process that raised can read it
+        lines = linecache.getlines(place.filename)
+        lines = [*lines, *[""] * (place.line - len(lines))]
+        lines[place.line - 1] = place.source
+        linecache.cache[place.filename] = sum(map(len, lines)), None, lines, place.filename
+    tree = ast.parse("raise Exception")
+    raising: Any = tree.body[0]
+    first = min(place.first_line, place.line)  # set at last: lines are stored relative to it
+    for node in (raising, raising.exc):
+        node.lineno, node.end_lineno = place.line - first + 1, place.end_line - first + 1
         node.col_offset, node.end_col_offset = place.column, place.end_column
-    namespace: dict[str, Any] = {"__name__": place.module, "__file__": place.filename}
-    if place.source and not linecache.getline(place.filename, place.line):
-        _add_source(place)
-    exec(compile(tree, place.filename, "exec"), namespace)
+    code = compile(tree, place.filename, "exec")
+    code = code.replace(co_name=place.function, co_qualname=place.function, co_firstlineno=first)
     try:
-        namespace[place.function]()
+        exec(code, {"__name__": place.module, "__file__": place.filename}, {})
     except Exception as error:  # noqa: BLE001 (the one raised on purpose)
         return error.__traceback__.tb_next  # type: ignore[union-attr,return-value]
     raise AssertionError  # not reached

@@ -15,40 +15,30 @@ import numpy as np
 def difference(left: Any, right: Any, where: str = "") -> str | None:
     """Return where two nested values first differ, or ``None`` if they are the same bit for bit.
 
-    Types, dtypes and shapes count. NaN equals the same NaN; 0.0 and -0.0 differ.
-
-    Args:
-        left: Numbers, texts, arrays, and dicts, lists and tuples of them. Other objects are the same if they are equal
-            or pickle to the same bytes.
-        right: The value to compare with.
-        where: Name of the value, for the result.
+    Types, dtypes and shapes count. NaN equals the same NaN; 0.0 and -0.0 differ. Objects other than numbers, texts,
+    arrays, and dicts, lists and tuples of them are the same if they are equal or pickle to the same bytes. ``where``
+    names the value.
     """
-    found: Iterable[str | None] = ()
     if type(left) is not type(right):
         return f"{where}: {_shown(left)} ({type(left).__name__}) against {_shown(right)} ({type(right).__name__})"
+    keys: Iterable[Any] = ()
     if isinstance(left, np.ndarray):
-        return _difference_of_arrays(left, right, where)
-    if isinstance(left, Mapping):
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return f"{where}: {left.dtype}{left.shape} against {right.dtype}{right.shape}"
+        if left.dtype != object and left.tobytes() == right.tobytes():
+            return None
+        keys = range(len(left)) if left.ndim else [()]
+    elif isinstance(left, Mapping):
         if left.keys() != right.keys():
             return f"{where}: keys {sorted(map(str, left))} against {sorted(map(str, right))}"
-        found = (difference(left[key], right[key], f"{where}[{key!r}]") for key in left)
+        keys = left
     elif isinstance(left, (list, tuple)):
         if len(left) != len(right):
             return f"{where}: {len(left)} items against {len(right)}"
-        found = (difference(left[index], right[index], f"{where}[{index}]") for index in range(len(left)))
+        keys = range(len(left))
     elif not _is_same(left, right):
         return f"{where}: {_shown(left)} against {_shown(right)}"
-    return next((text for text in found if text is not None), None)
-
-
-def _difference_of_arrays(left: Any, right: Any, where: str) -> str | None:
-    if left.dtype != right.dtype or left.shape != right.shape:
-        return f"{where}: {left.dtype}{left.shape} against {right.dtype}{right.shape}"
-    if left.dtype != object and left.tobytes() == right.tobytes():
-        return None
-    if left.ndim == 0:
-        return difference(left[()], right[()], where)
-    found = (difference(left[row], right[row], f"{where}[{row}]") for row in range(len(left)))
+    found = (difference(left[key], right[key], where if key == () else f"{where}[{key!r}]") for key in keys)
     return next((text for text in found if text is not None), None)
 
 
@@ -67,6 +57,6 @@ def _is_same(left: Any, right: Any) -> bool:
     return False
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else f"{text[:37]}..."

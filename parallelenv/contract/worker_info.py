@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
     from parallelenv.contract.batch import Array
@@ -22,48 +23,34 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Facts about an env and its worker.
+    """Facts about an env and its worker."""
 
-    Attributes:
-        env_id: The env's id.
-        num_envs: Number of envs of its `ParallelEnv`.
-        worker_id: Index of its worker, from 0.
-        num_workers: Number of workers.
-        seed: Seed of its latest reset that had one; before that, the seed of the `ParallelEnv` plus the env id, or
-            ``None`` if it has none.
-        shared: The arrays that the `ParallelEnv` was made with, read-only, shared by all workers.
-    """
-
-    env_id: int
-    num_envs: int
-    worker_id: int
-    num_workers: int
+    env_id: int  #: The env's id.
+    num_envs: int  #: Number of envs of its `ParallelEnv`.
+    worker_id: int  #: Index of its worker, from 0.
+    num_workers: int  #: Number of workers.
+    #: Seed of its latest reset that had one; before that, the seed of the `ParallelEnv` plus the env id, or ``None``.
     seed: int | None
-    shared: Mapping[str, Array]
+    shared: Mapping[str, Array]  #: The arrays that the `ParallelEnv` was made with, read-only, shared by all workers.
 
 
 def get_worker_info() -> WorkerInfo | None:
     """Return the facts of the env whose constructor, reset, step or other method is running in this thread.
 
     Envs can divide data with it: ``files[info.env_id :: info.num_envs]``. It distinguishes envs of the same worker as
-    well. In threads that an env started itself, the env is unknown.
-
-    Returns:
-        A `WorkerInfo`; ``None`` outside envs.
+    well. Outside envs, and in threads that an env started itself, it returns ``None``.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code not in _CALLERS_OF_ENVS:
         frame = frame.f_back
     if frame is None:
         return None
-    host = frame.f_locals[_CALLERS_OF_ENVS[frame.f_code]]
-    env_id = host.current
-    info: WorkerInfo | None = None if env_id is None else host.describe(env_id)
-    return info
+    host: Any = frame.f_locals[frame.f_code.co_varnames[0]]
+    return None if host.current is None else cast("WorkerInfo", host.describe(host.current))
 
 
-_CALLERS_OF_ENVS: dict[CodeType, str] = {}
-"""Code of the functions whose frames tell which host calls envs, and their variable that has the host."""
+_CALLERS_OF_ENVS: set[CodeType] = set()
+"""Code of the functions whose frames tell which host calls envs."""
 
 
 def calls_envs(function: _Function) -> _Function:
@@ -72,13 +59,12 @@ def calls_envs(function: _Function) -> _Function:
     The host is found on the call stack. A variable would have to be set and reset, and Ctrl-C between the two would
     leave it set for good. A call leaves the stack however it ends.
     """
-    code = function.__code__
-    _CALLERS_OF_ENVS[code] = code.co_varnames[0]
+    _CALLERS_OF_ENVS.add(function.__code__)
     return function
 
 
 @calls_envs
-def call_for(host: Any, call: Callable[[], _Value]) -> _Value:
+def call_for(host: object, call: Callable[[], _Value]) -> _Value:
     """Call a function. While it runs, `get_worker_info` queries this host."""
     return call()
 
@@ -87,12 +73,7 @@ _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
 class ProcessInfo(NamedTuple):
-    """The process in which an env runs.
-
-    Attributes:
-        pid: Process id; 0 if unknown.
-        machine: Name of the machine.
-    """
+    """The process in which an env runs: its id, 0 if unknown, and the name of its machine."""
 
     pid: int = 0
     machine: str = ""
@@ -103,17 +84,12 @@ class ProcessInfo(NamedTuple):
         return self.pid > 0 and self.machine == platform.node()
 
     def memory(self) -> int | None:
-        """Return the memory that the process uses, in bytes; shared pages count in proportion.
-
-        ``None`` if unknown: the process has ended, runs on another machine, or the system does not provide it.
-        """
-        if not self.is_near:
-            return None
-        try:
-            found = _PSS.search(Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii"))
-        except (OSError, UnicodeDecodeError):  # ended, another user's, or not Linux
-            found = None
-        return int(found[1]) * 1024 if found else None
+        """Return the memory that the process uses, in bytes, ``None`` if unknown; shared pages count in proportion."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # ended, another user's, or not Linux
+            if self.is_near:
+                found = _PSS.search(Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii"))
+                return int(found[1]) * 1024 if found else None
+        return None
 
 
 UNKNOWN_PROCESS = ProcessInfo()

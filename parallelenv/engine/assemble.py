@@ -10,8 +10,8 @@ import numpy as np
 from parallelenv.contract.batch import (
     Array,
     Batch,
+    Index,
     Layout,
-    RowIndex,
     gather_states,
     has_true,
     loose_columns,
@@ -40,7 +40,7 @@ class Assembler:
         self._table = table
         self._copy = copy
 
-    def infos(self, batch: Batch, rows: RowIndex, count: int) -> Array:
+    def infos(self, batch: Batch, rows: Index, count: int) -> Array:
         """Return ``(count,)`` infos, each a separate dict, of envs that said nothing but what is in the columns."""
         infos = self._policy.plain_infos(count)
         if batch.info_columns is not None:
@@ -70,7 +70,7 @@ class Assembler:
             return by_env(batch, landed, rows, flags, infos)
         return by_item(batch, landed, rows, flags, infos, self._copy)
 
-    def _infos(self, batch: Batch, landed: Outcome, rows: RowIndex, dones: Array) -> Array:
+    def _infos(self, batch: Batch, landed: Outcome, rows: Index, dones: Array) -> Array:
         """Return the infos, a separate dict for each env, even where an env's own is empty."""
         env_ids, extras = landed.env_ids, landed.extras
         infos = self.infos(batch, rows, len(landed.stepped))
@@ -110,7 +110,7 @@ Flags = tuple[Array, Array, Array]
 """One row per env of the result: terminated, truncated, either of them."""
 
 
-def by_item(batch: Batch, landed: Outcome, rows: RowIndex, flags: Flags, infos: Array, copy: bool) -> StepResult:
+def by_item(batch: Batch, landed: Outcome, rows: Index, flags: Flags, infos: Array, copy: bool) -> StepResult:
     """Return a result as four batched items. ``flags`` and ``infos`` are copies already."""
     states: State
     rewards = _rewards(batch, landed, rows) if landed.extras else batch.rewards[rows].copy()
@@ -124,7 +124,7 @@ def by_item(batch: Batch, landed: Outcome, rows: RowIndex, flags: Flags, infos: 
     return StepResult(states, rewards, flags[2], infos, flags[0], flags[1], env_ids)
 
 
-def by_env(batch: Batch, landed: Outcome, rows: RowIndex, flags: Flags, infos: Array) -> StepBatch:
+def by_env(batch: Batch, landed: Outcome, rows: Index, flags: Flags, infos: Array) -> StepBatch:
     """Return a result as one 4-tuple per env. Arguments: see `by_item`."""
     states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
     rewards = _completed(landed, _rewards(batch, landed, rows).tolist())
@@ -167,7 +167,7 @@ def batch_states(layout: Layout, states: Mapping[int, State], env_ids: Sequence[
     return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
 
 
-def _rewards(batch: Batch, landed: Outcome, rows: RowIndex) -> Array:
+def _rewards(batch: Batch, landed: Outcome, rows: Index) -> Array:
     """Return the rewards of the envs that were stepped."""
     rewards: Array = batch.rewards[rows].copy()
     loose = {env_id: extra.reward for env_id, extra in landed.extras.items() if extra.reward is not None}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from parallelenv.contract import migration_hints
-from parallelenv.contract.batch import Array, RowIndex
+from parallelenv.contract.batch import Array, Index
 from parallelenv.contract.error_text import did_you_mean
 from parallelenv.contract.spaces import Info, State
 from parallelenv.errors import ArgumentError
@@ -51,7 +51,7 @@ class DonePolicy:
         # 1.6 us for 16 envs, against 3.8 us through a list; beside real envs, with cold caches, it saves 5 us.
         return np.fromiter(map(dict.copy, repeat(self._plain_info, count)), _OBJECT, count)
 
-    def mark_done(self, done: Array, rows: RowIndex, ended: Array) -> None:
+    def mark_done(self, done: Array, rows: Index, ended: Array) -> None:
         """Update the record of done envs.
 
         Args:
@@ -80,7 +80,7 @@ class StopAll(DonePolicy):
     skips_done = True
     is_shared = True
 
-    def mark_done(self, done: Array, rows: RowIndex, ended: Array) -> None:  # noqa: D102 (see DonePolicy)
+    def mark_done(self, done: Array, rows: Index, ended: Array) -> None:  # noqa: D102 (see DonePolicy)
         if ended.any():
             done[:] = True  # also for steps that were in flight meanwhile
 

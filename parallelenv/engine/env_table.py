@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, RowIndex, has_true
+from parallelenv.contract.batch import Array, Index, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import Failure, raise_failures
@@ -303,12 +303,12 @@ class EnvTable:
         """Let a rollout step envs. They need a reset if it does not give them back, by `keep`."""
         self.lose(env_ids)
 
-    def note_begun(self, env_ids: Sequence[int], rows: RowIndex) -> None:
+    def note_begun(self, env_ids: Sequence[int], rows: Index) -> None:
         """Mark envs, which have these rows, as reset."""
         self.note_asked_to_begin(rows)
         self.note_first_states(env_ids)
 
-    def note_asked_to_begin(self, rows: RowIndex) -> None:
+    def note_asked_to_begin(self, rows: Index) -> None:
         """Clear the flags of the envs with these rows: they are going to be reset."""
         for record in self.flags:
             record[rows] = False
@@ -345,7 +345,7 @@ class EnvTable:
                 self._unstepped.pop(env_id, None)
 
     def note_step(
-        self, env_ids: Sequence[int], stepped: RowIndex, terminated: Array, truncated: Array
+        self, env_ids: Sequence[int], stepped: Index, terminated: Array, truncated: Array
     ) -> tuple[Array, Array, Array]:
         """Record the flags of the envs with the rows ``stepped``.
 

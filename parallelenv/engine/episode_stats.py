@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, RowIndex, read_outcomes
+from parallelenv.contract.batch import Array, Index, read_outcomes
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.spaces import object_array
@@ -60,11 +60,11 @@ class OpenEpisodes:
         other.returns, other.lengths, other.are_whole = self.returns.copy(), self.lengths.copy(), self.are_whole.copy()
         return other
 
-    def begin(self, rows: RowIndex) -> None:
+    def begin(self, rows: Index) -> None:
         """Begin an episode of each of these envs."""
         self.returns[rows], self.lengths[rows], self.are_whole[rows] = 0, 0, True
 
-    def add(self, rows: RowIndex, rewards: Array) -> None:
+    def add(self, rows: Index, rewards: Array) -> None:
         """Count one step of each of these envs. Rewards may be of any type that can be added."""
         self._admit(rewards)
         with DeferSigint():  # return and length must not disagree
@@ -234,7 +234,7 @@ class EpisodeStats:
         self.settle()
         self._goes_on = goes_on
 
-    def note(self, outcome: bytes, rows: RowIndex | None = None) -> None:
+    def note(self, outcome: bytes, rows: Index | None = None) -> None:
         """Add a step: a `Batch.outcome`, and the rows of the envs that were stepped; ``None``: all."""
         if rows is None:
             self._log.append(outcome)
@@ -244,7 +244,7 @@ class EpisodeStats:
         if len(self._log) == self._room:
             self.settle()
 
-    def begin(self, rows: RowIndex) -> None:
+    def begin(self, rows: Index) -> None:
         """Record that the envs in these rows begin episodes."""
         self._begun.append((len(self._log), rows))
         if len(self._begun) > self._room:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, RowIndex, gather_states
+from parallelenv.contract.batch import Array, Batch, Index, gather_states
 from parallelenv.contract.error_text import count
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Extra
@@ -139,7 +139,7 @@ class RolloutBuilder:
         self._env_ids = env_ids
         self._column = {env_id: column for column, env_id in enumerate(env_ids)}
         self._num_steps = 0
-        self._parts: list[tuple[RolloutChunk, tuple[slice, RowIndex]]] = []  # with their index in the stacked arrays
+        self._parts: list[tuple[RolloutChunk, tuple[slice, Index]]] = []  # with their index in the stacked arrays
         self._ended: list[EpisodeEnds] = []
         self._said: dict[StepIndex, Extra] = {}
         self._loose: dict[int, Extra] = {}

@@ -15,8 +15,7 @@ import cloudpickle
 import numpy as np
 from gymnasium.utils import EzPickle
 
-from parallelenv.contract.copying import loads
-from parallelenv.contract.env_specs import pickles
+from parallelenv.contract.copying import loads, pickles
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.spaces import Env, tensors
 from parallelenv.errors import EnvContractError

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, RowIndex, gather_states
+from parallelenv.contract.batch import Array, Index, gather_states
 from parallelenv.contract.copying import cannot_travel, deep_copy, loads
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
@@ -195,11 +195,11 @@ class StepRecorder:
         self._rewards = np.zeros(shape)
         self._flags = np.zeros((*shape, 2), dtype=bool)
         self._valid = np.zeros(shape, dtype=bool)
-        self._extras: list[tuple[RowIndex, Extras]] = []
+        self._extras: list[tuple[Index, Extras]] = []
         self._said: dict[StepIndex, Extra] = {}
         self._ended: list[EpisodeEnds] = []
-        self._columns: RowIndex = slice(None)
-        self._rows: RowIndex = slice(0, 0)
+        self._columns: Index = slice(None)
+        self._rows: Index = slice(0, 0)
 
     def select(self, columns: list[int]) -> None:
         """Set the columns of the envs that are stepped from now on."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, RowIndex, take
+from parallelenv.contract.batch import Array, Batch, Index, take
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.info_columns import InfoColumns, InfoForms
 from parallelenv.contract.spaces import State, as_array, describe_value
@@ -73,11 +73,11 @@ class RowWriter:
         """Return the rows of these envs: a slice if they are consecutive, else a list."""
         return self.batch.rows(env_ids)
 
-    def cells(self, rows: RowIndex) -> Sequence[slice]:
+    def cells(self, rows: Index) -> Sequence[slice]:
         """Return the slices of ``line`` with the states of these rows."""
         return take(self._cells, rows)
 
-    def actions(self, rows: RowIndex) -> Sequence[Any]:
+    def actions(self, rows: Index) -> Sequence[Any]:
         """Return copies of the actions in these rows: an env may keep or change its action."""
         if self._single_action is not None:
             own_rows: Array = self._single_action[rows]
@@ -88,7 +88,7 @@ class RowWriter:
 
     # ---------------------------------------------------------------- results
 
-    def clear_flags(self, rows: RowIndex) -> None:
+    def clear_flags(self, rows: Index) -> None:
         """Set the flags of these rows to False, and drop their infos."""
         if type(rows) is slice:  # 0.15 us; by numpy 0.35 us
             begin, end = 2 * rows.start, 2 * rows.stop

@@ -361,7 +361,7 @@ class ParallelWrapper(ShortTracebacks):
             Raises:
                 AbsentAttributeError: If it is a setting of another library, which would have no effect here.
             """
-            if migration_hints.is_setting(name) and not hasattr(type(self), name):
+            if name in migration_hints.SETTINGS and not hasattr(type(self), name):
                 raise migration_hints.not_to_set(self, name, is_argument=False)
             object.__setattr__(self, name, value)
 
