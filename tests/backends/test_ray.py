@@ -285,7 +285,7 @@ if sys.argv[1] == "ray":
         ParallelEnv(["CartPole-v1"], sys.argv[1], ray_init={"num_cpus": 2}).close()
         print(ray.cluster_resources()["CPU"])
 ray.shutdown()
-print({name for name in set(os.environ) - set(environment) if not name.startswith("RAY_")})
+print({name for name in set(os.environ) - set(environment) if not name.startswith(("RAY_", "PYTHONBREAKPOINT"))})
 """
 
 
