@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing import process, reduction, resource_tracker, spawn
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -207,7 +208,7 @@ def _import(module: str) -> tuple[str, set[str]]:
     return "", set()
 
 
-def _generator_state() -> list[Any]:
+def _generator_state() -> list[object]:
     """Return the part of both global generators' state that seeding changes and drawing a few numbers does not."""
     state: Any = np.random.get_state(legacy=True)
     return [random.getstate()[1][:-1], state[1].tobytes()]
@@ -288,14 +289,14 @@ class ForkServer:
 
     def __init__(
         self,
-        process: Any,
+        process: BaseProcess | ForkedProcess,
         requests: Connection,
         surroundings: Surroundings | None = None,
         packages: frozenset[str] = frozenset(),
     ) -> None:
         self.surroundings = surroundings
         self.packages = packages
-        self.pid: int = process.pid
+        self.pid = process.pid or 0
         self._process = process
         self._requests = requests
         self._lock = threading.Lock()
@@ -306,15 +307,14 @@ class ForkServer:
     @classmethod
     def start(cls) -> ForkServer:
         """Start a root; `OSError` if no process can be started."""
-        context: Any = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("spawn")
         with starting("spawn"):
             ours, theirs = context.Pipe()
             with theirs:
                 root = context.Process(target=serve_forks, args=(theirs,), name="parallelenv-fork-server")
                 root.start()
             # Private: else it is in `multiprocessing.active_children()`, and joining all of them never ends.
-            children: Any = process
-            children._children.discard(root)
+            vars(process)["_children"].discard(root)
             return cls(root, ours)
 
     def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:

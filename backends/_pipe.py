@@ -8,6 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Container, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 from parallelenv.backends._cpu_balancer import CpuBalancer
@@ -64,7 +65,9 @@ class PipeChannel(MessageChannel):
     ``process`` is a `WorkerProcess`, or an object with the same methods.
     """
 
-    def __init__(self, board: Switchboard, process: Any, pipe: Any, log: WorkerLog, env_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, board: Switchboard, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]
+    ) -> None:
         super().__init__(env_ids)
         self.process = process
         self.wire = Wire(pipe)
@@ -350,7 +353,7 @@ class Switchboard:
             self.bell = Bell(num_workers)
             self.watch(self.bell)
 
-    def connect(self, process: Any, pipe: Any, log: WorkerLog, env_ids: tuple[int, ...]) -> PipeChannel:
+    def connect(self, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]) -> PipeChannel:
         """Return a new channel, to a host that the bell wakes if there is one. Arguments: see `PipeChannel`."""
         arguments = process, pipe, log, env_ids
         channel = PipeChannel(self, *arguments) if self.bell is None else BellChannel(self, self.bell, *arguments)

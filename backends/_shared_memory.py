@@ -118,7 +118,7 @@ class SharedArrays(dict[str, Array]):
         return cls(headers, SharedMemory.receive(connection, _offsets(headers)[-1], mmap.ACCESS_READ))
 
 
-def _arrays(headers: ArrayHeaders, memory: Any) -> dict[str, Array]:
+def _arrays(headers: ArrayHeaders, memory: mmap.mmap | Array) -> dict[str, Array]:
     return {
         name: np.ndarray(shape, dtype, buffer=memory, offset=offset)
         for (name, shape, dtype), offset in zip(headers, _offsets(headers), strict=False)

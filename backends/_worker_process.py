@@ -30,7 +30,7 @@ class PipeHost(MessageHost):
         self._log = log
         self._bell: BellEnd | None = None
         self._is_woken = False  # whether the present command came by the bell
-        self._prepared: dict[Any, PreparedStep] = {}  # by tag and subset
+        self._prepared: dict[tuple[object, ...], PreparedStep] = {}  # by tag and subset
 
     def obey(self, receive: Any, send: Any) -> None:
         """Execute commands until the connection is closed, see `MessageHost`.
@@ -94,9 +94,9 @@ class PipeHost(MessageHost):
 
     def decode(self, message: Message) -> Command | Message | None:
         """Return the command in a message, see `MessageHost.decode`."""
-        command: Any = super().decode(message)
+        command: object = super().decode(message)
         if not isinstance(command, BellAccess):
-            return command  # type: ignore[no-any-return]
+            return command  # type: ignore[return-value]
         self._bell = BellEnd.receive(self.wire.connection, command)
         return None
 

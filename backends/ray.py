@@ -62,9 +62,9 @@ class RayBackend:
     """
 
     uses_live_envs = False
-    host_class: type[Any] = RayHost
+    host_class: type[RayHost] = RayHost
     """The class of the actors: a `RayHost` or a class with the same methods."""
-    host_arguments: tuple[Any, ...] = ()
+    host_arguments: tuple[object, ...] = ()
     """Arguments of that class, before those of a `RayHost`."""
     strategy = "PACK"
     """How a placement group distributes actors over nodes."""
@@ -89,7 +89,7 @@ class RayBackend:
         self._started: list[ActorHandle] = []
         self._reservation: Reservation | None = None
         self._seats: list[tuple[int, ...]] = []  # env ids of the actor in each place of the reservation
-        self._shared: Any = {}  # arrays, or Ray's reference to them
+        self._shared: object = {}  # arrays, or Ray's reference to them
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
         with announce_if_slow("Waiting for Ray to start ..."):

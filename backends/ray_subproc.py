@@ -64,8 +64,9 @@ class PoolHost:
         return Reply(number, ticket.values, ticket.failures, output=printed)
 
     def begin(self, command: Command) -> None:
-        """Begin to execute a command, while others may be under way."""
-        self.under_way[command.number] = self.pool.begin(command)
+        """Begin to execute a command, while others may be under way; envs are built at once."""
+        start = self.pool.forward if command.operation == "build" else self.pool.begin
+        self.under_way[command.number] = start(command)
 
     def take_replies(self) -> list[Reply]:
         """Return the replies to commands that are finished."""
@@ -102,8 +103,6 @@ class PipePoolHost(PipeHost):
                     command = self.decode(receive())
                     if isinstance(command, Message):  # the reply to a command that cannot be read
                         send(command)
-                    elif command is not None and command.operation == "build":
-                        send(self.encode(self.host.execute(command)))
                     elif command is not None:
                         self.host.begin(command)
                 if ready != [self.wire.fileno]:  # a worker replied, or may have died silently

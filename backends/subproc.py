@@ -206,7 +206,7 @@ class SubprocBackend(Backend):
     def fileno(self) -> int | None:  # noqa: D102 (see Backend)
         return self._switchboard.fileno()
 
-    def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
+    def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         self._switchboard.hang_up()
         for channel in channels:
             if isinstance(channel, CallerChannel):
