@@ -23,8 +23,7 @@ _STATE, _PROCESSOR = 0, 36  # fields of /proc/PID/stat after the name
 class CpuBalancer:
     """Checks regularly where workers run, and moves those apart that share a core needlessly.
 
-    Args:
-        caller_steps: Whether the caller's own core counts as taken, too.
+    With ``caller_steps`` the caller's own core counts as taken, too.
     """
 
     def __init__(self, caller_steps: bool) -> None:
@@ -33,11 +32,7 @@ class CpuBalancer:
         self._works = hasattr(os, "sched_setaffinity") and Path("/proc/loadavg").exists()
 
     def look(self, pids: Sequence[int]) -> None:
-        """Move one worker if that helps and disturbs no other process; usually do nothing.
-
-        Args:
-            pids: Processes of the workers.
-        """
+        """Move one worker if that helps and disturbs no other process; usually do nothing."""
         now = time.perf_counter()
         if now < self._next or not self._works:
             return

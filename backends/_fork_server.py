@@ -21,9 +21,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing import process, reduction, resource_tracker, spawn
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -40,11 +41,12 @@ _SEED_SIZE = 1 << 64
 """Entropy above this is from the system: users write smaller seeds."""
 _MOST_SERVERS = 4
 """Not counting the root; the least recently used one is dropped first."""
-_SILENT = ("ignore", None, Warning, None, 0)  # the filter of `warnings.simplefilter("ignore")`
+_UNKNOWN = (-1, -1)
+"""The state of a file that counts as changed."""
 
 _STARTING = threading.Lock()
-_HIDDEN: dict[str, Any] = {}  # attributes of the main module that are removed while a process is being started
-_PRISTINE: list[Any] = []  # in a server: the global generators as they were before imports
+_HIDDEN: dict[str, object] = {}  # attributes of the main module that are removed while a process is being started
+_PRISTINE: list[object] = []  # in a server: the global generators as they were before imports
 _UNSEEDED: list[np.random.Generator] = []  # in a server: those that imports have made
 
 
@@ -52,29 +54,19 @@ _UNSEEDED: list[np.random.Generator] = []  # in a server: those that imports hav
 
 
 class ImportResult(NamedTuple):
-    """The result of an import in a server.
-
-    Attributes:
-        seconds: Duration.
-        modules: The new modules in ``sys.modules``.
-        files: Their files, each with its state when it was read.
-        error: The error that it raised; empty if none.
-        obstacle: Why workers must not be forked from this server any more; empty if they may.
-    """
+    """The result of an import in a server."""
 
     seconds: float
-    modules: frozenset[str]
-    files: dict[str, Any]
-    error: str
-    obstacle: str
+    modules: frozenset[str]  # the new ones in ``sys.modules``
+    files: dict[str, tuple[int, int]]  # theirs, each with its state when it was read
+    error: str  # the one that it raised; empty if none
+    reason: str  # why workers must not be forked from this server any more; empty if they may
 
 
 def serve_forks(requests: Connection) -> None:
     """Run a server: import and fork on request, until the caller closes the pipe or dies.
 
-    Args:
-        requests: This end of the pipe. A request is the name of a method of `_Server`, its arguments, and the number of
-            descriptors that follow.
+    A request is the name of a method of `_Server`, its arguments, and the number of descriptors that follow.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
@@ -82,71 +74,63 @@ def serve_forks(requests: Connection) -> None:
     server = _Server(requests, caller.sentinel)
     _PRISTINE[:] = _PRISTINE or _generator_state()
     try:
-        requests.send(frozenset(sys.modules))
-        server.await_request()
+        requests.poll(None)
         end_with_caller(caller.sentinel)  # not earlier: a root's process object came through that pipe, as in a worker
         while True:
-            server.await_request()
+            server.set_handlers()
             name, arguments, count = requests.recv()
             filenos = [reduction.recv_handle(requests) for _ in range(count)]
             try:
                 answer = getattr(server, name)(*arguments, *filenos)
             except OSError as error:
                 answer = error
-            finally:
-                for fileno in filenos:
-                    os.close(fileno)
+            for fileno in filenos:
+                os.close(fileno)
             requests.send(answer)
     except (EOFError, OSError):  # the caller closed the pipe or died
         os._exit(0)  # does not wait for threads that an import has started
 
 
 class _Server:
-    """The state of a server."""
-
     def __init__(self, requests: Connection, sentinel: int) -> None:
         self._requests = requests
         self._sentinel = sentinel
         self._children: dict[int, Connection] = {}  # where to report the exit code of each
-        self._news, self._wake = os.pipe()
-        os.set_blocking(self._news, False)
-        os.set_blocking(self._wake, False)
 
-    def await_request(self) -> None:
-        """Wait for the next request; meanwhile report children that have ended."""
-        # Each time again: an import may have set its own handlers.
+    def set_handlers(self) -> None:
+        """Ignore Ctrl-C and report children that end; before each request, as an import may set its own handlers."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        ready: list[Any] = []
-        while self._requests not in ready:
-            for pid in list(self._children):
-                try:
-                    ended, status = os.waitpid(pid, os.WNOHANG)
-                except ChildProcessError:  # an imported module has waited for it
-                    self._children.pop(pid).close()
-                    continue
-                if ended:
-                    with self._children.pop(pid) as report, contextlib.suppress(OSError):  # OSError: no longer awaited
-                        report.send(os.waitstatus_to_exitcode(status))
-            ready = wait([self._requests, self._news])
-            if self._news in ready:
-                os.read(self._news, 4096)
+        signal.signal(signal.SIGCHLD, self._reap)
+        self._reap()
+
+    def _reap(self, *_: object) -> None:
+        """Report children that have ended."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # else another one could interrupt this one
+        for pid in list(self._children):
+            try:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:  # an imported module has waited for it
+                self._children.pop(pid).close()
+                continue
+            if ended:
+                with self._children.pop(pid) as report, contextlib.suppress(OSError):  # OSError: no longer awaited
+                    report.send(os.waitstatus_to_exitcode(status))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+    def modules(self) -> frozenset[str]:
+        """Return the names of all imported modules."""
+        return frozenset(sys.modules)
 
     def fork(
         self, target: Callable[..., None], settings: dict[str, Any], sentinel: int, report: int, *ends: int
     ) -> int:
-        """Fork a process that calls ``target`` with descriptors; return its id.
+        """Fork a process that calls ``target`` with the descriptors ``ends``, of a pipe and maybe a log; return its id.
 
-        Args:
-            target: A function of a module.
-            settings: As prepared by `multiprocessing.spawn`; with ``environment`` for a server.
-            sentinel: Becomes readable when the caller dies.
-            report: Descriptor for the exit code.
-            *ends: Arguments of ``target``.
+        ``settings`` are for `multiprocessing.spawn`, with ``environment`` for a server. ``sentinel`` becomes readable
+        when the caller dies; ``report`` is for the exit code.
         """
         context: Any = multiprocessing.get_context("forkserver")
-        child = context.Process(target=target, args=ends, name=settings["name"])
+        child = context.Process(target=_run, args=(target, *ends), name=settings["name"])
         numbers = random.getstate()
         pid = os.fork()
         if pid:
@@ -173,74 +157,66 @@ class _Server:
 
     def _leave(self, report: int) -> None:
         """Detach a forked process from the server."""
-        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for other in (self._requests, *self._children.values()):
             other.close()
-        for fileno in (self._news, self._wake, self._sentinel, report):
-            os.close(fileno)
+        os.close(self._sentinel)
+        os.close(report)
 
     def load(self, module: str, silence: bool, output: int) -> ImportResult:
-        """Import a module and find its side effects.
-
-        Args:
-            module: Its name.
-            silence: Whether its warnings are ignored.
-            output: Descriptor for its output.
-        """
+        """Import a module and find its side effects. Its output goes to the descriptor ``output``."""
         log = WorkerLog(os.dup(output))
         redirect_descriptors(log)
         redirect_streams(lambda: None, (1, 2))
-        known, before, error = set(sys.modules), _unforkable_resources(), ""
-        files: set[str] = set()
-        begin, start = time.time_ns(), time.perf_counter()
-        try:
-            importlib.invalidate_caches()
-            with _ignoring_warnings() if silence else contextlib.nullcontext():
-                importlib.import_module(module)
-        except BaseException as caught:  # noqa: BLE001 (the worker imports it again, and raises it to the user)
-            error = f"{type(caught).__name__}: {caught}"
-            files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(caught.__traceback__)}
-            files.add(str(getattr(caught, "filename", "")))  # for a SyntaxError
-        seconds = time.perf_counter() - start
+        known, before = set(sys.modules), _unforkable_resources()
+        # Warnings are not hidden by a filter, which the workers of a later pool may not want.
+        show, hide = warnings.showwarning, lambda *_, **__: None
+        warnings.showwarning = hide if silence else show
+        begin = time.time_ns()
+        error, files = _import(module)
+        end = time.time_ns()
+        if warnings.showwarning is hide:
+            warnings.showwarning = show
         modules = sys.modules.keys() - known
         files |= {file for name in modules if (file := getattr(sys.modules[name], "__file__", None))}
-        obstacle = ", ".join(sorted({what for what, _ in _unforkable_resources() - before}))
+        reason = ", ".join(sorted({what for what, _ in _unforkable_resources() - before}))
         if error and modules:
-            obstacle = f"raises {error}"  # partly imported
+            reason = f"raises {error}"  # partly imported
         gc.collect()
-        _UNSEEDED.extend(one for one in gc.get_objects() if type(one) is np.random.Generator and _is_unseeded(one))
+        _UNSEEDED.extend(filter(_is_unseeded, gc.get_objects()))
         gc.freeze()  # else garbage collection in workers would copy the shared pages
-        return ImportResult(seconds, frozenset(modules), {file: _stamp(file, begin) for file in files}, error, obstacle)
+        stamps = {file: _stamp(file) for file in files}
+        stamps |= {
+            file: _UNKNOWN for file, stamp in stamps.items() if begin <= stamp[0] <= end
+        }  # which state was read?
+        return ImportResult((end - begin) / 1e9, frozenset(modules), stamps, error, reason)
 
 
-@contextlib.contextmanager
-def _ignoring_warnings() -> Iterator[None]:
-    """Ignore warnings in the block. Other filters set in the block stay, as they would in a worker."""
-    filters: Any = warnings.filters
-    was_there = _SILENT in filters
-    warnings.simplefilter("ignore")
+def _run(target: Callable[..., None], connection: int, *log: int) -> None:
+    target(Connection(connection), *map(WorkerLog, log))
+
+
+def _import(module: str) -> tuple[str, set[str]]:
+    """Import a module; return the error that it raised, or an empty text, and the files that this comes from."""
     try:
-        yield
-    finally:
-        if not was_there and _SILENT in filters:
-            filters.remove(_SILENT)
-        with warnings.catch_warnings():
-            pass  # its end announces the changed filters
+        importlib.invalidate_caches()
+        importlib.import_module(module)
+    except BaseException as error:  # noqa: BLE001 (the worker imports it again, and raises it to the user)
+        files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+        files.add(str(getattr(error, "filename", "")))  # for a SyntaxError
+        return f"{type(error).__name__}: {error}", files
+    return "", set()
 
 
-def _generator_state() -> list[Any]:
+def _generator_state() -> list[object]:
     """Return the part of both global generators' state that seeding changes and drawing a few numbers does not."""
     state: Any = np.random.get_state(legacy=True)
     return [random.getstate()[1][:-1], state[1].tobytes()]
 
 
 def _reseed_generators(numbers: Any) -> None:
-    """Make random generators differ from those of other workers, unless imports have seeded them.
-
-    Args:
-        numbers: State of `random` in the server; Python reseeds it in each forked process.
-    """
+    """Make random generators differ from those of other workers, unless imports have seeded them."""
+    # `numbers` is the state of `random` in the server; Python reseeds it in each forked process.
     if numbers[1][:-1] != _PRISTINE[0]:
         random.setstate(numbers)
     if _generator_state()[1] == _PRISTINE[1]:
@@ -250,8 +226,10 @@ def _reseed_generators(numbers: Any) -> None:
         generator.bit_generator.state = fresh().state
 
 
-def _is_unseeded(generator: np.random.Generator) -> bool:
-    entropy = getattr(getattr(generator.bit_generator, "seed_seq", None), "entropy", None)
+def _is_unseeded(one: object) -> TypeGuard[np.random.Generator]:
+    if type(one) is not np.random.Generator:
+        return False
+    entropy = getattr(getattr(one.bit_generator, "seed_seq", None), "entropy", None)
     return isinstance(entropy, int) and entropy >= _SEED_SIZE
 
 
@@ -277,124 +255,82 @@ def _unforkable_resources() -> set[tuple[str, str]]:
     return found
 
 
-def _stamp(file: str, begin: int | None = None) -> tuple[int, int] | None:
-    """Return a stamp that changes with a file's content; ``None`` if there is no reliable one.
-
-    Args:
-        file: Its path.
-        begin: When it was read, in ns. If it was written since, its state may be newer than the content read.
-    """
+def _stamp(file: str) -> tuple[int, int]:
+    """Return a stamp that changes with a file's content."""
     try:
         found = os.stat(file)
     except OSError:
         return (0, 0)
-    is_later = begin is not None and begin <= found.st_mtime_ns <= time.time_ns()
-    return None if is_later else (found.st_mtime_ns, found.st_size)
-
-
-def _serve_forks(requests: int) -> None:
-    serve_forks(Connection(requests))
-
-
-def _serve_worker(connection: int, log: int) -> None:
-    serve(Connection(connection), WorkerLog(log))
+    return found.st_mtime_ns, found.st_size
 
 
 # -------------------------------------------------------------------- the caller's end
 
 
-class ImportSettings(NamedTuple):
-    """The settings that affect how modules are imported.
+Surroundings = tuple[tuple[str, ...], str, dict[str, str]]
+"""What affects imports: ``sys.path``, the current folder if modules may be found there, environment variables."""
 
-    Attributes:
-        path: ``sys.path``.
-        folder: The current folder, if modules may be found there.
-        environment: Environment variables.
-    """
 
-    path: tuple[str, ...]
-    folder: str
-    environment: dict[str, str]
-
-    @classmethod
-    def of_caller(cls) -> ImportSettings:
-        """Return the settings of this process."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_VOLATILE)}
-        is_absolute = all(os.path.isabs(folder) for folder in sys.path if isinstance(folder, str))
-        return cls(tuple(sys.path), "" if is_absolute else os.getcwd(), environment)
+def _surroundings() -> Surroundings:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_VOLATILE)}
+    is_absolute = all(os.path.isabs(folder) for folder in sys.path if isinstance(folder, str))
+    return tuple(sys.path), "" if is_absolute else os.getcwd(), environment
 
 
 class ForkServer:
     """A server, as seen by the caller. It ends when nothing refers to this object any more.
 
-    Args:
-        process: An object with its ``pid`` and ``is_alive()``.
-        requests: The caller's end of the pipe.
-        surroundings: Its settings, ``None`` for the root.
-        packages: The packages from which it may import.
-
     Attributes:
+        surroundings: Those of its imports, ``None`` for the root.
+        packages: The packages from which it may import.
         loaded: Modules that it has imported on request, with the seconds that each took.
         files: Files of its imports, each with its state at that time.
     """
 
     def __init__(
         self,
-        process: Any,
+        process: BaseProcess | ForkedProcess,
         requests: Connection,
-        import_settings: ImportSettings | None = None,
+        surroundings: Surroundings | None = None,
         packages: frozenset[str] = frozenset(),
     ) -> None:
-        self.import_settings = import_settings
+        self.surroundings = surroundings
         self.packages = packages
+        self.pid = process.pid or 0
         self._process = process
         self._requests = requests
         self._lock = threading.Lock()
         self._known: frozenset[str] = frozenset()
         self.loaded: dict[str, float] = {}
-        self.files: dict[str, Any] = {}
+        self.files: dict[str, tuple[int, int]] = {}
 
     @classmethod
     def start(cls) -> ForkServer:
-        """Start a root.
-
-        Raises:
-            OSError: If no process can be started.
-        """
-        context: Any = multiprocessing.get_context("spawn")
+        """Start a root; `OSError` if no process can be started."""
+        context = multiprocessing.get_context("spawn")
         with starting("spawn"):
             ours, theirs = context.Pipe()
             with theirs:
                 root = context.Process(target=serve_forks, args=(theirs,), name="parallelenv-fork-server")
                 root.start()
             # Private: else it is in `multiprocessing.active_children()`, and joining all of them never ends.
-            children: Any = process
-            children._children.discard(root)
+            vars(process)["_children"].discard(root)
             return cls(root, ours)
 
-    def fork_server(self, import_settings: ImportSettings, packages: frozenset[str]) -> ForkServer:
-        """Return a server forked from this one. Arguments: see `ForkServer`.
-
-        Raises:
-            OSError: If it cannot be started, for lack of resources or because this server has ended.
-        """
-        settings = {**_settings("parallelenv-fork-server"), "environment": import_settings.environment}
+    def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
+        """Return a server forked from this one; `OSError` for lack of resources or if this server has ended."""
+        settings = {**_settings("parallelenv-fork-server"), "environment": surroundings[2]}
         with DeferSigint():
             ours, theirs = multiprocessing.Pipe()
             with theirs:
-                forked = self._fork(_serve_forks, settings, theirs.fileno())
-            server = ForkServer(forked, ours, import_settings, packages)
+                forked = self._fork(serve_forks, settings, theirs.fileno())
+            server = ForkServer(forked, ours, surroundings, packages)
             server.loaded, server.files = dict(self.loaded), dict(self.files)
             return server
 
     def fork_worker(self, connection: Connection, log: WorkerLog) -> ForkedProcess:
-        """Return a worker forked from this server. Errors: see `fork_server`.
-
-        Args:
-            connection: The worker's end of its pipe.
-            log: The log for its output.
-        """
-        return self._fork(_serve_worker, _settings("parallelenv-worker"), connection.fileno(), log.fileno)
+        """Return a worker forked from this server. Errors: see `fork_server`."""
+        return self._fork(serve, _settings("parallelenv-worker"), connection.fileno(), log.fileno)
 
     def _fork(self, target: Callable[..., None], settings: dict[str, Any], *ends: int) -> ForkedProcess:
         sentinel, lifeline = multiprocessing.Pipe(duplex=False)
@@ -404,16 +340,7 @@ class ForkServer:
         return ForkedProcess(pid, status, lifeline, self)
 
     def load(self, module: str, log: WorkerLog, *, silence: bool) -> ImportResult:
-        """Import a module in the server. An interrupt ends the server.
-
-        Args:
-            module: Its name.
-            log: The log for its output.
-            silence: Whether its warnings are ignored.
-
-        Raises:
-            ConnectionError: If the server has ended.
-        """
+        """Import a module in the server. An interrupt ends the server; `ConnectionError` if it has ended."""
         loaded: ImportResult = self._ask("load", (module, silence), log.fileno)
         self._known |= loaded.modules
         self.files.update(loaded.files)
@@ -421,35 +348,27 @@ class ForkServer:
             self.loaded[module] = loaded.seconds
         return loaded
 
-    def _ask(self, name: str, arguments: tuple[Any, ...], *filenos: int) -> Any:
-        self.knows("")
-        with self._lock, self._ending_if_cut():
-            self._requests.send((name, arguments, len(filenos)))
-            for fileno in filenos:
-                reduction.send_handle(self._requests, fileno, self.pid)
-            answer = self._requests.recv()
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
     def knows(self, module: str) -> bool:
         """Whether it has imported a module."""
-        with self._lock:
-            if not self._known:
-                with self._ending_if_cut():
-                    self._known = self._requests.recv()
+        self._known = self._known or self._ask("modules", ())
         return module in self._known
 
-    @contextlib.contextmanager
-    def _ending_if_cut(self) -> Iterator[None]:
-        """End the server if an error or an interrupt leaves a request partly sent or without a reply."""
+    def _ask(self, name: str, arguments: tuple[object, ...], *filenos: int) -> Any:
+        """Return the reply to a request. If it is interrupted or cannot be sent completely, the server ends."""
         try:
-            yield
+            with self._lock:
+                self._requests.send((name, arguments, len(filenos)))
+                for fileno in filenos:
+                    reduction.send_handle(self._requests, fileno, self.pid)
+                answer = self._requests.recv()
         except BaseException as error:
             self.end()
             if isinstance(error, EOFError):
                 raise ConnectionResetError(f"the fork server, process {self.pid}, has ended") from error
             raise
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
 
     def end(self) -> None:
         """End it at once. Its workers continue."""
@@ -464,25 +383,6 @@ class ForkServer:
         """Whether it can take requests."""
         return not self._requests.closed and bool(self._process.is_alive())
 
-    @property
-    def pid(self) -> int:
-        """Id of the process."""
-        return int(self._process.pid)
-
-
-class Refusal(NamedTuple):
-    """Why each worker must import a module itself.
-
-    Attributes:
-        reason: The side effect of its import.
-        files: Files that it has read, each with its state at that time.
-        surroundings: The settings of the import.
-    """
-
-    reason: str
-    files: dict[str, Any]
-    import_settings: ImportSettings
-
 
 class ForkServers:
     """The servers of this process.
@@ -490,7 +390,7 @@ class ForkServers:
     Attributes:
         root: The server that the others are forked from; ``None`` until it is started.
         servers: The others, the most recently used last.
-        refused: Modules after whose import workers must not be forked.
+        refused: Modules after whose import workers must not be forked: each worker imports them itself.
     """
 
     def __init__(self) -> None:
@@ -501,57 +401,46 @@ class ForkServers:
         self._lock = threading.Lock()
         self.root: ForkServer | None = None
         self.servers: list[ForkServer] = []
-        self.refused: dict[str, Refusal] = {}
+        self.refused: dict[str, ImportResult] = {}
+        self._surroundings: Surroundings | None = None  # in which they were refused
 
     def server_with(
         self, modules: Collection[str], log: WorkerLog, *, silence: bool
     ) -> tuple[ForkServer, dict[str, str]]:
-        """Return a server that has imported these modules, and why the others are missing.
+        """Return a server that has imported these modules, and why some are missing; `OSError` if none can be started.
 
-        Args:
-            modules: Their names.
-            log: The log for the output of the imports.
-            silence: Whether warnings are ignored during imports.
-
-        Raises:
-            OSError: If no process can be started.
+        Output of the imports goes to the log; ``silence``: without warnings.
         """
         with self._lock:
             if self.root is None or not self.root.is_alive():
                 self.root = ForkServer.start()
-            root = self.root
-            wanted = [module for module in modules if not root.knows(module)]
+            wanted = [module for module in modules if not self.root.knows(module)]
             if not wanted:
-                return root, {}
-            import_settings = ImportSettings.of_caller()
+                return self.root, {}
+            known = self.refused if self._surroundings == _surroundings() else {}
+            self._surroundings = _surroundings()
+            self.refused = {module: found for module, found in known.items() if not _have_changed(found.files)}
             self.servers = [one for one in self.servers if one.is_alive() and not _have_changed(one.files)]
-            self.refused = {
-                module: refusal
-                for module, refusal in self.refused.items()
-                if refusal.import_settings == import_settings and not _have_changed(refusal.files)
-            }
             while True:
-                server = self._server(root, import_settings, frozenset(module.partition(".")[0] for module in wanted))
+                server = self._server(self.root, self._surroundings, frozenset(name.split(".")[0] for name in wanted))
                 try:
-                    missing = self._load(server, import_settings, wanted, log, silence)
+                    missing = self._load(server, wanted, log, silence)
                 except BaseException:  # an interrupt: the import's side effects are unknown
                     server.end()
                     raise
                 if server in self.servers:
                     return server, missing
 
-    def _server(self, root: ForkServer, import_settings: ImportSettings, packages: frozenset[str]) -> ForkServer:
+    def _server(self, root: ForkServer, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
         """Return the server for these packages; a new one is forked from the one that has most of them."""
-        fitting = [one for one in self.servers if one.import_settings == import_settings and one.packages <= packages]
+        fitting = [one for one in self.servers if one.surroundings == surroundings and one.packages <= packages]
         server = max(fitting, key=lambda one: len(one.packages), default=root)
         if server.packages != packages:
-            server = server.fork_server(import_settings, packages)
+            server = server.fork_server(surroundings, packages)
         self.servers = [*(one for one in self.servers if one is not server), server][-_MOST_SERVERS:]
         return server
 
-    def _load(
-        self, server: ForkServer, import_settings: ImportSettings, wanted: Sequence[str], log: WorkerLog, silence: bool
-    ) -> dict[str, str]:
+    def _load(self, server: ForkServer, wanted: Sequence[str], log: WorkerLog, silence: bool) -> dict[str, str]:
         """Let a server import missing modules; return why others are missing. Drop a server that became unfit."""
         missing: dict[str, str] = {}
         for module in wanted:
@@ -562,10 +451,10 @@ class ForkServers:
                 continue
             try:
                 loaded = server.load(module, log, silence=silence)
-            except ConnectionError:  # requested again for the next pool: the import may not be the cause
-                loaded = ImportResult(0.0, frozenset(), {"": None}, "", "ends the process")
-            if loaded.obstacle:
-                self.refused[module] = Refusal(loaded.obstacle, loaded.files, import_settings)
+            except ConnectionError:  # the import may not be the cause: it is tried again for the next pool
+                loaded = ImportResult(0.0, frozenset(), {"": _UNKNOWN}, "", "ends the process")
+            if loaded.reason:
+                self.refused[module] = loaded
                 self.servers.remove(server)
                 break
             if loaded.error:
@@ -573,8 +462,8 @@ class ForkServers:
         return missing
 
 
-def _have_changed(files: dict[str, Any]) -> bool:
-    return any(state is None or state != _stamp(file) for file, state in files.items())
+def _have_changed(files: dict[str, tuple[int, int]]) -> bool:
+    return any(state != _stamp(file) for file, state in files.items())
 
 
 SERVERS = ForkServers()
@@ -585,73 +474,36 @@ SERVERS = ForkServers()
 
 @contextlib.contextmanager
 def starting(method: str) -> Iterator[None]:
-    """Start a process in the block, one at a time; an interrupt is delayed until its end.
-
-    Args:
-        method: The start method.
-    """
-    with _STARTING, DeferSigint(), _hidden_main(), _sleeping_blas_threads(), _blocking_sigint(method):
-        yield
+    """Start a process in the block, one at a time; an interrupt is delayed until its end."""
+    with _STARTING, DeferSigint():
+        if method != "fork":
+            resource_tracker.ensure_running()  # its start would unblock the signal that is blocked below
+        # Workers do not import the main module again, so it need not be importable or guarded: cloudpickle includes
+        # what they need of it.
+        main = sys.modules["__main__"]
+        _HIDDEN.update({name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__})
+        main.__dict__.pop("__file__", None)
+        main.__spec__ = None
+        # OpenBLAS has threads as soon as `threadpoolctl` limits them, which spin for 100 ms before they sleep. During
+        # that time a step of 16 CartPoles on 2 cores took 4 ms, a tick of the scheduler, instead of 0.14 ms.
+        is_set_by_user = _BLAS_TIMEOUT in os.environ
+        if not is_set_by_user:
+            os.environ[_BLAS_TIMEOUT] = "4"  # the logarithm of a number of cycles; 4 is the minimum
+        # Ctrl-C reaches the whole process group, and would end a process that does not ignore it yet.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            _show_main()
+            if not is_set_by_user:
+                os.environ.pop(_BLAS_TIMEOUT, None)
 
 
 def _settings(name: str) -> dict[str, Any]:
     """Return the settings that `multiprocessing.spawn` prepares in a new process, without the main module."""
     settings = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_")}
     return {**settings, "authkey": bytes(settings["authkey"])}
-
-
-@contextlib.contextmanager
-def _blocking_sigint(method: str) -> Iterator[None]:
-    """Block Ctrl-C in processes started in the block, until they have set their own handling.
-
-    It reaches the whole process group, and would end a worker or fork server that does not ignore it yet.
-
-    Args:
-        method: The start method.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    if method != "fork":
-        resource_tracker.ensure_running()  # its start would unblock the signal
-    found = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, found)
-
-
-@contextlib.contextmanager
-def _sleeping_blas_threads() -> Iterator[None]:
-    """Make idle threads of OpenBLAS sleep at once in processes started in the block.
-
-    They exist as soon as `threadpoolctl` limits them, and spin for 100 ms before they sleep. During that time a step of
-    16 CartPoles on 2 cores took 4 ms, a tick of the scheduler, instead of 0.14 ms.
-    """
-    if _BLAS_TIMEOUT in os.environ:  # set by the user
-        yield
-        return
-    os.environ[_BLAS_TIMEOUT] = "4"  # the logarithm of a number of cycles; 4 is the minimum
-    try:
-        yield
-    finally:
-        os.environ.pop(_BLAS_TIMEOUT, None)
-
-
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Hide the origin of the main module, so that workers do not import it again.
-
-    It need not be importable or guarded: cloudpickle includes what workers need of it.
-    """
-    main = sys.modules["__main__"]
-    _HIDDEN.update({name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__})
-    main.__dict__.pop("__file__", None)
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        _show_main()
 
 
 def _show_main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_copy, deep_copy_but_graph
@@ -16,23 +15,45 @@ _STATES = frozenset({"loose", "ended_loose", "ended_state"})
 """The fields of an `Extra` that may carry gradients."""
 
 
-class CallerChannel:
+class InProcessChannel:
+    """A `Channel` to a host in this process, with copies of arguments and replies."""
+
+    in_caller = False
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._replies: deque[Reply] = deque()
+
+    @property
+    def host(self) -> Host:
+        """The host, which gives a caller access to the envs themselves."""
+        return self._host
+
+    def pack(self, command: Command) -> Command:
+        return command if command.each is None else copy_arguments(command)
+
+    def work(self) -> bool:
+        """Return whether there is a reply already."""
+        return bool(self._replies)
+
+    def receive(self) -> Reply:
+        return self._replies.popleft()
+
+    def attach(self, batch: Batch) -> None:
+        self._host.attach(batch)
+
+    def cause_of_death(self) -> Death:
+        return Death()
+
+
+class CallerChannel(InProcessChannel):
     """A queue of commands to a host in the caller's own thread, which works when the caller waits."""
 
     in_caller = True
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self._host = Host(spec, in_caller=True)
+        super().__init__(Host(spec, in_caller=True))
         self._queue: deque[Command] = deque()
-        self._replies: deque[Reply] = deque()
-
-    @property
-    def host(self) -> Host:
-        """The host, for code that runs in this thread too."""
-        return self._host
-
-    def pack(self, command: Command) -> Command:
-        return command if command.each is None else copy_arguments(command)
 
     def send(self, packed: Command) -> None:
         self._queue.append(packed)
@@ -48,15 +69,6 @@ class CallerChannel:
             self._queue.popleft()  # last: an interrupt in between may repeat a reply, but not lose one
         return bool(self._replies)
 
-    def receive(self) -> Reply:
-        return self._replies.popleft()
-
-    def attach(self, batch: Batch) -> None:
-        self._host.attach(batch)
-
-    def cause_of_death(self) -> Death:
-        return Death()
-
     def kill(self) -> None:
         self._queue.clear()
         self._host.close()
@@ -65,12 +77,7 @@ class CallerChannel:
 
 
 class CallerStep:
-    """A `RepeatedStep` of a host in the caller's thread.
-
-    Args:
-        channel: Its channel.
-        prepared: The step.
-    """
+    """A `RepeatedStep` of a host in the caller's thread."""
 
     def __init__(self, channel: CallerChannel, prepared: PreparedStep) -> None:
         self._channel = channel
@@ -100,13 +107,7 @@ class CallerStep:
 
 
 class JointStep:
-    """A `RepeatedStep` of workers, and of the caller's own envs while these step.
-
-    Args:
-        workers: The workers' part.
-        callers: The caller's part.
-        place: Place of the caller's command among all.
-    """
+    """A `RepeatedStep` of workers, and of the caller's own envs while these step. ``place`` is that of its command."""
 
     def __init__(self, workers: RepeatedStep, callers: CallerStep, place: int) -> None:
         self._workers, self._callers, self._place = workers, callers, place
@@ -147,20 +148,16 @@ def copy_values(reply: Reply) -> Reply:
     """
     for env_id, value in list(reply.values.items()):
         try:
-            reply.values[env_id] = _detached(value)
+            if type(value) is Extra:
+                copies = {
+                    name: deep_copy_but_graph(part) if name in _STATES else deep_copy(part)
+                    for name, part in zip(Extra._fields, value, strict=True)
+                    if part is not None
+                }
+                reply.values[env_id] = Extra(**copies)
+            elif type(value) is not EnvFacts:
+                reply.values[env_id] = deep_copy(value)
         except Exception as error:  # noqa: BLE001 (copying runs user code: anything may come)
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
     return reply
-
-
-def _detached(value: Any) -> Any:
-    if type(value) is not Extra:
-        return value if type(value) is EnvFacts else deep_copy(value)
-    parts = zip(Extra._fields, value, strict=True)
-    return Extra(
-        *(
-            None if part is None else deep_copy_but_graph(part) if name in _STATES else deep_copy(part)
-            for name, part in parts
-        )
-    )

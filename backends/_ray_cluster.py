@@ -10,9 +10,8 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from parallelenv.contract.error_text import show
 from parallelenv.contract.interrupts import DeferSigint
@@ -33,23 +32,91 @@ Removing a group while it is being made may lose its cores for good (seen with R
 """
 
 
-class Session:
-    """The present connection of this process to Ray.
+class Cluster:
+    """One connection of this process to Ray, which all pools share.
 
-    Requests for objects of an earlier connection would make Ray start again, which is not wanted.
+    Requests for objects of an earlier connection would make Ray start again, which is not wanted: see `lasts`.
+
+    Attributes:
+        is_own: Whether the cluster was started here, not only joined.
     """
 
-    def __init__(self) -> None:
-        self._ids = _connection()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _present: ClassVar[Cluster | None] = None
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        before = set(os.environ)  # importing Ray changes it, too
+        _import_quietly()
+        import ray
+
+        self._is_users = ray.is_initialized()
+        try:
+            if not self._is_users:
+                _connect(arguments)
+        finally:
+            # Variables that Ray has set.
+            self._variables = {name: value for name, value in os.environ.items() if name not in before}
+            if not ray.is_initialized():
+                self._take_away_variables()
+        self._arguments = dict(arguments)
+        self.is_own = not self._is_users and _has_started_head()
+        self._ids = _connection_ids()
+        self._num_members = 0
 
     @property
     def lasts(self) -> bool:
         """Whether this connection still exists: the user may have shut Ray down. Takes 12 us."""
-        return _connection() == self._ids
+        return _connection_ids() == self._ids
+
+    @property
+    def num_cpus(self) -> int:
+        """Cores of the cluster."""
+        return max(1, int(resources("cluster_resources").get("CPU", 1)))
+
+    @classmethod
+    def join(cls, arguments: dict[str, Any]) -> Cluster:
+        """Join the running cluster, or start one with these arguments of ``ray.init``.
+
+        A connection that no pool uses any more is ended first if it was made here with other arguments.
+
+        Raises:
+            ArgumentError: If Ray rejects them.
+            WorkerStartError: If Ray cannot be started.
+        """
+        with cls._lock:
+            present = cls._present
+            if present is not None and not present._num_members and present._arguments != arguments:
+                present._end()
+            if cls._present is None or not cls._present.lasts:
+                cls._present = cls(arguments)
+            cls._present._num_members += 1
+            return cls._present
+
+    def leave(self) -> None:
+        """End a membership. The last member disconnects from a cluster of others; one started here stays."""
+        with self._lock, DeferSigint():
+            self._num_members -= 1
+            if not self._num_members and not self.is_own:
+                self._end()
+
+    def _end(self) -> None:
+        import ray
+
+        if self is Cluster._present and not self._is_users and self.lasts:
+            with DeferSigint():  # a partly shut down Ray could not be started again
+                ray.shutdown()
+                self._take_away_variables()
+                Cluster._present = None
+
+    def _take_away_variables(self) -> None:
+        """Remove Ray's environment variables that were not changed since."""
+        for name, value in self._variables.items():
+            if os.environ.get(name) == value:
+                del os.environ[name]
 
 
-def _connection() -> tuple[str, str] | None:
-    """Return an id of the connection to Ray, ``None`` if there is none."""
+def _connection_ids() -> tuple[str, str] | None:
+    """Return the ids of the connection to Ray, ``None`` if there is none."""
     import ray
 
     if not ray.is_initialized():
@@ -58,140 +125,8 @@ def _connection() -> tuple[str, str] | None:
     return context.get_job_id(), context.get_node_id()
 
 
-class ConnectionSettings(NamedTuple):
-    """How Ray was connected.
-
-    Attributes:
-        starts_cluster: Whether a cluster was started.
-        variables: Environment variables that Ray has set.
-        arguments: Arguments of ``ray.init``.
-    """
-
-    starts_cluster: bool
-    variables: dict[str, str]
-    arguments: dict[str, Any]
-
-
-class Cluster:
-    """A pool's membership in the Ray cluster of this process.
-
-    Attributes:
-        num_cpus: Cores of the cluster.
-        session: The connection at the time of joining.
-    """
-
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-    _session: ClassVar[Session | None] = None
-    _members: ClassVar[int] = 0
-    _begun: ClassVar[ConnectionSettings | None] = None
-    """How this class has connected to Ray; ``None`` if the user has connected."""
-
-    def __init__(self, num_cpus: int, session: Session) -> None:
-        self.num_cpus = num_cpus
-        self.session = session
-        self._is_member = True
-
-    @classmethod
-    def join(cls, arguments: dict[str, Any]) -> Cluster:
-        """Join the running cluster, or start one.
-
-        A connection of an earlier pool that is no longer used is ended first if it was made with other arguments.
-
-        Args:
-            arguments: For ``ray.init``; they override the defaults here.
-
-        Raises:
-            ArgumentError: If Ray rejects them.
-        """
-        with cls._lock:
-            old = cls._begun
-            if old is not None and not cls._members and old.arguments != arguments:
-                with DeferSigint():  # a partly shut down Ray could not be started again
-                    cls._end(old)
-            begun = _begin_if_needed(arguments)
-            if begun is not None or cls._session is None or not cls._session.lasts:
-                cls._begun, cls._session, cls._members = begun, Session(), 0
-            cls._members += 1
-            session = cls._session
-        return cls(max(1, int(resources("cluster_resources").get("CPU", 1))), session)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the cluster was started here."""
-        return self._begun is not None and self._begun.starts_cluster
-
-    def leave(self) -> None:
-        """End the membership. Safe to call twice."""
-        cls = type(self)
-        with cls._lock, DeferSigint():
-            if self._is_member and self.session is cls._session:
-                cls._members -= 1
-                begun = cls._begun
-                if not cls._members and begun is not None and not begun.starts_cluster:
-                    cls._end(begun)  # disconnect from others' clusters; one started here stays for the next pool
-            self._is_member = False
-
-    @classmethod
-    def _end(cls, begun: ConnectionSettings) -> None:
-        import ray
-
-        session, cls._session, cls._begun = cls._session, None, None
-        if session is not None and session.lasts:  # else the user has shut it down
-            ray.shutdown()
-            _take_away(begun.variables)
-
-
-def _begin_if_needed(arguments: dict[str, Any]) -> ConnectionSettings | None:
-    """Connect to Ray unless the user has."""
-    before = set(os.environ)  # importing Ray changes it
-    _import_quietly()
-    import ray
-
-    if ray.is_initialized():
-        return None
-    try:
-        _init_quietly(arguments)
-    except Exception as error:  # Ray also checks by assertions
-        _take_away({name: os.environ[name] for name in set(os.environ) - before})
-        if not arguments:
-            raise WorkerStartError(
-                f"Ray could not be started or joined ({type(error).__name__}: {error}). On a busy machine, try again. "
-                "To see what Ray prints, call ray.init() yourself first."
-            ) from error
-        raise ArgumentError(
-            f"ray_init={show(arguments)} is not what Ray accepts ({type(error).__name__}: {error}). To start another "
-            "Ray "
-            "beside one that runs on this machine, add 'address': 'local'."
-        ) from error
-    variables = {name: os.environ[name] for name in set(os.environ) - before}
-    return ConnectionSettings(_has_started_head(), variables, dict(arguments))
-
-
-def _import_quietly() -> None:
-    """Import Ray without its two warnings, by tqdm and by its log, that a notebook has no ipywidgets."""
-    if "ray" in sys.modules:
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import tqdm.auto  # noqa: F401 (Ray imports it, and it warns where ipywidgets is absent)
-    log = logging.getLogger("ray.widgets.util")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        import ray  # noqa: F401 (for what it says at that)
-    finally:
-        log.setLevel(level)
-
-
-def _has_started_head() -> bool:
-    """Whether Ray was started by this process, not only connected. Ray has no public API for this."""
-    import ray
-
-    return bool(getattr(getattr(ray._private.worker, "_global_node", None), "head", True))
-
-
-def _init_quietly(arguments: dict[str, Any]) -> None:
-    """Start Ray without a dashboard and log lines, and restore signal handlers and `random`.
+def _connect(arguments: dict[str, Any]) -> None:
+    """Start or join Ray without a dashboard and log lines, and restore signal handlers and `random`.
 
     Ray draws ports from `random`: a seeded trainer would draw other numbers than in other modes.
     """
@@ -202,17 +137,44 @@ def _init_quietly(arguments: dict[str, Any]) -> None:
     drawn = random.getstate()
     try:
         ray.init(**{"include_dashboard": False, "logging_level": logging.ERROR, **arguments})
+    except Exception as error:  # Ray also checks by assertions
+        what = f"({type(error).__name__}: {error})"
+        if not arguments:
+            raise WorkerStartError(
+                f"Ray could not be started or joined {what}. On a busy machine, try again. To see what Ray prints, "
+                "call ray.init() yourself first."
+            ) from error
+        raise ArgumentError(
+            f"ray_init={show(arguments)} is not what Ray accepts {what}. To start another Ray beside one that runs on "
+            "this machine, add 'address': 'local'."
+        ) from error
     finally:
         random.setstate(drawn)
         if in_main and handler is not None:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _take_away(variables: dict[str, str]) -> None:
-    """Remove environment variables that were not changed since."""
-    for name, value in variables.items():
-        if os.environ.get(name) == value:
-            del os.environ[name]
+def _import_quietly() -> None:
+    """Import Ray without its two warnings, by tqdm and by its log, that a notebook has no ipywidgets."""
+    if "ray" in sys.modules:
+        return
+    log = logging.getLogger("ray.widgets.util")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import tqdm.auto  # noqa: F401 (Ray imports it, and it warns where ipywidgets is absent)
+        import ray  # noqa: F401 (for what it says at that)
+    finally:
+        log.setLevel(level)
+
+
+def _has_started_head() -> bool:
+    """Whether Ray was started by this process, not only connected. Ray has no public API for this."""
+    import ray
+
+    return bool(getattr(getattr(ray._private.worker, "_global_node", None), "head", True))
 
 
 def resources(kind: str) -> dict[str, float]:
@@ -232,97 +194,53 @@ def cores_of_nodes() -> list[int]:
     return [number for number in cores if number] or [1]
 
 
-@dataclass
-class FreeResources:
-    """A placement group.
-
-    Attributes:
-        group: Ray's handle.
-        session: The connection in which it was requested.
-        is_made: Whether it is known to have been made.
-    """
-
-    group: Any
-    session: Session
-    is_made: bool = False
-
-    def give_back(self) -> None:
-        """Release it, if its Ray still runs."""
-        from ray.util import remove_placement_group
-
-        if not self.session.lasts:
-            return
-        if not self.is_made and _scheduling_state(self.group) != "INFEASIBLE":
-            self.group.wait(_SETTLING)
-        remove_placement_group(self.group)
-
-
 class Reservation:
-    """Room for all actors, or for none: a placement group with a bundle for each.
+    """Room for all actors, or for none: a placement group with a bundle for each, by the options of each.
 
     Ray keeps such a group until the program ends, even if nothing refers to it: a group that Ctrl-C has cut off from
     its pool would hold its cores for good. So the group is removed with this object.
-
-    Args:
-        options: Options of each actor, by a number that identifies it.
-        strategy: ``"PACK"``, on few nodes, or ``"SPREAD"``, evenly over all.
-        session: The connection in which the actors are started.
     """
 
-    def __init__(self, options: Mapping[int, ActorOptions], strategy: str, session: Session) -> None:
+    def __init__(self, options: Sequence[ActorOptions], strategy: str, cluster: Cluster) -> None:
         from ray.util import placement_group
 
-        self._options = list(options.values())
-        self._seats = list(options)
-        bundles = [_bundle_of(one) for one in self._options]
+        self._options = options
         with DeferSigint():
-            self._room = FreeResources(placement_group(bundles, strategy=strategy), session)
-            self._end = weakref.finalize(self, self._room.give_back)
-            self._end.atexit = False  # Ray removes it then
+            self._group = placement_group([bundle_of(one) for one in options], strategy=strategy)
+            self.give_back = weakref.finalize(self, _release, self._group, cluster)
+            self.give_back.atexit = False  # Ray removes it then
 
-    @classmethod
-    def make(cls, options: Mapping[int, ActorOptions], strategy: str, session: Session) -> Reservation | None:
-        """Return a new one; ``None`` if the actors need no resources, or the user places them."""
-        is_needed = all("scheduling_strategy" not in one and _bundle_of(one) for one in options.values())
-        return cls(options, strategy, session) if is_needed else None
-
-    def strategy_of(self, seat: int) -> Any:
-        """Return the scheduling strategy that puts an actor into its bundle."""
+    def place(self, number: int) -> ActorOptions:
+        """Return the option that puts an actor into the bundle with this number."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return PlacementGroupSchedulingStrategy(self._room.group, self._seats.index(seat))
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, number)}
 
     def await_room(self) -> None:
-        """Wait until there is room for all actors, also after a node was lost.
-
-        Raises:
-            WorkerStartError: If there is none within `START_TIMEOUT` seconds.
-        """
-        if self._room.group.wait(START_TIMEOUT):
-            self._room.is_made = True
+        """Wait until there is room for all actors, also after a node was lost; `WorkerStartError` if there is none."""
+        if self._group.wait(START_TIMEOUT):
             return
-        wanted = " or ".join(dict.fromkeys(_name_bundle(one) for one in self._options))
+        bundles = [", ".join(f"{name}={amount:g}" for name, amount in bundle_of(one).items()) for one in self._options]
+        wanted = " or ".join(dict.fromkeys(bundles))
         lacking = missing_resources(self._options, "available_resources") or "there is no room for all of them at once."
         raise WorkerStartError(
-            f"{len(self._seats)} Ray actors with {wanted} each were asked for, and found no place within "
+            f"{len(self._options)} Ray actors with {wanted} each were asked for, and found no place within "
             f"{START_TIMEOUT:.0f} s: {lacking} Ask for less (num_cpus, num_gpus, ray_options), or close what holds the "
             "resources. With ray_options={'num_cpus': 0} no cores are reserved."
         )
 
-    def give_back(self) -> None:
-        """Release the room, if its Ray still runs. The actors in it end."""
-        with DeferSigint():
-            self._end()
+
+def _release(group: Any, cluster: Cluster) -> None:
+    """Release the room, if its Ray still runs. The actors in it end."""
+    from ray.util import remove_placement_group
+
+    if cluster.lasts:
+        group.wait(_SETTLING)
+        remove_placement_group(group)
 
 
-def _scheduling_state(group: Any) -> str | None:
-    from ray.util import placement_group_table
-
-    state: str | None = placement_group_table(group).get("stats", {}).get("scheduling_state")
-    return state
-
-
-def _bundle_of(options: ActorOptions) -> dict[str, float]:
+def bundle_of(options: ActorOptions) -> dict[str, float]:
+    """Return the resources that an actor needs."""
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus")}
     named |= {name: options.get(name) for name in ("memory", "object_store_memory")}
     if options.get("accelerator_type"):
@@ -330,22 +248,13 @@ def _bundle_of(options: ActorOptions) -> dict[str, float]:
     return {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
 
 
-def _name_bundle(options: ActorOptions) -> str:
-    return ", ".join(f"{name}={amount:g}" for name, amount in _bundle_of(options).items())
-
-
 def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
-    """Return which resources are too few for an actor with any of these options; empty if none are.
-
-    Args:
-        options: Options of the actors.
-        kind: ``"cluster_resources"``, all of the cluster, or ``"available_resources"``, the free ones.
-    """
+    """Return which ``"cluster_resources"`` or free ``"available_resources"`` are too few for any of these actors."""
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
     lacking = {
         f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)": None
         for one in options
-        for name, amount in _bundle_of(one).items()
+        for name, amount in bundle_of(one).items()
         if amount > found.get(name, 0)
     }
     return f"one needs {', '.join(lacking)}." if lacking else ""

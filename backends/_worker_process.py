@@ -6,11 +6,10 @@ import contextlib
 import multiprocessing
 import signal
 import sys
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from parallelenv.backends._eventfd_bell import LOOK, BellAccess, BellEnd
+from parallelenv.backends._eventfd_bell import LOOK, SPIN, BellAccess, BellEnd
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.backends._wire import Wire
 from parallelenv.contract.batch import Batch, Layout
@@ -21,27 +20,17 @@ from parallelenv.worker.host import Host, PreparedStep
 from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
 from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare_worker
 
-SPIN = 200e-6
-"""Seconds that a worker spins for its next command: about the time of a caller between steps."""
-
 
 class PipeHost(MessageHost):
-    """A host at the other end of a `PipeChannel`. It shares the memory of the batch.
+    """A host at the other end of a `PipeChannel`. It shares the memory of the batch, and prints to the log."""
 
-    Args:
-        host: See `MessageHost`.
-        packed: Its spec.
-        wire: This end of the pipe.
-        log: The log that it prints to.
-    """
-
-    def __init__(self, host: Any, packed: PackedSpec, wire: Wire, log: WorkerLog | None) -> None:
+    def __init__(self, host: Any, packed: PackedSpec, wire: Wire, log: WorkerLog) -> None:
         super().__init__(host, packed)
         self.wire = wire
         self._log = log
         self._bell: BellEnd | None = None
         self._is_woken = False  # whether the present command came by the bell
-        self._prepared: dict[Any, PreparedStep] = {}  # by tag and subset
+        self._prepared: dict[tuple[object, ...], PreparedStep] = {}  # by tag and subset
 
     def obey(self, receive: Any, send: Any) -> None:
         """Execute commands until the connection is closed, see `MessageHost`.
@@ -62,7 +51,7 @@ class PipeHost(MessageHost):
                     continue
                 prepared.command.number = message.number
                 result = self.host.repeat(prepared)
-                has_printed = self._log is not None and self._log.has_grown()
+                has_printed = self._log.has_grown()
                 if result.values or result.failures or result.output or has_printed:
                     send(_marked(encode_reply(result), has_printed))
                 elif self._is_woken:
@@ -83,11 +72,7 @@ class PipeHost(MessageHost):
         return prepared
 
     def receive(self) -> Message:
-        """Wait for the next command, from the pipe or by the bell.
-
-        Raises:
-            EOFError, OSError: If the caller has closed the pipe.
-        """
+        """Wait for the next command, from the pipe or by the bell; `EOFError` or `OSError` if the pipe is closed."""
         bell, self._is_woken = self._bell, False
         while bell is not None:
             message = bell.wait()
@@ -109,10 +94,10 @@ class PipeHost(MessageHost):
 
     def decode(self, message: Message) -> Command | Message | None:
         """Return the command in a message, see `MessageHost.decode`."""
-        command: Any = super().decode(message)
+        command: object = super().decode(message)
         if not isinstance(command, BellAccess):
-            return command  # type: ignore[no-any-return]
-        self._bell = BellEnd.receive(self.wire.connection, command.line, command.nbytes)
+            return command  # type: ignore[return-value]
+        self._bell = BellEnd.receive(self.wire.connection, command)
         return None
 
     def attach(self, layout: Layout) -> None:
@@ -123,7 +108,7 @@ class PipeHost(MessageHost):
 
     def encode(self, reply: Reply) -> Message:
         """Return a reply as a message, with a mark if anything was printed meanwhile."""
-        return _marked(encode_reply(reply), self._log is not None and self._log.has_grown())
+        return _marked(encode_reply(reply), self._log.has_grown())
 
 
 def _marked(message: Message, has_printed: bool) -> Message:
@@ -131,42 +116,27 @@ def _marked(message: Message, has_printed: bool) -> Message:
     return Message(message.tag | PRINTED, message.number, message.frames) if has_printed else message
 
 
-def serve(connection: Connection, log: WorkerLog | None, foreign: Sequence[Connection] = ()) -> None:
-    """Run a host until the caller closes the pipe or dies.
-
-    Args:
-        connection: The worker's end of the pipe.
-        log: The log for its output.
-        foreign: Ends of other workers' pipes that a fork has copied: if they stayed open here, those workers would not
-            notice the caller's death.
-    """
+def serve(connection: Connection, log: WorkerLog) -> None:
+    """Run a host until the caller closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
-    for other in foreign:
-        other.close()
-    if log is not None:
-        redirect_descriptors(log)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
+    redirect_descriptors(log)
+    parent: Any = multiprocessing.parent_process()
+    wire = Wire(connection, SPIN)
     with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe or died
-        _serve(Wire(connection, SPIN), log)
-
-
-def _serve(wire: Wire, log: WorkerLog | None) -> None:
-    packed: PackedSpec = decode(wire.receive())
-    # Not earlier: `multiprocessing` has sent the process object through the pipe that is watched, and the system
-    # signals a write like the end. A caller that was suspended within that write killed the new worker.
-    parent = multiprocessing.parent_process()
-    try:
-        if parent is not None:
-            # Tested for fork, forkserver and spawn; the parent's id and PR_SET_PDEATHSIG would refer to the fork
-            # server.
+        packed: PackedSpec = decode(wire.receive())
+        # Not earlier: `multiprocessing` has sent the process object through the pipe that is watched, and the system
+        # signals a write like the end. A caller that was suspended within that write killed the new worker.
+        try:
+            # With any start method: the parent's id and PR_SET_PDEATHSIG would refer to the fork server.
             die_with_caller(parent.sentinel)
-    except RuntimeError as error:
-        sys.exit(f"A worker could not start a thread ({error}). Raise the limit on processes (ulimit -u) or memory.")
-    shared = SharedArrays.receive(wire.connection, packed.shared) if packed.shared else {}
-    host = Host(packed.unpack(shared))
-    if log is not None:
+        except RuntimeError as error:
+            sys.exit(
+                f"A worker could not start a thread ({error}). Raise the limit on processes (ulimit -u) or memory."
+            )
+        shared = SharedArrays.receive(connection, packed.shared) if packed.shared else {}
+        host = Host(packed.unpack(shared))
         redirect_streams(lambda: host.current, (1, 2))
-    prepare_worker(packed)
-    pipe_host = PipeHost(host, packed, wire, log)
-    pipe_host.obey(pipe_host.receive, pipe_host.send)
+        prepare_worker(packed)
+        pipe_host = PipeHost(host, packed, wire, log)
+        pipe_host.obey(pipe_host.receive, pipe_host.send)

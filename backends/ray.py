@@ -6,7 +6,6 @@ sent once, when the actor starts.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,16 +15,29 @@ import numpy as np
 from parallelenv.backends import _ray_cluster
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
-from parallelenv.backends._parent_death import ParentDeathPipe
-from parallelenv.backends._pipe import Switchboard
-from parallelenv.backends._ray_calls import RayChannel, close_and_wait, look
-from parallelenv.backends._ray_cluster import SHUT_DOWN, ActorOptions, Cluster, Reservation, missing_resources
-from parallelenv.backends._ray_host import RayHost
-from parallelenv.backends._ray_local import ActorHandle, LocalBellChannel, LocalChannel, LocalListener, hand_over_log
+from parallelenv.backends._pipe import PipeChannel, Switchboard
+from parallelenv.backends._ray_actors import (
+    ActorHandle,
+    RayChannel,
+    RayHost,
+    admit,
+    close_and_wait,
+    listening,
+    machine,
+    wait_for_calls,
+)
+from parallelenv.backends._ray_cluster import (
+    SHUT_DOWN,
+    ActorOptions,
+    Cluster,
+    Reservation,
+    bundle_of,
+    missing_resources,
+)
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
-from parallelenv.contract.codec import Message, encode
+from parallelenv.contract.codec import encode
 from parallelenv.contract.error_text import count, show
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import PackageVersion, PackedSpec, package_version
@@ -50,11 +62,10 @@ class RayBackend:
     """
 
     uses_live_envs = False
-    host_class: type[Any] = RayHost
+    host_class: type[RayHost] = RayHost
     """The class of the actors: a `RayHost` or a class with the same methods."""
-    host_arguments: tuple[Any, ...] = ()
+    host_arguments: tuple[object, ...] = ()
     """Arguments of that class, before those of a `RayHost`."""
-    _cluster: Cluster
     strategy = "PACK"
     """How a placement group distributes actors over nodes."""
     has_bell = True
@@ -70,30 +81,32 @@ class RayBackend:
         check_flags(direct=direct)
         self._init = dict(ray_init or {})
         self._options = dict(ray_options or {})
+        self._cluster: Cluster | None = None
         self._gpus_per_host = 0.0
         self._cores_per_worker = 0.0
         self._goes_direct = direct
         self._switchboard = Switchboard(CpuBalancer(caller_steps=False))
         self._started: list[ActorHandle] = []
         self._reservation: Reservation | None = None
-        self._shared: Any = {}  # arrays, or Ray's reference to them
+        self._seats: list[tuple[int, ...]] = []  # env ids of the actor in each place of the reservation
+        self._shared: object = {}  # arrays, or Ray's reference to them
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
         with announce_if_slow("Waiting for Ray to start ..."):
-            self._cluster = Cluster.join(self._init)
-        plan = self.place(num_envs, num_cpus or self._cluster.num_cpus)
+            self._cluster = cluster = Cluster.join(self._init)
+        num_cores = cluster.num_cpus
+        plan = self.place(num_envs, num_cpus or num_cores)
         self._gpus_per_host = num_gpus / len(plan.cpus)
         # In a cluster that was started here there are no other users, so no cores are reserved: otherwise a cell that
         # makes a `ParallelEnv` could not run twice, while the first still has the cores.
-        is_shared = not self._cluster.is_own
-        self._cores_per_worker = min(1.0, self._cluster.num_cpus / sum(plan.cpus)) if is_shared else 0.0
+        self._cores_per_worker = 0.0 if cluster.is_own else min(1.0, num_cores / sum(plan.cpus))
         return plan
 
     @property
     def placement(self) -> str:
         """How many of the living actors are reached directly, not by Ray's calls."""
         living = [actor for actor in self._started if not actor.is_ended]
-        return f"{sum(actor.comes_in for actor in living)} of {len(living)} actors reached directly"
+        return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"
 
     def place(self, num_envs: int, num_cpus: int) -> Placement:
         """Return how many actors to start for this number of envs and cores."""
@@ -117,7 +130,8 @@ class RayBackend:
         if name and len(specs) > 1:
             raise ArgumentError(f"ray_options has the name {name!r}, which {len(specs)} actors cannot share. Drop it.")
         caller = PackageVersion(package_version().version, "")  # the folder may differ by node or `working_dir`
-        packed = [encode(spec) for spec in PackedSpec.pack(specs, caller, environment={}, shared=())]
+        # Plain tuples: an actor can read them without importing this package.
+        packed = [tuple(encode(spec)) for spec in PackedSpec.pack(specs, caller, environment={}, shared=())]
         options = [self._options_of(spec) for spec in specs]
         try:
             kinds = [ray.remote(**one)(self.host_class) for one in options]
@@ -133,79 +147,55 @@ class RayBackend:
     def _launch(
         self,
         kinds: Sequence[Any],
-        packed: Sequence[Message],
+        packed: Sequence[tuple[object, ...]],
         specs: Sequence[WorkerSpec],
         options: Sequence[ActorOptions],
     ) -> list[Channel]:
-        session = self._cluster.session
-        if not session.lasts:
+        cluster = self._cluster
+        if cluster is None or not cluster.lasts:
             raise WorkerStartError(SHUT_DOWN)
-        places = self._find_places(specs, options)
+        if self._reservation is None:
+            self._seats = [spec.env_ids for spec in specs]  # all; later launches replace one
+            # Not if the actors need no resources, or the user places them.
+            if all("scheduling_strategy" not in one and bundle_of(one) for one in options):
+                self._reservation = Reservation(options, self.strategy, cluster)
+        if self._reservation is not None:
+            self._reservation.await_room()
         before = len(self._started)
-        try:
-            for kind, message, place in zip(kinds, packed, places, strict=True):
-                lifeline = ParentDeathPipe.create()
-                # Plain tuples: an actor can read them without importing this package.
-                address = None if lifeline is None else tuple(lifeline.address)
-                handle = kind.options(**place).remote(*self.host_arguments, tuple(message), address, self._shared)
-                self._started.append(ActorHandle(handle, session, lifeline))
-            actors = self._started[before:]
-            self._await_start(actors, options)
-            return self._reach(actors, specs)
-        except BaseException:
-            for actor in self._started[before:]:
-                actor.terminate()
-            self._switchboard.end({spec.env_ids for spec in specs})
-            raise
-
-    def _find_places(self, specs: Sequence[WorkerSpec], options: Sequence[ActorOptions]) -> list[ActorOptions]:
-        """Return further options for each of the actors, which select its place.
-
-        Args:
-            specs: The actors' specs: all of them, or later one that is to be replaced.
-            options: Options of each actor.
-
-        Raises:
-            WorkerStartError: If there is no room for them.
-        """
-        seats = [spec.env_ids[0] for spec in specs]
-        if self._reservation is None:
-            wanted = dict(zip(seats, options, strict=True))
-            self._reservation = Reservation.make(wanted, self.strategy, self._cluster.session)
-        if self._reservation is None:
-            return [{} for _ in seats]
-        self._reservation.await_room()
-        return [{"scheduling_strategy": self._reservation.strategy_of(seat)} for seat in seats]
+        with listening(len(specs)) as listener:
+            address = None if listener is None else (listener.getsockname(), machine())
+            try:
+                for kind, message, spec in zip(kinds, packed, specs, strict=True):
+                    room = self._reservation
+                    place = {} if room is None else room.place(self._seats.index(spec.env_ids))
+                    handle = kind.options(**place).remote(*self.host_arguments, message, address, self._shared)
+                    self._started.append(ActorHandle(handle, cluster))
+                actors = self._started[before:]
+                self._await_start(actors, options)
+                if listener is not None:
+                    admit(listener, [actor for actor in actors if actor.is_near])
+                return self._reach(actors, specs)
+            except BaseException:
+                for actor in self._started[before:]:
+                    actor.terminate()
+                self._switchboard.end({spec.env_ids for spec in specs})
+                raise
 
     def _reach(self, actors: Sequence[ActorHandle], specs: Sequence[WorkerSpec]) -> list[Channel]:
         """Return the channels to actors: by socket to those on this machine, by Ray's calls to the others."""
-        near = [actor for actor in actors if actor.is_near and self._goes_direct]
-        sockets = {}
-        if near:
-            with LocalListener() as doorway:
-                sockets = doorway.admit(near)
-            if HAS_BELL and self.has_bell and self._switchboard.bell is None:
-                self._switchboard.make_bell(len(specs))  # of the first launch, which has all hosts
+        if HAS_BELL and self.has_bell and self._goes_direct and any(actor.is_near for actor in actors):
+            self._switchboard.use_bell(len(specs))  # of the first launch, which has all hosts
         channels: list[Channel] = []
         for actor, spec in zip(actors, specs, strict=True):
-            if actor not in sockets:
+            if not (actor.is_near and self._goes_direct):
                 channels.append(RayChannel(actor, spec.env_ids))
                 continue
             with DeferSigint():
-                log = hand_over_log(sockets[actor], actor.pid)
-                local = self._make_local(actor, sockets[actor], log, self._switchboard.poller, spec.env_ids)
-                local.branches = self.branches_of(spec)
-                self._switchboard.add(local)
-                channels.append(local)
-                if isinstance(local, LocalBellChannel):
-                    with contextlib.suppress(OSError):  # if it has died, its first command reports it
-                        local.connect_bell()
+                channel = self._switchboard.connect(actor, *actor.serve(), spec.env_ids)
+                channel.branches = self.branches_of(spec)
+                channels.append(channel)
+                channel.connect_bell()
         return channels
-
-    def _make_local(self, *arguments: Any) -> LocalChannel:
-        """Return a channel to an actor on this machine, which is woken by the bell if there is one."""
-        bell = self._switchboard.bell
-        return LocalChannel(*arguments) if bell is None else LocalBellChannel(bell, *arguments)
 
     def _options_of(self, spec: WorkerSpec) -> ActorOptions:
         """Return the options of an actor: a core for each of its workers, or a proportional share."""
@@ -215,34 +205,29 @@ class RayBackend:
         return {"num_cpus": cores, "num_gpus": self._gpus_per_host, "max_restarts": 0, **self._options}
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
+        """Wait until all actors have introduced themselves; `WorkerStartError` if one cannot, or takes too long."""
         import ray
 
         calls = [actor.handle.introduce.remote() for actor in actors]
-        deadline = time.monotonic() + _ray_cluster.START_TIMEOUT
-        waiting = calls
-        while waiting:
-            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=max(0.1, deadline - time.monotonic()))
-            if waiting and time.monotonic() >= deadline:
-                self._give_up_waiting(len(waiting), options, time.monotonic() - deadline + _ray_cluster.START_TIMEOUT)
+        begin = time.monotonic()
+        while waiting := ray.wait(calls, num_returns=len(calls), timeout=_ray_cluster.START_TIMEOUT)[1]:
+            lacking = missing_resources(options, "cluster_resources")
+            if lacking:
+                raise WorkerStartError(
+                    f"{len(waiting)} of {len(calls)} Ray actors found no place: {lacking} Change ray_options."
+                )
+            # Else they are slow to start or wait for others to end; the user has chosen where they run.
+            waited = time.monotonic() - begin
+            if waited >= _ray_cluster.LONGEST_START and "runtime_env" not in self._options:
+                raise WorkerStartError(
+                    f"{len(waiting)} of {len(calls)} Ray actors have not started within {waited:.0f} s, though the "
+                    f"cluster has the resources. No node may fit ray_options={show(self._options)}, or others hold it."
+                )
         for actor, call in zip(actors, calls, strict=True):
             try:
-                actor.meet(*ray.get(call))
+                actor.pid, actor.is_near = ray.get(call)
             except ray.exceptions.RayError as error:
                 raise WorkerStartError(f"A Ray actor did not start. Ray says: {error}") from error
-
-    def _give_up_waiting(self, num_waiting: int, options: Sequence[ActorOptions], waited: float) -> None:
-        """Raise if actors cannot start for lack of resources, or have not started for too long."""
-        lacking = missing_resources(options, "cluster_resources")
-        if lacking:
-            raise WorkerStartError(
-                f"{num_waiting} of {len(options)} Ray actors found no place: {lacking} Change ray_options."
-            )
-        # Else they are slow to start or wait for others to end; the user has chosen where they run.
-        if waited >= _ray_cluster.LONGEST_START and "runtime_env" not in self._options:
-            raise WorkerStartError(
-                f"{num_waiting} of {len(options)} Ray actors have not started within {waited:.0f} s, though the "
-                f"cluster has the resources. No node may fit ray_options={show(self._options)}, or others hold it."
-            )
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         if not self._switchboard.channels:
@@ -252,18 +237,18 @@ class RayBackend:
         return Batch(layout, memory.map, owner=memory)
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:  # noqa: D102 (see Backend)
-        near = [channel for channel in channels if isinstance(channel, LocalChannel)]
-        if len(near) == len(channels):
-            return self._switchboard.wait(near, timeout, wanted)
-        far = {channel.answers[0]: channel for channel in channels if isinstance(channel, RayChannel)}
-        if not self._cluster.session.lasts:
-            return list(far.values())
+        far = [channel for channel in channels if isinstance(channel, RayChannel)]
+        if not far:
+            return self._switchboard.wait(channels, timeout, wanted)
+        if not far[0].actor.cluster.lasts:
+            return far
+        near = [channel for channel in channels if isinstance(channel, PipeChannel)]
         deadline = None if timeout is None else time.monotonic() + timeout
         ready: list[Any] = []
         while not ready:
-            left = _left(deadline)
+            left = _SLICE if deadline is None else min(_SLICE, max(0.0, deadline - time.monotonic()))
             # Nothing waits for both: so wait for remote actors in short intervals.
-            ready = look(far, min(left, _MOMENT) if near else left)
+            ready += wait_for_calls(far, min(left, _MOMENT) if near else left)
             if near:
                 ready += self._switchboard.wait(near, 0.0, 1)
             if left <= 0:
@@ -272,41 +257,33 @@ class RayBackend:
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
         """See `Backend`: a step of actors on this machine."""
-        is_near = all(isinstance(channel, LocalChannel) for channel, _ in commands)
+        is_near = all(isinstance(channel, PipeChannel) for channel, _ in commands)
         return self._switchboard.prepare_step(commands) if is_near else None
 
     def flush(self) -> None:
         """See `SubprocBackend.flush`."""
-        if self._switchboard.bell is not None:
-            self._switchboard.bell.flush()
+        self._switchboard.flush()
 
     def fileno(self) -> int | None:
         """Return a descriptor, see `Backend`, if no actor is reached by Ray's calls, which have none."""
-        if any(not (actor.comes_in or actor.is_ended) for actor in self._started):
+        if any(not (actor.is_direct or actor.is_ended) for actor in self._started):
             return None
-        return self._switchboard.poller.fileno()
+        return self._switchboard.fileno()
 
-    def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
-        if "_cluster" not in vars(self):  # Ray did not start
-            return ()
-        cluster = self._cluster
+    def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         self._switchboard.hang_up()
         deadline = time.monotonic() + timeout
-        printed: list[Printed] = []
-        if cluster.session.lasts:
-            printed += close_and_wait([channel for channel in channels if isinstance(channel, RayChannel)], timeout)
+        far = [channel for channel in channels if isinstance(channel, RayChannel) and channel.actor.cluster.lasts]
+        printed = close_and_wait(far, timeout) if far else []
         printed += self._switchboard.close(max(0.0, deadline - time.monotonic()))
         for actor in self._started:
             actor.terminate()
         for actor in self._started:
             actor.close()
-        if self._reservation is not None:
-            self._reservation.give_back()
-        self._reservation = None
-        self._shared = {}
-        cluster.leave()
+        with DeferSigint():
+            if self._reservation is not None:
+                self._reservation.give_back()
+            if self._cluster is not None:
+                self._cluster.leave()
+            self._reservation, self._cluster, self._shared = None, None, {}
         return printed
-
-
-def _left(deadline: float | None) -> float:
-    return _SLICE if deadline is None else min(_SLICE, max(0.0, deadline - time.monotonic()))

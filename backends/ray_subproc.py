@@ -6,12 +6,17 @@ the node has.
 
 from __future__ import annotations
 
+import functools
+import select
 import sys
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from parallelenv.backends._eventfd_bell import SPIN
+from parallelenv.backends._ray_actors import RayHost
 from parallelenv.backends._ray_cluster import cores_of_nodes
-from parallelenv.backends._ray_host import RayHost
+from parallelenv.backends._wire import spin
 from parallelenv.backends._worker_process import PipeHost
 from parallelenv.backends.ray import RayBackend
 from parallelenv.backends.subproc import SubprocBackend, check_preload
@@ -24,59 +29,19 @@ from parallelenv.engine.worker_handles import apportion, branches_of
 from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import ArgumentError
 
-
-class CallerConnection(NamedTuple):
-    """The connection over which a host receives its commands."""
-
-    fileno: int
-
-
-class ReplyWaiter(SubprocBackend):
-    """Worker processes whose replies can be awaited together with the caller's next command."""
-
-    def __init__(self, preload: Sequence[str]) -> None:
-        super().__init__(preload=preload)
-        self._caller: CallerConnection | None = None
-        self._has_news = False
-
-    def await_answer_or_news(self, pool: Pool, caller: CallerConnection) -> bool:
-        """Wait until a worker of a pool replies, the caller sends a command, or the caller closes the connection.
-
-        Returns:
-            Whether the caller's connection is readable.
-        """
-        self._caller, self._has_news = caller, False
-        self._switchboard.poller.watch(caller)
-        try:
-            pool.pump(None)
-        finally:
-            self._switchboard.poller.ignore(caller)
-            self._caller = None
-        return self._has_news
-
-    def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:  # noqa: D102 (see Backend)
-        ready = super().wait(channels, timeout, wanted)
-        if self._caller not in ready:
-            return ready
-        self._has_news = True
-        return [one for one in ready if one is not self._caller]
+_HEARTBEAT = 250
+"""Milliseconds between checks whether workers live, for deaths that a pipe does not show."""
 
 
 class PoolHost:
-    """A pool in the role of a host: it executes a command by sending it to hosts of its own.
-
-    Args:
-        spec: Its envs; its cores are those of the pool.
-        preload: See `SubprocBackend`.
-    """
+    """A pool in the role of a host: it executes a command by sending it to hosts of its own."""
 
     def __init__(self, spec: WorkerSpec, preload: Sequence[str]) -> None:
         self.current: int | None = None  # no env runs in this process
         self._printed: list[Printed] = []
-        self._under_way: dict[int, Ticket] = {}
-        self._backend = ReplyWaiter(preload)
-        self._pool = Pool(
-            self._backend,
+        self.under_way: dict[int, Ticket] = {}
+        self.pool = Pool(
+            SubprocBackend(preload=preload),
             spec.envs,
             num_cpus=spec.num_cpus,
             silence_warnings=spec.settings.silence_warnings,
@@ -86,44 +51,31 @@ class PoolHost:
             seed_globals=spec.settings.seed_globals,
         )
 
-    def allocate(self, layout: Layout) -> Batch:
-        """Make the batch in memory that the workers share, and attach them to it."""
-        self._pool.attach(layout)
-        return self._pool.batch
-
     def attach(self, batch: Batch) -> None:
         """Attach the workers to a batch that they share with the caller."""
-        self._pool.adopt(batch)
+        self.pool.adopt(batch)
 
     def execute(self, command: Command) -> Reply:
         """Execute a command; an exception in one env does not affect the others."""
-        return self._reply(command.number, self._pool.forward(command))
+        return self._reply(command.number, self.pool.forward(command))
 
     def _reply(self, number: int, ticket: Ticket) -> Reply:
         printed, self._printed[:] = list(self._printed), []
         return Reply(number, ticket.values, ticket.failures, output=printed)
 
-    # ---------------------------------------------------------------- several commands at a time
-
     def begin(self, command: Command) -> None:
-        """Begin to execute a command, while others may be in progress."""
-        self._under_way[command.number] = self._pool.begin(command)
-
-    def await_command(self, caller: CallerConnection) -> bool:
-        """Wait until a command can be read or a worker has replied; return whether a command can be read.
-
-        If no command is in progress, return True without waiting.
-        """
-        return not self._under_way or self._backend.await_answer_or_news(self._pool, caller)
+        """Begin to execute a command, while others may be under way; envs are built at once."""
+        start = self.pool.forward if command.operation == "build" else self.pool.begin
+        self.under_way[command.number] = start(command)
 
     def take_replies(self) -> list[Reply]:
         """Return the replies to commands that are finished."""
-        finished = [number for number, ticket in self._under_way.items() if not ticket.pending]
-        return [self._reply(number, self._under_way.pop(number)) for number in finished]
+        finished = [number for number, ticket in self.under_way.items() if not ticket.pending]
+        return [self._reply(number, self.under_way.pop(number)) for number in finished]
 
     def close(self) -> None:
         """Close all envs and end all workers. Print their last output again, since no reply will contain it."""
-        self._pool.close()
+        self.pool.close()
         for env_ids, text in self._printed:
             self.current = env_ids[0] if len(env_ids) == 1 else None
             sys.stdout.write(text)
@@ -136,17 +88,25 @@ class PipePoolHost(PipeHost):
 
     def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
         """Execute commands like `MessageHost.obey`, but in parallel if they concern different envs."""
-        caller = CallerConnection(self.wire.fileno)
+        pool, poll = self.host.pool, select.poll()
+        filenos: Any = self.wire.fileno, pool.fileno()  # these hosts exist only on Linux, where pools have one
+        for fileno in filenos:
+            poll.register(fileno, select.POLLIN)
+        glance = functools.partial(poll.poll, 0)
         try:
             while True:
-                if self.host.await_command(caller):
+                ready = [self.wire.fileno]
+                if self.host.under_way:
+                    found = spin(glance, SPIN) or poll.poll(_HEARTBEAT)
+                    ready = [one for one, _ in found]
+                if self.wire.fileno in ready:
                     command = self.decode(receive())
                     if isinstance(command, Message):  # the reply to a command that cannot be read
                         send(command)
-                    elif command is not None and command.operation == "build":
-                        send(self.encode(self.host.execute(command)))
                     elif command is not None:
                         self.host.begin(command)
+                if ready != [self.wire.fileno]:  # a worker replied, or may have died silently
+                    pool.pump(time.monotonic())
                 for reply in self.host.take_replies():
                     send(self.encode(reply))
         finally:
@@ -154,12 +114,7 @@ class PipePoolHost(PipeHost):
 
 
 class RaySubprocHost(RayHost):
-    """A Ray actor that owns worker processes.
-
-    Args:
-        preload: See `SubprocBackend`.
-        *arguments: See `RayHost`.
-    """
+    """A Ray actor that owns worker processes. Further arguments: see `RayHost`."""
 
     pipe_host_class = PipePoolHost
 
@@ -172,7 +127,8 @@ class RaySubprocHost(RayHost):
 
     def attach(self, layout: Layout) -> None:
         """Give the pool a batch; the rows travel in the messages."""
-        self._batch = self.host.allocate(layout)
+        self.host.pool.attach(layout)
+        self._batch = self.host.pool.batch
 
 
 class RaySubprocBackend(RayBackend):
@@ -209,11 +165,8 @@ class RaySubprocBackend(RayBackend):
         return branches_of(spec)
 
     def place(self, num_envs: int, num_cpus: int) -> Placement:  # noqa: D102 (see RayBackend)
-        parts = [part for cores in cores_of_nodes() for part in _split(cores, self._hosts_per_node)]
+        parts = [
+            part for cores in cores_of_nodes() for part in apportion(cores, [1] * min(cores, self._hosts_per_node))
+        ]
         largest = sorted(parts, reverse=True)[: min(num_cpus, num_envs)]
         return Placement(tuple(apportion(num_cpus, largest)))
-
-
-def _split(cores: int, num_parts: int) -> list[int]:
-    """Divide the cores of a node into this number of parts; empty parts are left out."""
-    return apportion(cores, [1] * min(cores, num_parts))

@@ -13,17 +13,15 @@ import multiprocessing
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.backends._fork_server import SERVERS, ForkServer, starting
 from parallelenv.backends._in_process import CallerChannel
-from parallelenv.backends._pipe import LAST_CHANCE, BellChannel, PipeChannel, Switchboard
-from parallelenv.backends._process import WorkerProcess
+from parallelenv.backends._pipe import LAST_CHANCE, PipeChannel, Switchboard
+from parallelenv.backends._process import CLOSED_IN_CHILDREN, WorkerProcess
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.backends._worker_process import serve
 from parallelenv.contract.arguments import check_flags
@@ -33,14 +31,12 @@ from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, modules_of
 from parallelenv.contract.error_text import show
 from parallelenv.contract.packed_worker_spec import PackedSpec
-from parallelenv.contract.protocol import Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
+from parallelenv.contract.protocol import Backend, Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog
 
-_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()  # the caller's ends of all pipes
 
-
-class SubprocBackend:
+class SubprocBackend(Backend):
     """One process per usable core, several envs each.
 
     Args:
@@ -57,9 +53,6 @@ class SubprocBackend:
             Default: on Linux with an x86-64 processor.
     """
 
-    uses_live_envs = False
-    placement = ""
-
     def __init__(
         self,
         *,
@@ -68,6 +61,10 @@ class SubprocBackend:
         preload: Sequence[str] = (),
         eventfd: bool = HAS_BELL,
     ) -> None:
+        if sys.platform == "win32":
+            raise ArgumentError(
+                "'subproc' needs Linux or macOS: its workers share memory by descriptors. Use 'thread'."
+            )
         methods = start_methods()
         if start_method is not None and start_method not in methods:
             raise ArgumentError(
@@ -98,14 +95,13 @@ class SubprocBackend:
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
         shared = specs[0].shared
-        headers = shared.forms if isinstance(shared, SharedArrays) else ()
+        headers = shared.headers if isinstance(shared, SharedArrays) else ()
         packed = PackedSpec.pack(specs, shared=headers)
         if self._caller_steps and not self._callers_share:
             self._callers_share = packed[-1].env_ids  # the smallest share, as the caller has other work
-        ours = [spec for spec in specs if spec.env_ids == self._callers_share]
-        theirs = [spec for spec in packed if spec.env_ids != self._callers_share]
-        workers = self._start_all(theirs, shared)
-        return [*workers, *(CallerChannel(_without_live_envs(spec)) for spec in ours)]
+        workers = self._start_all([spec for spec in packed if spec.env_ids != self._callers_share], shared)
+        own = [CallerChannel(_without_live_envs(spec)) for spec in specs if spec.env_ids == self._callers_share]
+        return [*workers, *own]
 
     def _start_all(self, packed: Sequence[PackedSpec], shared: Mapping[str, Array]) -> list[Channel]:
         if packed and multiprocessing.current_process().daemon:
@@ -116,16 +112,15 @@ class SubprocBackend:
         wanted = {spec.env_ids for spec in packed}
         self._switchboard.end(wanted)  # ends workers of an interrupted launch
         try:
-            if packed and self._eventfd and self._switchboard.bell is None:
-                self._switchboard.make_bell(len(packed))
+            if packed and self._eventfd:
+                self._switchboard.use_bell(len(packed))
             channels = self._start_processes(packed)
             for channel, spec in zip(channels, packed, strict=True):
                 with contextlib.suppress(OSError):  # if it has died, its first command reports it
                     channel.notify(spec)
                     if isinstance(shared, SharedArrays):
                         shared.send(channel.wire.connection, channel.process.pid)
-                    if isinstance(channel, BellChannel):
-                        channel.connect_bell()
+                    channel.connect_bell()
         except BaseException:
             self._switchboard.end(wanted)
             raise
@@ -136,14 +131,15 @@ class SubprocBackend:
         server: ForkServer | None = None
         deadline = time.monotonic() + LAST_CHANCE
         while len(channels) < len(packed):
-            opened: list[Connection | WorkerLog] = []
+            log: Any = None
             try:
+                log = WorkerLog.create()
                 if self._method == "forkserver" and server is None:
-                    server = self._server(opened, packed)
-                channels.append(self._start(opened, packed[len(channels)].env_ids, server))
+                    server = self._server(log, packed)
+                channels.append(self._start(log, packed[len(channels)].env_ids, server))
             except OSError as error:
-                for one in opened:
-                    one.close()
+                if log is not None:
+                    log.close()
                 if isinstance(error, ConnectionError) and time.monotonic() < deadline:
                     server = None  # the fork server has died: start another
                     continue
@@ -154,13 +150,8 @@ class SubprocBackend:
                 ) from error
         return channels
 
-    def _server(self, opened: list[Connection | WorkerLog], packed: Sequence[PackedSpec]) -> ForkServer:
-        """Return the fork server for the workers, with the envs' modules imported; open the first worker's log.
-
-        The output of the imports goes to this log.
-        """
-        log: Any = WorkerLog.create()  # exists wherever there are fork servers
-        opened.append(log)
+    def _server(self, log: WorkerLog, packed: Sequence[PackedSpec]) -> ForkServer:
+        """Return the fork server for the workers, with the envs' modules imported; their output goes to a log."""
         # Only on Linux can one detect whether workers may be forked after an import.
         known = modules_of(env.source.packed for spec in packed for env in spec.envs) if sys.platform == "linux" else []
         silence = packed[0].settings.silence_warnings
@@ -178,28 +169,23 @@ class SubprocBackend:
                 )
         return server
 
-    def _start(
-        self, opened: list[Connection | WorkerLog], env_ids: tuple[int, ...], server: ForkServer | None
-    ) -> PipeChannel:
-        """Start a worker; add what is opened for it to ``opened``, which may contain its log already."""
+    def _start(self, log: Any, env_ids: tuple[int, ...], server: ForkServer | None) -> PipeChannel:
         context: Any = multiprocessing.get_context(self._method)
         with starting(self._method):
-            log: Any = opened[0] if opened else WorkerLog.create()
             ours, theirs = context.Pipe()
-            opened[:] = [ours, theirs, *([] if log is None else [log])]
-            if server is not None:
-                process: Any = server.fork_worker(theirs, log)
-            else:
-                foreign = [*_OPEN, ours] if self._method == "fork" else []
-                process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
-                process.start()
-            board = self._switchboard
-            arguments = WorkerProcess(process), ours, log, board.poller, env_ids
-            channel = PipeChannel(*arguments) if board.bell is None else BellChannel(board.bell, *arguments)
-            self._switchboard.add(channel)
-            _OPEN.add(ours)
-            theirs.close()
-            opened.clear()
+            CLOSED_IN_CHILDREN.add(ours)
+            try:
+                if server is not None:
+                    process: Any = server.fork_worker(theirs, log)
+                else:
+                    process = context.Process(target=serve, args=(theirs, log), name="parallelenv-worker")
+                    process.start()
+            except OSError:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            channel = self._switchboard.connect(WorkerProcess(process), ours, log, env_ids)
             del theirs  # an interrupt in its `__del__` would be lost
         return channel
 
@@ -215,13 +201,12 @@ class SubprocBackend:
 
     def flush(self) -> None:
         """Send the commands that are queued, once a call has given all of its commands to the channels."""
-        if self._switchboard.bell is not None:
-            self._switchboard.bell.flush()
+        self._switchboard.flush()
 
     def fileno(self) -> int | None:  # noqa: D102 (see Backend)
-        return self._switchboard.poller.fileno()
+        return self._switchboard.fileno()
 
-    def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
+    def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         self._switchboard.hang_up()
         for channel in channels:
             if isinstance(channel, CallerChannel):
@@ -234,13 +219,11 @@ def _without_live_envs(spec: WorkerSpec) -> WorkerSpec:
 
     Nothing is unpickled: that would overwrite a notebook's classes with their state at pickling.
     """
-    envs = [
-        EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
-        if env.is_live
-        else env
-        for env in spec.envs
-    ]
-    return dataclasses.replace(spec, envs=tuple(envs))
+
+    def copying(env: EnvFactory) -> EnvFactory:
+        return EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
+
+    return dataclasses.replace(spec, envs=tuple(copying(env) if env.is_live else env for env in spec.envs))
 
 
 def check_preload(preload: Any) -> tuple[str, ...]:

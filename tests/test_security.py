@@ -97,20 +97,20 @@ def _opened(process: psutil.Process) -> list[str]:
 
 @pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=True)
 def test_socket_for_ray_actors_is_private_and_removed_after_start(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from parallelenv.backends import _ray_local
+    from parallelenv.backends import _ray_actors
 
     modes: list[int] = []
     paths: list[Path] = []
 
-    def admit(doorway: _ray_local.LocalListener, actors: Any) -> Any:
-        paths.append(Path(doorway.path))
+    def admit(listener: socket.socket, actors: Any) -> None:
+        paths.append(Path(listener.getsockname()))
         modes.append(stat.S_IMODE(paths[0].parent.stat().st_mode))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:  # not one of the actors
-            stranger.connect(doorway.path)
-            return admit_actors(doorway, actors)
+            stranger.connect(listener.getsockname())
+            admit_actors(listener, actors)
 
-    admit_actors = _ray_local.LocalListener.admit
-    monkeypatch.setattr(_ray_local.LocalListener, "admit", admit)
+    admit_actors = _ray_actors.admit
+    monkeypatch.setattr("parallelenv.backends.ray.admit", admit)
     with ParallelEnv([partial(Discreet, SECRET)] * 4, mode, num_cpus=2) as env:
         assert modes == [0o700]
         assert not paths[0].parent.exists()

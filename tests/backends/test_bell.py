@@ -78,7 +78,7 @@ class Gated(Meddler):
 
 def finish_without_counting(end: BellEnd, *, has_message: bool) -> None:
     assert not has_message
-    end._words[end._line + _bell._DONE] = end._word
+    end._words[end._line + _bell.DONE] = end._word
     del vars(end)["finish"]
 
 
@@ -188,7 +188,7 @@ def test_step_that_finished_before_a_later_call_is_not_lost_by_a_large_argument(
         (tmp_path / "go").touch()
         (worker,) = env.engine.pool._workers
         channel: Any = worker.channel
-        while not (channel.entry.has_finished and channel.wire.connection.poll(1.0)):
+        while not (channel.has_finished and channel.wire.connection.poll(1.0)):
             pass
         env.set_env_attr("weights", b"x" * 100_000)
         assert env.recv(2).rewards.tolist() == [1.0, 1.0]

@@ -94,8 +94,8 @@ def test_close_after_two_interrupts_closes_the_rest(monkeypatch: pytest.MonkeyPa
 
 
 # The files in which a worker and the batch get their descriptors.
-OPENERS = tuple(f"backends/{name}.py" for name in ("fork_server", "log", "memory", "process", "subproc"))
-OPENERS += ("multiprocessing/connection.py",)
+OPENERS = tuple(f"backends/{name}.py" for name in ("_fork_server", "_process", "_shared_memory", "subproc"))
+OPENERS += ("parallelenv/worker/worker_log.py", "multiprocessing/connection.py")
 
 
 @pytest.mark.parametrize(("way", "stride"), [("fork", 2), ("forkserver", 29)])

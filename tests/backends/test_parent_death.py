@@ -1,84 +1,113 @@
-"""The pipe by which a process detects that the caller has exited or released it."""
+"""The connections of an actor on the caller's machine; by the first one it detects the caller's death."""
 
 from __future__ import annotations
 
 import os
 import select
+import socket
 import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
-from parallelenv.backends._parent_death import CallerGoneError, ParentDeathPipe, death_descriptor
+from parallelenv.backends import _ray_actors
+from parallelenv.backends._ray_actors import ActorHandle, admit, connect_twice, listening, machine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is none")
 
 
-def is_cut(fileno: int, patience: float = 0.0) -> bool:
-    return bool(select.select([fileno], [], [], patience)[0])
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with listening(1) as opened:
+        assert opened is not None
+        yield opened
 
 
-def test_owner_can_cut_the_parent_death_pipe() -> None:
-    lifeline = ParentDeathPipe()
-    fileno: Any = death_descriptor(lifeline.address)
-    lifeline.keep(is_held=True)
-    assert not is_cut(fileno)
-    lifeline.cut()
-    assert is_cut(fileno)
-    os.close(fileno)
+def connect(listener: socket.socket) -> tuple[ActorHandle, list[Connection]]:
+    """Return the handle of an actor, which is this process, and its ends of the connections."""
+    handle: Any = None
+    actor = ActorHandle(handle, handle)
+    actor.pid = os.getpid()
+    ends = connect_twice((listener.getsockname(), machine()))
+    admit(listener, [actor])
+    return actor, ends
 
 
-def test_parent_death_pipe_is_cut_when_garbage_collected() -> None:
-    lifeline = ParentDeathPipe()
-    fileno: Any = death_descriptor(lifeline.address)
-    del lifeline
-    assert is_cut(fileno)
-    os.close(fileno)
+def is_closed(end: Connection, patience: float = 0.0) -> bool:
+    return bool(select.select([end], [], [], patience)[0])
 
 
-def test_forked_child_does_not_keep_the_parent_death_pipe_open() -> None:
-    lifeline = ParentDeathPipe()
-    fileno: Any = death_descriptor(lifeline.address)
+def test_owner_can_close_the_connection(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ray_actors, "_PARTING", 0.01)
+    actor, (end, _) = connect(listener)
+    assert not is_closed(end)
+    actor.close()
+    assert is_closed(end)
+
+
+def test_connection_is_closed_when_garbage_collected(listener: socket.socket) -> None:
+    actor, (end, _) = connect(listener)
+    del actor
+    assert is_closed(end)
+
+
+def test_forked_child_does_not_keep_the_connection_open(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ray_actors, "_PARTING", 0.01)
+    actor, (end, _) = connect(listener)
     reading, writing = os.pipe()
     child = os.fork()
-    if child == 0:
+    if not child:
         os.close(writing)
         os.read(reading, 1)  # keep running
         os._exit(0)
-    lifeline.cut()
-    assert is_cut(fileno, 10.0)
+    actor.close()
+    assert is_closed(end, 10.0)
     os.close(writing)
     os.waitpid(child, 0)
     os.close(reading)
-    os.close(fileno)
 
 
-def test_cut_when_free_waits_until_other_end_closes_or_timeout() -> None:
-    lifeline = ParentDeathPipe()
-    fileno: Any = death_descriptor(lifeline.address)
-    lifeline.keep(is_held=True)
-    os.close(fileno)
-    lifeline.cut_when_free(60.0)
-    other = ParentDeathPipe()
-    fileno = death_descriptor(other.address)
-    other.keep(is_held=True)
-    other.cut_when_free(0.01)
-    assert is_cut(fileno)
-    os.close(fileno)
+def test_close_waits_until_other_end_closes_or_timeout(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ray_actors, "_PARTING", 60.0)
+    actor, ends = connect(listener)
+    for end in ends:
+        end.close()
+    actor.close()
+    monkeypatch.setattr(_ray_actors, "_PARTING", 0.01)
+    other, (end, _) = connect(listener)
+    other.close()
+    assert is_closed(end)
 
 
-def test_attaching_to_a_cut_pipe_raises_caller_gone_error() -> None:
-    lifeline = ParentDeathPipe()
-    address = lifeline.address
-    lifeline.cut()
-    with pytest.raises(CallerGoneError):
-        death_descriptor(address)
-    with pytest.raises(CallerGoneError), open(os.devnull) as file:
-        death_descriptor(address._replace(fileno=file.fileno()))
+def test_other_processes_are_not_admitted(listener: socket.socket) -> None:
+    child = os.fork()
+    if not child:
+        ends = connect_twice((listener.getsockname(), machine()))
+        os._exit(len(ends))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    actor, ends = connect(listener)
+    ends[1].send("mine")
+    assert actor.connections[1].recv() == "mine"
+    ends[0].close()
+    actor.close()
 
 
-def test_death_descriptor_is_none_on_another_machine() -> None:
-    lifeline = ParentDeathPipe()
-    assert death_descriptor(None) is None
-    assert death_descriptor(lifeline.address._replace(place="elsewhere")) is None
-    lifeline.cut()
+def test_connecting_to_a_caller_that_has_gone_raises() -> None:
+    with listening(1) as listener:
+        assert listener is not None
+        address = listener.getsockname(), machine()
+        first, _ = connect_twice(address)
+    assert is_closed(first)  # it was never admitted
+    with pytest.raises(FileNotFoundError):
+        connect_twice(address)
+
+
+def test_actors_on_another_machine_do_not_connect(listener: socket.socket) -> None:
+    assert connect_twice(None) == []
+    assert connect_twice((listener.getsockname(), "elsewhere")) == []

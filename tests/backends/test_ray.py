@@ -22,7 +22,7 @@ from fragile import EXIT, GO_ON, WAIT, fragile
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _ray_cluster
-from parallelenv.backends._ray_host import RayHost
+from parallelenv.backends._ray_actors import RayHost
 from parallelenv.backends.ray import RayBackend
 from parallelenv.contract import progress
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError
@@ -249,12 +249,14 @@ def test_actors_cannot_share_a_name(mode: str) -> None:
 def test_failed_start_releases_its_cluster_membership(mode: str) -> None:
     from parallelenv.backends._ray_cluster import Cluster
 
-    before = Cluster._members
+    with ParallelEnv([Small], mode):  # the cluster is joined
+        cluster: Any = Cluster._present
+        before = cluster._num_members - 1
     with pytest.raises(ArgumentError, match="ray_options=.*are not what Ray accepts"):
         ParallelEnv([Small], mode, ray_options={"no_such_option": 1})
     with pytest.raises(ZeroDivisionError):
         ParallelEnv([lambda: 1 // 0], mode)
-    assert Cluster._members == before
+    assert cluster._num_members == before
 
 
 @in_ray_modes
@@ -283,7 +285,7 @@ if sys.argv[1] == "ray":
         ParallelEnv(["CartPole-v1"], sys.argv[1], ray_init={"num_cpus": 2}).close()
         print(ray.cluster_resources()["CPU"])
 ray.shutdown()
-print({name for name in set(os.environ) - set(environment) if not name.startswith("RAY_")})
+print({name for name in set(os.environ) - set(environment) if not name.startswith(("RAY_", "PYTHONBREAKPOINT"))})
 """
 
 
@@ -395,15 +397,14 @@ def test_cluster_started_by_a_pool_is_quiet_and_reused_by_the_next(word: str) ->
 def test_ray_start_timeout_is_not_reported_as_argument_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    def time_out(arguments: dict[str, Any]) -> None:
+    def time_out(**arguments: Any) -> None:
         raise RuntimeError("the node timed out during startup")
 
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(_ray_cluster, "_init_quietly", time_out)
+    monkeypatch.setattr(ray, "init", time_out)
     with pytest.raises(WorkerStartError, match="could not be started or joined .*timed out.* try again"):
-        _ray_cluster._begin_if_needed({})
+        _ray_cluster._connect({})
     with pytest.raises(ArgumentError, match="is not what Ray accepts"):
-        _ray_cluster._begin_if_needed({"num_cpu": 1})
+        _ray_cluster._connect({"num_cpu": 1})
 
 
 def test_starting_ray_does_not_consume_global_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,5 +413,5 @@ def test_starting_ray_does_not_consume_global_random_numbers(monkeypatch: pytest
     drawn: list[float] = []
     monkeypatch.setattr(ray, "init", lambda **_: drawn.append(random.random()))
     random.seed(3)
-    _ray_cluster._init_quietly({})
+    _ray_cluster._connect({})
     assert drawn == [random.random()]

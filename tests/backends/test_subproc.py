@@ -26,7 +26,7 @@ from parallelenv.backends import _pipe
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._process import WorkerProcess
 from parallelenv.backends._shared_memory import SharedMemory
-from parallelenv.errors import WorkerDiedError, WorkerStartError
+from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError
 
 START_METHODS = ["forkserver", "spawn", "fork"]
 BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
@@ -104,6 +104,12 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ArgumentError, match="'subproc' needs Linux or macOS.*Use 'thread'"):
+        ParallelEnv(["CartPole-v1"], "subproc")
 
 
 @pytest.mark.parametrize("method", START_METHODS)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
-from parallelenv.backends import _ray_calls
+from parallelenv.backends import _ray_actors
 
 pytestmark = pytest.mark.cluster
 ways = pytest.mark.parametrize("direct", [pytest.param(True, marks=pytest.mark.long), False])
@@ -70,14 +70,14 @@ def on_both(direct: bool, num_workers: int = 2, **options: Any) -> CollectorSet:
 def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the sizes of objects put into Ray's object store for all hosts."""
     found: list[int] = []
-    real = _ray_calls._store
+    real = _ray_actors._store
 
     def count(broadcast: Any) -> Any:
         if broadcast.stored is None:
             found.append(broadcast.packed.nbytes)
         return real(broadcast)
 
-    monkeypatch.setattr(_ray_calls, "_store", count)
+    monkeypatch.setattr(_ray_actors, "_store", count)
     return found
 
 
