@@ -137,7 +137,7 @@ def test_data_of_two_collectors_equal_those_of_one_with_all_envs(make_set: MakeS
         pytest.importorskip("torch")
     envs, policy = KINDS[kind]()[:4], POLICIES[kind]
     if kind == "instances":
-        envs = [partial(KINDS[kind]()[number].__class__, envs[number].env, envs[number].func) for number in range(4)]
+        envs = [partial(type(env), env.env) for env in envs[:4]]
     collectors = make_set(returning(policy), partial(own_envs, envs), seed=3)
     make_envs = partial(ParallelEnv, KINDS[kind]()[:4], "dummy", "restart")
     with Collector(returning(policy), make_envs, num_steps=40, seed=3) as single:
