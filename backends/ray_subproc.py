@@ -44,11 +44,8 @@ class PoolHost:
             SubprocBackend(preload=preload),
             spec.envs,
             num_cpus=spec.num_cpus,
-            silence_warnings=spec.settings.silence_warnings,
             listener=self._printed.extend,
-            place=spec.place,
-            shared=spec.shared,
-            seed_globals=spec.settings.seed_globals,
+            spec=spec,
         )
 
     def attach(self, batch: Batch) -> None:

@@ -154,7 +154,7 @@ class SubprocBackend(Backend):
         """Return the fork server for the workers, with the envs' modules imported; their output goes to a log."""
         # Only on Linux can one detect whether workers may be forked after an import.
         known = modules_of(env.source.packed for spec in packed for env in spec.envs) if sys.platform == "linux" else []
-        silence = packed[0].settings.silence_warnings
+        silence = packed[0].silence_warnings
         server, missing = SERVERS.server_with([*self._preload, *known], log, silence=silence)
         for module in self._preload:
             if module in SERVERS.refused:

@@ -25,7 +25,7 @@ from parallelenv.contract.arguments import MISSING, Ids, Options, Policy, Seeds,
 from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import count, show
-from parallelenv.contract.protocol import Lookup, MethodCall
+from parallelenv.contract.protocol import Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, batched
 from parallelenv.contract.tracebacks import short_tracebacks, shortens_tracebacks, warn_user
 from parallelenv.engine import notebook_cells
@@ -169,6 +169,7 @@ class ParallelEnv:
             env_specs.refuse_live(env_factories)
         self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
         self._recommendation = chosen
+        spec = WorkerSpec((), (), 0, no_warning, seed_globals=seed_globals, num_workers=0, **for_envs)
         notebook_cells.close_earlier()
         self._engine = Engine(
             backend,
@@ -181,10 +182,8 @@ class ParallelEnv:
             max_restarts=max_restarts if on_failure == "restart" else None,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
-            silence_warnings=no_warning,
             listener=make_listener(output),
-            seed_globals=seed_globals,
-            **for_envs,
+            spec=spec,
         )
         self._guard = self._engine.guard
         self._awaited: Sequence[int] = ()  # envs of the latest `step_async`
@@ -1426,21 +1425,14 @@ def _notebook() -> ModuleType:
     return notebook
 
 
-def _make_signature() -> inspect.Signature:
-    """Return the signature of `ParallelEnv.make` with all arguments of the constructor, for editors and `help`."""
-    own, whole = (list(inspect.signature(one).parameters.values()) for one in (ParallelEnv.make, ParallelEnv))
-    extra, env_arguments = own[-2:]
-    return inspect.Signature([*own[:3], *whole[2:-1], extra, env_arguments])
-
-
-_ARGUMENTS = tuple(inspect.signature(ParallelEnv).parameters)[:-1]  # the last one takes the options
-_SIGNATURE = _make_signature()
+# `ParallelEnv.make` has all arguments of the constructor, for editors and `help`.
+_OWN, _WHOLE = (list(inspect.signature(one).parameters.values()) for one in (ParallelEnv.make, ParallelEnv))
+_ARGUMENTS = tuple(one.name for one in _WHOLE[:-1])  # the last one takes the options
+_SIGNATURE = inspect.Signature([*_OWN[:3], *_WHOLE[2:-1], *_OWN[-2:]])
 _MAKE_ARGUMENTS = tuple(_SIGNATURE.parameters)[:-1]
+_CLS = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 vars(ParallelEnv)["make"].__func__.__signature__ = _SIGNATURE.replace(
-    parameters=[
-        inspect.Parameter("cls", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-        *_SIGNATURE.parameters.values(),
-    ]
+    parameters=[_CLS, *_SIGNATURE.parameters.values()]
 )
 
 atexit.register(ParallelEnv.close_all)

@@ -167,19 +167,14 @@ def load_backend(word: Any) -> type[Any]:
         foreign: type[Any] = _foreign()[word].load()
         return foreign
     target, needs = _MODES[word]
-    if needs is not None:
-        _require(word, needs)
+    if needs is not None and find_spec(needs) is None:  # not imported here: importing Ray changes environment variables
+        raise MissingDependencyError(
+            f"para_mode={word!r} needs the package {needs!r}, which is not installed. Install it with: pip install "
+            f"{needs}"
+        )
     module, _, name = target.partition(":")
     backend: type[Any] = getattr(import_module(module), name)
     return backend
-
-
-def _require(word: str, package: str) -> None:
-    if find_spec(package) is None:  # not imported here: importing Ray changes environment variables
-        raise MissingDependencyError(
-            f"para_mode={word!r} needs the package {package!r}, which is not installed. "
-            f"Install it with: pip install {package}"
-        )
 
 
 def _foreign() -> dict[str, Any]:

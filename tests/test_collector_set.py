@@ -32,6 +32,7 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from parallelenv.testing.envs import Wrapped
 from parallelenv.testing.scenario import KINDS, assert_same
 
 MakeSet = Callable[..., CollectorSet]
@@ -137,7 +138,7 @@ def test_data_of_two_collectors_equal_those_of_one_with_all_envs(make_set: MakeS
         pytest.importorskip("torch")
     envs, policy = KINDS[kind]()[:4], POLICIES[kind]
     if kind == "instances":
-        envs = [partial(type(env), env.env) for env in envs[:4]]
+        envs = [partial(Wrapped, env.env) for env in envs[:4]]
     collectors = make_set(returning(policy), partial(own_envs, envs), seed=3)
     make_envs = partial(ParallelEnv, KINDS[kind]()[:4], "dummy", "restart")
     with Collector(returning(policy), make_envs, num_steps=40, seed=3) as single:

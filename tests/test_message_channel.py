@@ -21,7 +21,6 @@ from parallelenv.contract.protocol import (
     HostDied,
     Printed,
     UnreadableError,
-    WorkerSettings,
     WorkerSpec,
 )
 from parallelenv.testing.envs import Counter
@@ -40,7 +39,7 @@ class Direct(MessageChannel):
     """Its host replies when the reply is read."""
 
     def __init__(self) -> None:
-        spec = WorkerSpec((0,), make_factories([Counter]), 1, WorkerSettings(True, 1))
+        spec = WorkerSpec((0,), make_factories([Counter]), 1)
         (packed,) = PackedSpec.pack([spec])
         super().__init__(packed.env_ids)
         self.host = MessageHost(Host(packed.unpack({})), packed)
@@ -149,7 +148,7 @@ def test_subset_announced_twice_keeps_the_numbers_of_the_others(channel: Direct)
 
 def test_a_spec_has_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLELENV_SEEN", "yes")
-    spec = WorkerSpec((0,), make_factories([Counter]), 1, WorkerSettings(True, 1), shared={"table": np.arange(3)})
+    spec = WorkerSpec((0,), make_factories([Counter]), 1, shared={"table": np.arange(3)})
     (packed,) = PackedSpec.pack([spec])
     assert packed.environment == dict(os.environ)
     assert decode(encode(packed)).shared["table"].tolist() == [0, 1, 2]

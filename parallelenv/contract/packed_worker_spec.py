@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import parallelenv
@@ -13,6 +13,8 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.env_specs import EnvFactory, PackedSource, pack_factories, registered_by_user
 from parallelenv.contract.protocol import WorkerSpec
 from parallelenv.errors import WorkerStartError
+
+_PLAIN_FIELDS = [field.name for field in fields(WorkerSpec) if field.name not in ("envs", "shared")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +46,11 @@ class PackedSpec(WorkerSpec):
         registered, caller = registered_by_user(), caller or package_version()
         return [
             cls(
-                env_ids=spec.env_ids,
+                **{name: getattr(spec, name) for name in _PLAIN_FIELDS},
                 envs=tuple(
                     EnvFactory(env.env_id, PackedSource(packed, env.env_id, env.is_live, caller), is_live=False)
                     for env, packed in zip(spec.envs, pack_factories(spec.envs), strict=True)
                 ),
-                num_cpus=spec.num_cpus,
-                settings=spec.settings,
-                place=spec.place,
                 environment=dict(environment),
                 path=tuple(sys.path),
                 registered=registered,
@@ -62,7 +61,7 @@ class PackedSpec(WorkerSpec):
 
     def unpack(self, shared: Mapping[str, Array]) -> WorkerSpec:
         """Return the spec, with the shared arrays of this process; each env is unpickled whenever it is built."""
-        return WorkerSpec(self.env_ids, self.envs, self.num_cpus, self.settings, self.place, shared)
+        return WorkerSpec(**{name: getattr(self, name) for name in _PLAIN_FIELDS}, envs=self.envs, shared=shared)
 
 
 class PackageVersion(NamedTuple):

@@ -139,33 +139,19 @@ EXHAUSTED = {"exhausted": True}
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """Settings that every host receives."""
-
-    silence_warnings: bool  #: Whether a worker process ignores warnings.
-    threads: int  #: Upper bound on BLAS and OpenMP threads of a worker process.
-    seed_globals: bool = False  #: Whether each env has its own state of the generators that a process shares.
-
-
-@dataclass(frozen=True, slots=True)
-class PoolPosition:
-    """Position of a host among all hosts of a `ParallelEnv`."""
-
-    first_worker: int = 0  #: Index of its first worker, or of its only one.
-    num_workers: int = 1  #: Number of workers of all hosts.
-    num_envs: int = 0  #: Number of envs of all hosts.
-    seed: int | None = None  #: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """What is needed to start one host, the first time or again after it died."""
 
     env_ids: tuple[int, ...]  #: Its envs: consecutive ids.
     envs: tuple[EnvFactory, ...]  #: A factory for each of them.
     num_cpus: int  #: Cores that this host may use.
-    settings: WorkerSettings  #: Settings that every host receives.
-    place: PoolPosition = PoolPosition()  #: Its position among all hosts.
+    silence_warnings: bool = True  #: Whether a worker process ignores warnings.
+    threads: int = 1  #: Upper bound on BLAS and OpenMP threads of a worker process.
+    seed_globals: bool = False  #: Whether each env has its own state of the generators that a process shares.
+    first_worker: int = 0  #: Index of its first worker, or of its only one, among those of all hosts.
+    num_workers: int = 1  #: Number of workers of all hosts.
+    num_envs: int = 0  #: Number of envs of all hosts.
+    seed: int | None = None  #: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
     #: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
     shared: Mapping[str, Array] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import copy
+import functools
 import math
 import signal
 import threading
@@ -30,7 +31,7 @@ from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
-from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall
+from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, pick_rows
 from parallelenv.engine.assemble import Align, Assembler, first_states
 from parallelenv.engine.checkpoint import Checkpoint
@@ -100,7 +101,7 @@ class Engine:
         copy: bool,
         timeout: float | None,
         max_restarts: int | None,
-        seed: int | None,
+        spec: WorkerSpec,
         **pool_arguments: Any,
     ) -> None:
         self.guard = self._guard = Guard()
@@ -108,7 +109,7 @@ class Engine:
         self.contract: str | None = None
         self._hints: dict[str, str] = {}  # by name of an absent attribute
         try:
-            self.pool = Pool(backend, env_factories, timeout=timeout, seed=seed, **pool_arguments)
+            self.pool = Pool(backend, env_factories, timeout=timeout, spec=spec, **pool_arguments)
             self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
             self.pool.build(done_policy.autoreset, spaces)
         except BaseException:
@@ -121,7 +122,7 @@ class Engine:
         self.learns_infos = True
         self._retried = 0.0  # when lost resets were last repeated
         self.follow(done_policy, copy)
-        seeds = arguments.spread_seeds(seed, self.env_ids, self.num_envs, whole=False)
+        seeds = arguments.spread_seeds(spec.seed, self.env_ids, self.num_envs, whole=False)
         self.seeds: dict[int, int | None] = dict(enumerate(seeds))
 
     def follow(
@@ -862,11 +863,7 @@ def _close_dropped(pool: Pool) -> None:
     try:
         pool.close()
     except KeyboardInterrupt:
-        threading.Timer(_MOMENT, _interrupt_main).start()
-
-
-def _interrupt_main() -> None:
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # interrupts a wait, too
-    else:
-        _thread.interrupt_main()
+        interrupt: Any = _thread.interrupt_main
+        if hasattr(signal, "pthread_kill"):  # interrupts a wait, too
+            interrupt = functools.partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
+        threading.Timer(_MOMENT, interrupt).start()

@@ -154,15 +154,11 @@ class EnvTable:
         else:
             self._arrivals.clear()
 
-    def _undelivered(self, ticket: Ticket, env_ids: Sequence[int] | None) -> list[int]:
-        """Return those of some envs that have answered, by default all, whose result was not returned."""
-        tickets = self._tickets
-        return [one for one in (ticket.answered if env_ids is None else env_ids) if tickets.get(one) is ticket]
-
     @property
     def arrived(self) -> list[int]:
         """Ids of envs whose result has arrived and was not returned, in the order in which they are returned."""
-        return [env_id for ticket, env_ids in self._arrivals for env_id in self._undelivered(ticket, env_ids)]
+        answers = ((ticket, ticket.answered if env_ids is None else env_ids) for ticket, env_ids in self._arrivals)
+        return [one for ticket, env_ids in answers for one in env_ids if self._tickets.get(one) is ticket]
 
     @property
     def waited_for(self) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 from collections.abc import Callable
 
@@ -22,7 +21,11 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
     """
     loop = asyncio.get_running_loop()
     woken = loop.create_future()
-    wake = functools.partial(_wake, loop, woken)
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(_finish, woken)
+
     own = -1
     try:
         wakers.add(wake)
@@ -42,11 +45,6 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
                     with contextlib.suppress(NotImplementedError):
                         loop.remove_reader(own)
                 os.close(own)
-
-
-def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop was closed
-        loop.call_soon_threadsafe(_finish, woken)
 
 
 def _finish(woken: asyncio.Future[None]) -> None:

@@ -124,23 +124,30 @@ class Recovery:
         broken = self._broken(ill)
         if not broken:
             return {}
-        ticket = self._pool.rebuild(broken, lambda env_ids: self._note_rebuilt(env_ids, reasons))
+
+        def note_rebuilt(env_ids: Sequence[int]) -> None:
+            """Record why envs were rebuilt: for some it is only known that another env lost the same worker."""
+            known = {**self._pool.death_errors(env_ids), **reasons}
+            cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
+            for env_id in env_ids:
+                self._unreported[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation), None
+
+        ticket = self._pool.rebuild(broken, note_rebuilt)
         failures = {env_id: ticket.failures[env_id] for env_id in ill if env_id in ticket.failures}
         for env_id in failures:
             del self._unreported[env_id], ill[env_id]
         return failures
 
-    def _note_rebuilt(self, env_ids: Sequence[int], reasons: Mapping[int, Failure]) -> None:
-        """Record why envs were rebuilt: for some it is only known that another env lost the same worker."""
-        known = {**self._pool.death_errors(env_ids), **reasons}
-        cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
-        for env_id in env_ids:
-            self._unreported[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation), None
-
     def _reset(self, ill: Mapping[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
         """Reset envs that were rebuilt; return the failures."""
         env_ids = sorted(ill)
-        seeds = [(self._next_seed(env_id), None) for env_id in env_ids]
+        seeds: list[tuple[int | None, None]] = []
+        for env_id in env_ids:
+            seed = self._seeds.get(env_id)
+            if seed is not None:  # derived from the one given by the user and the number of restarts since
+                count = self._counts[env_id] = self._counts[env_id] + 1
+                seed = int(np.random.SeedSequence(seed, spawn_key=(count,)).generate_state(1)[0])
+            seeds.append((seed, None))
         # A new worker may be dead again before the others are built.
         ticket = self._pool.submit("reset", env_ids, seeds, failed=self._pool.death_errors(env_ids))
         self._pool.wait_or_give_up(ticket)
@@ -149,11 +156,3 @@ class Recovery:
             if env_id not in ticket.failures:
                 self._unreported[env_id] = reasons[env_id], ticket.values.get(env_id, NOTHING)
         return ticket.failures
-
-    def _next_seed(self, env_id: int) -> int | None:
-        """Return a seed derived from the one given and the number of restarts since, if one was given."""
-        seed = self._seeds.get(env_id)
-        if seed is None:
-            return None
-        count = self._counts[env_id] = self._counts[env_id] + 1
-        return int(np.random.SeedSequence(seed, spawn_key=(count,)).generate_state(1)[0])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from parallelenv.contract.batch import Array
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids, name_envs
-from parallelenv.contract.protocol import Channel, Death, Placement, PoolPosition, WorkerSettings, WorkerSpec
+from parallelenv.contract.protocol import Channel, Death, Placement, WorkerSpec
 from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import WorkerDiedError
 
@@ -71,26 +70,21 @@ Shard = tuple[WorkerHandle, tuple[int, ...], Any]
 """A host, ids of some of its envs, and their positions among all that are asked, a slice or a list."""
 
 
-def spread(
-    factories: Sequence[EnvFactory],
-    plan: Placement,
-    settings: WorkerSettings,
-    place: PoolPosition,
-    shared: Mapping[str, Array],
-) -> list[WorkerSpec]:
-    """Assign envs to hosts as evenly as their cores allow, consecutive ids together.
+def spread(factories: Sequence[EnvFactory], plan: Placement, spec: WorkerSpec) -> list[WorkerSpec]:
+    """Assign envs to hosts as evenly as their cores allow, consecutive ids together; ``spec`` has what they share.
 
-    A place without a number of workers says that these hosts are the only ones.
+    Without a number of workers in it, these hosts are the only ones.
     """
     shares = apportion(len(factories), plan.cpus)
     workers = [min(num_cpus, share) for num_cpus, share in zip(plan.cpus, shares, strict=True)]
-    whole = place if place.num_workers else replace(place, num_workers=sum(workers), num_envs=len(factories))
+    if not spec.num_workers:
+        spec = replace(spec, num_workers=sum(workers), num_envs=len(factories))
     hosts = []
     start = 0
     for index, (num_cpus, share) in enumerate(zip(plan.cpus, shares, strict=True)):
         part = tuple(factories[start : start + share])
-        own = replace(whole, first_worker=whole.first_worker + sum(workers[:index]))
-        hosts.append(WorkerSpec(tuple(spec.env_id for spec in part), part, num_cpus, settings, own, shared))
+        env_ids, first = tuple(factory.env_id for factory in part), spec.first_worker + sum(workers[:index])
+        hosts.append(replace(spec, env_ids=env_ids, envs=part, num_cpus=num_cpus, first_worker=first))
         start += share
     return hosts
 

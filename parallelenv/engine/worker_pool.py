@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parallelenv.contract.arguments import share
-from parallelenv.contract.batch import NOTHING_SHARED, Array, Batch, Layout, take
+from parallelenv.contract.batch import Batch, Layout, take
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.error_text import list_ids, name_envs
@@ -29,12 +29,10 @@ from parallelenv.contract.protocol import (
     EnvFacts,
     Extra,
     HostDied,
-    PoolPosition,
     Printed,
     RepeatedStep,
     Reply,
     UnreadableError,
-    WorkerSettings,
     WorkerSpec,
 )
 from parallelenv.contract.spaces import Spaces, common_space, with_spaces
@@ -59,7 +57,7 @@ _MOST_SHARDS = 256
 
 
 class Pool:
-    """Executes operations on envs, wherever they live. Arguments: see `ParallelEnv`.
+    """Executes operations on envs, wherever they live. Arguments: see `ParallelEnv`; ``spec``: see `spread`.
 
     Attributes:
         facts: Facts about each env from its first build, in env id order.
@@ -84,13 +82,9 @@ class Pool:
         *,
         num_cpus: int | None = None,
         num_gpus: float = 0,
-        silence_warnings: bool = True,
         timeout: float | None = None,
         listener: PrintedListener = show_printed,
-        place: PoolPosition | None = None,
-        seed: int | None = None,
-        shared: Mapping[str, Array] = NOTHING_SHARED,
-        seed_globals: bool = False,
+        spec: WorkerSpec,
     ) -> None:
         self._has_spaces = False  # if False, every env is asked for its own
         self._timeout: float | None = None  # building envs has no time limit
@@ -103,16 +97,15 @@ class Pool:
         self.is_watched = False
         self.waits_by: str | None = None
         plan = backend.plan(len(factories), num_cpus, num_gpus)
-        if seed_globals and backend.uses_live_envs and len(plan.cpus) > 1:
+        if spec.seed_globals and backend.uses_live_envs and len(plan.cpus) > 1:
             raise ArgumentError(
                 "seed_globals=True gives each env its own state of the generators of random, numpy.random and torch, "
                 f"which all threads of a process share: {len(plan.cpus)} threads cannot step envs side by side then. "
                 "Give num_cpus=1, or para_mode='subproc'."
             )
-        settings = WorkerSettings(silence_warnings, max(1, usable_cores() // sum(plan.cpus)), seed_globals)
-        place = place or PoolPosition(num_workers=0, seed=seed)
-        specs = spread(factories, plan, settings, place, share(backend, shared) if shared else shared)
-        self._start(backend, specs, listener)
+        threads = max(1, usable_cores() // sum(plan.cpus))
+        spec = replace(spec, threads=threads, shared=share(backend, spec.shared) if spec.shared else {})
+        self._start(backend, spread(factories, plan, spec), listener)
 
     def _start(self, backend: Backend, specs: Sequence[WorkerSpec], listener: PrintedListener) -> None:
         """Start the workers; if that fails, none is left running."""

@@ -177,6 +177,9 @@ class RolloutBuilder:
             rnn_state: See `Rollout`.
         """
         layout, batch = self._batch.layout, self._batch
+        unknown = Extra(loose=[None for array in batch.states if array is None])  # lost with a worker
+        loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
+        final_states = gather_states(batch, self._env_ids, batch.rows(self._env_ids), loose, copy=True)
         shape = self._num_steps if num_steps is None else num_steps, len(self._env_ids)
         flags = self._filled(np.zeros((*shape, 2), dtype=bool), "flags")
         ended = join_ends(self._ended, batch.states)
@@ -190,7 +193,7 @@ class RolloutBuilder:
             flags[..., 1].copy(),
             self._filled(np.zeros(shape, dtype=bool), "valid"),
             self._extras(shape),
-            self._final_states(),
+            final_states,
             layout.states.join([_stacked(leaf) for leaf in ended.states]),
             {place: extra.info for place, extra in sorted(self._said.items()) if extra.info},
             {place: extra.reset_info for place, extra in sorted(self._said.items()) if extra.reset_info},
@@ -209,12 +212,6 @@ class RolloutBuilder:
             ArgumentError: If its form differs between envs.
         """
         return join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids])
-
-    def _final_states(self) -> State:
-        rows = self._batch.rows(self._env_ids)
-        unknown = Extra(loose=[None for array in self._batch.states if array is None])  # lost with a worker
-        loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
-        return gather_states(self._batch, self._env_ids, rows, loose, copy=True)
 
     def _filled(self, array: Array, name: str) -> Array:
         for chunk, place in self._parts:

@@ -33,9 +33,14 @@ def save_env(env: Env, generators: Any = None) -> bytes | None:
     """
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
-        said = base.get_state(), getattr(base, "_np_random", None), [_knowledge(wrapper) for wrapper in wrappers]
+        known = []  # each wrapper's name, and its attributes that can be pickled
+        for wrapper in wrappers:
+            attributes = {name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)}
+            known.append((type(wrapper).__qualname__, attributes))
+        said = base.get_state(), getattr(base, "_np_random", None), known
         return cloudpickle.dumps((_SAID, said, generators))  # type: ignore[no-any-return]
-    if any(_is_forgetful(layer) for layer in (*wrappers, base)):
+    ez_pickles = [layer for layer in (*wrappers, base) if isinstance(layer, EzPickle)]
+    if any(type(layer).__getstate__ is EzPickle.__getstate__ for layer in ez_pickles):  # only constructor's arguments
         return None
     try:
         return cloudpickle.dumps((_WHOLE, env, generators))  # type: ignore[no-any-return]
@@ -71,18 +76,6 @@ def load_env(env: Env, saved: bytes, takes_generators: bool = False) -> tuple[An
     for layer, (_, known) in zip(wrappers, knowledge, strict=True):
         vars(layer).update(known)
     return env, own_generators
-
-
-def _knowledge(wrapper: Env) -> tuple[str, dict[str, Any]]:
-    """Return a wrapper's name and its attributes that can be pickled, without the env."""
-    return type(wrapper).__qualname__, {
-        name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)
-    }
-
-
-def _is_forgetful(layer: Env) -> bool:
-    """Whether pickle would rebuild an object from its constructor's arguments."""
-    return isinstance(layer, EzPickle) and type(layer).__getstate__ is EzPickle.__getstate__
 
 
 _Bits = np.random.MT19937

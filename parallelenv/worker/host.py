@@ -142,7 +142,7 @@ class Host:
         self._spaces: list[Space] = []
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int] = {}  # of the latest seeded reset of each env
-        self._generators: dict[int, EnvGenerators] | None = {} if spec.settings.seed_globals else None
+        self._generators: dict[int, EnvGenerators] | None = {} if spec.seed_globals else None
         self._command: Command | None = None  # the present or the latest one
         self._number = 0  # its number
         self._run: Run
@@ -287,7 +287,7 @@ class Host:
         for index, env_id, argument in self._walk():
             self.index = index
             if self._generators is not None and operation == self.build:
-                seed = self._spec.place.seed
+                seed = self._spec.seed
                 self._generators[env_id] = EnvGenerators(None if seed is None else seed + env_id)
                 self._spec.envs[env_id - self._first].prepare()
             value = self._with_own(env_id, operation)(env_id, argument, common)
@@ -300,10 +300,10 @@ class Host:
 
     def describe(self, env_id: int) -> WorkerInfo:
         """Return an env's `WorkerInfo`."""
-        place = self._spec.place
-        seed = self._seeds.get(env_id, None if place.seed is None else place.seed + env_id)
-        shared = MappingProxyType(self._spec.shared)
-        return WorkerInfo(env_id, place.num_envs, place.first_worker, place.num_workers, seed, shared)
+        spec = self._spec
+        seed = self._seeds.get(env_id, None if spec.seed is None else spec.seed + env_id)
+        shared = MappingProxyType(spec.shared)
+        return WorkerInfo(env_id, spec.num_envs, spec.first_worker, spec.num_workers, seed, shared)
 
     @property
     def current(self) -> int | None:

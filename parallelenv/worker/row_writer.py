@@ -189,19 +189,13 @@ class RowWriter:
         if type(value) is np.ndarray and value.dtype == array.dtype and value.shape == array.shape[1:]:
             array[row] = value  # the usual case, without further checks
             return
-        if self._broadcasts:
-            value = _broadcast(value, array.shape[1:])
+        if self._broadcasts:  # a smaller array, or one with additional axes of length 1, as by assignment
+            with contextlib.suppress(ValueError, TypeError, RuntimeError):  # impossible: the check raises
+                given = as_array(value)
+                lacking = max(0, given.ndim - len(array.shape[1:]))
+                value = np.broadcast_to(given.reshape(given.shape[lacking:]), array.shape[1:])
         self._structure.check_leaf(index, value)
         array[row] = as_array(value)
-
-
-def _broadcast(value: Any, shape: tuple[int, ...]) -> Any:
-    """Return a smaller array, or one with additional axes of length 1, broadcast to a shape as by assignment."""
-    try:
-        array = as_array(value)
-        return np.broadcast_to(array.reshape(array.shape[max(0, array.ndim - len(shape)) :]), shape)
-    except (ValueError, TypeError, RuntimeError):  # impossible: the check raises
-        return value
 
 
 def _as_flag(value: Any) -> bool:

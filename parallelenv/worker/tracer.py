@@ -108,15 +108,12 @@ class HostTracer:
                 moments = array("d", () if is_rollout else self._moments)
                 self._spans.append((begin, end, operation, env_ids[first : first + len(moments)], moments))
                 self._num_turns += 1 + len(moments)
-                self._cut()
+                while self._num_turns > MOST_TURNS:
+                    _, self._since, _, _, oldest = self._spans.popleft()
+                    self._num_turns -= 1 + len(oldest)
+                    self._is_cut = True
 
         return traced_run, None if is_rollout else self._clock
-
-    def _cut(self) -> None:
-        while self._num_turns > MOST_TURNS:
-            _, self._since, _, _, moments = self._spans.popleft()
-            self._num_turns -= 1 + len(moments)
-            self._is_cut = True
 
     def record(self, env_ids: tuple[int, ...]) -> WorkerRecord:
         """Return the record."""

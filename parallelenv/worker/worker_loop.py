@@ -12,6 +12,8 @@ from collections.abc import Callable, MutableMapping
 from multiprocessing.connection import wait
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 from parallelenv.contract.batch import Batch, Layout, frozen
 from parallelenv.contract.codec import Message, StepSubset, decode, decode_command, encode_not_read, encode_reply
 from parallelenv.contract.env_specs import register_again
@@ -94,8 +96,10 @@ class MessageHost:
         reply: Reply = self.host.execute(command)
         if self._batch is not None and command.writes_rows:
             reply.rows = self._batch.take_results(command.env_ids)
-        if command.operation == "build":  # not before: only loaded libraries can be limited
-            self._limits = self._limits or _limit_threads(self.packed.settings.threads)
+        is_building = command.operation == "build" and self._limits is None
+        if is_building and not any(name in os.environ for name in _THREAD_VARIABLES):  # else the user has set them
+            # Numerical libraries would start a thread per core in every worker. Only loaded ones can be limited.
+            self._limits = threadpool_limits(self.packed.threads)
         return self.encode(reply)
 
     def decode(self, message: Message) -> Command | Message | None:
@@ -129,7 +133,7 @@ def prepare_worker(packed: PackedSpec) -> None:
         os.environ.update(packed.environment)
     forget_launcher()
     sys.path.extend(folder for folder in packed.path if folder not in sys.path)
-    if packed.settings.silence_warnings:
+    if packed.silence_warnings:
         warnings.simplefilter("ignore")
     register_again(packed.registered)
 
@@ -143,15 +147,6 @@ def forget_launcher(environment: MutableMapping[str, str] = os.environ) -> None:
     """
     for name in [name for name in environment if name.startswith(_LAUNCHER_PREFIXES)]:
         del environment[name]
-
-
-def _limit_threads(threads: int) -> Any:
-    """Prevent numerical libraries from starting a thread per core in every worker."""
-    if any(name in os.environ for name in _THREAD_VARIABLES):  # set by the user
-        return None
-    from threadpoolctl import threadpool_limits
-
-    return threadpool_limits(threads)
 
 
 def die_with_caller(sentinel: int) -> None:
