@@ -52,7 +52,9 @@ class Fragile(gym.Env[Any, Any]):
 
     def wait(self) -> None:
         """Signal the beginning, and wait for a file."""
-        Path(self.folder, f"began-{self.number}").touch()
+        Path(self.folder, f"began-{self.number}").mkdir(
+            exist_ok=True
+        )  # an interrupt in `touch` would leave a file open
         deadline = time.monotonic() + 30
         while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -95,12 +97,19 @@ def two_hosts(mode: str) -> dict[str, Any]:
 @contextmanager
 def when_begun(folder: Path, number: int, act: Callable[[], None]) -> Iterator[None]:
     """Run ``act`` in a thread as soon as env ``number`` waits in its step."""
-    begun = folder / f"began-{number}"
-    begun.unlink(missing_ok=True)
+    with when_exists(folder / f"began-{number}", act):
+        yield
+
+
+@contextmanager
+def when_exists(mark: Path, act: Callable[[], Any]) -> Iterator[None]:
+    """Run ``act`` in a thread as soon as there is a folder, which is removed first."""
+    if mark.exists():
+        mark.rmdir()
 
     def watch() -> None:
         deadline = time.monotonic() + 30
-        while not begun.exists() and time.monotonic() < deadline:
+        while not mark.exists() and time.monotonic() < deadline:
             time.sleep(0.005)
         act()
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import CAN_DIE, interrupt, two_hosts
+from fragile import CAN_DIE, interrupt, two_hosts, when_exists
 from test_rollout import POLICIES, Count, counts, part, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
@@ -99,27 +99,15 @@ class Waiting(Net):
     def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
         self._left -= 1
         if self.rank == 1 and self._left < 0 and not (self._folder / "go").exists():
-            (self._folder / "began").touch()
+            (self._folder / "began").mkdir(exist_ok=True)
             deadline = time.monotonic() + self._patience
             while not (self._folder / "go").exists() and time.monotonic() < deadline:
                 time.sleep(0.005)
         return super().__call__(states)
 
 
-@contextmanager
-def when_waiting(folder: Path, act: Callable[[], Any]) -> Iterator[None]:
-    def watch() -> None:
-        deadline = time.monotonic() + 30
-        while not (folder / "began").exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        act()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
+def when_waiting(folder: Path, act: Callable[[], Any]) -> AbstractContextManager[None]:
+    return when_exists(folder / "began", act)
 
 
 # ---------------------------------------------------------------- synchronous collection
