@@ -54,7 +54,7 @@ class Fragile(gym.Env[Any, Any]):
         """Signal the beginning, and wait for a file."""
         Path(self.folder, f"began-{self.number}").mkdir(
             exist_ok=True
-        )  # an interrupt in `touch` would leave a file open
+        )  # in `touch` an interrupt would leave a file open
         deadline = time.monotonic() + 30
         while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
