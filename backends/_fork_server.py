@@ -21,7 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing import process, reduction, resource_tracker, spawn
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -74,10 +74,10 @@ def serve_forks(requests: Connection) -> None:
     server = _Server(requests, caller.sentinel)
     _PRISTINE[:] = _PRISTINE or _generator_state()
     try:
-        requests.poll(None)
+        server.await_request()
         end_with_caller(caller.sentinel)  # not earlier: a root's process object came through that pipe, as in a worker
         while True:
-            server.set_handlers()
+            server.await_request()
             name, arguments, count = requests.recv()
             filenos = [reduction.recv_handle(requests) for _ in range(count)]
             try:
@@ -96,26 +96,33 @@ class _Server:
         self._requests = requests
         self._sentinel = sentinel
         self._children: dict[int, Connection] = {}  # where to report the exit code of each
+        self._news, self._wake = os.pipe()
+        os.set_blocking(self._news, False)
+        os.set_blocking(self._wake, False)
 
-    def set_handlers(self) -> None:
-        """Ignore Ctrl-C and report children that end; before each request, as an import may set its own handlers."""
+    def await_request(self) -> None:
+        """Wait for the next request; meanwhile report children that have ended.
+
+        A pipe wakes it, not a handler of SIGCHLD: Python runs none for a signal that comes right before a call blocks.
+        """
+        # Each time again: an import may have set its own handlers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, self._reap)
-        self._reap()
-
-    def _reap(self, *_: object) -> None:
-        """Report children that have ended."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # else another one could interrupt this one
-        for pid in list(self._children):
-            try:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:  # an imported module has waited for it
-                self._children.pop(pid).close()
-                continue
-            if ended:
-                with self._children.pop(pid) as report, contextlib.suppress(OSError):  # OSError: no longer awaited
-                    report.send(os.waitstatus_to_exitcode(status))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        ready: list[object] = []
+        while self._requests not in ready:
+            for pid in list(self._children):
+                try:
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:  # an imported module has waited for it
+                    self._children.pop(pid).close()
+                    continue
+                if ended:
+                    with self._children.pop(pid) as report, contextlib.suppress(OSError):  # OSError: no longer awaited
+                        report.send(os.waitstatus_to_exitcode(status))
+            ready = list(wait([self._requests, self._news]))
+            if self._news in ready:
+                os.read(self._news, 4096)
 
     def modules(self) -> frozenset[str]:
         """Return the names of all imported modules."""
@@ -157,11 +164,12 @@ class _Server:
 
     def _leave(self, report: int) -> None:
         """Detach a forked process from the server."""
+        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for other in (self._requests, *self._children.values()):
             other.close()
-        os.close(self._sentinel)
-        os.close(report)
+        for fileno in (self._news, self._wake, self._sentinel, report):
+            os.close(fileno)
 
     def load(self, module: str, silence: bool, output: int) -> ImportResult:
         """Import a module and find its side effects. Its output goes to the descriptor ``output``."""
