@@ -43,7 +43,16 @@ class SharedMemory:
                 with tempfile.TemporaryFile() as file:
                     fileno = os.dup(file.fileno())
             try:
-                _reserve(fileno, nbytes)
+                # Allocate the pages if possible: a lack shows now, not as SIGBUS.
+                is_linux = sys.platform == "linux"
+                lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if is_linux else []
+                available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+                if available and nbytes > available[0]:  # the system may then kill a process, not return an error
+                    raise OSError(errno.ENOMEM, f"{available[0]:,} bytes of memory are available")
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(fileno, 0, nbytes)
+                else:
+                    os.ftruncate(fileno, nbytes)
             except OSError as error:
                 os.close(fileno)
                 raise WorkerStartError(
@@ -66,18 +75,6 @@ class SharedMemory:
         if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
             with DeferSigint():
                 os.close(self._fileno)
-
-
-def _reserve(fileno: int, nbytes: int) -> None:
-    """Set the file's size and, if possible, allocate its pages: a lack shows now, not as SIGBUS."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if sys.platform == "linux" else []
-    available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    if available and nbytes > available[0]:  # the system may then kill a process rather than return an error
-        raise OSError(errno.ENOMEM, f"{available[0]:,} bytes of memory are available")
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fileno, 0, nbytes)
-    else:
-        os.ftruncate(fileno, nbytes)
 
 
 _ALIGNMENT = 64
