@@ -179,7 +179,17 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         states, rewards, _, infos = result
         if self._lends:
             states = _writeable(states)
-        said = gather_infos(enumerate(map(_with_final, infos)), len(infos)) if any(infos) else {}
+        said: Info = {}
+        if any(infos):
+            shown: list[Info] = []
+            for info in infos:
+                ending: EndedEpisode | None = info.pop(EndedEpisode, None)
+                if ending is None:
+                    shown.append(info)
+                else:  # a reset within the step: its info, with the last one of the episode in ``final_info``
+                    final = {} if ending.state is None else {"final_obs": ending.state}
+                    shown.append({**final, "final_info": info, **ending.reset_info})
+            said = gather_infos(enumerate(shown), len(infos))
         return states, rewards, result.terminated, result.truncated, said
 
     def _check_step(self) -> None:
@@ -351,12 +361,3 @@ def _writeable(states: Any) -> Any:
     if isinstance(states, np.ndarray):
         states.flags.writeable = True
     return states
-
-
-def _with_final(info: dict[Any, Any]) -> dict[Any, Any]:
-    """Return one env's info; after a reset within the step that of the reset, with the last one in ``final_info``."""
-    ending: EndedEpisode | None = info.pop(EndedEpisode, None)
-    if ending is None:
-        return info
-    final = {} if ending.state is None else {"final_obs": ending.state}
-    return {**final, "final_info": info, **ending.reset_info}
