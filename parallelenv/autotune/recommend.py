@@ -192,7 +192,12 @@ class Trial:
 
     def run(self) -> Recommendation:
         """Try the modes, in another process if need be. Raises what an env raised, or why it cannot be tried."""
-        self.factories = _representatives(self.factories)
+        # Each env is tried by its own factory, or if they are many by one of few, evenly spread.
+        different = list({id(one.source): one for one in reversed(self.factories)}.values())[::-1]
+        kinds = min(len(different), _MOST_KINDS)
+        chosen = [different[-(-index * len(different) // kinds)] for index in range(kinds)]
+        place = {id(one.source): chosen[index * kinds // len(different)] for index, one in enumerate(different)}
+        self.factories = [place[id(one.source)] for one in self.factories]
         return self._try_copies() if any(one.is_live for one in self.factories) else self.run_here()
 
     def run_here(self) -> Recommendation:
@@ -394,15 +399,6 @@ def _copy(packed: bytes, is_live: bool) -> Any:
     """Return a new copy of a pickled env, or of the one that a pickled env fn returns."""
     source = loads(packed)
     return source if is_live else source()
-
-
-def _representatives(factories: Sequence[EnvFactory]) -> list[EnvFactory]:
-    """Return for each env the factory to try for it: its own, or one of few, evenly spread, if they are many."""
-    different = list({id(one.source): one for one in reversed(factories)}.values())[::-1]
-    kinds = min(len(different), _MOST_KINDS)
-    chosen = [different[-(-index * len(different) // kinds)] for index in range(kinds)]
-    place = {id(one.source): chosen[index * kinds // len(different)] for index, one in enumerate(different)}
-    return [place[id(one.source)] for one in factories]
 
 
 def _measure_steps(env: ParallelEnv) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from dataclasses import dataclass
@@ -47,8 +46,22 @@ class StandIn(gymnasium.Env[Any, Any]):
 
     def __init__(self, trial: str, factory: EnvFactory, must_be_new: bool = False) -> None:
         self._key = trial, factory.env_id, threading.get_ident()
-        build = functools.partial(_build_new, factory) if must_be_new else factory.build
-        self._shared = _SHARED.get(self._key) or _SharedEnv(adapt(build()))
+        shared = _SHARED.get(self._key)
+        if shared is None:
+            begin = time.perf_counter()
+            env = factory.build()
+            is_quick = time.perf_counter() - begin < _QUICK_BUILD
+            if must_be_new and is_quick and not isinstance(factory.source, (EnvSpec, type)):
+                try:
+                    other = factory.build()
+                except BaseException:
+                    _close(env)  # it is new: an env fn that returns an old one does not fail
+                    raise
+                if other is env:
+                    raise NotNewError
+                _close(other)
+            shared = _SharedEnv(adapt(env))
+        self._shared = shared
         self._has_begun = False
         self.step: Any = self._shared.env.step  # itself: one call more is 2 % of a CartPole
         _SHARED[self._key] = self._shared
@@ -86,21 +99,6 @@ class StandIn(gymnasium.Env[Any, Any]):
         if not self._shared.num_users:
             _SHARED.pop(self._key, None)
             _close(self._shared.env.env)
-
-
-def _build_new(factory: EnvFactory) -> Any:
-    begin = time.perf_counter()
-    env = factory.build()
-    if time.perf_counter() - begin < _QUICK_BUILD and not isinstance(factory.source, (EnvSpec, type)):
-        try:
-            other = factory.build()
-        except BaseException:
-            _close(env)  # it is new: an env fn that returns an old one does not fail
-            raise
-        if other is env:
-            raise NotNewError
-        _close(other)
-    return env
 
 
 def _close(env: object) -> None:
