@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array
+from parallelenv.contract.batch import Array, DType
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import WorkerStartError
 
@@ -78,7 +77,7 @@ class SharedMemory:
 
 
 _ALIGNMENT = 64
-ArrayHeaders = tuple[tuple[str, tuple[int, ...], "np.dtype[Any]"], ...]
+ArrayHeaders = tuple[tuple[str, tuple[int, ...], DType], ...]
 """Name, shape and dtype of each array, in the order in memory."""
 
 

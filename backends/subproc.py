@@ -180,7 +180,7 @@ class SubprocBackend(Backend):
                 )
         return server
 
-    def _start(self, log: Any, env_ids: tuple[int, ...], server: ForkServer | None) -> PipeChannel:
+    def _start(self, log: WorkerLog, env_ids: tuple[int, ...], server: ForkServer | None) -> PipeChannel:
         context: Any = multiprocessing.get_context(self._method)
         with starting(self._method):
             ours, theirs = context.Pipe()
@@ -225,7 +225,7 @@ class SubprocBackend(Backend):
         return self._switchboard.close(timeout)
 
 
-def check_preload(preload: Any) -> tuple[str, ...]:
+def check_preload(preload: object) -> tuple[str, ...]:
     """Return names of modules as a tuple; raise if they are not a list or tuple of strings."""
     if not isinstance(preload, (list, tuple)) or not all(isinstance(name, str) for name in preload):
         raise ArgumentError(f"preload={preload!r} must be a list of names of modules, such as ['my_package'].")

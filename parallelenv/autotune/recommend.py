@@ -27,7 +27,7 @@ from parallelenv.contract.copying import loads
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, make_factories, pack_factories
 from parallelenv.contract.error_text import count, duration, number, one_line
-from parallelenv.contract.spaces import Spaces
+from parallelenv.contract.spaces import Env, Spaces
 from parallelenv.contract.worker_info import get_worker_info
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import UnpicklableError
@@ -90,7 +90,7 @@ class Recommendation:
 
 
 def recommend(
-    envs: Sequence[Any], *, num_cpus: int | None = None, spaces: Spaces | None = None, caller_busy: bool = False
+    envs: Sequence[object], *, num_cpus: int | None = None, spaces: Spaces | None = None, caller_busy: bool = False
 ) -> Recommendation:
     """Try the modes on envs for a moment and return the fastest, or a simpler one that is about as fast.
 
@@ -395,7 +395,7 @@ class Trial:
         return " ".join(parts)
 
 
-def _copy(packed: bytes, is_live: bool) -> Any:
+def _copy(packed: bytes, is_live: bool) -> Env:
     """Return a new copy of a pickled env, or of the one that a pickled env fn returns."""
     source = loads(packed)
     return source if is_live else source()

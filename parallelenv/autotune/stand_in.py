@@ -12,6 +12,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from parallelenv.contract.env_specs import EnvFactory
+from parallelenv.contract.spaces import Action, Info, State
 from parallelenv.errors import EnvContractError, ExhaustedError
 from parallelenv.worker.env_adapter import Resettable, adapt
 
@@ -28,7 +29,7 @@ class _SharedEnv:
     """The real env of some stand-ins."""
 
     env: Resettable
-    first: tuple[Any, dict[str, Any]] | None = None  # state and info, once it was reset
+    first: tuple[State, Info] | None = None  # state and info, once it was reset
     num_users: int = 0  # open stand-ins
 
 
@@ -36,7 +37,7 @@ _SHARED: dict[tuple[str, int, int], _SharedEnv] = {}
 """By trial, env id of the factory, and thread: each worker has its own."""
 
 
-class StandIn(gymnasium.Env[Any, Any]):
+class StandIn(gymnasium.Env[State, Action]):
     """Takes the place of an env. All stand-ins of a trial, factory and thread step one real env in turns.
 
     The pools of a trial then make as many calls and exchange as many messages as the real one, without its memory and
@@ -77,7 +78,7 @@ class StandIn(gymnasium.Env[Any, Any]):
         """Likewise."""
         return self._shared.env.env.action_space
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
         """Reset the env, but when a pool begins only the first time: resets may take long.
 
         Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from parallelenv.contract.spaces import Info, Space, Structure
+from parallelenv.contract.spaces import Info, Space, State, Structure
 from parallelenv.errors import WorkerStartError
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _padded(field: Field, num_envs: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def gather_states(batch: Batch, env_ids: Sequence[int], rows: Index, extras: Mapping[int, Extra], copy: bool) -> Any:
+def gather_states(batch: Batch, env_ids: Sequence[int], rows: Index, extras: Mapping[int, Extra], copy: bool) -> State:
     """Return the states of these envs, batched, in the order of ``env_ids``; ``rows`` is their index in the batch."""
     if batch.single_state is not None:  # the usual case
         return select_rows(batch.single_state, rows, copy)

@@ -201,7 +201,7 @@ class NormalizeRewards(ParallelWrapper):
         scaled = np.clip(rewards / np.sqrt(variance + self.epsilon), -self.clip, self.clip)
         return changed(result, rewards=scaled)
 
-    def remembered(self) -> dict[str, Any]:
+    def remembered(self) -> dict[str, object]:
         """Return the statistics, the current returns and the discount."""
         return {**super().remembered(), "settings": {"gamma": self.gamma}}
 
