@@ -141,7 +141,7 @@ class Batch:
         begin, end = layout.nbytes - flags - rewards, layout.nbytes - flags + 2 * layout.num_envs
         self.outcome: Callable[[], bytes] = np.ndarray((end - begin,), np.uint8, buffer=memory, offset=begin).tobytes
         self._known: tuple[Sequence[int], Index] = ((), slice(0, 0))  # one tuple: threads read and write it
-        self._results = [self.rewards, self.flags, *filter_arrays(self.states)]
+        self._results = [self.rewards, self.flags, *(array for array in self.states if array is not None)]
 
     @classmethod
     def private(cls, layout: Layout) -> Batch:
@@ -214,7 +214,7 @@ class Batch:
         yield from ((array, selected) for array in self._results)
         ended = self.ended(env_ids) if self.layout.keeps_ended else ()
         if ended:
-            yield from ((array, self.rows(ended)) for array in filter_arrays(self.ended_states))
+            yield from ((array, self.rows(ended)) for array in self.ended_states if array is not None)
 
 
 def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
@@ -230,11 +230,6 @@ def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Arra
 def has_true(flags: Array) -> bool:
     """Whether any of these bools is true. Called at every step: 0.3 us; ``any()`` takes 1.2 us."""
     return b"\1" in flags.tobytes()
-
-
-def filter_arrays(leaves: Sequence[Array | None]) -> list[Array]:
-    """Return the leaves that are arrays."""
-    return [array for array in leaves if array is not None]
 
 
 def _fields(structure: Structure) -> list[Field | None]:
