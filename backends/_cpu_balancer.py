@@ -43,25 +43,27 @@ class CpuBalancer:
     def _spread(self, pids: Sequence[int]) -> None:
         awake = {pid: core for pid in pids if (core := _core_if_awake(pid)) is not None}
         own_core = _core_if_awake(os.getpid())
-        if own_core is None or _num_runnable() > len(awake) + 1:  # another process needs a core
+        num_runnable = int(_read("/proc/loadavg").split()[3].partition(b"/")[0])  # threads of the whole system
+        if own_core is None or num_runnable > len(awake) + 1:  # another process needs a core
             return
         taken = {own_core} if self._caller_steps else set()
         for pid, core in awake.items():
-            if core in taken:
-                _move(pid, taken.union(awake.values()))
-                return
-            taken.add(core)
+            if core not in taken:
+                taken.add(core)
+                continue
+            allowed = os.sched_getaffinity(pid)
+            if free := allowed - taken.union(awake.values()):
+                try:
+                    os.sched_setaffinity(pid, {min(free)})
+                finally:  # it is moved, not pinned
+                    os.sched_setaffinity(pid, allowed)
+            return
 
 
 def _core_if_awake(pid: int) -> int | None:
     """Return the core that a process runs on or waits for, ``None`` if it sleeps."""
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return int(fields[_PROCESSOR]) if fields[_STATE] == b"R" else None
-
-
-def _num_runnable() -> int:
-    """Return how many threads of the whole system are runnable at this moment."""
-    return int(_read("/proc/loadavg").split()[3].partition(b"/")[0])
 
 
 def _read(path: str) -> bytes:
@@ -71,14 +73,3 @@ def _read(path: str) -> bytes:
     """
     with open(path, "rb", buffering=0) as file:
         return file.read(4096)
-
-
-def _move(pid: int, taken: set[int]) -> None:
-    """Move a process to a core that is not taken, without pinning it there."""
-    allowed = os.sched_getaffinity(pid)
-    free = allowed - taken
-    if free:
-        try:
-            os.sched_setaffinity(pid, {min(free)})
-        finally:
-            os.sched_setaffinity(pid, allowed)

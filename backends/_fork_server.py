@@ -24,7 +24,7 @@ from multiprocessing import process, reduction, resource_tracker, spawn
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -191,7 +191,13 @@ class _Server:
         if error and modules:
             reason = f"raises {error}"  # partly imported
         gc.collect()
-        _UNSEEDED.extend(filter(_is_unseeded, gc.get_objects()))
+        _UNSEEDED.extend(
+            one
+            for one in gc.get_objects()
+            if type(one) is np.random.Generator
+            and isinstance(entropy := getattr(getattr(one.bit_generator, "seed_seq", None), "entropy", None), int)
+            and entropy >= _SEED_SIZE
+        )
         gc.freeze()  # else garbage collection in workers would copy the shared pages
         stamps = {file: _stamp(file) for file in files}
         stamps |= {
@@ -232,13 +238,6 @@ def _reseed_generators(numbers: Any) -> None:
     for generator in _UNSEEDED:
         fresh: Any = type(generator.bit_generator)
         generator.bit_generator.state = fresh().state
-
-
-def _is_unseeded(one: object) -> TypeGuard[np.random.Generator]:
-    if type(one) is not np.random.Generator:
-        return False
-    entropy = getattr(getattr(one.bit_generator, "seed_seq", None), "entropy", None)
-    return isinstance(entropy, int) and entropy >= _SEED_SIZE
 
 
 def _unforkable_resources() -> set[tuple[str, str]]:

@@ -336,7 +336,7 @@ class Switchboard:
         self.queue: list[tuple[BellChannel, Message]] = []
         self.awaits_first = False
         self._balancer = balancer
-        self._watched: dict[int, Any] = {}  # channels and the bell, by descriptor
+        self._watched: dict[int, PipeChannel | Bell] = {}  # channels and the bell, by descriptor
         self._pids: list[int] = []  # of the processes at their other ends
         self._is_quick = True  # whether recent replies came within `_SPIN`, so that spinning pays
         self._poll: Any = select.poll() if hasattr(select, "poll") else None  # not on Windows, where nothing is watched

@@ -59,7 +59,9 @@ class Cluster:
             if not ray.is_initialized():
                 self._take_away_variables()
         self._arguments = dict(arguments)
-        self.is_own = not self._is_users and _has_started_head()
+        # Whether this process started the head node, not only connected to it. Ray has no public API for this.
+        has_head = bool(getattr(getattr(ray._private.worker, "_global_node", None), "head", True))
+        self.is_own = not self._is_users and has_head
         self._ids = _connection_ids()
         self._num_members = 0
 
@@ -168,13 +170,6 @@ def _import_quietly() -> None:
         import ray  # noqa: F401 (for what it says at that)
     finally:
         log.setLevel(level)
-
-
-def _has_started_head() -> bool:
-    """Whether Ray was started by this process, not only connected. Ray has no public API for this."""
-    import ray
-
-    return bool(getattr(getattr(ray._private.worker, "_global_node", None), "head", True))
 
 
 def resources(kind: str) -> dict[str, float]:

@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array
+from parallelenv.contract.batch import Array, DType
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import WorkerStartError
 
@@ -43,7 +42,16 @@ class SharedMemory:
                 with tempfile.TemporaryFile() as file:
                     fileno = os.dup(file.fileno())
             try:
-                _reserve(fileno, nbytes)
+                # Allocate the pages if possible: a lack shows now, not as SIGBUS.
+                is_linux = sys.platform == "linux"
+                lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if is_linux else []
+                available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+                if available and nbytes > available[0]:  # the system may then kill a process, not return an error
+                    raise OSError(errno.ENOMEM, f"{available[0]:,} bytes of memory are available")
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(fileno, 0, nbytes)
+                else:
+                    os.ftruncate(fileno, nbytes)
             except OSError as error:
                 os.close(fileno)
                 raise WorkerStartError(
@@ -68,20 +76,8 @@ class SharedMemory:
                 os.close(self._fileno)
 
 
-def _reserve(fileno: int, nbytes: int) -> None:
-    """Set the file's size and, if possible, allocate its pages: a lack shows now, not as SIGBUS."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if sys.platform == "linux" else []
-    available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    if available and nbytes > available[0]:  # the system may then kill a process rather than return an error
-        raise OSError(errno.ENOMEM, f"{available[0]:,} bytes of memory are available")
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fileno, 0, nbytes)
-    else:
-        os.ftruncate(fileno, nbytes)
-
-
 _ALIGNMENT = 64
-ArrayHeaders = tuple[tuple[str, tuple[int, ...], "np.dtype[Any]"], ...]
+ArrayHeaders = tuple[tuple[str, tuple[int, ...], DType], ...]
 """Name, shape and dtype of each array, in the order in memory."""
 
 

@@ -132,7 +132,12 @@ class RayBackend:
         caller = PackageVersion(package_version().version, "")  # the folder may differ by node or `working_dir`
         # Plain tuples: an actor can read them without importing this package.
         packed = [tuple(encode(spec)) for spec in PackedSpec.pack(specs, caller, environment={}, shared=())]
-        options = [self._options_of(spec) for spec in specs]
+        options: list[ActorOptions] = []
+        for spec in specs:
+            share = self._cores_per_worker * spec.num_cpus
+            # Ray accepts whole numbers of cores, or fractions below 1.
+            cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
+            options.append({"num_cpus": cores, "num_gpus": self._gpus_per_host, "max_restarts": 0, **self._options})
         try:
             kinds = [ray.remote(**one)(self.host_class) for one in options]
         except (TypeError, ValueError) as error:
@@ -196,13 +201,6 @@ class RayBackend:
                 channels.append(channel)
                 channel.connect_bell()
         return channels
-
-    def _options_of(self, spec: WorkerSpec) -> ActorOptions:
-        """Return the options of an actor: a core for each of its workers, or a proportional share."""
-        share = self._cores_per_worker * spec.num_cpus
-        # Ray accepts whole numbers of cores, or fractions below 1.
-        cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
-        return {"num_cpus": cores, "num_gpus": self._gpus_per_host, "max_restarts": 0, **self._options}
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
         """Wait until all actors have introduced themselves; `WorkerStartError` if one cannot, or takes too long."""

@@ -100,7 +100,18 @@ class SubprocBackend(Backend):
         if self._caller_steps and not self._callers_share:
             self._callers_share = packed[-1].env_ids  # the smallest share, as the caller has other work
         workers = self._start_all([spec for spec in packed if spec.env_ids != self._callers_share], shared)
-        own = [CallerChannel(_without_live_envs(spec)) for spec in specs if spec.env_ids == self._callers_share]
+        own: list[Channel] = []
+        for spec in specs:
+            if spec.env_ids == self._callers_share:
+                # Live envs are copied each time, as in workers. Nothing is unpickled: that would overwrite a notebook's
+                # classes with their state at pickling.
+                envs = [
+                    EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
+                    if env.is_live
+                    else env
+                    for env in spec.envs
+                ]
+                own.append(CallerChannel(dataclasses.replace(spec, envs=tuple(envs))))
         return [*workers, *own]
 
     def _start_all(self, packed: Sequence[PackedSpec], shared: Mapping[str, Array]) -> list[Channel]:
@@ -169,7 +180,7 @@ class SubprocBackend(Backend):
                 )
         return server
 
-    def _start(self, log: Any, env_ids: tuple[int, ...], server: ForkServer | None) -> PipeChannel:
+    def _start(self, log: WorkerLog, env_ids: tuple[int, ...], server: ForkServer | None) -> PipeChannel:
         context: Any = multiprocessing.get_context(self._method)
         with starting(self._method):
             ours, theirs = context.Pipe()
@@ -214,19 +225,7 @@ class SubprocBackend(Backend):
         return self._switchboard.close(timeout)
 
 
-def _without_live_envs(spec: WorkerSpec) -> WorkerSpec:
-    """Return a spec for the caller whose live envs are copied each time, as in workers.
-
-    Nothing is unpickled: that would overwrite a notebook's classes with their state at pickling.
-    """
-
-    def copying(env: EnvFactory) -> EnvFactory:
-        return EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
-
-    return dataclasses.replace(spec, envs=tuple(copying(env) if env.is_live else env for env in spec.envs))
-
-
-def check_preload(preload: Any) -> tuple[str, ...]:
+def check_preload(preload: object) -> tuple[str, ...]:
     """Return names of modules as a tuple; raise if they are not a list or tuple of strings."""
     if not isinstance(preload, (list, tuple)) or not all(isinstance(name, str) for name in preload):
         raise ArgumentError(f"preload={preload!r} must be a list of names of modules, such as ['my_package'].")

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,16 @@ from parallelenv.errors import ArgumentError, InvalidEnvError, ParallelEnvError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = _parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        return command(arguments)
+        if arguments.command == "compare":
+            return _compare(arguments)
+        if arguments.command == "recommend":
+            for name in arguments.envs:
+                found = recommend([name] * arguments.num_envs, num_cpus=arguments.num_cpus)
+                print(f"{name}: {found}", flush=True)
+        else:
+            print(json.dumps(doctor.facts(), indent=2) if arguments.json else doctor.describe())
+        return 0
     except ParallelEnvError as error:
         print(f"parallelenv: {one_line(error)}", file=sys.stderr)
         return 2
@@ -58,7 +65,9 @@ _SECONDS = functools.partial(_number, float, 0.001)
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("parallelenv", description="Measure, compare and diagnose ParallelEnv.")
     parser.add_argument("--version", action="version", version=f"parallelenv {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="{compare,recommend,doctor}")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="{compare,recommend,doctor}"
+    )
     env = {"nargs": "+", "metavar": "ENV", "help": "registered id, for example CartPole-v1 or module:Name-v0"}
     as_json = {"action": "store_true", "help": "print JSON; docs/api/command_line.md lists the keys"}
     words = ", ".join(compare.comparable_words())
@@ -75,41 +84,32 @@ def _parser() -> argparse.ArgumentParser:
         ("compare", "--no-progress", {"dest": "progress", "action": "store_false", "help": "show no progress bar"}),
         ("compare doctor", "--json", as_json),
     ]
-    for run, summary, details in (
+    for name, summary, details in (
         (
-            _compare,
+            "compare",
             "measure every mode on your envs and recommend one",
             "Step each env with the same random actions in every mode, check that the results are identical bit for "
             "bit, time the modes in turns, and recommend one. Exit code 1 if a mode failed or gave other results than "
             "the plain loop.",
         ),
         (
-            _recommend,
+            "recommend",
             "try your envs for a moment and say which mode suits them",
             "Step the envs for a moment with random actions in each mode that could be the fastest, and say in one "
             'line which is and why. It is what para_mode="auto" goes by.',
         ),
         (
-            _doctor,
+            "doctor",
             "show what this machine offers",
             "Show cores, memory, Ray and versions: what to look at, or to send along, when something is slow or fails. "
             "Starts nothing.",
         ),
     ):
-        name = run.__name__.strip("_")
         command = commands.add_parser(name, help=summary, description=details)
-        command.set_defaults(command=run)
         for users, flag, look in arguments:
             if name in users:
                 command.add_argument(flag, **look)
     return parser
-
-
-def _recommend(arguments: argparse.Namespace) -> int:
-    for name in arguments.envs:
-        found = recommend([name] * arguments.num_envs, num_cpus=arguments.num_cpus)
-        print(f"{name}: {found}", flush=True)
-    return 0
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -153,8 +153,3 @@ def _modes(words: Sequence[str]) -> tuple[str, ...]:
             hint = did_you_mean(word, known)
             raise ArgumentError(f"--modes {word} is not known; expected some of {', '.join(known)}.{hint}")
     return tuple(dict.fromkeys([compare.ORACLE, *asked]))
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    print(json.dumps(doctor.facts(), indent=2) if arguments.json else doctor.describe())
-    return 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +18,6 @@ from fragile import CAN_DIE, EXIT, GO_ON, RAISE, Fragile, two_hosts
 from test_rollout import POLICIES, Scripted, counts, paced, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
-from parallelenv.collect import history
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
@@ -526,7 +527,7 @@ class Writer:
 @pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode="dummy")])
 def test_history_is_closed_if_the_constructor_fails(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     writer = Writer()
-    monkeypatch.setattr(history, "_make_writer", lambda log_dir: writer)
+    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=lambda log_dir: writer))
     with pytest.raises(ArgumentError, match=r"make_envs\(\) returned a int"):
         kind(make_policy=lambda: zeros, make_envs=lambda: 3, num_steps=3, log_dir="anywhere")
     assert not writer.is_open

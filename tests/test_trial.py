@@ -85,11 +85,15 @@ def test_tried_env_is_made_stepped_and_closed() -> None:
     assert found.step_cost > 0
 
 
-def test_each_env_is_tried_by_its_own_kind_or_a_near_one() -> None:
+def test_each_env_is_tried_by_its_own_kind_or_a_near_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recommending.Trial, "run_here", lambda trial: recommending.Recommendation("dummy", 1))
+
     def kinds(num_kinds: int, num_envs: int) -> list[int]:
         env_fns = [partial(Witness) for _ in range(num_kinds)]
         factories = make_factories([env_fns[index * num_kinds // num_envs] for index in range(num_envs)])
-        return [one.env_id for one in recommending._representatives(factories)]
+        trial = recommending.Trial(factories, 1, None, caller_busy=False, env_options={}, find_obstacle=str)
+        trial.run()
+        return [one.env_id for one in trial.factories]
 
     assert kinds(1, 4) == [0, 0, 0, 0]
     assert kinds(2, 4) == [0, 0, 2, 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import gymnasium
 import numpy as np
 
 from parallelenv.contract import migration_hints
@@ -13,6 +12,7 @@ from parallelenv.contract.arguments import parse_ids
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import one_line
 from parallelenv.contract.failures import add_note, put
+from parallelenv.contract.spaces import Space
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.errors import EnvBusyError, NoPendingCallError, NothingInFlightError, PendingCallError, SpacesError
 from parallelenv.results import StepBatch, StepResult
@@ -20,7 +20,6 @@ from parallelenv.results import StepBatch, StepResult
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
-Space = gymnasium.Space[Any]
 _Class = TypeVar("_Class", bound=type)
 _Step = TypeVar("_Step")
 

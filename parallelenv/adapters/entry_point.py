@@ -14,7 +14,7 @@ from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
 from parallelenv.contract import arguments
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.error_text import show
-from parallelenv.contract.spaces import describe_value
+from parallelenv.contract.spaces import Env, describe_value
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, InvalidEnvError
 from parallelenv.registry import ParaMode
@@ -23,12 +23,12 @@ from parallelenv.registry import ParaMode
 def vector_entry_point(
     num_envs: int = 1,
     *,
-    env: str | EnvSpec | Callable[..., Any],
+    env: str | EnvSpec | Callable[..., Env],
     para_mode: ParaMode = "subproc",
     autoreset_mode: str | AutoresetMode = "NextStep",
     parallel_kwargs: dict[str, Any] | None = None,
     max_episode_steps: int | None = None,
-    **make_kwargs: Any,
+    **make_kwargs: object,
 ) -> GymnasiumVectorEnv:
     """Return a vector env for `gymnasium.make_vec`, for an id registered with this function as its entry point.
 
@@ -72,7 +72,7 @@ def vector_entry_point(
         raise
 
 
-def _make(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, object]) -> Any:
+def _make(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, object]) -> Env:
     if isinstance(source, EnvSpec):
         return gymnasium.make(source, max_episode_steps=max_episode_steps, **make_kwargs)  # type: ignore[arg-type]
     env = source(**make_kwargs)

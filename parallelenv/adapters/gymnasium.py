@@ -12,12 +12,13 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from parallelenv.adapters.common import Space, convert_step, declared_spaces, nothing_begun, raises_first
+from parallelenv.adapters.common import convert_step, declared_spaces, nothing_begun, raises_first
 from parallelenv.adapters.infos import gather_infos
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import MethodCall
+from parallelenv.contract.spaces import Action, Env, Info, Space, State
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import ByHand, DonePolicy, EndedEpisode, NextStep, SameStep
 from parallelenv.engine.tickets import Ticket
@@ -27,8 +28,7 @@ from parallelenv.results import StepResult
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
-Info = dict[str, Any]
-GymnasiumStep = tuple[Any, Array, Array, Array, Info]
+GymnasiumStep = tuple[State, Array, Array, Array, Info]
 ObservationMode = Literal["same", "different"] | tuple[Space, Space]
 
 _POLICIES: dict[AutoresetMode, type[DonePolicy]] = {
@@ -46,7 +46,7 @@ class _PendingCall(NamedTuple):
 
 
 @raises_first
-class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
+class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     """A Gymnasium vector env, returned by `ParallelEnv.to_gymnasium`. Behaves like Gymnasium's own, minus their bugs.
 
     A step is one round trip in every autoreset mode. After Ctrl-C or a timeout, `step_wait` returns the step in flight
@@ -82,7 +82,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ---------------------------------------------------------------- episodes
 
-    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None) -> tuple[Any, Info]:
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
+    ) -> tuple[State, Info]:
         """Begin new episodes. Return observations of all envs (the latest of envs not reset), and infos of those reset.
 
         Args:
@@ -122,7 +124,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._begun = _PendingCall("reset", engine.reset_async(ids, picked, options))
         self._is_awaited = True
 
-    def reset_wait(self, timeout: float | None = None) -> tuple[Any, Info]:
+    def reset_wait(self, timeout: float | None = None) -> tuple[State, Info]:
         """Return the result of `reset_async`. See `reset`, and `step_wait` for ``timeout`` and errors."""
         engine = self.parallel_env.engine
         env_ids, observations = self._finish("reset", timeout, engine.reset_wait)
@@ -179,7 +181,17 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         states, rewards, _, infos = result
         if self._lends:
             states = _writeable(states)
-        said = gather_infos(enumerate(map(_with_final, infos)), len(infos)) if any(infos) else {}
+        said: Info = {}
+        if any(infos):
+            shown: list[Info] = []
+            for info in infos:
+                ending: EndedEpisode | None = info.pop(EndedEpisode, None)
+                if ending is None:
+                    shown.append(info)
+                else:  # a reset within the step: its info, with the last one of the episode in ``final_info``
+                    final = {} if ending.state is None else {"final_obs": ending.state}
+                    shown.append({**final, "final_info": info, **ending.reset_info})
+            said = gather_infos(enumerate(shown), len(infos))
         return states, rewards, result.terminated, result.truncated, said
 
     def _check_step(self) -> None:
@@ -242,7 +254,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     @short_tracebacks
-    def envs(self) -> tuple[Any, ...]:
+    def envs(self) -> tuple[Env, ...]:
         """The env objects; an `AbsentAttributeError` if they are in other processes."""
         return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or call()")
 
@@ -342,7 +354,7 @@ def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[Space,
     return mode
 
 
-def _writeable(states: Any) -> Any:
+def _writeable(states: State) -> State:
     """Make all arrays of the states writeable, and return the states."""
     if isinstance(states, dict):
         return {key: _writeable(part) for key, part in states.items()}
@@ -351,12 +363,3 @@ def _writeable(states: Any) -> Any:
     if isinstance(states, np.ndarray):
         states.flags.writeable = True
     return states
-
-
-def _with_final(info: dict[Any, Any]) -> dict[Any, Any]:
-    """Return one env's info; after a reset within the step that of the reset, with the last one in ``final_info``."""
-    ending: EndedEpisode | None = info.pop(EndedEpisode, None)
-    if ending is None:
-        return info
-    final = {} if ending.state is None else {"final_obs": ending.state}
-    return {**final, "final_info": info, **ending.reset_info}

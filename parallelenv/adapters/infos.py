@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array
+from parallelenv.contract.batch import Array, DType
+from parallelenv.contract.spaces import Info
 
 _AS_THEY_ARE = "final_obs"
 """Gymnasium never batches these."""
 
 
-def gather_infos(infos: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> dict[str, Any]:
+def gather_infos(infos: Iterable[tuple[int, Mapping[str, object]]], num_envs: int) -> Info:
     """Return one dict for all envs, from pairs of an env id and its info; envs may be left out.
 
     Returns:
@@ -26,7 +27,7 @@ def gather_infos(infos: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) 
         all values: numbers become ``(num_envs,)``, arrays of one shape ``(num_envs, *shape)``, dicts are gathered
         recursively, and all else, including mixtures, becomes an object array ``(num_envs,)``.
     """
-    columns: dict[Any, dict[int, Any]] = {}
+    columns: dict[str, dict[int, object]] = {}
     for row, info in infos:
         for key, value in info.items():
             columns.setdefault(key, {})[row] = value
@@ -37,7 +38,7 @@ def gather_infos(infos: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) 
     return gathered
 
 
-def _column(key: object, by_row: Mapping[int, Any], num_envs: int) -> dict[str, Any] | Array:
+def _column(key: object, by_row: Mapping[int, Any], num_envs: int) -> Info | Array:
     values = list(by_row.values())
     if key != _AS_THEY_ARE:
         if all(isinstance(value, dict) for value in values):
@@ -53,7 +54,7 @@ def _column(key: object, by_row: Mapping[int, Any], num_envs: int) -> dict[str, 
     return objects
 
 
-def _common_dtype(values: list[Any]) -> np.dtype[Any] | None:
+def _common_dtype(values: list[object]) -> DType | None:
     """Return the dtype that keeps all values; ``None`` if they are neither numbers nor arrays of one shape."""
     are_arrays = all(isinstance(value, np.ndarray) for value in values)
     are_numbers = all(type(value) in (int, float) or isinstance(value, np.number) for value in values)

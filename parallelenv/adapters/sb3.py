@@ -14,6 +14,7 @@ from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import Lookup, MethodCall
+from parallelenv.contract.spaces import Env, Info, State
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import EndedEpisode, SameStep
 from parallelenv.errors import ArgumentError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 Indices = int | Iterable[int] | None
-SB3Step = tuple[Any, Array, Array, list[dict[str, Any]]]
+SB3Step = tuple[State, Array, Array, list[Info]]
 
 
 @raises_first
@@ -52,7 +53,7 @@ class SB3VecEnv(VecEnv):
 
     # ---------------------------------------------------------------- episodes
 
-    def reset(self) -> Any:
+    def reset(self) -> State:
         """Begin new episodes with the seeds and options set before, and return the first observations."""
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         options = [option or None for option in self._options]
@@ -143,17 +144,17 @@ class SB3VecEnv(VecEnv):
         how = Lookup(how="wrapper")
         return self._each(indices, lambda ids: self.parallel_env.engine.look_up(how, wrapper_class, ids))
 
-    def get_images(self) -> Sequence[Any]:
+    def get_images(self) -> Sequence[Array | None]:
         """Return one frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
         if self.render_mode != "rgb_array":
             warn_user(f"The render mode is {self.render_mode!r}; images need 'rgb_array'.")
             return [None] * self.num_envs
-        frames: list[Any] = self.parallel_env.render(slice(None))
+        frames: list[Array | None] = self.parallel_env.render(slice(None))
         return frames
 
     @property
     @short_tracebacks
-    def envs(self) -> tuple[Any, ...]:
+    def envs(self) -> tuple[Env, ...]:
         """The env objects; an `AbsentAttributeError` if they are in other processes."""
         return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or env_method()")
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from parallelenv.adapters.common import convert_partial, positions, raises_first
 from parallelenv.contract import arguments
-from parallelenv.contract.arguments import Ids, Options
+from parallelenv.contract.arguments import Ids, Options, Seeds
 from parallelenv.contract.batch import Array
 from parallelenv.contract.protocol import MethodCall
-from parallelenv.contract.spaces import object_array
+from parallelenv.contract.spaces import Env, object_array
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import ByHand
 from parallelenv.errors import (
@@ -35,7 +35,7 @@ TianshouStep = tuple[Array, Array, Array, Array, Array]
 class Worker(NamedTuple):
     """An env in `TianshouVectorEnv.workers`."""
 
-    env: Any
+    env: Env
 
 
 @raises_first
@@ -105,7 +105,7 @@ class TianshouVectorEnv:
 
     # ---------------------------------------------------------------- episodes
 
-    def reset(self, env_id: Ids = None, *, seed: Any = None, options: Options = None) -> tuple[Array, Array]:
+    def reset(self, env_id: Ids = None, *, seed: Seeds = None, options: Options = None) -> tuple[Array, Array]:
         """Begin new episodes of some envs, or by default of all, which also drops steps in flight.
 
         An int is the same seed for every env, as in Tianshou; a list has one per env.
@@ -204,7 +204,7 @@ class TianshouVectorEnv:
         env_ids = self._ready(id)
         self.parallel_env.set_env_attr(key, values=[value] * len(env_ids), id=env_ids)
 
-    def render(self, **kwargs: object) -> list[Any]:
+    def render(self, **kwargs: object) -> list[object]:
         """Return the result of each env's ``render`` with these arguments."""
         self._ready(None)
         ticket = self.parallel_env.engine.call_async(MethodCall("render", (), kwargs))

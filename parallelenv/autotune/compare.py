@@ -231,14 +231,20 @@ def check_plot(path: Path) -> None:
         )
     if not path.parent.is_dir():
         raise ArgumentError(f"--plot {path}: the folder {path.parent} does not exist.")
-    formats = _figure(1).canvas.get_supported_filetypes()
+    from matplotlib.figure import Figure
+
+    formats = Figure().canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in formats:
         raise ArgumentError(f"--plot {path}: the name must end in one of .{', .'.join(sorted(formats))}")
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
     """Plot the speed of each mode relative to the oracle, one panel per env, into a file."""
-    figure = _figure(len(comparisons), max(len(comparison.rows) for comparison in comparisons))
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
+
+    most_rows = max(len(comparison.rows) for comparison in comparisons)
+    height = 0.7 + len(comparisons) * (0.7 + 0.35 * most_rows)
+    figure = Figure(figsize=(8, height), dpi=150, layout="constrained")
     panels = figure.subplots(len(comparisons), 1, squeeze=False)[:, 0]
     for panel, comparison in zip(panels, comparisons, strict=True):
         best = comparison.recommended()
@@ -259,9 +265,3 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
         panel.set_title(f"{comparison.name}: {best.mode} recommended", loc="left", fontsize=11)
     panels[-1].set_xlabel(f"times as fast as {ORACLE} (median of the rounds)")
     figure.savefig(path)
-
-
-def _figure(panels: int, bars: int = 5) -> Any:
-    from matplotlib.figure import Figure  # without pyplot: no window, no global state
-
-    return Figure(figsize=(8, 0.7 + panels * (0.7 + 0.35 * bars)), dpi=150, layout="constrained")

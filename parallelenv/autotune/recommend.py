@@ -27,7 +27,7 @@ from parallelenv.contract.copying import loads
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, make_factories, pack_factories
 from parallelenv.contract.error_text import count, duration, number, one_line
-from parallelenv.contract.spaces import Spaces
+from parallelenv.contract.spaces import Env, Spaces
 from parallelenv.contract.worker_info import get_worker_info
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import UnpicklableError
@@ -90,7 +90,7 @@ class Recommendation:
 
 
 def recommend(
-    envs: Sequence[Any], *, num_cpus: int | None = None, spaces: Spaces | None = None, caller_busy: bool = False
+    envs: Sequence[object], *, num_cpus: int | None = None, spaces: Spaces | None = None, caller_busy: bool = False
 ) -> Recommendation:
     """Try the modes on envs for a moment and return the fastest, or a simpler one that is about as fast.
 
@@ -192,7 +192,12 @@ class Trial:
 
     def run(self) -> Recommendation:
         """Try the modes, in another process if need be. Raises what an env raised, or why it cannot be tried."""
-        self.factories = _representatives(self.factories)
+        # Each env is tried by its own factory, or if they are many by one of few, evenly spread.
+        different = list({id(one.source): one for one in reversed(self.factories)}.values())[::-1]
+        kinds = min(len(different), _MOST_KINDS)
+        chosen = [different[-(-index * len(different) // kinds)] for index in range(kinds)]
+        place = {id(one.source): chosen[index * kinds // len(different)] for index, one in enumerate(different)}
+        self.factories = [place[id(one.source)] for one in self.factories]
         return self._try_copies() if any(one.is_live for one in self.factories) else self.run_here()
 
     def run_here(self) -> Recommendation:
@@ -390,19 +395,10 @@ class Trial:
         return " ".join(parts)
 
 
-def _copy(packed: bytes, is_live: bool) -> Any:
+def _copy(packed: bytes, is_live: bool) -> Env:
     """Return a new copy of a pickled env, or of the one that a pickled env fn returns."""
     source = loads(packed)
     return source if is_live else source()
-
-
-def _representatives(factories: Sequence[EnvFactory]) -> list[EnvFactory]:
-    """Return for each env the factory to try for it: its own, or one of few, evenly spread, if they are many."""
-    different = list({id(one.source): one for one in reversed(factories)}.values())[::-1]
-    kinds = min(len(different), _MOST_KINDS)
-    chosen = [different[-(-index * len(different) // kinds)] for index in range(kinds)]
-    place = {id(one.source): chosen[index * kinds // len(different)] for index, one in enumerate(different)}
-    return [place[id(one.source)] for one in factories]
 
 
 def _measure_steps(env: ParallelEnv) -> tuple[float, float]:

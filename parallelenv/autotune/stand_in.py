@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from parallelenv.contract.env_specs import EnvFactory
+from parallelenv.contract.spaces import Action, Info, State
 from parallelenv.errors import EnvContractError, ExhaustedError
 from parallelenv.worker.env_adapter import Resettable, adapt
 
@@ -29,7 +29,7 @@ class _SharedEnv:
     """The real env of some stand-ins."""
 
     env: Resettable
-    first: tuple[Any, dict[str, Any]] | None = None  # state and info, once it was reset
+    first: tuple[State, Info] | None = None  # state and info, once it was reset
     num_users: int = 0  # open stand-ins
 
 
@@ -37,7 +37,7 @@ _SHARED: dict[tuple[str, int, int], _SharedEnv] = {}
 """By trial, env id of the factory, and thread: each worker has its own."""
 
 
-class StandIn(gymnasium.Env[Any, Any]):
+class StandIn(gymnasium.Env[State, Action]):
     """Takes the place of an env. All stand-ins of a trial, factory and thread step one real env in turns.
 
     The pools of a trial then make as many calls and exchange as many messages as the real one, without its memory and
@@ -47,8 +47,22 @@ class StandIn(gymnasium.Env[Any, Any]):
 
     def __init__(self, trial: str, factory: EnvFactory, must_be_new: bool = False) -> None:
         self._key = trial, factory.env_id, threading.get_ident()
-        build = functools.partial(_build_new, factory) if must_be_new else factory.build
-        self._shared = _SHARED.get(self._key) or _SharedEnv(adapt(build()))
+        shared = _SHARED.get(self._key)
+        if shared is None:
+            begin = time.perf_counter()
+            env = factory.build()
+            is_quick = time.perf_counter() - begin < _QUICK_BUILD
+            if must_be_new and is_quick and not isinstance(factory.source, (EnvSpec, type)):
+                try:
+                    other = factory.build()
+                except BaseException:
+                    _close(env)  # it is new: an env fn that returns an old one does not fail
+                    raise
+                if other is env:
+                    raise NotNewError
+                _close(other)
+            shared = _SharedEnv(adapt(env))
+        self._shared = shared
         self._has_begun = False
         self.step: Any = self._shared.env.step  # itself: one call more is 2 % of a CartPole
         _SHARED[self._key] = self._shared
@@ -64,7 +78,7 @@ class StandIn(gymnasium.Env[Any, Any]):
         """Likewise."""
         return self._shared.env.env.action_space
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
         """Reset the env, but when a pool begins only the first time: resets may take long.
 
         Raises:
@@ -86,21 +100,6 @@ class StandIn(gymnasium.Env[Any, Any]):
         if not self._shared.num_users:
             _SHARED.pop(self._key, None)
             _close(self._shared.env.env)
-
-
-def _build_new(factory: EnvFactory) -> Any:
-    begin = time.perf_counter()
-    env = factory.build()
-    if time.perf_counter() - begin < _QUICK_BUILD and not isinstance(factory.source, (EnvSpec, type)):
-        try:
-            other = factory.build()
-        except BaseException:
-            _close(env)  # it is new: an env fn that returns an old one does not fail
-            raise
-        if other is env:
-            raise NotNewError
-        _close(other)
-    return env
 
 
 def _close(env: object) -> None:

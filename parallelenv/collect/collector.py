@@ -8,7 +8,7 @@ import inspect
 import operator
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from parallelenv.collect.base import (
@@ -196,7 +196,13 @@ class Collector(CollectorBase):
             )
         seed = self._test_seed if seed is None else seed
         policy = self._policy
-        if _has_parameter(policy, "deterministic"):
+        try:
+            parameters: Mapping[str, inspect.Parameter] = inspect.signature(policy).parameters
+            if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(policy, "forward"):
+                parameters = inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
+        except (TypeError, ValueError):  # a builtin without a signature
+            parameters = {}
+        if "deterministic" in parameters:
             policy = functools.partial(policy, deterministic=True)
         with _with_collector_hints("test_envs"):
             evaluation = self._envs["test_envs"].run_episodes(policy, num_episodes, seed=seed, progress=progress)
@@ -268,14 +274,3 @@ def _with_collector_hints(component: str) -> Iterator[None]:
                 f"on_failure='restart' the ParallelEnv in make_{component} rebuilds its envs itself."
             )
         raise
-
-
-def _has_parameter(policy: Policy, name: str) -> bool:
-    """Whether a policy, or the ``forward`` of a torch module, has a parameter of this name."""
-    try:
-        parameters = inspect.signature(policy).parameters
-        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(policy, "forward"):
-            parameters = inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
-    except (TypeError, ValueError):  # a builtin without a signature
-        return False
-    return name in parameters

@@ -85,7 +85,10 @@ class CollectorEnv(Collector):
         except Exception as error:  # noqa: BLE001 (users' code runs; the error is sent)
             made = getattr(error, "partial", None)
             if isinstance(made, Rollout):
-                part.data = _without_rest(made)
+                num_steps = int(np.flatnonzero((made.valid | made.dones).any(axis=1)).max(initial=-1)) + 1
+                names = ("states", "actions", "rewards", "terminated", "truncated", "valid", "extras")
+                kept = {name: map_leaves(getattr(made, name), lambda leaf: leaf[:num_steps]) for name in names}
+                part.data = replace(made, **kept)  # without trailing steps that no env made
                 put(error, "partial", None)  # else the error would carry the steps as well
             part.failure = Failure(error, self._rank, "collect")
         if self._compresses:
@@ -95,13 +98,6 @@ class CollectorEnv(Collector):
     def close(self) -> None:
         """Close the envs."""
         self.stop()
-
-
-def _without_rest(data: Rollout) -> Rollout:
-    """Return a rollout without trailing steps that no env made."""
-    num_steps = int(np.flatnonzero((data.valid | data.dones).any(axis=1)).max(initial=-1)) + 1
-    names = ("states", "actions", "rewards", "terminated", "truncated", "valid", "extras")
-    return replace(data, **{name: map_leaves(getattr(data, name), lambda leaf: leaf[:num_steps]) for name in names})
 
 
 def zstandard() -> Any:

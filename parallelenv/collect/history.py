@@ -44,7 +44,20 @@ class History:
     def __init__(self, log_dir: object = None) -> None:
         self._records: list[Record] = []
         self._samples, self._seconds = 0, 0.0
-        self._writer: Any = None if log_dir is None else _make_writer(log_dir)
+        self._writer: Any = None
+        if log_dir is None:
+            return
+        for module in ("tensorboardX", "torch.utils.tensorboard"):
+            try:
+                self._writer = importlib.import_module(module).SummaryWriter(str(log_dir))
+                return
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] not in ("tensorboardX", "tensorboard", "torch"):
+                    raise
+        raise MissingDependencyError(
+            f"log_dir={show(log_dir)} needs the package 'tensorboardX', or 'tensorboard' beside torch. Install it "
+            "with: pip install tensorboardX"
+        )
 
     def note(
         self, returns: Array, version: int, samples: int = 0, seconds: float = 0.0, *, is_test: bool = False
@@ -137,16 +150,3 @@ def import_package(module: str, purpose: str) -> Any:
         raise MissingDependencyError(
             f"{purpose} needs the package {package!r}, which is not installed. Install it with: pip install {package}"
         ) from error
-
-
-def _make_writer(log_dir: object) -> Any:
-    for module in ("tensorboardX", "torch.utils.tensorboard"):
-        try:
-            return importlib.import_module(module).SummaryWriter(str(log_dir))
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in ("tensorboardX", "tensorboard", "torch"):
-                raise
-    raise MissingDependencyError(
-        f"log_dir={show(log_dir)} needs the package 'tensorboardX', or 'tensorboard' beside torch. Install it with: "
-        "pip install tensorboardX"
-    )

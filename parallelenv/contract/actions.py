@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space, iterate
 
-from parallelenv.contract.batch import Batch, Layout, Rows
+from parallelenv.contract.batch import Array, Batch, Layout, Rows
 from parallelenv.contract.copying import graph_parts
 from parallelenv.contract.error_text import count, show, were
-from parallelenv.contract.spaces import as_array, casts_to, describe_value, is_tensor
+from parallelenv.contract.spaces import Action, as_array, casts_to, describe_value, is_tensor
 from parallelenv.errors import ActionError
 
 
@@ -42,8 +42,8 @@ class ActionReader:
         self._takes_ints = self._only is not None and self._only.shape == () and self._only.dtype == np.int64
 
     def take(
-        self, batch: Batch, action: Any, env_ids: Sequence[int], stepped: Sequence[int], chosen: Sequence[int] | None
-    ) -> list[Any] | None:
+        self, batch: Batch, action: Action, env_ids: Sequence[int], stepped: Sequence[int], chosen: Sequence[int] | None
+    ) -> list[Action] | None:
         """Write the actions of the envs that will step into their rows of the batch.
 
         ``action`` is a batch as returned by ``action_space.sample()``, or a list with one action per env of
@@ -85,7 +85,7 @@ class ActionReader:
         batch.put_actions(stepped, rows)
         return None
 
-    def _rows(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
+    def _rows(self, action: Action, env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
         """Return the actions of the chosen envs as one array per leaf."""
         if self._structure.is_single:
             is_batch = hasattr(action, "__array__") and getattr(getattr(action, "dtype", None), "kind", "") != "O"
@@ -106,7 +106,7 @@ class ActionReader:
         num_rows = len(env_ids) if chosen is None else len(chosen)
         return [self._checked(index, leaf, num_rows) for index, leaf in enumerate(leaves)]
 
-    def _listed(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> list[Any]:
+    def _listed(self, action: Action, env_ids: Sequence[int], chosen: Sequence[int] | None) -> list[Any]:
         """Return one action per chosen env."""
         if isinstance(action, (dict, tuple)) and self._space is not None and not self._structure.is_single:
             try:
@@ -121,14 +121,14 @@ class ActionReader:
         listed = [action[row] for row in range(len(action))] if is_tensor(action) else list(action)
         return listed if chosen is None else [listed[position] for position in chosen]
 
-    def _split(self, action: Any, what: str, way_out: str = "") -> list[Any]:
+    def _split(self, action: Action, what: str, way_out: str = "") -> list[Any]:
         try:
             return self._structure.split(action)
         except (LookupError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ActionError(f"{what} lacks a part of {self._space}: {reason}.{way_out}") from None
 
-    def _check_count(self, action: Any, env_ids: Sequence[int]) -> None:
+    def _check_count(self, action: Action, env_ids: Sequence[int]) -> None:
         try:
             given = len(action)
         except TypeError:
@@ -140,10 +140,10 @@ class ActionReader:
             what = f"{were(given, 'action')} given for {count(len(env_ids), 'env')}"
             raise ActionError(f"{what}. Give one per {self._order}.")
 
-    def _checked(self, index: int, leaf: Any, count: int) -> Any:
+    def _checked(self, index: int, leaf: object, count: int) -> Array:
         field, space, where = self._fields[index], self._structure.leaves[index], self._structure.describe(index)
         try:
-            array: Any = as_array(leaf) if count else np.zeros((0, *field.shape), dtype=bool)
+            array: Array = as_array(leaf) if count else np.zeros((0, *field.shape), dtype=bool)
         except ValueError as error:
             text = f"The actions do not form an array: {error}. Each must have shape {field.shape}."
             raise ActionError(text) from None

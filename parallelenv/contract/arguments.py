@@ -12,7 +12,7 @@ import numpy as np
 
 from parallelenv.contract.batch import NOTHING_SHARED, Array
 from parallelenv.contract.error_text import count, show, were
-from parallelenv.contract.spaces import describe_value
+from parallelenv.contract.spaces import Space, describe_value
 from parallelenv.errors import ArgumentError, IdRangeError, WorkerStartError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Ids: TypeAlias = "SupportsIndex | Sequence[SupportsIndex] | slice | Array | None
 """Which envs: an env id, several, a slice, or a bool mask with one item per env; ``None``: all that are not paused."""
 Seeds = SupportsIndex | Sequence[SupportsIndex | None] | None
 """A seed ``s``, with which env i gets ``s + i``, or one per env."""
-Options = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+Options = Mapping[str, object] | Sequence[Mapping[str, object] | None] | None
 """Options of a reset, for all envs or one per env."""
 Policy = Callable[..., Any]
 """A function from states to actions."""
@@ -81,7 +81,7 @@ def check_failure_handling(on_failure: object, max_restarts: object) -> None:
     check_positive("max_restarts", max_restarts)
 
 
-def check_spaces(spaces: object) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
+def check_spaces(spaces: object) -> tuple[Space, Space] | None:
     """Return copies of an observation and an action space, or ``None`` if none are given."""
     if spaces is None:
         return None
@@ -156,13 +156,13 @@ def _check_seed(seed: object) -> int:
     return int(seed)
 
 
-def spread_options(options: object, env_ids: Sequence[int]) -> list[dict[str, Any] | None]:
+def spread_options(options: object, env_ids: Sequence[int]) -> list[dict[str, object] | None]:
     """Return the reset options of each env."""
     expected = "a dict for all envs, or a list with one dict or None per env"
     return _spread("options", options, env_ids, (dict, type(None)), expected)
 
 
-def spread_data(data: object, env_ids: Sequence[int]) -> list[dict[str, Any]] | None:
+def spread_data(data: object, env_ids: Sequence[int]) -> list[dict[str, object]] | None:
     """Return the keyword arguments for each env's method, ``None`` if there are none."""
     expected = "a dict of keyword arguments for all envs, or a list with one dict per env; envs are chosen with id="
     return None if data is None else _spread("data", data, env_ids, dict, expected)
@@ -176,7 +176,7 @@ def spread_names(argument: str, names: object, env_ids: Sequence[int]) -> list[s
     return spread
 
 
-def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[object, ...], dict[str, object]]]:
     """Return the positional and keyword arguments for each env's method."""
     expected = "a list or tuple of positional arguments, a dict of keyword arguments, or None"
     each = [None] * len(env_ids) if each is None else each
@@ -236,7 +236,7 @@ def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str)
     return list(items)
 
 
-def _is_sequence(items: object) -> TypeGuard[Sequence[Any]]:
+def _is_sequence(items: object) -> TypeGuard[Sequence[object]]:
     """Whether it is a sequence: arrays and tensors without axes have no length."""
     has_items = hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
     return has_items and not isinstance(items, (str, bytes, dict, set))

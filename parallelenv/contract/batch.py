@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from parallelenv.contract.spaces import Info, Space, Structure
+from parallelenv.contract.spaces import Info, Space, State, Structure
 from parallelenv.errors import WorkerStartError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Batch:
         begin, end = layout.nbytes - flags - rewards, layout.nbytes - flags + 2 * layout.num_envs
         self.outcome: Callable[[], bytes] = np.ndarray((end - begin,), np.uint8, buffer=memory, offset=begin).tobytes
         self._known: tuple[Sequence[int], Index] = ((), slice(0, 0))  # one tuple: threads read and write it
-        self._results = [self.rewards, self.flags, *filter_arrays(self.states)]
+        self._results = [self.rewards, self.flags, *(array for array in self.states if array is not None)]
 
     @classmethod
     def private(cls, layout: Layout) -> Batch:
@@ -214,7 +214,7 @@ class Batch:
         yield from ((array, selected) for array in self._results)
         ended = self.ended(env_ids) if self.layout.keeps_ended else ()
         if ended:
-            yield from ((array, self.rows(ended)) for array in filter_arrays(self.ended_states))
+            yield from ((array, self.rows(ended)) for array in self.ended_states if array is not None)
 
 
 def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
@@ -232,11 +232,6 @@ def has_true(flags: Array) -> bool:
     return b"\1" in flags.tobytes()
 
 
-def filter_arrays(leaves: Sequence[Array | None]) -> list[Array]:
-    """Return the leaves that are arrays."""
-    return [array for array in leaves if array is not None]
-
-
 def _fields(structure: Structure) -> list[Field | None]:
     return [
         Field(tuple(space.shape or ()), np.dtype(space.dtype))
@@ -251,7 +246,7 @@ def _padded(field: Field, num_envs: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def gather_states(batch: Batch, env_ids: Sequence[int], rows: Index, extras: Mapping[int, Extra], copy: bool) -> Any:
+def gather_states(batch: Batch, env_ids: Sequence[int], rows: Index, extras: Mapping[int, Extra], copy: bool) -> State:
     """Return the states of these envs, batched, in the order of ``env_ids``; ``rows`` is their index in the batch."""
     if batch.single_state is not None:  # the usual case
         return select_rows(batch.single_state, rows, copy)

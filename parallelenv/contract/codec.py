@@ -250,7 +250,7 @@ def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
     return _dump(pickler, (rest, list(reply.values)), *values)
 
 
-def _plain_extras(values: Mapping[int, Any]) -> dict[int, tuple[Any, ...]] | None:
+def _plain_extras(values: Mapping[int, Any]) -> dict[int, tuple[object, ...]] | None:
     """Return results of steps as tuples for one pickle, if nothing in them is or contains a shared object.
 
     This holds for most infos: dicts of numbers and texts. For 8 envs with two numbers each, writing and reading them

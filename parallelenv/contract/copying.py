@@ -144,11 +144,11 @@ class Unpickler(pickle.Unpickler):
     would become another function.
     """
 
-    def __init__(self, file: Any, buffers: Iterable[Any] = ()) -> None:
+    def __init__(self, file: io.BytesIO, buffers: Iterable[Any] = ()) -> None:
         super().__init__(file, buffers=buffers)
         self._left_alone: set[type] = set()
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """Return a global; those of cloudpickle that rebuild classes are replaced: they look for the class first."""
         found = super().find_class(module, name)
         if module != dynamic.__name__:
@@ -213,7 +213,7 @@ class Broadcast:
     def __init__(self, method: str, *arguments: object) -> None:
         what = f"What {method.rpartition('.')[2]}() was given"
         self.packed: Array | None = pickled((method, arguments), what, "Give plain data.")
-        self.stored: Any = None
+        self.stored: object = None
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out what only the caller uses."""

@@ -22,6 +22,7 @@ from gymnasium.utils import EzPickle
 from parallelenv.contract import migration_hints
 from parallelenv.contract.copying import dumps, loads, pickles
 from parallelenv.contract.error_text import did_you_mean, show
+from parallelenv.contract.spaces import Env
 from parallelenv.contract.worker_info import ProcessInfo
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnpicklableError
 
@@ -53,7 +54,7 @@ class EnvFactory:
         elif isinstance(self.source, PackedSource) and not self.source.is_live:  # to unpickle a live env makes it
             self.source.factory().prepare()
 
-    def build(self) -> Any:
+    def build(self) -> Env:
         """Return the env; raise an `InvalidEnvError` if an env fn returns something that is not one."""
         if self.is_live:
             return self.source
@@ -78,7 +79,7 @@ class PackedSource:
     is_live: bool
     caller: Any
 
-    def __call__(self) -> Any:
+    def __call__(self) -> Env:
         """Return the env, see `EnvFactory.build`."""
         self.caller.check()
         return self.factory().build()
@@ -225,7 +226,7 @@ def modules_of(packed: Iterable[bytes]) -> list[str]:
     waiting = list(dict.fromkeys(packed))
     for one in waiting:  # grows in the loop
         memo: list[Any] = []
-        latest: tuple[Any, Any] = (None, None)  # strings, pairs of module and name, None for anything else
+        latest: tuple[Any, object] = (None, None)  # strings, pairs of module and name, None for anything else
         for (opcode, value, _), _ in zip(pickletools.genops(one), left, strict=False):
             top: Any = value if isinstance(value, str) else None
             if opcode.name in ("PROTO", "FRAME", "MEMOIZE"):
@@ -321,7 +322,7 @@ def register_again(specs: Mapping[str, bytes]) -> None:
     gymnasium.registry.update({name: loads(specs[name]) for name in specs if name not in gymnasium.registry})
 
 
-EnvFn = Callable[[], Any]
+EnvFn = Callable[[], Env]
 
 
 def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
@@ -334,7 +335,7 @@ def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
     return [bind_arguments(factory.source, rank, num_envs, seed) for rank in range(num_envs)]
 
 
-def bind_arguments(env_fn: Callable[..., Any], rank: int, num_envs: int, seed: int | None) -> EnvFn:
+def bind_arguments(env_fn: Callable[..., Env], rank: int, num_envs: int, seed: int | None) -> EnvFn:
     """Return an env fn with those of ``rank``, ``world_size`` and ``seed`` bound that it has as parameters."""
     known = {"rank": rank, "world_size": num_envs, "seed": None if seed is None else seed + rank}
     bound = env_fn.keywords if isinstance(env_fn, functools.partial) else {}

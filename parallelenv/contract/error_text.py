@@ -7,7 +7,6 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any
 
 from parallelenv.errors import ParallelEnvError
 
@@ -25,14 +24,14 @@ class _Repr(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 16
         self.maxstring = self.maxlong = self.maxother = 2 * _LONGEST
 
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+    def repr_dict(self, x: dict[object, object], level: int) -> str:
         """Keep the order, unlike `reprlib`."""
         if level <= 0 or not x:
             return "{...}" if x else "{}"
         items = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
         return f"{{{', '.join(items)}{', ...' if len(x) > self.maxdict else ''}}}"
 
-    def repr_instance(self, x: Any, level: int) -> str:
+    def repr_instance(self, x: object, level: int) -> str:
         """Describe large arrays and tensors by shape and dtype."""
         shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
         if not hasattr(type(x), "__array__") or shape is None or dtype is None:  # a space has both, too
@@ -44,7 +43,7 @@ class _Repr(reprlib.Repr):
 _REPR = _Repr()
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """Return a value as a user would write it; if that is long, it is cut, or the type and length. Never raises."""
     try:
         text = _REPR.repr(value)

@@ -142,7 +142,7 @@ class MessageStep:
         self._wait = wait
         self._shield = DeferSigint()  # what was written or read cannot be written or read again
         self._number = 0
-        self._pending: dict[Any, int] = {}  # place of each channel without a reply
+        self._pending: dict[MessageChannel, int] = {}  # place of each channel without a reply
         self._done: list[int] = []  # places of those whose reply was read and says only that the step is done
 
     def send(self, number: int) -> None:  # noqa: D102 (see RepeatedStep)

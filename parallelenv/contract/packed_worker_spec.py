@@ -33,7 +33,7 @@ class PackedSpec(WorkerSpec):
         specs: Sequence[WorkerSpec],
         caller: PackageVersion | None = None,
         environment: Mapping[str, str] = os.environ,
-        shared: Any = None,
+        shared: object = None,
     ) -> list[PackedSpec]:
         """Return specs in the form to send; raise an `UnpicklableError` if an env cannot be pickled.
 

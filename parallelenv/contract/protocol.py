@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from parallelenv.contract.batch import Array, Batch, Layout, Rows
     from parallelenv.contract.env_specs import EnvFactory
     from parallelenv.contract.failures import Failure
-    from parallelenv.contract.spaces import Info, Space
+    from parallelenv.contract.spaces import Info, Space, State
 
 
 class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never seen by users)
@@ -90,8 +90,8 @@ class MethodCall(NamedTuple):
     """A method with its arguments, for ``call``."""
 
     name: str  #: Name of the method, or several names joined by dots.
-    positional: tuple[Any, ...] = ()  #: Positional arguments.
-    named: Mapping[str, Any] = {}  #: Keyword arguments.
+    positional: tuple[object, ...] = ()  #: Positional arguments.
+    named: Mapping[str, object] = {}  #: Keyword arguments.
     or_attribute: bool = False  #: Whether another attribute of that name is returned as it is, instead of raising.
 
 
@@ -122,15 +122,15 @@ class Extra(NamedTuple):
     """What a step or reset of one env returns beyond its rows in the batch; ``None`` where there is nothing."""
 
     info: Info | None = None  #: The env's info.
-    loose: list[Any] | None = None  #: Leaves of its state that are not in the batch, in order.
-    reward: tuple[Any] | None = None  #: A one-tuple of its reward if that is not a number.
+    loose: list[object] | None = None  #: Leaves of its state that are not in the batch, in order.
+    reward: tuple[object] | None = None  #: A one-tuple of its reward if that is not a number.
     ended_loose: list[Any] | None = None  #: Like ``loose``, of the last state of an episode if the env was reset, too.
     reset_info: Info | None = None  #: The info of that reset.
     #: ``True`` if that reset, or the reset that this is the result of, found no further episode. The env's row then
     #: still holds its last state.
     is_exhausted: bool | None = None
     #: A one-tuple of that last state, if the rows change its type and `Layout.keeps_types` is set.
-    ended_state: tuple[Any] | None = None
+    ended_state: tuple[State] | None = None
 
 
 NOTHING = Extra()

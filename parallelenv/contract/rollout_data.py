@@ -28,7 +28,7 @@ class RecurrentState(NamedTuple):
     """
 
     env_ids: tuple[int, ...]
-    rows: Any
+    rows: object
     begins: frozenset[int] = frozenset()
 
 
@@ -70,7 +70,7 @@ class RolloutChunk:
     ended: EpisodeEnds  #: Episodes that ended.
     extras: dict[str, Array] = field(default_factory=dict)  #: The policy's further outputs, ``(num_steps, k, ...)``.
     said: dict[StepIndex, Extra] = field(default_factory=dict)  #: What steps returned beyond the rows.
-    loose: dict[int, list[Any]] = field(default_factory=dict)  #: By env id, loose leaves of the states at the end.
+    loose: dict[int, list[object]] = field(default_factory=dict)  #: By env id, loose leaves of the states at the end.
     memory: RecurrentState | None = None  #: The policy's recurrent state after the last step, if it has one.
     seconds: float = 0.0  #: Time that the host needed, without that of messages.
     #: By env id, the step in which an env failed, and why. The env made no further step.

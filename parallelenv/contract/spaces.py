@@ -48,11 +48,11 @@ class Structure:
     def __init__(self, space: Space | None) -> None:
         self.space = space
         self.leaves: list[Space | None] = []
-        self._paths: list[tuple[Any, ...]] = []
+        self._paths: list[tuple[str | int, ...]] = []
         self._collect(space, ())
         self.is_single = self._paths == [()]
 
-    def _collect(self, space: Space | None, path: tuple[Any, ...]) -> None:
+    def _collect(self, space: Space | None, path: tuple[str | int, ...]) -> None:
         if type(space) is spaces.Dict:
             for key, child in space.spaces.items():
                 self._collect(child, (*path, key))
@@ -71,7 +71,7 @@ class Structure:
         """Return the path to a leaf, for messages: ``""`` or ``"['camera'][0]"``."""
         return "".join(f"[{key!r}]" for key in self._paths[leaf])
 
-    def split(self, value: Any) -> list[Any]:
+    def split(self, value: State) -> list[Any]:
         """Return the leaves of ``value``, in order; a `LookupError` or `TypeError` says that it lacks one."""
         return [value] if self.is_single else [functools.reduce(operator.getitem, path, value) for path in self._paths]
 
@@ -91,7 +91,7 @@ class Structure:
             what = f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space says {space}"
             raise EnvContractError(f"{what}. Declare the space that the env really has, or give it by spaces=.")
 
-    def join(self, leaves: Sequence[object]) -> Any:
+    def join(self, leaves: Sequence[object]) -> State:
         """Return the value with these leaves: a dict, a tuple or the only leaf."""
         return leaves[0] if self.is_single else self._join(self.space, iter(leaves))
 
@@ -102,7 +102,7 @@ class Structure:
             return tuple(self._join(child, leaves) for child in space.spaces)
         return next(leaves)
 
-    def stack(self, leaf: int, values: Sequence[Any]) -> Any:
+    def stack(self, leaf: int, values: Sequence[object]) -> Any:
         """Batch the values of a loose leaf, one per env, as Gymnasium does; without a space as `batch_values` does."""
         space = self.leaves[leaf]
         if space is None:
@@ -129,7 +129,7 @@ def batched(space: Space | None, num_envs: int) -> Space | None:
     return None if space is None else batch_space(space, num_envs)
 
 
-def batch_values(values: Sequence[Any]) -> Any:
+def batch_values(values: Sequence[Any]) -> State:
     """Batch values without a space: dicts with the same keys by key if all parts stack, others by `stack_values`."""
     if not values or any(type(value) is not dict or value.keys() != values[0].keys() for value in values):
         return stack_values(values)
@@ -145,7 +145,7 @@ def pick_rows(batch: Any, rows: int | Sequence[int]) -> Any:
     return batch[rows] if hasattr(batch, "shape") or isinstance(rows, int) else tuple(batch[row] for row in rows)
 
 
-def stack_values(values: Sequence[Any]) -> Any:
+def stack_values(values: Sequence[Any]) -> State:
     """Stack arrays, tensors or numbers of one shape; put anything else into an object array."""
     with contextlib.suppress(TypeError, RuntimeError):  # such as dates and numbers, or tensors on several devices
         if values and all(isinstance(value, (np.ndarray, np.generic, int, float)) for value in values):

@@ -65,7 +65,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 class ShortTracebacks:
     """Base of this package's classes whose public methods, also in subclasses, have short tracebacks."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Shorten the tracebacks of this package's subclasses only: users' frames must be visible."""
         super().__init_subclass__(**kwargs)
         if _is_ours(cls.__module__):

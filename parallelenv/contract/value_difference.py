@@ -21,7 +21,7 @@ def difference(left: Any, right: Any, where: str = "") -> str | None:
     """
     if type(left) is not type(right):
         return f"{where}: {_shown(left)} ({type(left).__name__}) against {_shown(right)} ({type(right).__name__})"
-    keys: Iterable[Any] = ()
+    keys: Iterable[object] = ()
     if isinstance(left, np.ndarray):
         if left.dtype != right.dtype or left.shape != right.shape:
             return f"{where}: {left.dtype}{left.shape} against {right.dtype}{right.shape}"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium
 
 from parallelenv.contract.copying import deep_copy
+from parallelenv.contract.spaces import Action, Info, State
 from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError, ResetNeededError, UnpicklableError
 from parallelenv.worker.env_adapter import split_done
 
@@ -26,16 +27,16 @@ class TaskStep(NamedTuple):
         info: Further information.
     """
 
-    observation: Any
+    observation: State
     reward: Any
     done: bool
-    info: dict[str, Any]
+    info: Info
 
 
 class Task(Protocol):
     """One episode. Subclass it for the default `render` and `close`, or define these methods; others are allowed."""
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: Action) -> Any:
         """Return Gymnasium's five items of a step, an object like `TaskStep`, or its four fields as a tuple."""
         ...
 
@@ -43,7 +44,7 @@ class Task(Protocol):
         """Return whether the task has ended. If its ``step`` did not report that, it counts as truncated."""
         ...
 
-    def get_observations(self) -> Any:
+    def get_observations(self) -> State:
         """Return the current observation. Does not change the task."""
         ...
 
@@ -86,7 +87,7 @@ class TaskSampler(Protocol):
         return
 
 
-class TaskEnv(gymnasium.Env[Any, Any]):
+class TaskEnv(gymnasium.Env[State, Action]):
     """A sampler as an env: ``reset`` begins the next task.
 
     `ParallelEnv.call`, `get_env_attr` and the like look up names that this env lacks in the task, then in the sampler.
@@ -116,7 +117,7 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         """Return the objects in which to look up names that this env does not have, in order."""
         return self.task, self.sampler
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
         """Begin the next task, and return its first observation and an empty info.
 
         Args:
@@ -138,7 +139,7 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         self.task = task
         return task.get_observations(), {}
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> tuple[State, Any, bool, bool, Info]:
         """Step the task.
 
         Raises:
@@ -179,7 +180,7 @@ class TaskEnv(gymnasium.Env[Any, Any]):
 
     # ---------------------------------------------------------------- called by TaskPool
 
-    def _observe(self) -> Any:
+    def _observe(self) -> State:
         """Return the current observation of the task; ``None`` without a task."""
         return None if self.task is None else self.task.get_observations()
 

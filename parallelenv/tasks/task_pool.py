@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from parallelenv.contract.arguments import Ids, spread_seeds
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import MethodCall
+from parallelenv.contract.spaces import State
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.assemble import batch_states
 from parallelenv.engine.thread_guard import single_threaded
@@ -21,7 +21,7 @@ from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 class TaskPool(ParallelEnv):
     """A `ParallelEnv` whose envs are task samplers: one episode is one task. `ParallelEnv.from_samplers` makes one."""
 
-    def next_task(self, id: Ids = None, **kwargs: object) -> Any:
+    def next_task(self, id: Ids = None, **kwargs: object) -> State:
         """Begin the next task of each sampler, even if the current one has not ended. Same as `reset`.
 
         Args:
@@ -76,7 +76,7 @@ class TaskPool(ParallelEnv):
         return spread
 
     @single_threaded
-    def get_observations(self, id: Ids = None) -> Any:
+    def get_observations(self, id: Ids = None) -> State:
         """Return the current observations of tasks, without a step.
 
         Args:

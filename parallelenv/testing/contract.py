@@ -20,8 +20,12 @@ import numpy as np
 import pytest
 
 from parallelenv import errors
+from parallelenv.contract.batch import Array
+from parallelenv.contract.env_specs import EnvFn
+from parallelenv.contract.spaces import State
 from parallelenv.contract.worker_info import get_worker_info
 from parallelenv.env import ParallelEnv
+from parallelenv.registry import ParaMode
 from parallelenv.testing import envs as zoo
 from parallelenv.testing.scenario import (
     DONE_POLICIES,
@@ -183,7 +187,7 @@ class BackendContract:
 
     def test_shared_arrays_are_read_only_and_keep_their_values(self, make: Make) -> None:
         """Also if the caller changes the originals, and in rebuilt envs."""
-        arrays: dict[str, Any] = {
+        arrays: dict[str, Array] = {
             "table": np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-1],
             "nothing": np.zeros((0, 2)),
             "number": np.array(2.5),
@@ -442,7 +446,7 @@ class BackendContract:
         assert [lines[-1] for lines in _read_records(tmp_path)] == ["closed"] * NUM_ENVS
 
 
-def _maker(para_mode: Any, options: Mapping[str, object]) -> Iterator[Make]:
+def _maker(para_mode: ParaMode, options: Mapping[str, object]) -> Iterator[Make]:
     made: list[ParallelEnv] = []
 
     def make(envs: Sequence[object], asynchronous: Any = None, **kwargs: object) -> ParallelEnv:
@@ -455,13 +459,13 @@ def _maker(para_mode: Any, options: Mapping[str, object]) -> Iterator[Make]:
         env.close()
 
 
-def _counting(states: Any, rnn_state: Any, done: Any) -> tuple[Any, ...]:
+def _counting(states: State, rnn_state: Array | None, done: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Use the step of the episode as action, and return it as an extra."""
     count = np.where(done, 0, 0 if rnn_state is None else rnn_state)
     return (count + states[:, 0].astype(np.int64)) % 5, count + 1, {"count": count}
 
 
-def _failing_env_fns(where: str, numbers: Sequence[int]) -> list[Any]:
+def _failing_env_fns(where: str, numbers: Sequence[int]) -> list[EnvFn]:
     """Return env fns, some of whose envs raise."""
     return [partial(zoo.FailingEnv, number, where if number in numbers else "") for number in range(NUM_ENVS)]
 

@@ -21,10 +21,11 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Graph, GraphInstance, MultiBinary, MultiDiscrete, Sequence, Text
 from gymnasium.spaces import Tuple as TupleSpace
 
+from parallelenv.contract.batch import Array
+from parallelenv.contract.spaces import Action, Env, Info, State
 from parallelenv.contract.worker_info import get_worker_info
 
-Info = dict[str, Any]
-SteppedEnv = tuple[Any, Any, bool, bool, Info]
+SteppedEnv = tuple[State, Any, bool, bool, Info]
 LETTERS = "abcdefgh"
 LARGE = 20_000  # number of float64 sent beside a message instead of in it
 
@@ -48,20 +49,20 @@ class Numbered:
         return ends and self.number % 2 == 0, ends and self.number % 2 == 1
 
 
-class Paced(Numbered, gymnasium.Env[Any, Any]):
+class Paced(Numbered, gymnasium.Env[State, Action]):
     """Base of Gymnasium envs: subclasses say what the states, rewards and infos are."""
 
     episode = 0
     options: Info | None = None
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
         super().reset(seed=seed)
         self.count = 0
         self.episode += 1
         self.options = options
         return self._state(), self._info()
 
-    def step(self, action: Any) -> SteppedEnv:
+    def step(self, action: Action) -> SteppedEnv:
         terminated, truncated = self._advance()
         state = self._state()
         return state, self._reward(action), terminated, truncated, self._info()
@@ -69,7 +70,7 @@ class Paced(Numbered, gymnasium.Env[Any, Any]):
     def _state(self) -> object:
         raise NotImplementedError
 
-    def _reward(self, action: Any) -> object:
+    def _reward(self, action: Action) -> object:
         raise NotImplementedError
 
     def _info(self) -> Info:
@@ -143,7 +144,7 @@ class Pair(Paced):
         numbers = np.array([self.number, self.count])
         return np.array(self.np_random.normal()), (numbers, np.int64(self.np_random.integers(9)))
 
-    def _reward(self, action: Any) -> object:
+    def _reward(self, action: Action) -> object:
         return np.array([action[0] - action[1]])
 
 
@@ -177,7 +178,7 @@ class Chain(Paced):
     def _reward(self, action: object) -> bool:
         return bool(self.np_random.integers(2))
 
-    def step(self, action: Any) -> SteppedEnv:
+    def step(self, action: Action) -> SteppedEnv:
         self.kept.append(action)
         return super().step(action)
 
@@ -192,7 +193,7 @@ class Net(Paced):
         nodes = self.np_random.normal(size=(1 + self.count % 3, 2)).astype(np.float32)
         return GraphInstance(nodes=nodes, edges=None, edge_links=None)
 
-    def _reward(self, action: Any) -> int:
+    def _reward(self, action: Action) -> int:
         return int(action.sum())
 
 
@@ -211,7 +212,7 @@ class Old(Numbered):
         self.state[:] = self.number, self.chance.random()
         return self.state
 
-    def step(self, action: float) -> tuple[Any, float, bool, Info]:
+    def step(self, action: float) -> tuple[State, float, bool, Info]:
         terminated, truncated = self._advance()
         self.state[:] = self.count + action, self.chance.random()
         info = {"TimeLimit.truncated": True} if truncated else {}
@@ -231,7 +232,7 @@ class Ragged(Numbered):
         self.chance = np.random.default_rng(self.number if seed is None else seed)
         return self._state(), {"seed": seed, "options": options}
 
-    def step(self, action: Any) -> SteppedEnv:
+    def step(self, action: Action) -> SteppedEnv:
         terminated, truncated = self._advance()
         reward = np.array([self.number, float(np.sum(action))])
         return self._state(), reward, terminated, truncated, {"action": action}
@@ -284,7 +285,7 @@ class Toolbox(Counter):
         self.notes.append("name")
         return f"{prefix}{self.number}"
 
-    def spoil(self, items: list[Any], array: Any) -> int:
+    def spoil(self, items: list[int], array: Array) -> int:
         """Change the arguments, and keep them."""
         items.append(self.number)
         array[:] = self.number
@@ -315,14 +316,14 @@ class Component:
         return self.level * by
 
 
-class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
+class Wrapped(gymnasium.Wrapper[State, Action, State, Action]):
     """A wrapper with an attribute and a method of its own that halves the reward."""
 
-    def __init__(self, env: Any, label: str = "outer") -> None:
+    def __init__(self, env: Env, label: str = "outer") -> None:
         super().__init__(env)
         self.label = label
 
-    def step(self, action: Any) -> SteppedEnv:
+    def step(self, action: Action) -> SteppedEnv:
         state, reward, *rest = self.env.step(action)
         return state, float(reward) / 2, *rest
 

@@ -12,7 +12,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from parallelenv.contract.env_specs import EnvFn
+from parallelenv.contract.spaces import Action
 from parallelenv.contract.value_difference import difference
+from parallelenv.engine.assemble import Align
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import NothingInFlightError
 from parallelenv.results import StepBatch, StepResult
@@ -23,7 +26,7 @@ DONE_POLICIES = (None, "idle", "restart", "continue")
 LENGTHS = (4, 7, 3, 6, 4)  # two end at the same time
 
 
-def five_env_fns(kind: Callable[..., object], *arguments: object) -> list[Any]:
+def five_env_fns(kind: Callable[..., object], *arguments: object) -> list[EnvFn]:
     """Return five env fns of one kind, with episodes of different lengths."""
     return [partial(kind, number, *arguments, length=length) for number, length in enumerate(LENGTHS)]
 
@@ -77,7 +80,7 @@ class Actions:
             if space is not None:
                 space.seed(int(self._chance.integers(1000)))
 
-    def draw(self, env_ids: Sequence[int], *, batched: bool = False) -> Any:
+    def draw(self, env_ids: Sequence[int], *, batched: bool = False) -> Action:
         """Return one action per env, as a list, or batched as Gymnasium does if they share a space."""
         spaces = [self._spaces[env_id] for env_id in env_ids]
         drawn = [float(self._chance.normal()) if space is None else space.sample() for space in spaces]
@@ -160,7 +163,7 @@ def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> Answer
             selected: Any = slice(None) if form is None else list(form) if isinstance(form, tuple) else form
             env_ids = np.atleast_1d(np.arange(NUM_ENVS)[selected]).tolist()
             action = actions.draw(env_ids, batched=turn % 3 == 1)
-            align: Any = "item" if turn % 2 else "batch"
+            align: Align = "item" if turn % 2 else "batch"
             record.add(f"step, id={form}, {align=}", env.step(action, form, align))
             record.add("done", [env.done, env.has_done(), env.all_done()])
             if turn % 5 == 4:

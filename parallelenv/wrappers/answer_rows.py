@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import gymnasium
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from parallelenv.contract import spaces
 from parallelenv.contract.batch import Array, has_true
-from parallelenv.contract.spaces import Structure, batch_values, describe_value, object_array, pick_rows
+from parallelenv.contract.spaces import State, Structure, batch_values, describe_value, object_array, pick_rows
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.rewards import as_number
 from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import StepBatch, StepResult
 
-States: TypeAlias = Any
+States: TypeAlias = State
 """States of several envs, batched as `ParallelEnv` returns them."""
-Space: TypeAlias = "gymnasium.Space[Any] | None"
+Space: TypeAlias = "spaces.Space | None"
 
 
 def stepped_rows(result: StepResult) -> list[int] | None:
@@ -93,7 +93,7 @@ def batch_of(space: Space, states: Sequence[object]) -> States:
     return concatenate(space, states, empty) if states else empty
 
 
-def unstacked(states: States, space: Space, count: int) -> list[Any]:
+def unstacked(states: States, space: Space, count: int) -> list[State]:
     """Return ``count`` single states of a batch, copied because with ``copy=False`` the batch may be a view."""
     if isinstance(states, np.ndarray) and states.dtype == object:
         return list(states)
@@ -102,7 +102,7 @@ def unstacked(states: States, space: Space, count: int) -> list[Any]:
     return [structure.join([_copied(pick_rows(leaf, row)) for leaf in leaves]) for row in range(count)]
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: State) -> State:
     if isinstance(value, dict):
         return {key: _copied(part) for key, part in value.items()}
     return value.copy() if isinstance(value, np.ndarray) else value

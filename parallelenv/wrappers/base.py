@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
-import gymnasium
 import numpy as np
 
 from parallelenv.contract import migration_hints
@@ -320,7 +319,7 @@ class ParallelWrapper(ShortTracebacks):
         self.remember(deep_copy(state.memory))
         return lost
 
-    def remembered(self) -> dict[str, Any]:
+    def remembered(self) -> dict[str, object]:
         """Return what this wrapper keeps between calls, for `save_state`; empty if nothing."""
         return {name: getattr(self, name) for name in self._saved}
 
@@ -390,12 +389,12 @@ AnswerWrapper = ParallelWrapper
 """The same class, by its former name."""
 
 
-def _forms(memory: dict[str, Any]) -> dict[str, Any]:
+def _forms(memory: dict[str, object]) -> dict[str, object]:
     """Return what must be equal in two memories of a wrapper: shapes, and the arguments under ``"settings"``."""
     return {name: value if name == "settings" else _form(value) for name, value in memory.items()}
 
 
-def _form(value: Any) -> Any:
+def _form(value: object) -> object:
     if isinstance(value, list):
         return [_form(part) for part in value]
     return getattr(value, "shapes", getattr(value, "shape", None))
@@ -409,7 +408,7 @@ class StateWrapper(ParallelWrapper):
         observation_space: Space of one env's processed state; ``None`` means unchanged.
     """
 
-    def __init__(self, env: Wrappable, observation_space: gymnasium.Space[Any] | None = None) -> None:
+    def __init__(self, env: Wrappable, observation_space: Space = None) -> None:
         super().__init__(env)
         self.raw_space: Space = env.single_observation_space
         self.single_observation_space = self.raw_space if observation_space is None else observation_space

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -92,7 +91,7 @@ class CheckFinite(ParallelWrapper):
             return []
         return [row for row, item in enumerate(leaf) if self._is_bad(item)]
 
-    def _is_bad(self, value: Any) -> bool:
+    def _is_bad(self, value: object) -> bool:
         """Return whether a value, of any type, has a number that is not finite."""
         if isinstance(value, dict):
             value = tuple(value.values())

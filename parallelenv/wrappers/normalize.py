@@ -85,7 +85,19 @@ class NormalizeStates(StateWrapper):
         clip: float = 10.0,
     ) -> None:
         structure = shared_structure(env, "have no common scale")
-        leaves = _leaves_to_normalize(structure, keys)
+        known = list(structure.space.spaces) if isinstance(structure.space, spaces.Dict) else []
+        if keys is not None and (
+            isinstance(keys, str) or not isinstance(keys, Iterable) or any(key not in known for key in keys)
+        ):
+            raise ArgumentError(f"keys={show(keys)} must be a list of keys of the observation space, {known}, or None.")
+        chosen = ("",) if keys is None else tuple(f"[{key!r}]" for key in keys)
+        leaves = [
+            (index, structure.describe(index), tuple(leaf.shape))
+            for index, leaf in enumerate(structure.leaves)
+            if type(leaf) is spaces.Box and structure.describe(index).startswith(chosen)
+        ]
+        if not leaves:
+            raise ArgumentError(f"There is no Box to normalise in {structure.space}, keys={show(keys)}.")
         shapes = {name: shape for _, name, shape in leaves}
         places = {name: index for index, name, _ in leaves}
         self.normalizer = Normalizer(structure, places, *_checked(shapes, statistics, frozen, epsilon, clip))
@@ -189,27 +201,9 @@ class NormalizeRewards(ParallelWrapper):
         scaled = np.clip(rewards / np.sqrt(variance + self.epsilon), -self.clip, self.clip)
         return changed(result, rewards=scaled)
 
-    def remembered(self) -> dict[str, Any]:
+    def remembered(self) -> dict[str, object]:
         """Return the statistics, the current returns and the discount."""
         return {**super().remembered(), "settings": {"gamma": self.gamma}}
-
-
-def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> list[tuple[int, str, tuple[int, ...]]]:
-    """Return index, name and shape of each leaf to normalise."""
-    known = list(structure.space.spaces) if isinstance(structure.space, spaces.Dict) else []
-    if keys is not None and (
-        isinstance(keys, str) or not isinstance(keys, Iterable) or any(key not in known for key in keys)
-    ):
-        raise ArgumentError(f"keys={show(keys)} must be a list of keys of the observation space, {known}, or None.")
-    places = ("",) if keys is None else tuple(f"[{key!r}]" for key in keys)
-    leaves = [
-        (index, structure.describe(index), tuple(leaf.shape))
-        for index, leaf in enumerate(structure.leaves)
-        if type(leaf) is spaces.Box and structure.describe(index).startswith(places)
-    ]
-    if not leaves:
-        raise ArgumentError(f"There is no Box to normalise in {structure.space}, keys={show(keys)}.")
-    return leaves
 
 
 def _with_boxes(space: Any, places: Collection[str], clip: float, path: str = "") -> Any:

@@ -89,7 +89,7 @@ class RecordEpisodeStatistics(ParallelWrapper):
         self._is_over[rows] = False
         self._begins[rows] = time.perf_counter()
 
-    def remembered(self) -> dict[str, Any]:
+    def remembered(self) -> dict[str, object]:
         """Return the counts and the elapsed times."""
         return {**super().remembered(), "_begins": time.perf_counter() - self._begins}
 

@@ -6,10 +6,10 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Never
+from typing import Never
 
 from parallelenv.contract import migration_hints
-from parallelenv.contract.arguments import check_positive, parse_ids
+from parallelenv.contract.arguments import Ids, check_positive, parse_ids
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.errors import ArgumentError
@@ -60,7 +60,7 @@ class RecordVideo(ParallelWrapper):
         name_prefix: str = "parallelenv",
         fps: float | None = None,
         video_format: str = "webp",
-        id: Any = None,
+        id: Ids = None,
         **others: Never,
     ) -> None:
         migration_hints.refuse_arguments("RecordVideo", others)

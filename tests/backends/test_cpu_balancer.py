@@ -19,11 +19,13 @@ from parallelenv.backends import _cpu_balancer
 from parallelenv.backends._cpu_balancer import CpuBalancer
 
 USABLE: set[int] = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+LOADAVG = "/proc/loadavg"
+read = _cpu_balancer._read
 set_affinity: Any = getattr(os, "sched_setaffinity", None)  # not counted among the moves
 PATIENCE = 20.0  # seconds until a worker must have been moved; on a quiet machine it takes one look
 
 pytestmark = [
-    pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="no /proc/loadavg to see in who wants to run"),
+    pytest.mark.skipif(not Path(LOADAVG).exists(), reason="no /proc/loadavg to see in who wants to run"),
     pytest.mark.skipif(len(USABLE) < 2, reason="nothing can be moved apart on one core, or where cores cannot be set"),
 ]
 
@@ -62,12 +64,19 @@ class Moves(list[tuple[int, set[int]]]):
         self.append((pid, set(cores)))
 
 
+def pretend_runnable(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the system say that so many of its threads are runnable."""
+    monkeypatch.setattr(
+        _cpu_balancer, "_read", lambda path: b"0 0 0 %d/9 9" % number if path == LOADAVG else read(path)
+    )
+
+
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
     """The recorded moves, while no other process seems to be runnable."""
     moves = Moves()
     monkeypatch.setattr(os, "sched_setaffinity", moves.record)
-    monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 1)
+    pretend_runnable(monkeypatch, 1)
     return moves
 
 
@@ -144,12 +153,12 @@ def test_balancer_moves_no_process_while_other_processes_are_runnable(
     pids = [start(SPIN), start(SPIN)]
     look_until(moves, pids)  # check that the balancer does move them otherwise
     del moves[:]
-    monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 4)  # these two, this one, and another
+    pretend_runnable(monkeypatch, 4)  # these two, this one, and another
     for _ in range(50):
         crowd(pids)
         CpuBalancer(caller_steps=False).look(pids)
     assert moves == []
-    monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 3)
+    pretend_runnable(monkeypatch, 3)
     look_until(moves, pids)
 
 
@@ -212,12 +221,11 @@ def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, m
     spreader.look([os.getpid()])
 
 
-def test_runnable_processes_and_their_cores_are_detected(start: Start) -> None:
+def test_cores_of_runnable_processes_are_detected(start: Start) -> None:
     pid = start(SPIN)
     core = max(USABLE)
     set_affinity(pid, {core})
     assert _cpu_balancer._core_if_awake(pid) == core
-    assert _cpu_balancer._num_runnable() >= 1  # this process does
 
 
 class Interrupt(Exception):
@@ -231,7 +239,7 @@ def interrupt(signum: int, frame: Any) -> None:
 def look_until_interrupted() -> None:
     signal.setitimer(signal.ITIMER_VIRTUAL, 1e-6)
     while True:
-        _cpu_balancer._num_runnable()
+        read(LOADAVG)
 
 
 @pytest.mark.slow
