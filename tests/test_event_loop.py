@@ -280,8 +280,8 @@ def test_loop_without_add_reader_polls(make_env: MakeEnv, tmp_path: Path, monkey
             assert len(os.listdir("/proc/self/fd")) < descriptors
 
         run(play())
-        for name in ("go", "began-0"):
-            (tmp_path / name).unlink()
+        (tmp_path / "go").unlink()
+        (tmp_path / "began-0").rmdir()
 
 
 # -------------------------------------------------------------------- what ends it
