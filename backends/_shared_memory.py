@@ -5,6 +5,7 @@ It has no name, so nothing can be left behind: it is freed when the last process
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import mmap
@@ -36,29 +37,24 @@ class SharedMemory:
     ) -> SharedMemory:
         """Return new memory; `WorkerStartError`, with ``what`` and ``way_out``, if there is not enough."""
         with DeferSigint():
-            if hasattr(os, "memfd_create"):  # Linux: needs no file system, /dev/shm may be full
-                fileno = os.memfd_create("parallelenv", os.MFD_CLOEXEC)
-            else:
-                with tempfile.TemporaryFile() as file:
-                    fileno = os.dup(file.fileno())
+            fileno = -1
             try:
-                # Allocate the pages if possible: a lack shows now, not as SIGBUS.
-                is_linux = sys.platform == "linux"
-                lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if is_linux else []
-                available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-                if available and nbytes > available[0]:  # the system may then kill a process, not return an error
-                    raise OSError(errno.ENOMEM, f"{available[0]:,} bytes of memory are available")
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(fileno, 0, nbytes)
+                if hasattr(os, "memfd_create"):  # Linux: needs no file system, /dev/shm may be full
+                    fileno = os.memfd_create("parallelenv", os.MFD_CLOEXEC)
                 else:
-                    os.ftruncate(fileno, nbytes)
+                    with tempfile.TemporaryFile() as file:
+                        fileno = os.dup(file.fileno())
+                _reserve(fileno, nbytes)
+                owned, fileno = fileno, -1
+                return cls(owned, nbytes)  # which closes it, also if it cannot be mapped
             except OSError as error:
-                os.close(fileno)
-                raise WorkerStartError(
-                    f"{what} {nbytes:,} bytes of shared memory, which cannot be had: {error}. {way_out}, or "
-                    "para_mode='thread'."
-                ) from error
-            return cls(fileno, nbytes)
+                if fileno >= 0:
+                    os.close(fileno)
+                way = f"{way_out}, or para_mode='thread'."
+                if error.errno == errno.EMFILE:
+                    way = "Raise the limit on open files (ulimit -n)."
+                text = f"{what} {nbytes:,} bytes of shared memory, which cannot be had: {error}. {way}"
+                raise WorkerStartError(text) from error
 
     @classmethod
     def receive(cls, connection: Connection, nbytes: int, access: int = mmap.ACCESS_WRITE) -> SharedMemory:
@@ -74,6 +70,20 @@ class SharedMemory:
         if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
             with DeferSigint():
                 os.close(self._fileno)
+
+
+def _reserve(fileno: int, nbytes: int) -> None:
+    """Set a file's size and, if possible, allocate its pages: a lack shows now, not as SIGBUS."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):  # not Linux, or no descriptor is left to read it
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    if available and nbytes > available[0]:  # the system may then kill a process, not return an error
+        raise OSError(errno.ENOMEM, f"{available[0]:,} bytes of memory are available")
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fileno, 0, nbytes)
+    else:
+        os.ftruncate(fileno, nbytes)
 
 
 _ALIGNMENT = 64
