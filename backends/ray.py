@@ -41,9 +41,9 @@ from parallelenv.contract.codec import encode
 from parallelenv.contract.error_text import count, show
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import PackageVersion, PackedSpec, package_version
-from parallelenv.contract.progress import announce_if_slow
 from parallelenv.contract.protocol import Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
+from parallelenv.progress import announce_if_slow
 
 _SLICE = 0.1
 """Seconds per wait: an interrupt is handled between two waits, not during one."""

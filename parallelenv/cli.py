@@ -23,9 +23,10 @@ from parallelenv.autotune import compare, doctor
 from parallelenv.autotune.recommend import recommend
 from parallelenv.autotune.timing import ROUNDS
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.error_text import did_you_mean, one_line
-from parallelenv.contract.progress import open_bar
+from parallelenv.contract.error_text import did_you_mean
+from parallelenv.contract.failures import one_line
 from parallelenv.errors import ArgumentError, InvalidEnvError, ParallelEnvError
+from parallelenv.progress import open_bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,8 +20,17 @@ import gymnasium
 import numpy as np
 
 from parallelenv import registry
-from parallelenv.contract import arguments, env_specs, migration_hints
-from parallelenv.contract.arguments import MISSING, Ids, Options, Policy, Seeds, check_shared
+from parallelenv.contract import arguments, env_specs
+from parallelenv.contract.arguments import (
+    MISSING,
+    Ids,
+    Options,
+    Policy,
+    Seeds,
+    absent_attribute,
+    check_shared,
+    unsettable_attribute,
+)
 from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import count, show
@@ -1341,7 +1350,7 @@ class ParallelEnv:
             known = getattr(ParallelEnv, name, None)
             is_fixed = known is None or (isinstance(known, property) and known.fset is None)
             if is_fixed and not name.startswith("_") and type(self) is ParallelEnv:
-                raise migration_hints.not_to_set(self, name, name in inspect.signature(ParallelEnv).parameters)
+                raise unsettable_attribute(self, name, name in inspect.signature(ParallelEnv).parameters)
             object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:  # or a type checker would accept any name
@@ -1356,7 +1365,7 @@ class ParallelEnv:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             if hasattr(type(self), name):  # a property raised an AttributeError: raise that one
                 return object.__getattribute__(self, name)
-            raise migration_hints.absent(self, name)
+            raise absent_attribute(self, name)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse to copy or pickle this object."""

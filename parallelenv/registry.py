@@ -13,8 +13,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from parallelenv.contract import migration_hints
-from parallelenv.contract.error_text import did_you_mean, show
+from parallelenv.contract.error_text import did_you_mean, hint_at, show
 from parallelenv.contract.protocol import Backend
 from parallelenv.errors import ArgumentError, MissingDependencyError
 
@@ -144,7 +143,7 @@ def _accepted(kind: type[Any]) -> list[str]:
 def _checked(kind: type[Any]) -> type[Any]:
     lacking = [f"{name}()" for name in ("plan", "launch", "allocate", "wait", "close") if not hasattr(kind, name)]
     if lacking:
-        hint = migration_hints.hint_at(kind.__name__)
+        hint = hint_at(kind.__name__)
         raise ArgumentError(
             f"para_mode={kind.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; "
             f"expected such a class or one of {known_words()}.{hint}"
@@ -161,7 +160,7 @@ def load_backend(word: Any) -> type[Any]:
     """
     if not isinstance(word, str) or word not in known_modes():
         known = known_words()
-        hint = migration_hints.hint_at(word) or did_you_mean(str(word), known)
+        hint = hint_at(word) or did_you_mean(str(word), known)
         raise ArgumentError(f"para_mode={word!r} is not known; expected one of {known}.{hint}")
     if word not in _MODES:
         foreign: type[Any] = _foreign()[word].load()
@@ -188,4 +187,4 @@ def word_of(para_mode: Any) -> str:
 
 def _instead(name: str, known: Sequence[str]) -> str:
     """Return a hint for an unknown keyword of the constructor: a sentence after a space, or nothing."""
-    return migration_hints.hint_at(name) or did_you_mean(name, known)
+    return hint_at(name) or did_you_mean(name, known)

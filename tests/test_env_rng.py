@@ -17,8 +17,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, EnvContractError
+from parallelenv.results import difference
 
 MakeEnv = Callable[..., ParallelEnv]
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)

@@ -14,9 +14,9 @@ from conftest import MakeEnv, MakePool, needs_ray
 from samplers import Once, Walks
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
 from parallelenv.engine import recovery
 from parallelenv.errors import ExhaustedError, ResetNeededError, WorkerDiedError
+from parallelenv.results import difference
 from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper

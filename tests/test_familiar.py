@@ -12,8 +12,8 @@ from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
+from parallelenv.results import difference
 from parallelenv.testing.envs import Counter
 
 ENV_FNS = [partial(Counter, number, 3) for number in range(3)]

@@ -9,7 +9,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from parallelenv.contract.value_difference import difference
+from parallelenv.results import difference
 
 
 class Opaque:

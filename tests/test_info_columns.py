@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from interrupting import Counting, interrupt_at
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.batch import INFO_NBYTES, Batch, Layout
-from parallelenv.contract.info_columns import InfoColumns, InfoForms, form_of
+from parallelenv.contract.batch import INFO_NBYTES, Batch, InfoColumns, InfoForms, Layout, form_of
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import EpisodeEnds, RolloutChunk
 from parallelenv.engine.engine import Engine

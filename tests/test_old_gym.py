@@ -14,9 +14,9 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv, recommend
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import EnvContractError, OldApiWarning
 from parallelenv.notebook.tiles import refuse_dark_envs
+from parallelenv.results import difference
 from parallelenv.wrappers import RecordVideo
 
 MakeEnv = Callable[..., ParallelEnv]

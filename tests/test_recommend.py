@@ -16,8 +16,8 @@ from parallelenv import ParallelEnv, recommend, registry
 from parallelenv.autotune import recommend as recommending
 from parallelenv.autotune.recommend import Candidate, Recommendation, Trial
 from parallelenv.cli import main
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, InvalidEnvError
+from parallelenv.results import difference
 
 US, MS = 1e-6, 1e-3
 

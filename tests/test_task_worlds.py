@@ -13,7 +13,7 @@ from conftest import MakePool
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
+from parallelenv.results import difference
 from parallelenv.tasks.sampler_env import Task, TaskSampler
 
 NUM_ENVS, NUM_TASKS, MAX_STEPS = 8, 125, 8

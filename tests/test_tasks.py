@@ -16,7 +16,6 @@ from gymnasium.wrappers import TimeLimit
 from samplers import PLAIN, Walks
 
 from parallelenv import ParallelEnv, ParallelWrapper
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
@@ -26,6 +25,7 @@ from parallelenv.errors import (
     ResetNeededError,
     UnpicklableError,
 )
+from parallelenv.results import difference
 from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep
 from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.wrappers import CheckFinite, StackStates

@@ -11,7 +11,7 @@ from samplers import Walks
 from test_exhausted import TOTALS, env_fns, walks
 
 from parallelenv import CLOSE, TERMINATED, ParallelEnv
-from parallelenv.contract.value_difference import difference
+from parallelenv.results import difference
 from parallelenv.testing.scenario import DONE_POLICIES, drain
 
 RESTS = (None, None, True, {"exhausted": True})

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from parallelenv.contract import migration_hints
 from parallelenv.contract.arguments import parse_ids
 from parallelenv.contract.batch import Array
-from parallelenv.contract.error_text import one_line
-from parallelenv.contract.failures import add_note, put
+from parallelenv.contract.error_text import GIVE_SPACES
+from parallelenv.contract.failures import add_note, one_line, put
 from parallelenv.contract.spaces import Space
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.errors import EnvBusyError, NoPendingCallError, NothingInFlightError, PendingCallError, SpacesError
@@ -51,8 +50,7 @@ def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Mak
     for env_id, space in enumerate(spaces):
         if space is None:
             raise SpacesError(
-                f"env {env_id} declares no {name}, which a vector env needs. Set it on the env, or "
-                f"{migration_hints.GIVE_SPACES}."
+                f"env {env_id} declares no {name}, which a vector env needs. Set it on the env, or {GIVE_SPACES}."
             )
         if if_different is not None and space != spaces[0]:
             raise SpacesError(

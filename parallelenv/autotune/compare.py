@@ -16,12 +16,13 @@ from typing import Any
 
 from parallelenv.autotune.recommend import recommend
 from parallelenv.autotune.timing import ROUNDS, TimedEnv, is_clearly_faster, random_actions
-from parallelenv.contract.error_text import format_table, number, one_line
-from parallelenv.contract.progress import Bar
-from parallelenv.contract.value_difference import difference
+from parallelenv.contract.error_text import format_table, number
+from parallelenv.contract.failures import one_line
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, InvalidEnvError, MissingDependencyError
+from parallelenv.progress import Bar
 from parallelenv.registry import known_modes
+from parallelenv.results import difference
 
 ORACLE = "dummy"  # the mode whose results are correct by definition
 _CALLER_STEPS = "subproc+caller_steps"

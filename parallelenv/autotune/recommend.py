@@ -26,7 +26,8 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import loads
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, make_factories, pack_factories
-from parallelenv.contract.error_text import count, duration, number, one_line
+from parallelenv.contract.error_text import count, duration, number
+from parallelenv.contract.failures import one_line
 from parallelenv.contract.spaces import Env, Spaces
 from parallelenv.contract.worker_info import get_worker_info
 from parallelenv.env import ParallelEnv

@@ -10,7 +10,8 @@ import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.rollout_data import ExtrasFormat, empty_array, join_forms, map_leaves
-from parallelenv.contract.spaces import is_tensor, object_array
+from parallelenv.contract.spaces import object_array
+from parallelenv.contract.tensors import is_tensor
 from parallelenv.errors import ArgumentError
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.trajectory import Rollout

@@ -13,7 +13,8 @@ from gymnasium.vector.utils import batch_space, iterate
 from parallelenv.contract.batch import Array, Batch, Layout, Rows
 from parallelenv.contract.copying import graph_parts
 from parallelenv.contract.error_text import count, show, were
-from parallelenv.contract.spaces import Action, as_array, casts_to, describe_value, is_tensor
+from parallelenv.contract.spaces import Action, casts_to, describe_value
+from parallelenv.contract.tensors import as_array, is_tensor
 from parallelenv.errors import ActionError
 
 

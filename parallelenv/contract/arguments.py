@@ -11,9 +11,9 @@ import gymnasium
 import numpy as np
 
 from parallelenv.contract.batch import NOTHING_SHARED, Array
-from parallelenv.contract.error_text import count, show, were
+from parallelenv.contract.error_text import SET_ONCE, count, hint_at, hint_at_make_argument, near_attribute, show, were
 from parallelenv.contract.spaces import Space, describe_value
-from parallelenv.errors import ArgumentError, IdRangeError, WorkerStartError
+from parallelenv.errors import AbsentAttributeError, ArgumentError, IdRangeError, WorkerStartError
 
 if TYPE_CHECKING:
     from parallelenv.contract.protocol import Backend
@@ -127,6 +127,26 @@ def check_name(argument: str, name: object) -> None:
         raise ArgumentError(f"{argument}={name!r} is no name. {way_out}")
     if any(part.startswith("__") and part.endswith("__") for part in parts):
         raise ArgumentError(f"{argument}={name!r} has a double-underscore name in it, which cannot be reached.")
+
+
+def refuse_unknown_arguments(call: str, arguments: Mapping[str, object]) -> None:
+    """Raise an `ArgumentError` for keyword arguments that a call does not have."""
+    for name, value in arguments.items():
+        raise ArgumentError(f"{name}={show(value)} is no argument of {call}.{hint_at(name)}")
+
+
+def absent_attribute(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:
+    """Return the error for a name that does not exist, with its equivalent."""
+    ways = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
+    hint = hint_at_make_argument(name) or f"{near_attribute(name, type(owner))} {default or ways}"
+    message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
+    return AbsentAttributeError(message, name=name)  # with `obj` Python 3.12 adds a hint, too
+
+
+def unsettable_attribute(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
+    """Return the error for a name that cannot be set. ``is_argument``: whether the owner's constructor takes it."""
+    default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
+    return absent_attribute(owner, name, " to set", SET_ONCE.format(name) if is_argument else default)
 
 
 def spread_seeds(seed: object, env_ids: Sequence[int], num_envs: int, *, whole: bool) -> list[int | None]:

@@ -18,7 +18,7 @@ import cloudpickle
 import cloudpickle.cloudpickle as dynamic
 import numpy as np
 
-from parallelenv.contract.spaces import is_tensor, tensors
+from parallelenv.contract.tensors import imported_torch, is_tensor
 from parallelenv.errors import UnpicklableError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def graph_parts(value: object) -> list[Any]:
     These are tensors that require a gradient and modules with such parameters, in lists, tuples, dicts and object
     arrays. There are none under ``torch.no_grad()``, and before torch is imported.
     """
-    torch = tensors()
+    torch = imported_torch()
     is_enabled = getattr(torch, "is_grad_enabled", None)  # absent while torch is being imported
     return _graph_parts(value, torch) if is_enabled is not None and is_enabled() else []
 

@@ -19,9 +19,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.utils import EzPickle
 
-from parallelenv.contract import migration_hints
 from parallelenv.contract.copying import dumps, loads, pickles
-from parallelenv.contract.error_text import did_you_mean, show
+from parallelenv.contract.error_text import did_you_mean, hint_at_make_argument, show
 from parallelenv.contract.spaces import Env
 from parallelenv.contract.worker_info import ProcessInfo
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnpicklableError
@@ -163,7 +162,7 @@ def registered(
         )
     spec: EnvSpec = make_factories([id])[0].source
     for name, value in make_kwargs.items():
-        hint = migration_hints.of_make_argument(name) or did_you_mean(name, [*own_arguments, *option_names])
+        hint = hint_at_make_argument(name) or did_you_mean(name, [*own_arguments, *option_names])
         if name in option_names:
             hint = f" It is an option of the mode: give it in backend_options={{{name!r}: {show(value)}}}."
         if hint and not _takes(spec, name):

@@ -122,6 +122,14 @@ def add_note(exception: BaseException, note: str) -> None:
         put(exception, "__notes__", [*notes, note])
 
 
+def one_line(error: BaseException) -> str:
+    """Return an error's message in one line, with its type unless it is an error of this package."""
+    if isinstance(error, BaseExceptionGroup):  # several envs failed, usually in the same way
+        return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ParallelEnvError) else f"{type(error).__name__}: {text}"
+
+
 def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
     """Return an exception and its causes as plain data. ``seen``: the ids of the exceptions that led here."""
     seen = (*seen, id(exception))

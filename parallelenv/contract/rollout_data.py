@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, DType
+from parallelenv.contract.batch import Array, Batch, DType, InfoColumns, InfoRows, form_of
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.info_columns import InfoColumns, InfoRows, form_of
 from parallelenv.contract.protocol import Extra
-from parallelenv.contract.spaces import describe_value, is_tensor, stack_values, tensors
+from parallelenv.contract.spaces import describe_value, stack_values
+from parallelenv.contract.tensors import imported_torch, is_tensor
 from parallelenv.errors import ArgumentError
 
 StepIndex = tuple[int, int]
@@ -200,7 +200,8 @@ def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
             )
         map_leaves(memory.rows, leaves.setdefault(id(memory), []).append)
     nothing = [
-        tensors().zeros_like(leaf[0]) if is_tensor(leaf[0]) else np.zeros_like(leaf[0]) for leaf in leaves[id(first[0])]
+        imported_torch().zeros_like(leaf[0]) if is_tensor(leaf[0]) else np.zeros_like(leaf[0])
+        for leaf in leaves[id(first[0])]
     ]
     rows = [nothing if part is None else [leaf[part[1]] for leaf in leaves[id(part[0])]] for part in parts]
     joined = iter([stack_values(column) for column in zip(*rows, strict=True)])

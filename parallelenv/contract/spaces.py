@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import operator
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +19,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from parallelenv.contract.error_text import show
+from parallelenv.contract.tensors import as_array, imported_torch, is_tensor
 from parallelenv.errors import EnvContractError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def stack_values(values: Sequence[Any]) -> State:
             if len({np.shape(value) for value in values}) == 1:
                 return np.stack(values)
         elif values and all(is_tensor(value) for value in values) and len({value.shape for value in values}) == 1:
-            return tensors().stack(list(values))
+            return imported_torch().stack(list(values))
     return object_array(values)
 
 
@@ -162,31 +162,6 @@ def object_array(values: Sequence[object]) -> Array:
     for index, value in enumerate(values):  # `array[:] = values` would unpack nested lists
         array[index] = value
     return array
-
-
-def tensors() -> Any:
-    """Return the torch module if the user has imported it, else ``None``."""
-    return sys.modules.get("torch")
-
-
-def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a torch tensor. Never imports torch."""
-    torch = tensors()
-    return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
-
-
-def as_array(value: object) -> Array:
-    """Return a value as an array; tensors and lists of tensors, too, with or without gradients."""
-    return np.asarray(value if tensors() is None else _without_tensors(value))
-
-
-def _without_tensors(value: Any) -> Any:
-    if is_tensor(value):
-        value = value.detach().cpu()
-        return value.numpy() if value.dtype != tensors().bfloat16 else value.float().numpy()
-    if isinstance(value, (list, tuple)):
-        return [_without_tensors(item) for item in value]
-    return value
 
 
 def fits(value: object, shape: tuple[int, ...], dtype: DType) -> bool:

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from parallelenv.contract import migration_hints
 from parallelenv.contract.batch import Array, Index
-from parallelenv.contract.error_text import did_you_mean
+from parallelenv.contract.error_text import did_you_mean, hint_at
 from parallelenv.contract.spaces import Info, State
 from parallelenv.errors import ArgumentError
 
@@ -165,5 +164,5 @@ def make_done_policy(word: str | None) -> DonePolicy:
     if word is None or (isinstance(word, str) and word in _POLICIES):
         return _POLICIES[word]()
     words = [name for name in _POLICIES if name is not None]
-    hint = migration_hints.hint_at(word) or did_you_mean(str(word), words)
+    hint = hint_at(word) or did_you_mean(str(word), words)
     raise ArgumentError(f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallelenv.contract.info_columns import InfoForm, form_of
+from parallelenv.contract.batch import InfoForm, form_of
 from parallelenv.contract.spaces import Info
 
 _NUM_ALIKE = 3

@@ -10,8 +10,8 @@ import weakref
 from typing import Any, NamedTuple, Protocol
 
 from parallelenv.contract.error_text import count
-from parallelenv.contract.progress import kernel_of_notebook
 from parallelenv.engine.worker_output import say
+from parallelenv.progress import kernel_of_notebook
 
 
 class Closable(Protocol):

@@ -14,12 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parallelenv.contract.arguments import share
-from parallelenv.contract.batch import Batch, Layout, take
+from parallelenv.contract.batch import Batch, InfoForms, Layout, take
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.failures import NO_FAILURES, Failure
-from parallelenv.contract.info_columns import InfoForms
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import (
     Backend,

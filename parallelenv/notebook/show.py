@@ -17,7 +17,6 @@ from parallelenv.contract.arguments import Ids, Seeds, check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import list_ids, name_envs, show
 from parallelenv.contract.failures import add_note, put
-from parallelenv.contract.progress import kernel_of_notebook
 from parallelenv.engine import notebook_cells
 from parallelenv.engine.engine import Engine
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UsageError
@@ -32,6 +31,7 @@ from parallelenv.notebook.film import (
     playing_fps,
 )
 from parallelenv.notebook.tiles import picture_of, refuse_dark_envs
+from parallelenv.progress import kernel_of_notebook
 from parallelenv.rollouts.evaluation import Evaluation, perform
 from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 

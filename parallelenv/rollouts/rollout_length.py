@@ -9,9 +9,9 @@ from typing import Any
 
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.error_text import count, show
-from parallelenv.contract.progress import open_bar
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.errors import ArgumentError
+from parallelenv.progress import open_bar
 
 _BAR_DELAY = 1.0
 """Seconds until a bar appears."""

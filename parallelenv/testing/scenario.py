@@ -14,11 +14,10 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from parallelenv.contract.env_specs import EnvFn
 from parallelenv.contract.spaces import Action
-from parallelenv.contract.value_difference import difference
 from parallelenv.engine.assemble import Align
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import NothingInFlightError
-from parallelenv.results import StepBatch, StepResult
+from parallelenv.results import StepBatch, StepResult, difference
 from parallelenv.testing import envs as zoo
 
 NUM_ENVS = 5

@@ -17,7 +17,8 @@ from gymnasium.utils import EzPickle
 
 from parallelenv.contract.copying import loads, pickles
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.spaces import Env, tensors
+from parallelenv.contract.spaces import Env
+from parallelenv.contract.tensors import imported_torch
 from parallelenv.errors import EnvContractError
 from parallelenv.worker.env_adapter import layers
 
@@ -197,4 +198,4 @@ def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:
 
 def _torch() -> Any:
     """Return torch's generator for the CPU if torch is imported."""
-    return getattr(tensors(), "default_generator", None)
+    return getattr(imported_torch(), "default_generator", None)

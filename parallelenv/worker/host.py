@@ -13,12 +13,11 @@ from itertools import compress
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from parallelenv.contract.batch import Batch
+from parallelenv.contract.batch import Batch, InfoForms
 from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_graph
 from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.error_text import show
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.info_columns import InfoForms
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import (
     EXHAUSTED,

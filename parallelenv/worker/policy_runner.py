@@ -14,7 +14,8 @@ from parallelenv.contract.arguments import Policy
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy, pickle_roundtrip
 from parallelenv.contract.rollout_data import ExtrasFormat, RecurrentState, check_rows, join_forms, map_leaves
-from parallelenv.contract.spaces import Action, State, as_array
+from parallelenv.contract.spaces import Action, State
+from parallelenv.contract.tensors import as_array
 from parallelenv.errors import ActionError, ArgumentError, UnpicklableError
 
 Extras = Mapping[str, Array]

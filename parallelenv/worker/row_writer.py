@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, Index, take
+from parallelenv.contract.batch import Array, Batch, Index, InfoColumns, InfoForms, take
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.info_columns import InfoColumns, InfoForms
-from parallelenv.contract.spaces import State, as_array, describe_value
+from parallelenv.contract.spaces import State, describe_value
+from parallelenv.contract.tensors import as_array
 from parallelenv.errors import EnvContractError
 
 _FLAGS = frozenset({bool, np.bool_})

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import numpy as np
 
-from parallelenv.contract import migration_hints
-from parallelenv.contract.arguments import Ids, Options, Seeds, check_align, check_flags, parse_ids
+from parallelenv.contract.arguments import (
+    Ids,
+    Options,
+    Seeds,
+    absent_attribute,
+    check_align,
+    check_flags,
+    parse_ids,
+    unsettable_attribute,
+)
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.error_text import show
+from parallelenv.contract.error_text import FOREIGN_SETTINGS, GIVE_SPACES, show
 from parallelenv.contract.failures import put
 from parallelenv.contract.spaces import Structure, batched
 from parallelenv.contract.tracebacks import ShortTracebacks
@@ -63,8 +71,7 @@ def shared_structure(env: object, problem: str) -> Structure:
     structure = Structure(space_of(env))
     if structure.space is None:
         raise ArgumentError(
-            f"The envs share no observation space, so their states {problem}. If they declare none, "
-            f"{migration_hints.GIVE_SPACES}."
+            f"The envs share no observation space, so their states {problem}. If they declare none, {GIVE_SPACES}."
         )
     return structure
 
@@ -283,7 +290,7 @@ class ParallelWrapper(ShortTracebacks):
             found += [layer] if layer.is_frozen is not None else []
             layer = layer.env
         if not found:
-            raise migration_hints.absent(self, "frozen")
+            raise absent_attribute(self, "frozen")
         return found
 
     def save_state(self) -> SavedState | WrappedState:
@@ -360,8 +367,8 @@ class ParallelWrapper(ShortTracebacks):
             Raises:
                 AbsentAttributeError: If it is a setting of another library, which would have no effect here.
             """
-            if name in migration_hints.SETTINGS and not hasattr(type(self), name):
-                raise migration_hints.not_to_set(self, name, is_argument=False)
+            if name in FOREIGN_SETTINGS and not hasattr(type(self), name):
+                raise unsettable_attribute(self, name, is_argument=False)
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:

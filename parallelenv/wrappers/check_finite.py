@@ -8,7 +8,8 @@ import numpy as np
 
 from parallelenv.contract import arguments
 from parallelenv.contract.arguments import Ids
-from parallelenv.contract.spaces import Structure, as_array, is_tensor
+from parallelenv.contract.spaces import Structure
+from parallelenv.contract.tensors import as_array, is_tensor
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import States

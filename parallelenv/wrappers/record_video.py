@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Never
 
-from parallelenv.contract import migration_hints
-from parallelenv.contract.arguments import Ids, check_positive, parse_ids
+from parallelenv.contract.arguments import Ids, check_positive, parse_ids, refuse_unknown_arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.errors import ArgumentError
@@ -63,7 +62,7 @@ class RecordVideo(ParallelWrapper):
         id: Ids = None,
         **others: Never,
     ) -> None:
-        migration_hints.refuse_arguments("RecordVideo", others)
+        refuse_unknown_arguments("RecordVideo", others)
         super().__init__(env)
         check_positive("video_length", video_length)
         check_format(video_format)

@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 from parallelenv.contract.arguments import Ids, check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
-from parallelenv.contract.spaces import as_array
+from parallelenv.contract.tensors import as_array
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import States, changed, rebuilt

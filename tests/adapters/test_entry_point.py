@@ -10,8 +10,8 @@ import pytest
 
 from adapters.envs import Looped
 from parallelenv import ParallelEnvError
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError
+from parallelenv.results import difference
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)

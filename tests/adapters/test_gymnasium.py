@@ -17,8 +17,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from adapters.envs import Fragile, Looped, Varied
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, ClosedError, UsageError
+from parallelenv.results import difference
 
 ZEROS = np.zeros(3, dtype=np.int64)
 ONE_ONE = np.array([0, 1, 0])

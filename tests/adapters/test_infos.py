@@ -9,7 +9,7 @@ import pytest
 from gymnasium.vector import VectorEnv
 
 from parallelenv.adapters.infos import gather_infos
-from parallelenv.contract.value_difference import difference
+from parallelenv.results import difference
 
 
 def gather(*values: Any) -> Any:

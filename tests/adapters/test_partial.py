@@ -13,7 +13,7 @@ from conftest import MakeEnv
 
 from adapters.envs import Fragile
 from adapters.neighbours import require
-from parallelenv.contract.value_difference import difference
+from parallelenv.results import difference
 
 ONE_ONE = np.array([0, 1, 0])
 ENDS_FIRST = [partial(Fragile, 1), partial(Fragile, 9), partial(Fragile, 9)]

@@ -14,13 +14,13 @@ from adapters.envs import Fragile, Looped, Varied
 from adapters.neighbours import require, seeded
 from adapters.twins import Sb3Twins
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
     ArgumentError,
     EnvBusyError,
     NothingInFlightError,
     UsageError,
 )
+from parallelenv.results import difference
 
 pytestmark = pytest.mark.neighbours
 vec_env = require("stable_baselines3.common.vec_env")

@@ -18,7 +18,6 @@ from gymnasium.vector import SyncVectorEnv
 from adapters.envs import Looped
 from adapters.neighbours import require
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
     AbsentAttributeError,
     ActionError,
@@ -26,6 +25,7 @@ from parallelenv.errors import (
     EnvContractError,
     ResetNeededError,
 )
+from parallelenv.results import difference
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 Adapter = Callable[[ParallelEnv], Any]

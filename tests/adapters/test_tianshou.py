@@ -16,8 +16,8 @@ from adapters.envs import Looped, Slow, Varied
 from adapters.neighbours import require
 from adapters.twins import Pair
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, EnvBusyError, InvalidEnvError, NothingInFlightError
+from parallelenv.results import difference
 
 NUM_ENVS = 5
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.value_difference import difference
+from parallelenv.results import difference
 
 
 class Pair:

@@ -20,11 +20,10 @@ import psutil
 import pytest
 from fragile import EXIT, GO_ON, WAIT, fragile
 
-from parallelenv import ParallelEnv
+from parallelenv import ParallelEnv, progress
 from parallelenv.backends import _ray_cluster
 from parallelenv.backends._ray_actors import RayHost
 from parallelenv.backends.ray import RayBackend
-from parallelenv.contract import progress
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError
 
 
@@ -271,7 +270,7 @@ SCRIPT = """
 import os, signal, sys
 import numpy as np, gymnasium as gym
 from parallelenv import ParallelEnv
-from parallelenv.contract import progress as bars
+from parallelenv import progress as bars
 handler, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
 with ParallelEnv(["CartPole-v1"] * 4, sys.argv[1], ray_init={"num_cpus": 2}) as env:
     import ray
@@ -293,7 +292,7 @@ SHUT_DOWN = """
 import os, sys
 import ray
 from parallelenv import ParallelEnv
-from parallelenv.contract import progress as bars
+from parallelenv import progress as bars
 from parallelenv.errors import WorkerDiedError, WorkerStartError
 
 def say(env, call, *args):
@@ -349,7 +348,7 @@ def test_ray_may_be_shut_down_while_a_pool_is_open() -> None:
 REFUSED = """
 import os, sys
 from parallelenv import ParallelEnv
-from parallelenv.contract import progress as bars
+from parallelenv import progress as bars
 from parallelenv.errors import ArgumentError
 before = dict(os.environ)
 try:

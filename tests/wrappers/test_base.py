@@ -13,13 +13,13 @@ from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 
 from parallelenv import ParallelEnv, ParallelWrapper, StateWrapper
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
     ArgumentError,
     ClosedError,
     NothingInFlightError,
     UsageError,
 )
+from parallelenv.results import difference
 from parallelenv.testing.envs import Counter, Sheet
 from parallelenv.wrappers import (
     AnswerWrapper,

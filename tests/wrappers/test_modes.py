@@ -10,7 +10,7 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
+from parallelenv.results import difference
 from parallelenv.testing.envs import Counter
 from parallelenv.testing.scenario import DONE_POLICIES, Actions, five_env_fns
 from parallelenv.wrappers import CheckFinite, NormalizeRewards, NormalizeStates, RecordEpisodeStatistics, StackStates

@@ -16,8 +16,8 @@ from fragile import GO_ON, RAISE, Fragile
 from gymnasium.spaces import Box, Dict, Discrete
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, EnvContractError
+from parallelenv.results import difference
 from parallelenv.testing.envs import Counter, Sheet, Words
 from parallelenv.wrappers import (
     NormalizeRewards,

@@ -13,8 +13,8 @@ from fragile import GO_ON, RAISE, Fragile
 from gymnasium.wrappers import FrameStackObservation
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError
+from parallelenv.results import difference
 from parallelenv.testing.envs import Counter, Pair, Sheet, Words
 from parallelenv.wrappers import StackStates
 

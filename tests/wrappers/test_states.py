@@ -14,8 +14,8 @@ from fragile import GO_ON, RAISE, Fragile
 from gymnasium import spaces
 
 from parallelenv import StateWrapper
-from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, ResetNeededError
+from parallelenv.results import difference
 from parallelenv.testing.envs import Chain, Counter, Net, Old, Pair, Ragged, Sheet, Words
 from parallelenv.wrappers import AnswerWrapper, CheckFinite, StackStates
 

@@ -1,0 +1,36 @@
+"""Tensors of torch, told from other values without importing torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from parallelenv.contract.batch import Array
+
+
+def imported_torch() -> Any:
+    """Return the torch module if the user has imported it, else ``None``."""
+    return sys.modules.get("torch")
+
+
+def is_tensor(value: object) -> bool:
+    """Whether ``value`` is a torch tensor. Never imports torch."""
+    torch = imported_torch()
+    return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
+
+
+def as_array(value: object) -> Array:
+    """Return a value as an array; tensors and lists of tensors, too, with or without gradients."""
+    return np.asarray(value if imported_torch() is None else _without_tensors(value))
+
+
+def _without_tensors(value: Any) -> Any:
+    if is_tensor(value):
+        value = value.detach().cpu()
+        return value.numpy() if value.dtype != imported_torch().bfloat16 else value.float().numpy()
+    if isinstance(value, (list, tuple)):
+        return [_without_tensors(item) for item in value]
+    return value
