@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parallelenv.adapters.entry_point import vector_entry_point
+    from parallelenv.adapters.gymnasium import vector_entry_point
     from parallelenv.autotune.recommend import Recommendation, recommend
     from parallelenv.collect.collector import Collector
     from parallelenv.collect.collector_set import CollectorSet
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from parallelenv.errors import ParallelEnvError
     from parallelenv.results import StepBatch, StepResult
     from parallelenv.rollouts.evaluation import Evaluation
+    from parallelenv.rollouts.rollout import Rollout
     from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED
-    from parallelenv.rollouts.trajectory import Rollout
     from parallelenv.tasks.task_pool import TaskPool
     from parallelenv.wrappers import ParallelWrapper, StateWrapper
 
@@ -56,7 +56,7 @@ _HOMES = {
     "ParallelEnvError": "errors",
     "ParallelWrapper": "wrappers",
     "Recommendation": "autotune.recommend",
-    "Rollout": "rollouts.trajectory",
+    "Rollout": "rollouts.rollout",
     "StateWrapper": "wrappers",
     "StepBatch": "results",
     "StepResult": "results",
@@ -64,7 +64,7 @@ _HOMES = {
     "WorkerInfo": "contract.worker_info",
     "get_worker_info": "contract.worker_info",
     "recommend": "autotune.recommend",
-    "vector_entry_point": "adapters.entry_point",
+    "vector_entry_point": "adapters.gymnasium",
 }
 _SUBMODULES = ("errors", "wrappers")
 

@@ -1,7 +1,160 @@
-"""``python -m parallelenv``, the same as the command ``parallelenv``."""
+"""The commands ``parallelenv compare``, ``recommend`` and ``doctor``, also by ``python -m parallelenv``.
 
+Exit codes: 0 success; 1 a mode failed, or its results differ from those of the plain loop; 2 the command was invalid;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from parallelenv.cli import main
+import gymnasium
 
-sys.exit(main())
+from parallelenv import __version__
+from parallelenv.autotune import compare, doctor
+from parallelenv.autotune.recommend import recommend
+from parallelenv.autotune.timing import ROUNDS
+from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.error_text import did_you_mean
+from parallelenv.contract.failures import one_line
+from parallelenv.errors import ArgumentError, InvalidEnvError, ParallelEnvError
+from parallelenv.progress import open_bar
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.command == "compare":
+            return _compare(arguments)
+        if arguments.command == "recommend":
+            for name in arguments.envs:
+                found = recommend([name] * arguments.num_envs, num_cpus=arguments.num_cpus)
+                print(f"{name}: {found}", flush=True)
+        else:
+            print(json.dumps(doctor.facts(), indent=2) if arguments.json else doctor.describe())
+        return 0
+    except ParallelEnvError as error:
+        print(f"parallelenv: {one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("parallelenv: interrupted", file=sys.stderr)
+        return 130
+
+
+def _number(kind: type[float], least: float, text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if least <= (value := kind(text)) < float("inf"):
+            return value
+    what = "a whole number" if kind is int else "a number of seconds"
+    raise argparse.ArgumentTypeError(f"{text!r} must be {what} of at least {least}")
+
+
+_COUNT = functools.partial(_number, int, 1)
+_SEED = functools.partial(_number, int, 0)
+_SECONDS = functools.partial(_number, float, 0.001)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("parallelenv", description="Measure, compare and diagnose ParallelEnv.")
+    parser.add_argument("--version", action="version", version=f"parallelenv {__version__}")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="{compare,recommend,doctor}"
+    )
+    env = {"nargs": "+", "metavar": "ENV", "help": "registered id, for example CartPole-v1 or module:Name-v0"}
+    as_json = {"action": "store_true", "help": "print JSON; docs/api/command_line.md lists the keys"}
+    words = ", ".join(compare.comparable_words())
+    default = "(default: %(default)s)"
+    arguments: list[tuple[str, str, dict[str, Any]]] = [
+        ("compare recommend", "envs", env),
+        ("compare recommend", "--num-envs", {"type": _COUNT, "default": 16, "metavar": "N", "help": f"envs {default}"}),
+        ("compare recommend", "--num-cpus", {"type": _COUNT, "metavar": "K", "help": "cores the envs may use"}),
+        ("compare", "--modes", {"nargs": "+", "default": [], "metavar": "MODE", "help": f"{words} (default: all)"}),
+        ("compare", "--steps", {"type": _COUNT, "default": 200, "metavar": "S", "help": f"steps to compare {default}"}),
+        ("compare", "--seconds", {"type": _SECONDS, "default": 2.0, "help": f"how long to time each mode {default}"}),
+        ("compare", "--seed", {"type": _SEED, "default": 0, "help": f"of envs and actions {default}"}),
+        ("compare", "--plot", {"type": Path, "metavar": "FILE", "help": "draw the result; needs matplotlib"}),
+        ("compare", "--no-progress", {"dest": "progress", "action": "store_false", "help": "show no progress bar"}),
+        ("compare doctor", "--json", as_json),
+    ]
+    for name, summary, details in (
+        (
+            "compare",
+            "measure every mode on your envs and recommend one",
+            "Step each env with the same random actions in every mode, check that the results are identical bit for "
+            "bit, time the modes in turns, and recommend one. Exit code 1 if a mode failed or gave other results than "
+            "the plain loop.",
+        ),
+        (
+            "recommend",
+            "try your envs for a moment and say which mode suits them",
+            "Step the envs for a moment with random actions in each mode that could be the fastest, and say in one "
+            'line which is and why. It is what para_mode="auto" goes by.',
+        ),
+        (
+            "doctor",
+            "show what this machine offers",
+            "Show cores, memory, Ray and versions: what to look at, or to send along, when something is slow or fails. "
+            "Starts nothing.",
+        ),
+    ):
+        command = commands.add_parser(name, help=summary, description=details)
+        for users, flag, look in arguments:
+            if name in users:
+                command.add_argument(flag, **look)
+    return parser
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    given = {name: getattr(arguments, name) for name in ("num_envs", "num_cpus", "steps", "seconds", "seed")}
+    settings = compare.ComparisonSettings(modes=_modes(arguments.modes), **given)
+    if arguments.plot is not None:
+        compare.check_plot(arguments.plot)
+    for name in arguments.envs:  # before any is measured
+        try:
+            gymnasium.make(name).close()
+        except Exception as error:
+            raise InvalidEnvError(f"The env {name!r} cannot be made: {one_line(error)}") from error
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # not of the measurement itself
+    comparisons = []
+    # Keep the output of envs out of the JSON.
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        rounds = f"{ROUNDS} rounds of {settings.seconds / ROUNDS:g} s in turns with {compare.ORACLE}"
+        for name in arguments.envs:
+            style = "{desc} {n}/{total} |{bar}| {elapsed}"
+            with open_bar(arguments.progress, total=len(settings.modes), bar_format=style) as progress:
+                comparisons.append(compare.compare(name, settings, progress))
+            size = f"{settings.num_envs} envs, {settings.num_cpus or usable_cores()} cores"
+            print(f"{name}: {size}; {settings.steps} steps compared; {rounds}, medians")
+            print(f"{comparisons[-1]}\n", flush=True)
+        if load > usable_cores() / 2:
+            print(f"Other programs keep cores busy and affect the results (load average {load:.1f}).")
+        if arguments.plot is not None:
+            compare.plot(comparisons, arguments.plot)
+            print(f"Picture: {arguments.plot}")
+    if arguments.json:
+        print(json.dumps([comparison.as_dict() for comparison in comparisons], indent=2))
+    return 0 if all(comparison.is_sound for comparison in comparisons) else 1
+
+
+def _modes(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the requested modes without duplicates, the oracle first; words may be separated by commas too."""
+    known = compare.comparable_words()
+    asked = [word for item in words for word in item.split(",") if word] or known
+    for word in asked:
+        if word not in known:
+            hint = did_you_mean(word, known)
+            raise ArgumentError(f"--modes {word} is not known; expected some of {', '.join(known)}.{hint}")
+    return tuple(dict.fromkeys([compare.ORACLE, *asked]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,10 +56,9 @@ from parallelenv.errors import (
 from parallelenv.registry import ParaMode
 from parallelenv.results import StepBatch, StepResult, refuse_pair
 from parallelenv.rollouts.evaluation import Evaluation, evaluate
-from parallelenv.rollouts.rollout import RunningRollout, run_batch_episodes
-from parallelenv.rollouts.rollout_length import RolloutLength
+from parallelenv.rollouts.rollout import Rollout, RolloutLength
+from parallelenv.rollouts.running_rollout import RunningRollout, run_batch_episodes
 from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Signal, StreamPolicy, streamed
-from parallelenv.rollouts.trajectory import Rollout
 
 if TYPE_CHECKING:
     from parallelenv.adapters.gymnasium import GymnasiumVectorEnv

@@ -20,12 +20,13 @@ import pytest
 from gymnasium.spaces import Discrete
 
 import parallelenv
-from parallelenv import Recommendation, cli, registry
+from parallelenv import Recommendation, registry
+from parallelenv import __main__ as cli
+from parallelenv.__main__ import main
 from parallelenv.autotune import compare
 from parallelenv.autotune.compare import Comparison, ComparisonRow
 from parallelenv.autotune.timing import TimedEnv
 from parallelenv.backends.dummy import DummyBackend
-from parallelenv.cli import main
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import format_table
 from parallelenv.contract.protocol import Placement

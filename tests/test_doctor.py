@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from parallelenv.__main__ import main
 from parallelenv.autotune import doctor
-from parallelenv.cli import main
 from parallelenv.contract.cpu_cores import Cores
 
 

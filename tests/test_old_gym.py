@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.errors import EnvContractError, OldApiWarning
-from parallelenv.notebook.tiles import refuse_dark_envs
+from parallelenv.notebook.film import refuse_dark_envs
 from parallelenv.results import difference
 from parallelenv.wrappers import RecordVideo
 

@@ -13,9 +13,9 @@ import pytest
 from test_trial import Witness
 
 from parallelenv import ParallelEnv, recommend, registry
+from parallelenv.__main__ import main
 from parallelenv.autotune import recommend as recommending
 from parallelenv.autotune.recommend import Candidate, Recommendation, Trial
-from parallelenv.cli import main
 from parallelenv.errors import ArgumentError, InvalidEnvError
 from parallelenv.results import difference
 

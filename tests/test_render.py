@@ -12,7 +12,7 @@ import pytest
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError
-from parallelenv.notebook.tiles import tile_frames
+from parallelenv.notebook.film import tile_frames
 from parallelenv.testing.envs import Counter
 
 

@@ -38,8 +38,7 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from parallelenv.rollouts import rollout as rollouts
-from parallelenv.rollouts import rollout_length
+from parallelenv.rollouts import running_rollout
 from parallelenv.testing import envs as zoo
 from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, assert_same
 
@@ -428,7 +427,7 @@ class Recurrent:
 def test_recurrent_policy_gets_its_state_and_done_flags(
     make_env: MakeEnv, done_policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollouts, "_GROWTH", 1)  # chunks of one step each: the recurrent state is kept between them
+    monkeypatch.setattr(running_rollout, "_GROWTH", 1)  # chunks of one step: the recurrent state is kept between them
     env = make_env(counts(2, 3, 5, 1), asynchronous=done_policy, num_cpus=2)
     env.reset()
     rollout = env.rollout(Recurrent(), 9)
@@ -600,7 +599,7 @@ def partial_of(caught: Any) -> Rollout:
 def test_failed_env_does_not_affect_other_envs(
     make_env: MakeEnv, folder: Path, growth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollouts, "_GROWTH", growth)
+    monkeypatch.setattr(running_rollout, "_GROWTH", growth)
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
     env.reset()
     with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
@@ -631,8 +630,8 @@ def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failed_env_is_restarted_with_on_failure_restart(
     make_env: MakeEnv, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollouts, "_GROWTH", 4)  # chunks of 1, 4 and 5 steps
-    monkeypatch.setattr(rollouts, "CHUNK", 100.0)
+    monkeypatch.setattr(running_rollout, "_GROWTH", 4)  # chunks of 1, 4 and 5 steps
+    monkeypatch.setattr(running_rollout, "CHUNK", 100.0)
     env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2)
     env.reset()
     rollout = env.rollout(At(3, folder, e1=RAISE), 10)
@@ -912,7 +911,7 @@ UNFIT = {
 def test_extras_that_cannot_be_stacked_raise(
     make_env: MakeEnv, what: str, growth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollouts, "_GROWTH", growth)
+    monkeypatch.setattr(running_rollout, "_GROWTH", growth)
     other, kind, match = UNFIT[what]
     env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
@@ -1209,7 +1208,7 @@ class Bar(tqdm.tqdm):  # type: ignore[type-arg]
 def test_progress_bar_is_shown_on_a_terminal(
     make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch, arguments: Any, total: int
 ) -> None:
-    monkeypatch.setattr(rollout_length, "_BAR_DELAY", 0.0)
+    monkeypatch.setattr("parallelenv.rollouts.rollout._BAR_DELAY", 0.0)
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setattr(tqdm, "tqdm", Bar)
@@ -1228,7 +1227,7 @@ def test_progress_bar_is_shown_on_a_terminal(
 def test_no_progress_bar_is_shown_without_a_terminal(
     make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(rollout_length, "_BAR_DELAY", 0.0)
+    monkeypatch.setattr("parallelenv.rollouts.rollout._BAR_DELAY", 0.0)
     screen = None if kind == "none" else io.StringIO()
     if screen is not None and kind == "closed":
         screen.close()

@@ -19,7 +19,7 @@ from gymnasium.utils import EzPickle
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import recommend as recommending
-from parallelenv.autotune import stand_in, timing
+from parallelenv.autotune import timing
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.errors import ExhaustedError
 
@@ -145,7 +145,7 @@ def test_number_of_envs_made_does_not_grow_with_the_list(try_all: None, tmp_path
     assert counts["made"] == 2 + 2 + 2 + 1  # in this thread, in two threads, in two processes, beside the caller
     assert counts["close"] == counts["made"]
     assert counts["reset"] == counts["made"] - 1  # all but the one that was made to see whether it is new
-    assert not stand_in._SHARED
+    assert not timing._SHARED
 
 
 @pytest.mark.parametrize(("limit", "most_steps"), [("_LONG_STEP", 2), ("_LONG_MAKING", 1000)])
@@ -153,7 +153,7 @@ def test_one_slow_env_is_made_and_hardly_stepped(
     limit: str, most_steps: int, try_all: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recommending, limit, 0.0)
-    monkeypatch.setattr(stand_in, "_QUICK_BUILD", 0.0)
+    monkeypatch.setattr(timing, "_QUICK_BUILD", 0.0)
     found = recommend([partial(Counted, tmp_path)] * 16)
     counts = counted(tmp_path)
     assert counts["made"] == counts["reset"] == counts["close"] == 1

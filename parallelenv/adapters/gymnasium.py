@@ -1,28 +1,39 @@
-"""A `ParallelEnv` as a `gymnasium.vector.VectorEnv`."""
+"""A `ParallelEnv` as a `gymnasium.vector.VectorEnv`, and an entry point that `gymnasium.make_vec` calls."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from parallelenv.adapters.common import convert_step, declared_spaces, nothing_begun, raises_first
-from parallelenv.adapters.infos import gather_infos
 from parallelenv.contract import arguments
-from parallelenv.contract.batch import Array
+from parallelenv.contract.batch import Array, DType
+from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import MethodCall
-from parallelenv.contract.spaces import Action, Env, Info, Space, State
+from parallelenv.contract.spaces import Action, Env, Info, Space, State, describe_value
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import ByHand, DonePolicy, EndedEpisode, NextStep, SameStep
 from parallelenv.engine.tickets import Ticket
-from parallelenv.errors import ArgumentError, PendingCallError, ResetNeededError, SpacesError, WorkerTimeoutError
+from parallelenv.env import ParallelEnv
+from parallelenv.errors import (
+    ArgumentError,
+    InvalidEnvError,
+    PendingCallError,
+    ResetNeededError,
+    SpacesError,
+    WorkerTimeoutError,
+)
+from parallelenv.registry import ParaMode
 from parallelenv.results import StepResult
 
 if TYPE_CHECKING:
@@ -363,3 +374,127 @@ def _writeable(states: State) -> State:
     if isinstance(states, np.ndarray):
         states.flags.writeable = True
     return states
+
+
+_AS_THEY_ARE = "final_obs"
+"""Gymnasium never batches these."""
+
+
+def gather_infos(infos: Iterable[tuple[int, Mapping[str, object]]], num_envs: int) -> Info:
+    """Return one dict for all envs, from pairs of an env id and its info; envs may be left out.
+
+    Differs from `gymnasium.vector.VectorEnv._add_info` where that loses values: it gives all values the type of the
+    first, so 1.5 after 1 becomes 1, and raises errors for arrays of different shapes or ``None`` after a number.
+
+    Returns:
+        For each key ``k`` an array with one row per env, zero or ``None`` for envs without the key; and under ``_k`` an
+        array ``(num_envs,)`` bool of the envs with it, which replaces an env's own key of that name. The dtype keeps
+        all values: numbers become ``(num_envs,)``, arrays of one shape ``(num_envs, *shape)``, dicts are gathered
+        recursively, and all else, including mixtures, becomes an object array ``(num_envs,)``.
+    """
+    columns: dict[str, dict[int, object]] = {}
+    for row, info in infos:
+        for key, value in info.items():
+            columns.setdefault(key, {})[row] = value
+    gathered = {key: _column(key, values, num_envs) for key, values in columns.items()}
+    for key, values in columns.items():
+        gathered[f"_{key}"] = mask = np.zeros(num_envs, dtype=bool)
+        mask[list(values)] = True
+    return gathered
+
+
+def _column(key: object, by_row: Mapping[int, Any], num_envs: int) -> Info | Array:
+    values = list(by_row.values())
+    if key != _AS_THEY_ARE:
+        if all(isinstance(value, dict) for value in values):
+            return gather_infos(by_row.items(), num_envs)
+        dtype = _common_dtype(values)
+        if dtype is not None:
+            column: Array = np.zeros((num_envs, *np.shape(values[0])), dtype=dtype)
+            column[list(by_row)] = values
+            return column
+    objects: Array = np.full(num_envs, None, dtype=object)
+    for row, value in by_row.items():
+        objects[row] = value  # one by one: numpy would split lists
+    return objects
+
+
+def _common_dtype(values: list[object]) -> DType | None:
+    """Return the dtype that keeps all values; ``None`` if they are neither numbers nor arrays of one shape."""
+    are_arrays = all(isinstance(value, np.ndarray) for value in values)
+    are_numbers = all(type(value) in (int, float) or isinstance(value, np.number) for value in values)
+    if not (are_arrays or are_numbers or all(type(value) is bool for value in values)):
+        return None
+    arrays = [np.asarray(value) for value in values]
+    # A plain array would lose a mask.
+    if len({array.shape for array in arrays}) > 1 or any(isinstance(value, np.ma.MaskedArray) for value in values):
+        return None
+    dtypes = {array.dtype for array in arrays}
+    if len(dtypes) == 1:
+        return dtypes.pop()
+    kinds = {"number" if dtype.kind in "iufc" else dtype.kind for dtype in dtypes}
+    if kinds not in ({"number"}, {"U"}, {"S"}):
+        return None
+    common = np.result_type(*dtypes)
+    with np.errstate(all="ignore"):
+        kept = [(one.astype(common).astype(one.dtype) == one) | (one != one) for one in arrays]  # noqa: PLR0124 (NaN)
+    return common if all(same.all() for same in kept) else None
+
+
+def vector_entry_point(
+    num_envs: int = 1,
+    *,
+    env: str | EnvSpec | Callable[..., Env],
+    para_mode: ParaMode = "subproc",
+    autoreset_mode: str | AutoresetMode = "NextStep",
+    parallel_kwargs: dict[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    **make_kwargs: object,
+) -> GymnasiumVectorEnv:
+    """Return a vector env for `gymnasium.make_vec`, for an id registered with this function as its entry point.
+
+    Register with ``gymnasium.register("FastPole-v0", vector_entry_point="parallelenv:vector_entry_point",
+    kwargs={"env": "CartPole-v1"})``, then call ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
+
+    Args:
+        num_envs: Number of envs.
+        env: A registered id, an `EnvSpec`, or a callable that makes an env.
+        para_mode: See `ParallelEnv`.
+        autoreset_mode: See `ParallelEnv.to_gymnasium`.
+        parallel_kwargs: Further arguments of `ParallelEnv`.
+        max_episode_steps: Steps after which an episode is truncated.
+        **make_kwargs: Passed to ``gymnasium.make(env, ...)``, or to the callable.
+
+    Raises:
+        ArgumentError: If an argument has an invalid value.
+        InvalidEnvError: If the id is not registered, or ``env`` is none of these.
+    """
+    arguments.check_positive("num_envs", num_envs)
+    factory = make_factories([env])[0]
+    if factory.is_live:
+        raise InvalidEnvError(
+            f"env is {describe_value(env)}, an env itself, and {num_envs} are to be made. Give what makes one: a "
+            "registered id, an EnvSpec, or a callable."
+        )
+    if not isinstance(parallel_kwargs, dict | None):
+        raise ArgumentError(
+            f"parallel_kwargs={show(parallel_kwargs)} is no dict. Give arguments of ParallelEnv by name."
+        )
+    given = parallel_kwargs or {}
+    ours = [name for name in ("envs", "para_mode") if name in given]
+    if ours:
+        raise ArgumentError(f"parallel_kwargs has {ours} in it. Give env= and para_mode= instead, beside it.")
+    made = functools.partial(_make_env, factory.source, max_episode_steps, make_kwargs)
+    pool = ParallelEnv([made] * num_envs, para_mode, **given)
+    try:
+        return pool.to_gymnasium(autoreset_mode)
+    except BaseException:
+        pool.close()
+        raise
+
+
+def _make_env(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, object]) -> Env:
+    if isinstance(source, EnvSpec):
+        return gymnasium.make(source, max_episode_steps=max_episode_steps, **make_kwargs)  # type: ignore[arg-type]
+    env = source(**make_kwargs)
+    return env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)

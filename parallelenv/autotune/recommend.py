@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.autotune.stand_in import NotNewError, StandIn
-from parallelenv.autotune.timing import TimedEnv, is_clearly_faster, random_actions
+from parallelenv.autotune.timing import NotNewError, StandIn, TimedEnv, is_clearly_faster, random_actions
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import loads

@@ -19,7 +19,7 @@ from parallelenv.errors import ArgumentError
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
-    from parallelenv.rollouts.trajectory import Rollout
+    from parallelenv.rollouts.rollout import Rollout
 
 Info = dict[str, Any]
 """What is known of a collection beside its steps."""

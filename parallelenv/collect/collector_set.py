@@ -19,7 +19,7 @@ from parallelenv.collect.base import (
     check_maker,
     check_optional,
 )
-from parallelenv.collect.collector_env import CollectorEnv, CollectRequest, zstandard
+from parallelenv.collect.collector import CollectorEnv, CollectRequest, zstandard
 from parallelenv.collect.concat import join_evaluations
 from parallelenv.collect.scheduler import Scheduler
 from parallelenv.contract.arguments import check_base_seed, check_flags, check_positive, is_number
@@ -29,8 +29,7 @@ from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError
 from parallelenv.registry import ParaMode
 from parallelenv.rollouts.evaluation import Evaluation
-from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
-from parallelenv.rollouts.trajectory import Rollout
+from parallelenv.rollouts.rollout import Rollout, RolloutLength, progress_bar
 
 
 class CollectorSet(CollectorBase):

@@ -14,7 +14,7 @@ from parallelenv.contract.spaces import object_array
 from parallelenv.contract.tensors import is_tensor
 from parallelenv.errors import ArgumentError
 from parallelenv.rollouts.evaluation import Evaluation
-from parallelenv.rollouts.trajectory import Rollout
+from parallelenv.rollouts.rollout import Rollout
 
 Nest: TypeAlias = Any
 """States, actions or memories: arrays, tensors or tuples of objects in dicts, tuples and lists."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parallelenv.collect.base import derived_seed
-from parallelenv.collect.collector_env import CollectRequest, Part
+from parallelenv.collect.collector import CollectRequest, Part
 from parallelenv.collect.concat import can_follow, join, refuse_different
 from parallelenv.contract.copying import Broadcast
 from parallelenv.contract.failures import add_note, raise_failures, with_note
@@ -19,7 +19,7 @@ from parallelenv.contract.protocol import MethodCall
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.engine.recovery import Budget
 from parallelenv.errors import ArgumentError, EnvInterruptedError, WorkerTimeoutError
-from parallelenv.rollouts.trajectory import Rollout, count_episodes
+from parallelenv.rollouts.rollout import Rollout, count_episodes
 
 if TYPE_CHECKING:
     from parallelenv.collect.base import Info

@@ -21,8 +21,7 @@ from parallelenv.contract.worker_info import clock_id
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import EnvBusyError, ParallelEnvError, UsageError
 from parallelenv.notebook.profile_summary import Summary, summarise
-from parallelenv.notebook.recording import Recording, checked_path
-from parallelenv.notebook.timeline import Timeline
+from parallelenv.notebook.recording import Recording, Timeline, checked_path
 from parallelenv.worker.tracer import WorkerRecord
 
 if TYPE_CHECKING:

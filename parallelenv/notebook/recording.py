@@ -1,7 +1,8 @@
-"""A recording of a `ParallelEnv`: the caller's calls, and what each worker did."""
+"""A recording of a `ParallelEnv`: the caller's calls, and what each worker did; as a trace, and as a timeline."""
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
-from parallelenv.contract.error_text import name_range, show
+from parallelenv.contract.error_text import duration, name_range, show
 from parallelenv.errors import ArgumentError
 from parallelenv.worker.tracer import WorkerRecord
 
@@ -124,3 +126,143 @@ def checked_path(path: object, suffix: str) -> Path:
     if target is None or target.suffix.lower() != suffix or "\0" in str(target):
         raise ArgumentError(f"path={show(path)} must be the name of a file that ends in {suffix}.")
     return target
+
+
+_WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
+_MOST_ROWS = 25
+_MOST_BLOCKS = 5000
+"""Maximum number of blocks drawn: more would be too narrow to see and make the file large. Then shades are drawn."""
+_BINS = 300
+_STEPS_IN_DETAIL = 8
+_CALLER, _CALL, _STEPS, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
+_WAITING = "#8882"
+_COLOURS = {"own": _CALLER, "call": _CALL, "worker": _CALL, "reset": _RESET}
+_SHADES = {"own": (_CALLER, "your code:"), "call": (_CALL, "in calls:"), "worker": (_STEPS[0], "works for")}
+"""Colour and text of each kind of event that no other one contains."""
+_LEGEND = {
+    "your code": (_CALLER,),
+    "in a call": (_CALL,),
+    "envs step (colours alternate)": _STEPS,
+    "envs reset": (_RESET,),
+    "waiting": (_WAITING,),
+}
+
+
+class Timeline:
+    """A picture of a recording. A notebook displays it.
+
+    Attributes:
+        svg: The picture as SVG, self-contained, for light and dark backgrounds.
+    """
+
+    def __init__(self, svg: str) -> None:
+        self.svg = svg
+
+    @classmethod
+    def of(cls, recording: Recording, begin: float | None, end: float | None) -> Timeline:
+        """Draw a recording. See `Profile.plot` for arguments and errors."""
+        seconds = recording.end - recording.begin
+        first, last = 0.0 if begin is None else begin, seconds if end is None else end
+        if not (is_number(first) and is_number(last)) or not 0 <= first < last or first >= seconds:
+            raise ArgumentError(
+                f"begin={show(begin)} and end={show(end)}: the recording goes from 0 to {seconds:.6g} s."
+            )
+        stretches = [(first, min(last, seconds))]
+        if begin is None and end is None and len(recording.calls) > 4 * _STEPS_IN_DETAIL:
+            stretches.append(_some_steps(recording))
+        parts: list[str] = []
+        height = 0
+        tracks = list(recording.tracks())
+        drawn, left = tracks[:_MOST_ROWS], len(tracks) - _MOST_ROWS
+        for stretch in stretches:
+            panel, height = _draw(drawn, *stretch, height)
+            parts += panel
+            if left > 0:
+                parts.append(f'<text x="0" y="{height - 11}">... {left:,} more</text>')
+        x = _LEFT
+        for name, colours in _LEGEND.items():
+            for colour in colours:
+                parts.append(f'<rect x="{x}" y="{height + 2}" width="12" height="12" fill="{colour}"/>')
+                x += 14
+            parts.append(f'<text x="{x + 3}" y="{height + 12}">{name}</text>')
+            x += 20 + 6 * len(name)
+        return cls(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height + 22}" width="{_WIDTH}" '
+            'style="max-width:100%" font-family="sans-serif" font-size="12" fill="currentColor">'
+            f"{''.join(parts)}</svg>"
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture to a file whose name ends in ``.svg``, and return the path."""
+        target = checked_path(path, ".svg")
+        target.write_text(self.svg, encoding="utf-8")
+        return target
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return f"<Timeline, {len(self.svg):,} bytes of SVG>"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return the picture as HTML that takes the colours of its surroundings."""
+        return {"text/plain": repr(self), "text/html": self.svg}
+
+
+def _some_steps(recording: Recording) -> tuple[float, float]:
+    """Return an interval of some consecutive calls, of median length among such intervals."""
+    calls = merge(recording.calls) - recording.begin
+    number = min(_STEPS_IN_DETAIL, len(calls))
+    spans = calls[number - 1 :, 1] - calls[: len(calls) - number + 1, 0]
+    place = int(np.argsort(spans)[len(spans) // 2])
+    begin, end = calls[place, 0], calls[place + number - 1, 1]
+    margin = 0.02 * (end - begin)
+    return max(0.0, begin - margin), end + margin
+
+
+def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
+    """Yield begin, end, colour, tooltip and opacity of each event in an interval."""
+    inside = np.flatnonzero((track.spans[:, 1] > begin) & (track.spans[:, 0] < end))
+    for index, (first, last) in zip(inside.tolist(), track.spans[inside].clip(begin, end).tolist(), strict=True):
+        kind = str(track.kinds[index])
+        colour = _COLOURS.get(kind, _STEPS[index % 2])
+        yield first, last, colour, f"{track.names[index]}, {duration(last - first)}", 0.5 if kind == "worker" else 1.0
+
+
+def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
+    """Yield the same of blocks of equal length, darker where events take more of them."""
+    edges, width = np.linspace(begin, end, _BINS + 1), (end - begin) / _BINS
+    for kind, (colour, said) in _SHADES.items():
+        spans = merge(np.concatenate([track.spans[track.kinds == kind], [[end, end]]]))
+        ends = np.cumsum(np.diff(spans)[:, 0])  # the time taken up to the end of each span
+        taken = np.interp(edges, spans.ravel(), np.column_stack([np.append(0, ends[:-1]), ends]).ravel())
+        for first, share in zip(edges.tolist(), (np.diff(taken) / width).clip(0, 1).tolist(), strict=False):
+            if share > 0.005:
+                yield first, first + width, colour, f"{said} {share:.0%} of {duration(width)}", share
+
+
+def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[list[str], int]:
+    """Return a panel below ``top``, and where it ends."""
+    scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
+    parts = []
+    y = top + 30
+    for track in tracks:
+        parts.append(f'<text x="0" y="{y + 15}">{html.escape(track.title)}</text>')
+        parts.append(f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_ROW}" fill="{_WAITING}"/>')
+        is_inside = (track.spans[:, 1] > begin) & (track.spans[:, 0] < end)
+        blocks = _events if is_inside.sum() <= _MOST_BLOCKS // len(tracks) else _shades
+        for first, last, colour, said, opacity in blocks(track, begin, end):
+            parts.append(
+                f'<rect x="{(first - begin) * scale + _LEFT:.2f}" width="{max(0.3, (last - first) * scale):.2f}" '
+                f'y="{y}" height="{_ROW}" fill="{colour}" fill-opacity="{opacity:.2f}">'
+                f"<title>{html.escape(said)}</title></rect>"
+            )
+        y += _ROW + _GAP
+    # Five to ten lines at round times, labelled in the unit of the distance between them: "0.25 s", "12,500 µs".
+    rough = (end - begin) / 6
+    size = 10.0 ** np.floor(np.log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+    unit, unit_size = ("s", 1.0) if step >= 0.1 else ("ms", 1e-3) if step >= 1e-4 else ("µs", 1e-6)
+    for number in range(int(np.ceil(begin / step - 1e-9)), int(end / step + 1e-9) + 1):
+        x, moment = (number * step - begin) * scale + _LEFT, f"{number * step / unit_size:,.10g} {unit}"
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top + 26}" y2="{y}" stroke="#8886"/>')
+        parts.append(f'<text x="{x:.1f}" y="{top + 21}" text-anchor="middle">{moment}</text>')
+    return parts, y + 26

@@ -28,12 +28,13 @@ from parallelenv.notebook.film import (
     encode_animation,
     format_of,
     has_ffmpeg,
+    picture_of,
     playing_fps,
+    refuse_dark_envs,
 )
-from parallelenv.notebook.tiles import picture_of, refuse_dark_envs
 from parallelenv.progress import kernel_of_notebook
 from parallelenv.rollouts.evaluation import Evaluation, perform
-from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
+from parallelenv.rollouts.rollout import RolloutLength, progress_bar
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv

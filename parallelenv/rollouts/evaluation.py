@@ -17,7 +17,7 @@ from parallelenv.contract.spaces import object_array
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.errors import EnvContractError, WorkerTimeoutError
 from parallelenv.results import StepResult
-from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
+from parallelenv.rollouts.rollout import RolloutLength, progress_bar
 from parallelenv.worker.policy_runner import PolicyRunner
 
 if TYPE_CHECKING:

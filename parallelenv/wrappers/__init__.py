@@ -3,10 +3,9 @@
 from parallelenv.engine.checkpoint import WrappedState
 from parallelenv.wrappers.base import AnswerWrapper, ParallelWrapper, StateWrapper
 from parallelenv.wrappers.check_finite import CheckFinite
-from parallelenv.wrappers.normalize import Normalizer, NormalizeRewards, NormalizeStates
+from parallelenv.wrappers.normalize import Normalizer, NormalizeRewards, NormalizeStates, RunningStatistics
 from parallelenv.wrappers.record_episode_statistics import RecordEpisodeStatistics
 from parallelenv.wrappers.record_video import RecordVideo
-from parallelenv.wrappers.running_statistics import RunningStatistics
 from parallelenv.wrappers.stack_states import StackStates
 
 __all__ = [

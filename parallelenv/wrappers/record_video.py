@@ -12,8 +12,7 @@ from parallelenv.contract.arguments import Ids, check_positive, parse_ids, refus
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.errors import ArgumentError
-from parallelenv.notebook.film import check_format, check_fps, check_size, save_animation
-from parallelenv.notebook.tiles import refuse_dark_envs
+from parallelenv.notebook.film import check_format, check_fps, check_size, refuse_dark_envs, save_animation
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import States
 from parallelenv.wrappers.base import ParallelWrapper, Wrappable

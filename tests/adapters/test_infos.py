@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import VectorEnv
 
-from parallelenv.adapters.infos import gather_infos
+from parallelenv.adapters.gymnasium import gather_infos
 from parallelenv.results import difference
 
 

@@ -9,8 +9,8 @@ import contextlib
 import logging
 import sys
 
+from parallelenv.__main__ import main
 from parallelenv.backends._ray_cluster import cores_of_nodes
-from parallelenv.cli import main
 
 from .nodes import Nodes
 

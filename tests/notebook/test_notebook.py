@@ -53,7 +53,7 @@ p.summary()
 
 BAR_CELLS = [
     "import os, sys\nos.environ['TQDM_MININTERVAL'] = '0'\n"
-    "import parallelenv.rollouts.rollout_length as length\nlength._BAR_DELAY = 0.0\n" + CELLS[0],
+    "import parallelenv.rollouts.rollout as length\nlength._BAR_DELAY = 0.0\n" + CELLS[0],
     "env.rollout(stay, 30)",
     "states = env.reset()\nenv.run_episodes(stay, 6)",
     "env.play(stay, 4)",

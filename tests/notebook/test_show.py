@@ -22,9 +22,8 @@ from parallelenv.errors import (
     UsageError,
 )
 from parallelenv.notebook import film as films
-from parallelenv.notebook.film import has_ffmpeg
+from parallelenv.notebook.film import has_ffmpeg, tile_frames
 from parallelenv.notebook.show import Screen, encode_picture
-from parallelenv.notebook.tiles import tile_frames
 from parallelenv.testing.envs import Counter
 
 Image = pytest.importorskip("PIL.Image")
