@@ -27,12 +27,8 @@ class ActionError(ArgumentError):
     """The actions have the wrong number, shape or dtype."""
 
 
-class InvalidEnvError(ArgumentError):
-    """An item of ``envs`` is not an environment, cannot be used as one here, or occurs twice."""
-
-
-class SpacesError(ArgumentError, RuntimeError):
-    """The envs declare no spaces, or not those that an adapter needs."""
+class InvalidEnvError(ArgumentError, RuntimeError):
+    """An item of ``envs`` is not an environment, cannot be used as one here, occurs twice, or lacks needed spaces."""
 
 
 class MissingDependencyError(ParallelEnvError, ImportError):

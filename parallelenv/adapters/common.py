@@ -13,7 +13,7 @@ from parallelenv.contract.error_text import GIVE_SPACES
 from parallelenv.contract.failures import add_note, one_line, put
 from parallelenv.contract.spaces import Space
 from parallelenv.contract.tracebacks import short_tracebacks
-from parallelenv.errors import EnvBusyError, NoPendingCallError, NothingInFlightError, PendingCallError, SpacesError
+from parallelenv.errors import EnvBusyError, InvalidEnvError, NoPendingCallError, NothingInFlightError, PendingCallError
 from parallelenv.results import StepBatch, StepResult
 
 if TYPE_CHECKING:
@@ -44,16 +44,16 @@ def positions(argument: Any, num_envs: int, name: str) -> list[int]:
 def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Make them equal.") -> list[Space]:
     """Return each env's ``observation_space`` or ``action_space``.
 
-    ``if_different`` ends the message of the `SpacesError` if they differ; ``None``: they may.
+    ``if_different`` ends the message of the error if they differ; ``None``: they may.
     """
     spaces: list[Space] = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
         if space is None:
-            raise SpacesError(
+            raise InvalidEnvError(
                 f"env {env_id} declares no {name}, which a vector env needs. Set it on the env, or {GIVE_SPACES}."
             )
         if if_different is not None and space != spaces[0]:
-            raise SpacesError(
+            raise InvalidEnvError(
                 f"The {name} of env {env_id} is {space}, but that of env 0 is {spaces[0]}. {if_different}"
             )
     return spaces

@@ -30,7 +30,6 @@ from parallelenv.errors import (
     InvalidEnvError,
     PendingCallError,
     ResetNeededError,
-    SpacesError,
     WorkerTimeoutError,
 )
 from parallelenv.registry import ParaMode
@@ -350,7 +349,7 @@ def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[Space,
     single = mode[1] if isinstance(mode, tuple) else spaces[0]
     for env_id, space in enumerate(spaces):
         if not is_space_dtype_shape_equiv(space, single):
-            raise SpacesError(
+            raise InvalidEnvError(
                 f"The observation_space of env {env_id} is {space}, of other shapes or dtypes than {single}. No vector "
                 "env can batch them; step the ParallelEnv itself."
             )
@@ -358,7 +357,7 @@ def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[Space,
         return batch_differing_spaces(spaces), single
     expected = batch_space(single, len(spaces))
     if not isinstance(mode[0], type(expected)) or not is_space_dtype_shape_equiv(mode[0], expected):
-        raise SpacesError(
+        raise InvalidEnvError(
             f"The batched observation space given is {mode[0]}, but observations of {len(spaces)} envs in {single} "
             f"have the shapes and dtypes of {expected}. Give one that has these."
         )

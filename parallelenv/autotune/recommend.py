@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.autotune.timing import NotNewError, StandIn, TimedEnv, is_clearly_faster, random_actions
+from parallelenv.autotune.timing import StandIn, TimedEnv, is_clearly_faster, random_actions
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import loads
@@ -30,7 +30,7 @@ from parallelenv.contract.failures import one_line
 from parallelenv.contract.spaces import Env, Spaces
 from parallelenv.contract.worker_info import get_worker_info
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import UnpicklableError
+from parallelenv.errors import InvalidEnvError, UnpicklableError
 
 MOST_WORKERS = 32
 """With more threads, sending commands takes longer than the shortest wait worth it: 1 ms."""
@@ -278,7 +278,7 @@ class Trial:
             env_fn = functools.partial(StandIn, self._name, kind, must_be_new=not self.are_copies)
             try:
                 env = self._make(Candidate("dummy", 1, {}), [env_fn])
-            except NotNewError:
+            except InvalidEnvError:  # not a new one; or no env, as a copy will show
                 return None
             env.reset(seed=0)
             found[env_id] = time.perf_counter() - now, *_measure_steps(env)

@@ -24,7 +24,7 @@ from gymnasium.spaces import Space, Tuple
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.spaces import Action, Info, State
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import EnvContractError, ExhaustedError
+from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError
 from parallelenv.worker.env_adapter import Resettable, adapt
 
 CLOSE_ENOUGH = 1.05
@@ -121,10 +121,6 @@ _QUICK_BUILD = 0.01
 """Builds faster than this (in seconds) may have returned an existing env."""
 
 
-class NotNewError(Exception):
-    """An env fn returns the same env each time: ``lambda: env``."""
-
-
 @dataclass(slots=True)
 class _SharedEnv:
     """The real env of some stand-ins."""
@@ -142,8 +138,8 @@ class StandIn(gymnasium.Env[State, Action]):
     """Takes the place of an env. All stand-ins of a trial, factory and thread step one real env in turns.
 
     The pools of a trial then make as many calls and exchange as many messages as the real one, without its memory and
-    the time to build all of it. The first stand-in builds the env, and with ``must_be_new`` raises `NotNewError` for
-    one that existed before, as it may be the user's.
+    the time to build all of it. The first stand-in builds the env, and with ``must_be_new`` raises `InvalidEnvError`
+    for one that existed before, as it may be the user's.
     """
 
     def __init__(self, trial: str, factory: EnvFactory, must_be_new: bool = False) -> None:
@@ -160,7 +156,7 @@ class StandIn(gymnasium.Env[State, Action]):
                     _close(env)  # it is new: an env fn that returns an old one does not fail
                     raise
                 if other is env:
-                    raise NotNewError
+                    raise InvalidEnvError("An env fn returns the same env each time, which may be in use.")
                 _close(other)
             shared = _SharedEnv(adapt(env))
         self._shared = shared
