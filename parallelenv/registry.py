@@ -63,15 +63,8 @@ def settle(
 ) -> tuple[Backend, int | None, Recommendation | None]:
     """Return a new backend, the cores it may use, and the recommendation if the mode is ``"auto"``.
 
-    Args:
-        para_mode: See `make_backend`, or ``"auto"``.
-        options: Keyword arguments of the backend's constructor.
-        env_factories: Factories of the envs to run.
-        num_cpus: As given by the user.
-        num_gpus: As given by the user.
-        spaces: As given by the user.
-        for_envs: ``seed`` and ``shared``, which envs may use while they are tried.
-        own_arguments: Names of the arguments of `ParallelEnv` itself, for hints at misspelt ones.
+    ``own_arguments`` are the names of `ParallelEnv`'s own arguments, for hints at misspelt ones; ``for_envs`` are the
+    ``seed`` and ``shared`` that envs may use while they are tried.
 
     Raises:
         The errors of `make_backend`; and, with ``"auto"``:
@@ -79,16 +72,7 @@ def settle(
     """
     if not (isinstance(para_mode, str) and para_mode == AUTO):
         return make_backend(para_mode, options, own_arguments), num_cpus, None
-    _refuse_details(options, num_gpus, own_arguments)
-    from parallelenv.autotune.recommend import choose  # imported late: it needs the words of this module
-
-    chosen = choose(env_factories, num_cpus, spaces, **for_envs, **options)
-    return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
-
-
-def _refuse_details(options: dict[str, Any], num_gpus: float, own_arguments: Sequence[str]) -> None:
-    """Refuse options that only some modes have: whether they are an error must not depend on measurements."""
-    for name, value in options.items():
+    for name, value in options.items():  # whether one that only some modes have is an error must not be measured
         if name != AUTO_OPTION:
             raise ArgumentError(
                 f"{name}={show(value)} is no option of para_mode={AUTO!r}, which accepts {AUTO_OPTION} only: others "
@@ -100,6 +84,10 @@ def _refuse_details(options: dict[str, Any], num_gpus: float, own_arguments: Seq
             f"num_gpus={show(num_gpus)} cannot be kept with para_mode={AUTO!r}: only Ray's workers are given GPUs, and "
             "it never chooses Ray. Name the mode, para_mode='ray', or leave num_gpus at 0."
         )
+    from parallelenv.autotune.recommend import choose  # imported late: it needs the words of this module
+
+    chosen = choose(env_factories, num_cpus, spaces, **for_envs, **options)
+    return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
 
 
 def make_backend(para_mode: Any, options: dict[str, Any], own_arguments: Sequence[str] = ()) -> Backend:
@@ -133,22 +121,20 @@ def option_names(para_mode: Any) -> list[str]:
 
 
 def _kind(para_mode: Any) -> type[Any]:
-    return _checked(para_mode) if isinstance(para_mode, type) else load_backend(para_mode)
+    """Return the backend class of a word, or a class that is one itself."""
+    if not isinstance(para_mode, type):
+        return load_backend(para_mode)
+    methods = ("plan", "launch", "allocate", "wait", "close")
+    if lacking := [f"{name}()" for name in methods if not hasattr(para_mode, name)]:
+        raise ArgumentError(
+            f"para_mode={para_mode.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; "
+            f"expected such a class or one of {known_words()}.{hint_at(para_mode.__name__)}"
+        )
+    return para_mode
 
 
 def _accepted(kind: type[Any]) -> list[str]:
     return [name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")]
-
-
-def _checked(kind: type[Any]) -> type[Any]:
-    lacking = [f"{name}()" for name in ("plan", "launch", "allocate", "wait", "close") if not hasattr(kind, name)]
-    if lacking:
-        hint = hint_at(kind.__name__)
-        raise ArgumentError(
-            f"para_mode={kind.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; "
-            f"expected such a class or one of {known_words()}.{hint}"
-        )
-    return kind
 
 
 def load_backend(word: Any) -> type[Any]:

@@ -66,13 +66,8 @@ class StepResult(tuple[State, Any, Any, Any]):
     def of(cls, states: State, rewards: Array, dones: Array, infos: Array, flags: Array, env_ids: Array) -> StepResult:
         """Return a result that makes its attributes when they are read, which few steps need: 0.9 us.
 
-        Args:
-            states: See `StepResult`.
-            rewards: See `StepResult`.
-            dones: See `StepResult`.
-            infos: See `StepResult`.
-            flags: ``(k, 2)`` bool: terminated, truncated. Not used elsewhere.
-            env_ids: ``(k,)`` int64. It is copied; it never changes.
+        ``flags``, ``(k, 2)`` bool, are terminated and truncated, and must not be used elsewhere. ``env_ids`` must never
+        change: they are copied when they are read.
         """
         self = tuple.__new__(cls, (states, rewards, dones, infos))
         self._flags, self._env_ids = flags, env_ids

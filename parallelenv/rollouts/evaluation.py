@@ -68,16 +68,10 @@ def evaluate(
     announce: Callable[[Sequence[int]], object],
     shows_progress: bool,
 ) -> Evaluation:
-    """Play episodes. The envs begin with a reset, and need one afterwards.
+    """Play episodes. The envs begin with a reset, for which ``each`` has seed and options, and need one afterwards.
 
-    Args:
-        engine: Engine of the envs.
-        player: The policy that acts.
-        goal: How many episodes.
-        env_ids: The envs; each plays its share, and then rests.
-        each: Seed and options of the first reset of each.
-        announce: Called with the ids of the envs to be reset, once no argument can be refused any more.
-        shows_progress: Whether to show a bar, on a terminal or in a notebook.
+    Each env plays its share, and then rests. ``announce`` is called with the ids of the envs to be reset, once no
+    argument can be refused any more.
 
     Raises:
         BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
@@ -174,7 +168,18 @@ class _EpisodeRunner:
         try:
             self._running.add(rows, rewards)
         except Exception as error:  # a reward may be of any type
-            raise self._cannot_be_added(rows, rewards, error) from error
+            cause: Exception = error
+            for env_id, reward in zip(rows.tolist(), rewards, strict=True):
+                try:
+                    self._running.returns[env_id] + reward
+                except Exception as own:  # noqa: BLE001 (any type, see above)
+                    cause = own
+                    break
+            raise EnvContractError(
+                f"env {env_id} gave the reward {show(reward)}, which cannot be added to those before it "
+                f"({type(cause).__name__}: {cause}). run_episodes() sums the rewards of an episode: let the env "
+                "give numbers or arrays, or play by rollout() or step()."
+            ) from error
         for place in ends.tolist():
             env_id = int(rows[place])
             total, length = self._running.returns[env_id], int(self._running.lengths[env_id])
@@ -182,20 +187,6 @@ class _EpisodeRunner:
             self._results[env_id].append((total, length, *flags, result.infos[place]))
         self._running.begin(rows[ends])
         return rows[ends].tolist()  # type: ignore[no-any-return]
-
-    def _cannot_be_added(self, rows: Array, rewards: Array, error: Exception) -> EnvContractError:
-        """Return the error that names an env whose reward is not a number or an array."""
-        for env_id, reward in zip(rows.tolist(), rewards, strict=True):
-            try:
-                self._running.returns[env_id] + reward
-            except Exception as own:  # noqa: BLE001 (any type, see above)
-                error = own
-                break
-        return EnvContractError(
-            f"env {env_id} gave the reward {show(reward)}, which cannot be added to those before it "
-            f"({type(error).__name__}: {error}). run_episodes() sums the rewards of an episode: let the env "
-            "give numbers or arrays, or play by rollout() or step()."
-        )
 
 
 def _evaluation(results: EpisodesByEnv) -> Evaluation:
