@@ -162,12 +162,15 @@ class Recorder:
                 pool.wait(ticket, timeout)
         middle = (asked + perf_counter()) / 2
         records = [record for record in ticket.values.values() if isinstance(record, WorkerRecord)]
-        for index, record in enumerate(records):
-            if record.clock != clock_id():  # of another machine: in the caller's time it is off by 0.1 ms or more
-                # The first answer took the shorter time. A host rebuilt on another machine did not give it.
-                clock, offset = self._clocks.get(record.env_ids[0], ("", 0.0))
-                records[index] = record.later(offset if clock == record.clock else middle - record.now)
-        return records
+        return [self._aligned(record, middle) for record in records]
+
+    def _aligned(self, record: WorkerRecord, received: float) -> WorkerRecord:
+        """Return a worker's record in the caller's time; from another machine it is off by 0.1 ms or more."""
+        if record.clock == clock_id():
+            return record
+        # The first answer took the shorter time. A host rebuilt on another machine did not give it.
+        clock, offset = self._clocks.get(record.env_ids[0], ("", 0.0))
+        return record.later(offset if clock == record.clock else received - record.now)
 
 
 class CallRecorder:
