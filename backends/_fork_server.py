@@ -479,6 +479,13 @@ SERVERS = ForkServers()
 # -------------------------------------------------------------------- how processes are started
 
 
+def start_methods() -> list[str]:
+    """Return the start methods of this system, the default one first."""
+    methods = multiprocessing.get_all_start_methods()
+    default = "forkserver" if "forkserver" in methods else "spawn"
+    return [default, *(method for method in methods if method != default)]
+
+
 @contextlib.contextmanager
 def starting(method: str) -> Iterator[None]:
     """Start a process in the block, one at a time; an interrupt is delayed until its end."""

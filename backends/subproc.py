@@ -18,7 +18,7 @@ from typing import Any
 
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
-from parallelenv.backends._fork_server import SERVERS, ForkServer, starting
+from parallelenv.backends._fork_server import SERVERS, ForkServer, start_methods, starting
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends._pipe import LAST_CHANCE, PipeChannel, Switchboard
 from parallelenv.backends._process import CLOSED_IN_CHILDREN, WorkerProcess
@@ -230,10 +230,3 @@ def check_preload(preload: object) -> tuple[str, ...]:
     if not isinstance(preload, (list, tuple)) or not all(isinstance(name, str) for name in preload):
         raise ArgumentError(f"preload={preload!r} must be a list of names of modules, such as ['my_package'].")
     return tuple(preload)
-
-
-def start_methods() -> list[str]:
-    """Return the start methods of this system, the default one first."""
-    methods = multiprocessing.get_all_start_methods()
-    default = "forkserver" if "forkserver" in methods else "spawn"
-    return [default, *(method for method in methods if method != default)]

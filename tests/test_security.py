@@ -18,7 +18,7 @@ import pytest
 from conftest import fork_server_pids
 
 from parallelenv import ParallelEnv
-from parallelenv.backends.subproc import start_methods
+from parallelenv.backends._fork_server import start_methods
 
 SECRET = "open-sesame-4711"
 

@@ -147,11 +147,7 @@ class Comparison:
 
 
 def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Comparison:
-    """Measure one env in every mode; the bar advances by 1 per mode.
-
-    Raises:
-        InvalidEnvError: If the env fails in the oracle's mode, which means that the env itself is broken.
-    """
+    """Measure one env in every mode; an `InvalidEnvError` if it fails in the oracle's. The bar advances per mode."""
     oracle = ComparisonRow(ORACLE)
     rows = [oracle]
     with ExitStack() as opened:
@@ -219,12 +215,7 @@ def _play(env: ParallelEnv, actions: Sequence[object], seed: int) -> Iterator[tu
 
 
 def check_plot(path: Path) -> None:
-    """Check, before anything is measured, that a plot can be written.
-
-    Raises:
-        MissingDependencyError: If matplotlib is not installed.
-        ArgumentError: If the folder does not exist or the suffix is not a picture format.
-    """
+    """Raise an error, before anything is measured, if a plot cannot be written: matplotlib, folder or format lacks."""
     if find_spec("matplotlib") is None:
         raise MissingDependencyError(
             f"--plot {path} needs the package 'matplotlib', which is not installed. "

@@ -23,10 +23,9 @@ Ends = tuple[Nest, Array]
 
 
 def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
-    """Check that rollouts can be joined. ``what`` names them in messages.
+    """Raise an `ArgumentError` if nesting of states, actions or memories, or shapes of extras of rollouts differ.
 
-    Raises:
-        ArgumentError: If the nesting of states, actions or memories, or the shapes of extras differ.
+    ``what`` names them in messages.
     """
     for name in ("states", "actions", "rnn_state"):
         forms = [map_leaves(getattr(part, name), lambda _: "an array") for part in (one, other)]

@@ -59,10 +59,7 @@ class Member:
 class Scheduler:
     """Runs collectors, each an env of a `ParallelEnv`. Nothing is sent to a busy one.
 
-    Args:
-        env: The collectors.
-        max_restarts: How often one collector is replaced within ten minutes.
-        seed: Seed of the set; replacements get seeds derived from it.
+    One collector is replaced ``max_restarts`` times within ten minutes; replacements get seeds derived from ``seed``.
     """
 
     def __init__(self, env: ParallelEnv, max_restarts: int, seed: int | None) -> None:

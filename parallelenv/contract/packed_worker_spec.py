@@ -37,11 +37,8 @@ class PackedSpec(WorkerSpec):
     ) -> list[PackedSpec]:
         """Return specs in the form to send; raise an `UnpicklableError` if an env cannot be pickled.
 
-        Args:
-            specs: The specs.
-            caller: Version and folder of this package in the caller; by default of the copy that runs here.
-            environment: See `PackedSpec`.
-            shared: See `PackedSpec`; by default the arrays of the specs.
+        ``caller`` is version and folder of this package in the caller, by default of the copy that runs here;
+        ``shared``, by default the arrays of the specs, and ``environment`` are as in `PackedSpec`.
         """
         registered, caller = registered_by_user(), caller or package_version()
         return [

@@ -118,25 +118,14 @@ class Rollout:
 
 
 def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> EndedEpisodes:
-    """Add the steps of a rollout to the running episodes, and return the episodes that ended.
-
-    Args:
-        rollout: The rollout.
-        running: The running episodes.
-        rows: ``(num_envs,)`` int: the row of each env of the rollout there.
-    """
+    """Add the steps of a rollout to the running episodes, where ``rows`` are its envs', and return those that ended."""
     columns = np.flatnonzero(rollout.starts)
     begun = np.column_stack([np.zeros_like(columns), columns])
     return running.add_steps(rows, rollout.rewards, rollout.dones, rollout.valid | rollout.dones, begun, goes_on=True)
 
 
 class RolloutBuilder:
-    """Collects the chunks of a rollout and stacks them.
-
-    Args:
-        batch: Batch of the pool.
-        env_ids: The env of each column.
-    """
+    """Collects the chunks of a rollout, and stacks them with one column per env of ``env_ids``."""
 
     def __init__(self, batch: Batch, env_ids: Sequence[int]) -> None:
         self._batch = batch
@@ -173,13 +162,7 @@ class RolloutBuilder:
             self._memories.update({env_id: (chunk.memory, row) for row, env_id in enumerate(chunk.memory.env_ids)})
 
     def rollout(self, num_steps: int | None, starts: Array, rnn_state: Any) -> Rollout:
-        """Stack the chunks.
-
-        Args:
-            num_steps: Number of steps of the result; ``None``: all there are.
-            starts: See `Rollout`.
-            rnn_state: See `Rollout`.
-        """
+        """Stack the chunks, in a rollout of so many steps, ``None``: all there are."""
         layout, batch = self._batch.layout, self._batch
         unknown = Extra(loose=[None for array in batch.states if array is None])  # lost with a worker
         loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
@@ -207,14 +190,7 @@ class RolloutBuilder:
         )
 
     def rnn_state(self, running: Collection[int]) -> Any:
-        """Return the memory of the policy.
-
-        Args:
-            running: Envs with an episode under way: the memory of the others is dropped.
-
-        Raises:
-            ArgumentError: If its form differs between envs.
-        """
+        """Return the policy's memory for envs with an episode under way; an `ArgumentError` if its form differs."""
         return join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids])
 
     def _filled(self, array: Array, name: str) -> Array:
@@ -270,11 +246,7 @@ class RolloutLength:
 
     @classmethod
     def of(cls, num_steps: Any, num_episodes: Any) -> RolloutLength:
-        """Return a length.
-
-        Raises:
-            ArgumentError: If not exactly one number is given, or it is not an int of at least 1.
-        """
+        """Return a length; an `ArgumentError` unless exactly one number is given, an int of at least 1."""
         if (num_steps is None) == (num_episodes is None):
             raise ArgumentError(
                 f"num_steps={show(num_steps)} and num_episodes={show(num_episodes)}: give exactly one of them, "
@@ -285,11 +257,7 @@ class RolloutLength:
         return cls(num_steps, num_episodes)
 
     def check(self, policy: DonePolicy, env_ids: Sequence[int]) -> None:
-        """Refuse a length that the done policy makes impossible.
-
-        Raises:
-            ArgumentError: If the end of one env would have to stop the others, or there are fewer episodes.
-        """
+        """Raise an `ArgumentError` if the end of one env would have to stop the others, or there are fewer episodes."""
         if policy.resets_next:
             raise ArgumentError(
                 "rollout() does not know envs that are reset in the next step. Make the ParallelEnv with "

@@ -43,31 +43,10 @@ _GROWTH = 16
 _numbers = itertools.count(1)
 
 
-def pack_policy(player: Policy, memory: RecurrentState | None) -> Array:
-    """Return a policy and its memory, pickled by `pickled`.
-
-    Raises:
-        UnpicklableError: If it cannot be pickled.
-    """
-    what = f"The policy, a {type(player).__name__},"
-    return pickled((player, memory), what, "Let it hold plain data, and open what cannot travel at its first call.")
-
-
 class RunningRollout:
-    """One rollout, whose policy acts in the workers.
+    """One rollout of some envs, whose policy acts in the workers. Arguments and errors: see `ParallelEnv.rollout`.
 
     What a worker loses is the chunk in progress: the other workers' steps of it are kept.
-
-    Args:
-        engine: Engine of the envs.
-        player: The policy.
-        env_ids: Its envs.
-        goal: How long it is.
-        rnn_state: See `ParallelEnv.rollout`.
-
-    Raises:
-        ArgumentError: If the policy is not callable, or an argument does not fit the envs.
-        ResetNeededError, EnvBusyError: If an env cannot be stepped now.
     """
 
     def __init__(
@@ -98,7 +77,9 @@ class RunningRollout:
 
     def _prepare(self, memory: RecurrentState | None) -> Array | None:
         """Return what is sent to hosts for them to have the policy, with this recurrent state."""
-        return pack_policy(self._player, memory)
+        what = f"The policy, a {type(self._player).__name__},"
+        way_out = "Let it hold plain data, and open what cannot travel at its first call."
+        return pickled((self._player, memory), what, way_out)
 
     def _memory(self, rnn_state: Any) -> RecurrentState | None:
         """Return the recurrent state of the envs."""
@@ -163,7 +144,14 @@ class RunningRollout:
         failed = self._send_policy(asked) if self._unsent is not None else NO_FAILURES
         if self._recovery is not None:
             failed = {**failed, **self._recovery.failures_before(asked)}
-        self._size = self._next_size()
+        if self._pace:
+            timeout = self._engine.timeout
+            seconds = CHUNK if timeout is None else min(CHUNK, timeout / 4)
+            self._size = max(1, min(self._size * _GROWTH, int(seconds / self._pace)))
+            if self._num_steps is not None:
+                self._size = min(self._size, self._num_steps - self._count)
+        else:  # the first chunk measures
+            self._size = 1
         ticket = self._send(asked, failed)
         self._asks_all = False
         # Measured by the hosts' clocks: with hundreds of envs the messages alone may take longer than a chunk should,
@@ -200,15 +188,6 @@ class RunningRollout:
         pool.wait(ticket, None)
         self._unsent = None
         return ticket.failures
-
-    def _next_size(self) -> int:
-        """Return the number of steps of the next chunk, from the duration of the last one."""
-        if not self._pace:
-            return 1
-        timeout = self._engine.timeout
-        seconds = CHUNK if timeout is None else min(CHUNK, timeout / 4)
-        size = max(1, min(self._size * _GROWTH, int(seconds / self._pace)))
-        return size if self._num_steps is None else min(size, self._num_steps - self._count)
 
     def _send(self, asked: Sequence[int], failed: Mapping[int, Failure]) -> Ticket:
         """Send an order to the hosts of these envs and wait until it is done, or too late."""
@@ -338,13 +317,8 @@ _OWN_ROLLOUT = "run_batch_episode"
 def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: Any) -> list[Any]:
     """Call ``run_batch_episode()`` of each env, which brings its own policy, and return the results.
 
-    Args:
-        engine: Engine of the envs.
-        env_ids: The envs.
-        *for_policies: Arguments that only a rollout with a policy takes.
-
-    Raises:
-        ArgumentError: If one of them is given, or an env has no such method.
+    An env without that method, and ``for_policies``, arguments that only a rollout with a policy takes, raise an
+    `ArgumentError`.
     """
     found = engine.pool.ask("get", env_ids, None, Lookup(_OWN_ROLLOUT, "exists")).values
     lacking = [env_id for env_id in env_ids if not found.get(env_id)]
@@ -359,11 +333,7 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
 
 
 class LocalRollouts:
-    """Makes rollouts with policies that stay in this process, and so keep what they learn or draw.
-
-    Args:
-        engine: Engine of the envs.
-    """
+    """Makes rollouts with policies that stay in this process, and so keep what they learn or draw."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -378,20 +348,12 @@ class LocalRollouts:
         shows_progress: bool,
         is_over: Callable[[int], bool],
     ) -> Rollout:
-        """Make a rollout of all envs that are not paused.
+        """Make a rollout of all envs that are not paused. For arguments and errors see `ParallelEnv.rollout`.
 
-        Args:
-            policy: See `ParallelEnv.rollout`, but it is called here, with the states of all envs that take part.
-            num_steps: See `ParallelEnv.rollout`.
-            rnn_state: See `ParallelEnv.rollout`.
-            shows_progress: Whether to show a bar, on a terminal or in a notebook.
-            is_over: See `HostRollout`. Once it returns True, the rollout has the steps made so far.
-
-        Raises:
-            The errors of `ParallelEnv.rollout`.
+        The policy is called here, with the states of all these envs. Once ``is_over``, see `HostRollout`, returns
+        ``True``, the rollout has the steps made so far.
         """
-        goal = RolloutLength.of(num_steps, None)
-        engine = self._engine
+        engine, goal = self._engine, RolloutLength.of(num_steps, None)
         return _RunningLocalRollout(engine, policy, engine.ids(None), goal, rnn_state, is_over).run(shows_progress)
 
 

@@ -44,10 +44,7 @@ CLOSE: Final = Signal.CLOSE
 
 
 class StreamPolicy:
-    """A policy that acts for the envs that are ready.
-
-    Args:
-        policy: See `ParallelEnv.stream`.
+    """A policy, see `ParallelEnv.stream`, that acts for the envs that are ready.
 
     Raises:
         ArgumentError: If it is not callable, or takes a recurrent state, which would lack the envs that are not ready.
@@ -99,12 +96,7 @@ def streamed(
 
 
 class _StreamCalls:
-    """The calls of a stream. Between them the caller may use the envs freely.
-
-    Args:
-        engine: Engine of the envs.
-        actor: The policy.
-    """
+    """The calls of a stream. Between them the caller may use the envs freely."""
 
     def __init__(self, engine: Engine, actor: StreamPolicy) -> None:
         self._engine = engine

@@ -195,11 +195,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
 
 def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mapping[str, object]) -> TaskEnv:
-    """Return an env of a new sampler. The sampler gets copies of the arguments, as it may change them and be rebuilt.
-
-    Raises:
-        UnpicklableError: If an argument cannot be copied.
-    """
+    """Return an env of a new sampler, which gets copies of the arguments: it may change them, and be made again."""
     try:
         copies = deep_copy(dict(arguments))
     except Exception as error:

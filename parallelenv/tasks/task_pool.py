@@ -100,11 +100,7 @@ class TaskPool(ParallelEnv):
 
 
 def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Callable[[], TaskEnv]]:
-    """Return one env fn per sampler.
-
-    Raises:
-        ArgumentError: If the function is not callable, or the arguments are not a sequence of dicts with string keys.
-    """
+    """Return one env fn per sampler; raise an `ArgumentError` unless given a function and a list of its arguments."""
     if not callable(make_sampler_fn):
         raise ArgumentError(
             f"make_sampler_fn={show(make_sampler_fn)} cannot be called. Give a function that returns a TaskSampler."

@@ -66,11 +66,7 @@ def rebuilt(result: StepResult) -> Array:
 
 
 def numeric_rewards(result: StepResult) -> Array:
-    """Return the rewards, ``(k,)`` float64.
-
-    Raises:
-        EnvContractError: If one is not a number.
-    """
+    """Return the rewards, ``(k,)`` float64; an `EnvContractError` if one is not a number."""
     if result.rewards.dtype != object:
         return result.rewards  # type: ignore[no-any-return]
     numbers = [as_number(reward) for reward in result.rewards]
@@ -126,11 +122,7 @@ def aligned(result: StepResult, align: Align, space: Space) -> StepResult | Step
 
 
 def check_states(space: Space, states: States, num_states: int) -> None:
-    """Check that ``states`` is a batch of that size of a space. Shapes and dtypes of leaves are not checked.
-
-    Raises:
-        ArgumentError: If it is not.
-    """
+    """Raise an `ArgumentError` unless ``states`` is a batch of that size; shapes and dtypes are not checked."""
     structure = Structure(space)
     try:
         leaves = structure.split(states)

@@ -54,11 +54,7 @@ _BYPASSING = {
 
 
 def space_of(env: object) -> Space:
-    """Return the observation space shared by all envs, ``None`` if they share none.
-
-    Raises:
-        ArgumentError: If ``env`` is not a `ParallelEnv` or a wrapper of one.
-    """
+    """Return the observation space shared by all envs, or ``None``; an `ArgumentError` if ``env`` is no `Wrappable`."""
     if isinstance(env, type) or not hasattr(env, "customized_method"):
         raise ArgumentError(
             f"env={show(env)} is not a ParallelEnv or a wrapper of one. Wrap single envs where you make them."
