@@ -50,36 +50,36 @@ class RunningRollout:
     """
 
     def __init__(
-        self, engine: Engine, player: Policy, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any
+        self, engine: Engine, policy: Policy, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any
     ) -> None:
-        check_policy(player)
+        check_policy(policy)
         self._engine, self._pool, self._table = engine, engine.pool, engine.table
-        self._recovery, self._policy = engine.recovery, engine.done_policy
+        self._recovery, self._done_policy = engine.recovery, engine.done_policy
         living = self._table.living(env_ids)
-        goal.check(self._policy, living)
+        goal.check(self._done_policy, living)
         check_rows("rnn_state", rnn_state, len(env_ids))
         self._number = next(_numbers)
         self._env_ids, self._goal = env_ids, goal
         self._num_steps = goal.num_steps
-        self._player = player
+        self._policy = policy
         self._starts = engine.begin_rollout(env_ids)
-        self._left = self._shares(living)  # how many episodes each env may still end; None: any number
-        self._unsent = self._prepare(self._memory(rnn_state))  # the policy, to be sent with the next chunk
-        self._assembly = RolloutBuilder(self._pool.batch, env_ids)
+        self._episodes_left = self._shares(living)  # how many episodes each env may still end; None: any number
+        self._unsent_policy = self._prepare(self._memory(rnn_state))  # the policy, to be sent with the next chunk
+        self._builder = RolloutBuilder(self._pool.batch, env_ids)
         # Only hosts have all states of envs that are not stepped: they take part in the first chunk.
         self._asks_all = any(array is None for array in self._pool.batch.states)
-        self._is_known = False  # whether hosts have the policy
-        self._count = self._size = 0
-        self._pace = 0.0  # seconds per step
+        self._hosts_have_policy = False  # whether hosts have the policy
+        self._num_made = self._chunk_size = 0
+        self._seconds_per_step = 0.0  # seconds per step
         self._is_over = self._is_late = False
         self._failures: dict[int, Failure] = {}
-        self._broken: tuple[Failure, tuple[int, ...]] | None = None
+        self._policy_failure: tuple[Failure, tuple[int, ...]] | None = None
 
     def _prepare(self, memory: RecurrentState | None) -> Array | None:
         """Return what is sent to hosts for them to have the policy, with this recurrent state."""
-        what = f"The policy, a {type(self._player).__name__},"
+        what = f"The policy, a {type(self._policy).__name__},"
         way_out = "Let it hold plain data, and open what cannot travel at its first call."
-        return pickled((self._player, memory), what, way_out)
+        return pickled((self._policy, memory), what, way_out)
 
     def _memory(self, rnn_state: Any) -> RecurrentState | None:
         """Return the recurrent state of the envs."""
@@ -96,7 +96,7 @@ class RunningRollout:
             ResetNeededError: If one of them has an episode to play.
         """
         shares = {**dict.fromkeys(self._env_ids, 0), **self._goal.shares(living)}
-        if self._policy.skips_done:
+        if self._done_policy.skips_done:
             resting = [env_id for env_id, share in shares.items() if self._table.done[env_id] and share != 0]
             if resting and self._goal.num_episodes is not None:
                 raise ResetNeededError(
@@ -114,11 +114,11 @@ class RunningRollout:
         is_complete = False
         try:
             with progress_bar(self._goal, shows_progress) as advance:
-                while asked := self._asked():
-                    advance(self._go_on(asked))
+                while asked := self._next_env_ids():
+                    advance(self._run_chunk(asked))
             is_complete = not self._is_late
         finally:
-            if self._is_known:  # hosts drop the policy; commands in flight after a failure are not waited for
+            if self._hosts_have_policy:  # hosts drop the policy; commands in flight after a failure are not waited for
                 with contextlib.suppress(ParallelEnvError):  # a worker that dies now takes the policy with it
                     dead = self._pool.death_errors(self._env_ids)
                     ticket = self._pool.submit("rollout", self._env_ids, failed=dead)
@@ -126,41 +126,41 @@ class RunningRollout:
                         self._pool.wait(ticket, self._engine.timeout)
         return self._result()
 
-    def _asked(self) -> list[int]:
+    def _next_env_ids(self) -> list[int]:
         """Return the envs of the next chunk, none if the rollout is over."""
-        if self._is_over or (self._num_steps is not None and self._count >= self._num_steps):
+        if self._is_over or (self._num_steps is not None and self._num_made >= self._num_steps):
             return []
         if self._asks_all:
             return list(self._env_ids)
-        return [env_id for env_id in self._env_ids if self._left[env_id] != 0]
+        return [env_id for env_id in self._env_ids if self._episodes_left[env_id] != 0]
 
-    def _go_on(self, asked: Sequence[int]) -> int:
+    def _run_chunk(self, asked: Sequence[int]) -> int:
         """Let envs make some steps; return the progress towards the goal."""
         before: list[Array] = []  # the states, as a chunk of one step
         if self._recovery is not None:
             batch, shape = self._pool.batch, (1, len(asked))
             rows = [env_id - batch.layout.first for env_id in asked]
             before = [empty_rows(shape, None) if array is None else array[rows][None] for array in batch.states]
-        failed = self._send_policy(asked) if self._unsent is not None else NO_FAILURES
+        failed = self._send_policy(asked) if self._unsent_policy is not None else NO_FAILURES
         if self._recovery is not None:
             failed = {**failed, **self._recovery.failures_before(asked)}
-        if self._pace:
+        if self._seconds_per_step:
             timeout = self._engine.timeout
             seconds = CHUNK if timeout is None else min(CHUNK, timeout / 4)
-            self._size = max(1, min(self._size * _GROWTH, int(seconds / self._pace)))
+            self._chunk_size = max(1, min(self._chunk_size * _GROWTH, int(seconds / self._seconds_per_step)))
             if self._num_steps is not None:
-                self._size = min(self._size, self._num_steps - self._count)
+                self._chunk_size = min(self._chunk_size, self._num_steps - self._num_made)
         else:  # the first chunk measures
-            self._size = 1
+            self._chunk_size = 1
         ticket = self._send(asked, failed)
         self._asks_all = False
         # Measured by the hosts' clocks: with hundreds of envs the messages alone may take longer than a chunk should,
         # and a chunk would never have more than one step.
         paces = [chunk.seconds / chunk.num_steps for chunk in ticket.values.values() if chunk.num_steps]
-        self._pace = max(paces, default=self._pace)
-        num_ended = self._land(ticket, asked, before)
-        self._count += self._size
-        return self._size if self._goal.num_steps is not None else num_ended
+        self._seconds_per_step = max(paces, default=self._seconds_per_step)
+        num_ended = self._record(ticket, asked, before)
+        self._num_made += self._chunk_size
+        return self._chunk_size if self._goal.num_steps is not None else num_ended
 
     def _send_policy(self, asked: Sequence[int]) -> Mapping[int, Failure]:
         """Let hosts unpickle the policy, without a time limit: it may import a library, and is not a step.
@@ -173,8 +173,8 @@ class RunningRollout:
         """
         pool, recovery = self._pool, self._recovery
         failed = dict(recovery.failures_before(asked)) if recovery is not None else {}
-        if not self._is_known:
-            self._is_known = True
+        if not self._hosts_have_policy:
+            self._hosts_have_policy = True
             ticket = pool.submit("rollout", asked, failed=failed)  # cheap: answered after all earlier commands
             try:
                 pool.wait(ticket, self._engine.timeout)
@@ -184,27 +184,26 @@ class RunningRollout:
                     pool.give_up(ticket, late)
                 failed = {env_id: Failure(late, env_id, "") for env_id in late.env_ids}
             failed = {**ticket.failures, **failed}
-        ticket = pool.submit("rollout", asked, None, self._order(0), failed={**failed, **pool.death_errors(asked)})
+        ticket = pool.submit("rollout", asked, None, self._request(0), failed={**failed, **pool.death_errors(asked)})
         pool.wait(ticket, None)
-        self._unsent = None
+        self._unsent_policy = None
         return ticket.failures
 
     def _send(self, asked: Sequence[int], failed: Mapping[int, Failure]) -> Ticket:
-        """Send an order to the hosts of these envs and wait until it is done, or too late."""
-        left = [self._left[env_id] for env_id in asked]
+        """Send a request to the hosts of these envs and wait until it is done, or too late."""
+        left = [self._episodes_left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0 and env_id not in failed]
-        ticket = self._pool.submit(
-            "rollout", asked, each, self._order(self._size), announce=lambda _: self._table.lend(lent), failed=failed
-        )
+        request, lend = self._request(self._chunk_size), self._table.lend
+        ticket = self._pool.submit("rollout", asked, each, request, announce=lambda _: lend(lent), failed=failed)
         self._is_late |= not self._pool.wait_or_give_up(ticket)
         return ticket
 
-    def _order(self, num_steps: int) -> RolloutRequest:
-        policy = self._policy
-        return RolloutRequest(self._number, self._unsent, num_steps, policy.autoreset, policy.skips_done)
+    def _request(self, num_steps: int) -> RolloutRequest:
+        how = self._done_policy
+        return RolloutRequest(self._number, self._unsent_policy, num_steps, how.autoreset, how.skips_done)
 
-    def _land(self, ticket: Ticket, asked: Sequence[int], before: list[Array]) -> int:
+    def _record(self, ticket: Ticket, asked: Sequence[int], before: list[Array]) -> int:
         """Record the result of a chunk; return how many episodes have ended."""
         table = self._table
         chunks: list[RolloutChunk] = [ticket.values[env_id] for env_id in sorted(ticket.values)]  # not by arrival
@@ -213,7 +212,7 @@ class RunningRollout:
         restarted: dict[int, tuple[Failure, Extra]] = {}
         if left and self._recovery is not None:
             restarted, left = self._recovery.restart_failed(left)
-            self._unsent = self._prepare(None) if restarted else None
+            self._unsent_policy = self._prepare(None) if restarted else None
             self._recovery.forget(restarted)
         replaced = {env_id: failure for env_id, failure in lost.items() if env_id in restarted}
         if replaced:
@@ -222,9 +221,9 @@ class RunningRollout:
         for chunk in chunks:
             for env_id in chunk.failed.keys() & restarted.keys():
                 self._cut_off(chunk, env_id, *restarted[env_id], is_lost=env_id in lost)
-            self._assembly.add(self._count, chunk)
+            self._builder.add(self._num_made, chunk)
             table.note_chunk(chunk)
-            num_ended += self._spend(chunk)
+            num_ended += self._count_ended(chunk)
         for env_id, (_, begun) in restarted.items():
             table.reset_infos[env_id] = begun.info or {}
         table.note_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
@@ -239,10 +238,10 @@ class RunningRollout:
         anyway, so the rollout ends at once.
         """
         self._failures.update(left)
-        self._left.update(dict.fromkeys([*left, *self._table.exhausted.intersection(self._left)], 0))
+        self._episodes_left.update(dict.fromkeys([*left, *self._table.exhausted.intersection(self._episodes_left)], 0))
         broken = [(chunk.broken, chunk.env_ids) for chunk in chunks if chunk.broken is not None]
-        self._broken = min(broken, key=lambda one: one[1], default=None)
-        self._is_over |= has_lost or self._broken is not None
+        self._policy_failure = min(broken, key=lambda one: one[1], default=None)
+        self._is_over |= has_lost or self._policy_failure is not None
 
     def _cut_off(self, chunk: RolloutChunk, env_id: int, failure: Failure, begun: Extra, *, is_lost: bool) -> None:
         """Mark the step in which a restarted env failed as `step` does."""
@@ -255,15 +254,15 @@ class RunningRollout:
         end = EpisodeEnds(np.array([step]), np.array([column]), [leaf[step, [column]] for leaf in chunk.states])
         chunk.ended = join_ends([chunk.ended, end], self._pool.batch.states)
 
-    def _spend(self, chunk: RolloutChunk) -> int:
+    def _count_ended(self, chunk: RolloutChunk) -> int:
         """Subtract the episodes that ended from the envs' shares; return their number."""
         for column in chunk.ended.columns.tolist():
             env_id = chunk.env_ids[column]
-            left = self._left[env_id]
-            if self._policy.skips_done:
-                self._left[env_id] = 0
+            left = self._episodes_left[env_id]
+            if self._done_policy.skips_done:
+                self._episodes_left[env_id] = 0
             elif left:
-                self._left[env_id] = left - 1
+                self._episodes_left[env_id] = left - 1
         return len(chunk.ended.columns)
 
     def _result(self) -> Rollout:
@@ -271,12 +270,15 @@ class RunningRollout:
         running = {env_id for env_id in self._env_ids if not self._table.done[env_id]}.difference(self._failures)
         rnn_state = None
         try:
-            rnn_state = self._assembly.rnn_state(running)
+            rnn_state = self._builder.rnn_state(running)
         except ArgumentError as error:
-            self._broken = self._broken or (Failure(error, self._env_ids[0], "the policy"), tuple(self._env_ids))
-        rollout = self._assembly.rollout(self._num_steps, self._starts, rnn_state)
-        if self._broken is not None:
-            raise_of_policy(*self._broken, rollout)
+            self._policy_failure = self._policy_failure or (
+                Failure(error, self._env_ids[0], "the policy"),
+                tuple(self._env_ids),
+            )
+        rollout = self._builder.rollout(self._num_steps, self._starts, rnn_state)
+        if self._policy_failure is not None:
+            raise_of_policy(*self._policy_failure, rollout)
         raise_failures([self._failures[env_id] for env_id in sorted(self._failures)], partial=rollout)
         return rollout
 
@@ -373,18 +375,20 @@ class _RunningLocalRollout(RunningRollout):
         super().__init__(engine, policy, env_ids, goal, rnn_state)
         self._rollout = HostRollout(0, None, self._runner, is_over)
         # Bypass the pool: a step of 8 CartPoles and a small network took 184 us with it, 166 us without.
-        self._stage: StepSource = (engine.recovery is None and engine.pool.lone_host) or _LocalSteps(engine)
+        self._source: StepSource = (engine.recovery is None and engine.pool.lone_host) or _LocalSteps(engine)
 
     def _prepare(self, memory: RecurrentState | None) -> None:
-        self._runner = PolicyRunner(self._player, memory, self._pool.layout)
+        self._runner = PolicyRunner(self._policy, memory, self._pool.layout)
 
     def _send(self, asked: Sequence[int], failed: Mapping[int, Failure]) -> Ticket:
-        shares = [self._left[env_id] for env_id in asked]
+        shares = [self._episodes_left[env_id] for env_id in asked]
         self._table.lend([env_id for env_id, share in zip(asked, shares, strict=True) if share != 0])
-        chunk = self._rollout.play(self._stage, Command(0, "rollout", tuple(asked), shares, self._order(self._size)))
-        self._size = chunk.num_steps
+        chunk = self._rollout.play(
+            self._source, Command(0, "rollout", tuple(asked), shares, self._request(self._chunk_size))
+        )
+        self._chunk_size = chunk.num_steps
         if self._rollout.has_stopped:
-            self._is_over, self._num_steps = True, self._count + self._size
+            self._is_over, self._num_steps = True, self._num_made + self._chunk_size
         ticket = Ticket("rollout", tuple(asked))
         ticket.values[asked[0]] = chunk
         return ticket
