@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.rollout_data import ExtrasFormat, empty_array, join_forms, map_leaves
+from parallelenv.contract.rollout_data import ExtrasFormat, empty_array, forms_of, join_forms, map_leaves, stack_extras
 from parallelenv.contract.spaces import object_array
 from parallelenv.contract.tensors import is_tensor
 from parallelenv.errors import ArgumentError
@@ -105,11 +105,8 @@ def _stacked(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts:
         joined[name] = _walk(nests[0], nests, join_steps)
     for _, at in cuts:
         joined["truncated"][tuple(at.T)] = True
-    forms = _forms(parts).items()
-    joined["extras"] = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms}
-    for part, place in zip(parts, places, strict=True):
-        for name, array in part.extras.items():
-            joined["extras"][name][place] = array
+    extras = zip([part.extras for part in parts], places, strict=True)
+    joined["extras"] = stack_extras(extras, _forms(parts), shape)
     for name in ("infos", "reset_infos"):
         infos = {
             (step + first, env_id + column): info
@@ -163,8 +160,7 @@ def _placed(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[int, ...
 def _forms(parts: Sequence[Rollout]) -> dict[str, ExtrasFormat]:
     forms: dict[str, ExtrasFormat] = {}
     for part in parts:
-        found = {name: ExtrasFormat(array.shape[2:], array.dtype) for name, array in part.extras.items()}
-        forms = join_forms(forms, found)
+        forms = join_forms(forms, forms_of(part.extras))
     return forms
 
 

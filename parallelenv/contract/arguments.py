@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from parallelenv.contract.batch import NOTHING_SHARED, Array
-from parallelenv.contract.error_text import SET_ONCE, count, hint_at, hint_at_make_argument, near_attribute, show, were
+from parallelenv.contract.error_text import SET_ONCE, count, hint_at_make_argument, near_attribute, show, were
 from parallelenv.contract.spaces import Space, describe_value
 from parallelenv.errors import AbsentAttributeError, ArgumentError, IdRangeError, WorkerStartError
 
@@ -127,12 +127,6 @@ def check_name(argument: str, name: object) -> None:
         raise ArgumentError(f"{argument}={name!r} is no name. {way_out}")
     if any(part.startswith("__") and part.endswith("__") for part in parts):
         raise ArgumentError(f"{argument}={name!r} has a double-underscore name in it, which cannot be reached.")
-
-
-def refuse_unknown_arguments(call: str, arguments: Mapping[str, object]) -> None:
-    """Raise an `ArgumentError` for keyword arguments that a call does not have."""
-    for name, value in arguments.items():
-        raise ArgumentError(f"{name}={show(value)} is no argument of {call}.{hint_at(name)}")
 
 
 def absent_attribute(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:

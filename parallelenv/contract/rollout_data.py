@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -132,6 +132,22 @@ def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasForm
             "step."
         )
     return joined
+
+
+def forms_of(extras: Mapping[str, Array]) -> dict[str, ExtrasFormat]:
+    """Return the formats of extras of several steps and envs."""
+    return {name: ExtrasFormat(array.shape[2:], array.dtype) for name, array in extras.items()}
+
+
+def stack_extras(
+    parts: Iterable[tuple[Mapping[str, Array], Any]], forms: Mapping[str, ExtrasFormat], shape: tuple[int, ...]
+) -> dict[str, Array]:
+    """Return the extras of all steps and envs, ``shape``, from parts with their places; zeros elsewhere."""
+    stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms.items()}
+    for extras, place in parts:
+        for name, array in extras.items():
+            stacked[name][place] = array
+    return stacked
 
 
 def empty_array(shape: tuple[int, ...], dtype: DType) -> Array:

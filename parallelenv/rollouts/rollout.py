@@ -20,11 +20,12 @@ from parallelenv.contract.rollout_data import (
     RecurrentState,
     RolloutChunk,
     StepIndex,
-    empty_array,
     empty_rows,
+    forms_of,
     join_ends,
     join_forms,
     join_memories,
+    stack_extras,
 )
 from parallelenv.contract.spaces import Action, Info, State, stack_values
 from parallelenv.engine.done_policies import DonePolicy
@@ -142,8 +143,7 @@ class RolloutBuilder:
     def add(self, first: int, chunk: RolloutChunk) -> None:
         """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked are a failure of its policy."""
         try:
-            found = {name: ExtrasFormat(array.shape[2:], array.dtype) for name, array in chunk.extras.items()}
-            self._forms = join_forms(self._forms, found)
+            self._forms = join_forms(self._forms, forms_of(chunk.extras))
         except ArgumentError as error:
             chunk.extras, chunk.broken = {}, chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
         columns = np.array([self._column[env_id] for env_id in chunk.env_ids], dtype=np.int64)
@@ -179,7 +179,7 @@ class RolloutBuilder:
             flags[..., 0].copy(),
             flags[..., 1].copy(),
             self._filled(np.zeros(shape, dtype=bool), "valid"),
-            self._extras(shape),
+            stack_extras(((chunk.extras, place) for chunk, place in self._parts), self._forms, shape),
             final_states,
             layout.states.join([_stacked(leaf) for leaf in ended.states]),
             {place: extra.info for place, extra in sorted(self._said.items()) if extra.info},
@@ -197,13 +197,6 @@ class RolloutBuilder:
         for chunk, place in self._parts:
             array[place] = getattr(chunk, name)
         return array
-
-    def _extras(self, shape: tuple[int, int]) -> dict[str, Array]:
-        stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in self._forms.items()}
-        for chunk, place in self._parts:
-            for name, array in chunk.extras.items():
-                stacked[name][place] = array
-        return stacked
 
     def _leaf(self, shape: tuple[int, int], like: Array | None, index: int, name: str) -> Array:
         """Return one array of all states or actions. The chunks' own are freed, so that memory is needed only once."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Never
 
-from parallelenv.contract.arguments import Ids, check_positive, parse_ids, refuse_unknown_arguments
+from parallelenv.contract.arguments import Ids, check_positive, parse_ids
 from parallelenv.contract.batch import Array
-from parallelenv.contract.error_text import show
+from parallelenv.contract.error_text import hint_at, show
 from parallelenv.errors import ArgumentError
 from parallelenv.notebook.film import check_format, check_fps, check_size, refuse_dark_envs, save_animation
 from parallelenv.results import StepResult
@@ -61,7 +61,8 @@ class RecordVideo(ParallelWrapper):
         id: Ids = None,
         **others: Never,
     ) -> None:
-        refuse_unknown_arguments("RecordVideo", others)
+        for name in others:
+            raise ArgumentError(f"{name}={show(others[name])} is no argument of RecordVideo.{hint_at(name)}")
         super().__init__(env)
         check_positive("video_length", video_length)
         check_format(video_format)
