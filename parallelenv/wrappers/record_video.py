@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Never
 
@@ -61,8 +61,9 @@ class RecordVideo(ParallelWrapper):
         id: Ids = None,
         **others: Never,
     ) -> None:
-        for name in others:
-            raise ArgumentError(f"{name}={show(others[name])} is no argument of RecordVideo.{hint_at(name)}")
+        unknown: Mapping[str, object] = others
+        for name, value in unknown.items():
+            raise ArgumentError(f"{name}={show(value)} is no argument of RecordVideo.{hint_at(name)}")
         super().__init__(env)
         check_positive("video_length", video_length)
         check_format(video_format)
