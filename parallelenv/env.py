@@ -343,7 +343,7 @@ class ParallelEnv:
         Raises:
             ArgumentError: If ``seed`` is neither.
         """
-        seeds = arguments.spread_seeds(seed, self._engine.env_ids, self._engine.num_envs, whole=True)
+        seeds = arguments.spread_seeds(seed, self._engine.env_ids, whole=True)
         self._engine.seeds = dict(enumerate(seeds))
         return seeds
 

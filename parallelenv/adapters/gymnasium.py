@@ -118,7 +118,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             raise ArgumentError(f"options={show(options)} is no dict. Give a dict: it goes to each env's reset.")
         engine = self.parallel_env.engine
         chosen = list(engine.env_ids)
-        seeds = None if seed is None else arguments.spread_seeds(seed, chosen, self.num_envs, whole=True)
+        seeds = None if seed is None else arguments.spread_seeds(seed, chosen, whole=True)
         if options is not None and "reset_mask" in options:
             mask = options["reset_mask"]
             expected = f"an array of shape ({self.num_envs},) and dtype bool with at least one True in it"

@@ -175,9 +175,9 @@ class TianshouVectorEnv:
 
         Int ``s`` gives env i the seed ``s + i``; a list has one per env; ``None`` seeds at random.
         """
-        everyone = self._ready(None)
-        seeds = arguments.spread_seeds(seed, everyone, self.env_num, whole=False)
-        self.parallel_env.engine.reset_each(everyone, seeds, None)
+        env_ids = self._ready(None)
+        seeds = arguments.spread_seeds(seed, env_ids, whole=False)
+        self.parallel_env.engine.reset_each(env_ids, seeds, None)
         for space, one in zip(self.action_space, seeds, strict=True):
             if space is not None:
                 space.seed(one)

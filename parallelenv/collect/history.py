@@ -109,7 +109,16 @@ class History:
             MissingDependencyError: If matplotlib is not installed.
             ArgumentError: If ``axes`` is not a pair of axes.
         """
-        axes = _new_axes() if axes is None else axes
+        if axes is None:  # without pyplot, which would keep the figure and show it twice; notebooks display this one
+            figure = import_package("matplotlib.figure", "plot()").Figure
+
+            def as_png(self: Any) -> bytes:
+                content = io.BytesIO()
+                self.savefig(content, format="png", dpi=80)
+                return content.getvalue()
+
+            picture: Any = type("Picture", (figure,), {"_repr_png_": as_png})
+            axes = picture(figsize=(9, 3), layout="constrained").subplots(1, 2)
         pair: list[Any] = list(axes) if isinstance(axes, Iterable) else [axes]
         if len(pair) != 2 or not all(hasattr(one, "plot") for one in pair):
             raise ArgumentError(f"axes={show(axes)} are not two axes of matplotlib: for samples and for seconds.")
@@ -124,19 +133,6 @@ class History:
             if axis.get_legend_handles_labels()[0]:
                 axis.legend()
         return pair[0].figure
-
-
-def _new_axes() -> Any:
-    """Return two axes of a figure without pyplot, which would keep it and show it twice; notebooks display it."""
-    figure = import_package("matplotlib.figure", "plot()").Figure
-
-    def as_png(self: Any) -> bytes:
-        content = io.BytesIO()
-        self.savefig(content, format="png", dpi=80)
-        return content.getvalue()
-
-    picture: Any = type("Picture", (figure,), {"_repr_png_": as_png})
-    return picture(figsize=(9, 3), layout="constrained").subplots(1, 2)
 
 
 def import_package(module: str, purpose: str) -> Any:

@@ -1,4 +1,4 @@
-"""Checks arguments other than actions, and spreads them over envs."""
+"""Checks arguments other than actions, and names of attributes; spreads arguments over envs."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def unsettable_attribute(owner: object, name: str, is_argument: bool) -> AbsentA
     return absent_attribute(owner, name, " to set", SET_ONCE.format(name) if is_argument else default)
 
 
-def spread_seeds(seed: object, env_ids: Sequence[int], num_envs: int, *, whole: bool) -> list[int | None]:
+def spread_seeds(seed: object, env_ids: Sequence[int], *, whole: bool) -> list[int | None]:
     """Return one seed per env: ``seed + env_id`` for an int, or the items of a list."""
     if seed is None and not whole:
         return [None] * len(env_ids)

@@ -94,13 +94,13 @@ def split_body(body: memoryview) -> tuple[memoryview, tuple[int, ...]]:
     return body[_SIZES.size + 8 * count :], struct.unpack_from(f"<{count}Q", body, _SIZES.size)
 
 
-def encode_command(command: Command, everyone: tuple[int, ...], subsets: Mapping[tuple[int, ...], int]) -> Message:
-    """Return a command as a message to a host that owns the envs ``everyone``, and knows some subsets by number.
+def encode_command(command: Command, host_env_ids: tuple[int, ...], subsets: Mapping[tuple[int, ...], int]) -> Message:
+    """Return a command as a message to a host that owns the envs ``host_env_ids``, and knows some subsets by number.
 
     Only arguments of users need cloudpickle, for classes and functions of a notebook: 31 us against 17 us. If one
     cannot be pickled, the `UnpicklableError` names the env.
     """
-    is_whole = command.env_ids is everyone
+    is_whole = command.env_ids is host_env_ids
     if command.is_plain_step and command.rows is None and (is_whole or command.env_ids in subsets):
         tag = _STEP_AUTORESET if command.autoreset else _STEP_OR_RESET_ENDED if command.begins_ended else _STEP
         return Message(tag, command.number, (), 0 if is_whole else subsets[command.env_ids])

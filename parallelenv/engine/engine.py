@@ -122,7 +122,7 @@ class Engine:
         self.learns_infos = True
         self._retried = 0.0  # when lost resets were last repeated
         self.follow(done_policy, copy)
-        seeds = arguments.spread_seeds(spec.seed, self.env_ids, self.num_envs, whole=False)
+        seeds = arguments.spread_seeds(spec.seed, self.env_ids, whole=False)
         self.seeds: dict[int, int | None] = dict(enumerate(seeds))
 
     def follow(
@@ -168,7 +168,7 @@ class Engine:
 
     def beginnings(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> ResetArgumentsOfEach:
         """Return seed and options for the next reset of each env. Arguments: see `ParallelEnv.reset`."""
-        seeds = arguments.spread_seeds(seed, env_ids, self.num_envs, whole=False)
+        seeds = arguments.spread_seeds(seed, env_ids, whole=False)
         if seed is None:
             seeds = [self.seeds.get(env_id) for env_id in env_ids]
         return list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))

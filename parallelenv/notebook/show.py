@@ -33,7 +33,7 @@ from parallelenv.notebook.film import (
     refuse_dark_envs,
 )
 from parallelenv.progress import kernel_of_notebook
-from parallelenv.rollouts.evaluation import Evaluation, perform
+from parallelenv.rollouts.evaluation import Evaluation, play_while
 from parallelenv.rollouts.rollout import RolloutLength, progress_bar
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Performance:
         left = self.steps
         with progress_bar(RolloutLength.of(self.steps, None), self.shows_progress, name) as advance:
 
-            def look() -> bool:
+            def goes_on() -> bool:
                 nonlocal left
                 see(picture_of(engine, env_ids, self.width), fps)
                 advance(int(left < self.steps))
@@ -183,7 +183,7 @@ class Performance:
                 return left >= 0
 
             each = engine.beginnings(env_ids, self.seed, None)
-            return perform(engine, self.policy, env_ids, each, engine.forget_seeds, look), fps
+            return play_while(engine, self.policy, env_ids, each, engine.forget_seeds, goes_on), fps
 
 
 def _checked_format(path: object) -> str:

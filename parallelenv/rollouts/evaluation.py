@@ -61,7 +61,7 @@ EpisodesByEnv = dict[int, list[tuple[Any, ...]]]
 
 def evaluate(
     engine: Engine,
-    player: Policy,
+    policy: Policy,
     goal: RolloutLength,
     env_ids: Sequence[int],
     each: ResetArgumentsOfEach,
@@ -80,20 +80,20 @@ def evaluate(
     asked = [place for place, env_id in enumerate(env_ids) if shares[env_id]]
     playing = tuple(env_ids[place] for place in asked)
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
-        return _EpisodeRunner(shares, advance).play(engine, player, playing, [each[place] for place in asked], announce)
+        return _EpisodeRunner(shares, advance).play(engine, policy, playing, [each[place] for place in asked], announce)
 
 
-def perform(
+def play_while(
     engine: Engine,
-    player: Policy,
+    policy: Policy,
     env_ids: Sequence[int],
     each: ResetArgumentsOfEach,
     announce: Callable[[Sequence[int]], object],
-    look: Callable[[], bool],
+    goes_on: Callable[[], bool],
 ) -> Evaluation:
-    """Play until ``look``, called before each step, returns False. Other arguments and errors: see `evaluate`."""
-    runner = _EpisodeRunner(dict.fromkeys(env_ids, math.inf), lambda _: None, look)
-    return runner.play(engine, player, tuple(env_ids), each, announce)
+    """Play until ``goes_on``, called before each step, returns False. Other arguments and errors: see `evaluate`."""
+    runner = _EpisodeRunner(dict.fromkeys(env_ids, math.inf), lambda _: None, goes_on)
+    return runner.play(engine, policy, tuple(env_ids), each, announce)
 
 
 class _EpisodeRunner:
@@ -102,32 +102,32 @@ class _EpisodeRunner:
     Args:
         shares: Number of episodes of each env.
         advance: Moves the bar forward.
-        look: Called before each step: whether to continue.
+        goes_on: Called before each step: whether to continue.
     """
 
     def __init__(
-        self, shares: dict[int, float], advance: Callable[[int], object], look: Callable[[], bool] = lambda: True
+        self, shares: dict[int, float], advance: Callable[[int], object], goes_on: Callable[[], bool] = lambda: True
     ) -> None:
         self._shares = shares
         self._advance = advance
-        self._look = look
+        self._goes_on = goes_on
         self._results: EpisodesByEnv = {}
         self._running: OpenEpisodes
 
     def play(
         self,
         engine: Engine,
-        player: Policy,
+        policy: Policy,
         env_ids: tuple[int, ...],
         each: ResetArgumentsOfEach,
         announce: Callable[[Sequence[int]], object],
     ) -> Evaluation:
         """Play until every env has played its share. Arguments: see `evaluate`."""
-        check_policy(player)
+        check_policy(policy)
         self._results = {env_id: [] for env_id in env_ids}
         self._running = OpenEpisodes(engine.num_envs)
         with engine.borrowed(env_ids) as own:  # under it ended envs are stepped on, and no env begins an episode
-            runner = PolicyRunner(player, None, own.pool.layout)
+            runner = PolicyRunner(policy, None, own.pool.layout)
             announce(env_ids)
             try:
                 self._play(own, runner, env_ids, each)
@@ -140,7 +140,7 @@ class _EpisodeRunner:
                 raise
         return _evaluation(self._results)
 
-    def _play(self, engine: Engine, player: PolicyRunner, env_ids: tuple[int, ...], each: ResetArgumentsOfEach) -> None:
+    def _play(self, engine: Engine, runner: PolicyRunner, env_ids: tuple[int, ...], each: ResetArgumentsOfEach) -> None:
         """Play. Envs that finish early, or have no further episode, rest while the others play on."""
         result: Any = None
         beginning: Sequence[int] = env_ids
@@ -149,14 +149,14 @@ class _EpisodeRunner:
                 engine.collect_reset(engine.submit_reset(beginning, each), None)
                 env_ids = tuple(engine.table.living(env_ids))
                 result = None  # it lacks the states of these
-            if not env_ids or not self._look():
+            if not env_ids or not self._goes_on():
                 return
-            actions, _ = player.act(env_ids, engine.states_of(env_ids, result))
+            actions, _ = runner.act(env_ids, engine.states_of(env_ids, result))
             result = engine.step(actions, env_ids, "item")
             ended = self._note(result)
             if ended:
                 self._advance(len(ended))
-                player.forget(ended)
+                runner.forget(ended)
             done = {env_id for env_id in ended if len(self._results[env_id]) >= self._shares[env_id]}
             env_ids = tuple(env_id for env_id in env_ids if env_id not in done)
             beginning = [env_id for env_id in ended if env_id not in done]

@@ -69,7 +69,7 @@ class TaskPool(ParallelEnv):
             ArgumentError: If it is neither; nothing was seeded.
             BaseException: What a sampler raised.
         """
-        spread = spread_seeds(seeds, self.engine.env_ids, self.num_envs, whole=True)
+        spread = spread_seeds(seeds, self.engine.env_ids, whole=True)
         seeded = [env_id for env_id in self.engine.env_ids if spread[env_id] is not None]
         self.engine.call_each(seeded, [MethodCall("sampler.set_seed", (spread[env_id],)) for env_id in seeded])
         self.engine.note_seeds(self.engine.env_ids, spread)
