@@ -97,9 +97,16 @@ class CollectorBase(ShortTracebacks):
                 ``error.partial`` is the `Rollout` so far, and the next collection begins new episodes; in a set the
                 steps made until then are in the next collection.
         """
-        is_over = any_of(listen_to)
+        asked: list[Any] = [None]
+        if isinstance(listen_to, Iterable) and not isinstance(listen_to, str):
+            asked = [getattr(one, "is_set", one) for one in listen_to]
+        if not all(map(callable, asked)):
+            raise ArgumentError(
+                f"listen_to={show(listen_to)} must be a list. Give a list of events, as threading.Event, or of "
+                "functions without arguments."
+            )
         check_optional(num_steps=num_steps)
-        return self._collect(num_steps, is_over, progress)
+        return self._collect(num_steps, (lambda: any(ask() for ask in asked)) if asked else None, progress)
 
     @abc.abstractmethod
     def _collect(
@@ -127,7 +134,9 @@ class CollectorBase(ShortTracebacks):
                 are set all the same: collectors that do not have them yet take them before their next collection.
             ClosedError: After `stop`.
         """
-        self._apply("set_weights", weights, check_version(version, self.version))
+        if version is not None and (not is_int(version) or version < 0):
+            raise ArgumentError(f"version={show(version)} must be an int of 0 or more, or None for the next one.")
+        self._apply("set_weights", weights, self.version + 1 if version is None else int(version))
 
     @single_threaded
     def update_policy(self, name: str, value: object) -> None:
@@ -203,28 +212,6 @@ def check_optional(**counts: object) -> None:
 def derived_seed(seed: int, *key: int) -> int:
     """Return another seed, that of a key."""
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
-
-
-def any_of(listen_to: object) -> Callable[[], bool] | None:
-    """Return a function that is true once an event is set or a function returns ``True``; ``None`` without any."""
-    asked: list[Any] = [None]
-    if isinstance(listen_to, Iterable) and not isinstance(listen_to, str):
-        asked = [getattr(one, "is_set", one) for one in listen_to]
-    if not all(map(callable, asked)):
-        raise ArgumentError(
-            f"listen_to={show(listen_to)} must be a list. Give a list of events, as threading.Event, or of functions "
-            "without arguments."
-        )
-    return (lambda: any(ask() for ask in asked)) if asked else None
-
-
-def check_version(version: int | None, before: int) -> int:
-    """Return the version of new weights, an int of at least 0; ``None`` means the next one."""
-    if version is None:
-        return before + 1
-    if not is_int(version) or version < 0:
-        raise ArgumentError(f"version={show(version)} must be an int of 0 or more, or None for the next one.")
-    return int(version)
 
 
 def check_maker(name: str, make: object) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from parallelenv.contract import tracebacks
 from parallelenv.contract.copying import dumps, loads
@@ -84,14 +84,6 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
     for name, value in (("env_ids", env_ids), ("failures", by_env), ("partial", partial)):
         put(error, name, value)
     raise error
-
-
-def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: object) -> NoReturn:
-    """Raise the exception of a rollout's policy that acts for these envs, with ``error.partial`` and a note."""
-    where = f"beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}"
-    add_note(failure.exception, f"Raised by {failure.operation} {where}.")
-    put(failure.exception, "partial", partial)
-    raise failure.exception
 
 
 def with_note(*failures: Failure) -> BaseException:

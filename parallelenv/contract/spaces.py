@@ -87,7 +87,14 @@ class Structure:
         """Raise an `EnvContractError` unless a leaf of a state has the shape and dtype of its space, if any."""
         space = self.leaves[leaf]
         shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
-        if shape is not None and dtype is not None and not fits(value, shape, np.dtype(dtype)):
+        if shape is None or dtype is None:
+            return
+        try:
+            array = as_array(value)
+            fits = array.shape == shape and casts_to(array, np.dtype(dtype))
+        except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors of dtypes that numpy lacks
+            fits = False
+        if not fits:
             what = f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space says {space}"
             raise EnvContractError(f"{what}. Declare the space that the env really has, or give it by spaces=.")
 
@@ -162,15 +169,6 @@ def object_array(values: Sequence[object]) -> Array:
     for index, value in enumerate(values):  # `array[:] = values` would unpack nested lists
         array[index] = value
     return array
-
-
-def fits(value: object, shape: tuple[int, ...], dtype: DType) -> bool:
-    """Whether a value has a shape and `casts_to` a dtype."""
-    try:
-        array = as_array(value)
-    except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors of dtypes that numpy lacks
-        return False
-    return array.shape == shape and casts_to(array, dtype)
 
 
 def casts_to(array: Array, dtype: DType) -> bool:

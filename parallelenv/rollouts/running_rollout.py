@@ -13,7 +13,7 @@ from parallelenv.contract.arguments import Policy, check_policy
 from parallelenv.contract.batch import Array, Batch
 from parallelenv.contract.copying import pickled
 from parallelenv.contract.error_text import list_ids
-from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, raise_of_policy, with_note
+from parallelenv.contract.failures import NO_FAILURES, Failure, add_note, put, raise_failures, with_note
 from parallelenv.contract.protocol import NOTHING, Command, Extra, Lookup, MethodCall, Reply
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,
@@ -278,7 +278,11 @@ class RunningRollout:
             )
         rollout = self._builder.rollout(self._num_steps, self._starts, rnn_state)
         if self._policy_failure is not None:
-            raise_of_policy(*self._policy_failure, rollout)
+            failure, env_ids = self._policy_failure
+            where = f"beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}"
+            add_note(failure.exception, f"Raised by {failure.operation} {where}.")
+            put(failure.exception, "partial", rollout)
+            raise failure.exception
         raise_failures([self._failures[env_id] for env_id in sorted(self._failures)], partial=rollout)
         return rollout
 
