@@ -114,7 +114,12 @@ class RunningRollout:
         is_complete = False
         try:
             with progress_bar(self._goal, shows_progress) as advance:
-                while asked := self._next_env_ids():
+                while not self._is_over and (self._num_steps is None or self._num_made < self._num_steps):
+                    asked = list(self._env_ids)
+                    if not self._asks_all:
+                        asked = [env_id for env_id in asked if self._episodes_left[env_id] != 0]
+                    if not asked:
+                        break
                     advance(self._run_chunk(asked))
             is_complete = not self._is_late
         finally:
@@ -125,14 +130,6 @@ class RunningRollout:
                     if is_complete:
                         self._pool.wait(ticket, self._engine.timeout)
         return self._result()
-
-    def _next_env_ids(self) -> list[int]:
-        """Return the envs of the next chunk, none if the rollout is over."""
-        if self._is_over or (self._num_steps is not None and self._num_made >= self._num_steps):
-            return []
-        if self._asks_all:
-            return list(self._env_ids)
-        return [env_id for env_id in self._env_ids if self._episodes_left[env_id] != 0]
 
     def _run_chunk(self, asked: Sequence[int]) -> int:
         """Let envs make some steps; return the progress towards the goal."""
@@ -214,8 +211,7 @@ class RunningRollout:
             restarted, left = self._recovery.restart_failed(left)
             self._unsent_policy = self._prepare(None) if restarted else None
             self._recovery.forget(restarted)
-        replaced = {env_id: failure for env_id, failure in lost.items() if env_id in restarted}
-        if replaced:
+        if replaced := {env_id: failure for env_id, failure in lost.items() if env_id in restarted}:
             chunks.append(_invalid_chunk(asked, before, replaced, self._pool.batch))
         num_ended = 0
         for chunk in chunks:
@@ -228,20 +224,14 @@ class RunningRollout:
             table.reset_infos[env_id] = begun.info or {}
         table.note_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
         table.keep(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
-        self._note_failures(left, chunks, has_lost=not lost.keys().isdisjoint(left))
-        return num_ended
-
-    def _note_failures(self, left: Mapping[int, Failure], chunks: Sequence[RolloutChunk], *, has_lost: bool) -> None:
-        """Leave out envs that failed for good from now on.
-
-        The others finish, so that their number of steps does not depend on timing. Where steps were lost it does
-        anyway, so the rollout ends at once.
-        """
+        # Envs that failed for good are left out from now on. The others finish, so that their number of steps does not
+        # depend on timing. Where steps were lost it does anyway, so the rollout ends at once.
         self._failures.update(left)
-        self._episodes_left.update(dict.fromkeys([*left, *self._table.exhausted.intersection(self._episodes_left)], 0))
+        self._episodes_left.update(dict.fromkeys([*left, *table.exhausted.intersection(self._episodes_left)], 0))
         broken = [(chunk.broken, chunk.env_ids) for chunk in chunks if chunk.broken is not None]
         self._policy_failure = min(broken, key=lambda one: one[1], default=None)
-        self._is_over |= has_lost or self._policy_failure is not None
+        self._is_over |= self._policy_failure is not None or not lost.keys().isdisjoint(left)
+        return num_ended
 
     def _cut_off(self, chunk: RolloutChunk, env_id: int, failure: Failure, begun: Extra, *, is_lost: bool) -> None:
         """Mark the step in which a restarted env failed as `step` does."""
