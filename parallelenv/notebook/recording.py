@@ -19,43 +19,27 @@ from parallelenv.worker.tracer import WorkerRecord
 
 
 class Track(NamedTuple):
-    """What the caller or a worker did: a row of the timeline, and a thread of the trace.
+    """What the caller or a worker did: a row of the timeline, and a thread of the trace."""
 
-    Attributes:
-        title: Name of the row.
-        thread: Name of the thread.
-        spans: ``(n, 2)`` float64: begin and end of each event, in seconds since the beginning of the recording.
-        kinds: ``(n,)`` text: ``"own"`` and ``"call"`` of the caller, ``"worker"`` for the commands of a worker, and the
-            operation for what an env did in them.
-        names: Name of each event.
-    """
-
-    title: str
+    title: str  # of the row
     thread: str
-    spans: Array
+    spans: Array  # ``(n, 2)`` float64: begin and end of each event, in seconds since the beginning of the recording
+    # ``(n,)`` text: ``"own"`` and ``"call"`` of the caller; ``"worker"`` for commands of a worker, the operation for what
+    # an env did in them.
     kinds: Array
-    names: Sequence[str]
+    names: Sequence[str]  # of each event
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """The complete recording. Times are in seconds of the caller's `time.perf_counter`.
-
-    Attributes:
-        begin: When it begins.
-        end: When it ends.
-        is_cut: Whether older calls or commands were dropped, so that it begins later than the block.
-        calls: ``(m, 2)`` float64: when the caller was in a call of the `ParallelEnv`.
-        workers: Record of each worker.
-        missing: Ids of envs whose worker sent no record.
-    """
+    """The complete recording. Times are in seconds of the caller's `time.perf_counter`."""
 
     begin: float
     end: float
-    is_cut: bool
-    calls: Array
+    is_cut: bool  # whether older calls or commands were dropped, so that it begins later than the block
+    calls: Array  # ``(m, 2)`` float64: when the caller was in a call of the `ParallelEnv`
     workers: Sequence[WorkerRecord]
-    missing: tuple[int, ...]
+    missing: tuple[int, ...]  # ids of envs whose worker sent no record
 
     @property
     def rebuilt(self) -> tuple[int, ...]:

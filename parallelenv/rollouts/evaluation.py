@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +76,9 @@ def evaluate(
     Raises:
         BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
     """
-    shares: dict[int, float] = {env_id: share or 0 for env_id, share in goal.shares(env_ids).items()}
-    asked = [place for place, env_id in enumerate(env_ids) if shares[env_id]]
-    playing = tuple(env_ids[place] for place in asked)
+    shares = {env_id: share for env_id, share in goal.shares(env_ids).items() if share}  # the first have most
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
-        return _EpisodeRunner(shares, advance).play(engine, policy, playing, [each[place] for place in asked], announce)
+        return _EpisodeRunner(shares, advance).play(engine, policy, each[: len(shares)], announce)
 
 
 def play_while(
@@ -93,38 +91,30 @@ def play_while(
 ) -> Evaluation:
     """Play until ``goes_on``, called before each step, returns False. Other arguments and errors: see `evaluate`."""
     runner = _EpisodeRunner(dict.fromkeys(env_ids, math.inf), lambda _: None, goes_on)
-    return runner.play(engine, policy, tuple(env_ids), each, announce)
+    return runner.play(engine, policy, each, announce)
 
 
 class _EpisodeRunner:
-    """Plays episodes.
-
-    Args:
-        shares: Number of episodes of each env.
-        advance: Moves the bar forward.
-        goes_on: Called before each step: whether to continue.
-    """
+    """Plays ``shares`` episodes of each env; ``goes_on``, called before each step, says whether to continue."""
 
     def __init__(
-        self, shares: dict[int, float], advance: Callable[[int], object], goes_on: Callable[[], bool] = lambda: True
+        self,
+        shares: Mapping[int, float],
+        advance: Callable[[int], object],
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
         self._shares = shares
-        self._advance = advance
+        self._advance = advance  # moves the progress bar
         self._goes_on = goes_on
-        self._results: EpisodesByEnv = {}
+        self._results: EpisodesByEnv = {env_id: [] for env_id in shares}
         self._running: OpenEpisodes
 
     def play(
-        self,
-        engine: Engine,
-        policy: Policy,
-        env_ids: tuple[int, ...],
-        each: ResetArgumentsOfEach,
-        announce: Callable[[Sequence[int]], object],
+        self, engine: Engine, policy: Policy, each: ResetArgumentsOfEach, announce: Callable[[Sequence[int]], object]
     ) -> Evaluation:
         """Play until every env has played its share. Arguments: see `evaluate`."""
         check_policy(policy)
-        self._results = {env_id: [] for env_id in env_ids}
+        env_ids = tuple(self._shares)
         self._running = OpenEpisodes(engine.num_envs)
         with engine.borrowed(env_ids) as own:  # under it ended envs are stepped on, and no env begins an episode
             runner = PolicyRunner(policy, None, own.pool.layout)

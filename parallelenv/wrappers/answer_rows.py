@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,28 +21,25 @@ States: TypeAlias = State
 Space: TypeAlias = "spaces.Space | None"
 
 
-def stepped_rows(result: StepResult) -> list[int] | None:
-    """Return the rows of envs that were stepped; ``None`` for all. Resting envs have neither a state nor a reward."""
-    if not isinstance(result.states, np.ndarray) or result.states.dtype != object or result.rewards.dtype != object:
-        return None
-    pairs = zip(result.states, result.rewards, strict=True)
-    rows = [row for row, (state, reward) in enumerate(pairs) if state is not None or reward is not None]
-    return rows if len(rows) < len(result.dones) else None
+def apply_to_stepped(
+    result: StepResult, hook: Callable[[StepResult], StepResult], space: Space, new_space: Space
+) -> StepResult:
+    """Return a result with what a hook makes of the rows of envs that were stepped: resting ones have no state.
 
-
-def take_rows(result: StepResult, rows: list[int], space: Space) -> StepResult:
-    """Return the rows of envs that were stepped as a result of their own. ``space`` is that of the states."""
-    flags = result.terminated[rows], result.truncated[rows], result.env_ids[rows]
-    states = batch_of(space, result.states[rows].tolist())
-    return StepResult(states, result.rewards[rows], result.dones[rows], result.infos[rows], *flags)
-
-
-def put_rows(result: StepResult, rows: list[int], given: StepResult, seen: StepResult, space: Space) -> StepResult:
-    """Return a result with what a hook made of these rows, ``given`` to it. ``space`` is that of the states now."""
-    states = result.states
+    ``space`` is that of the states, ``new_space`` that of the states that the hook returns.
+    """
+    states, rewards = result.states, result.rewards
+    if not isinstance(states, np.ndarray) or states.dtype != object or rewards.dtype != object:
+        return hook(result)
+    pairs = enumerate(zip(states, rewards, strict=True))
+    rows = [row for row, (state, reward) in pairs if state is not None or reward is not None]
+    if len(rows) == len(states):
+        return hook(result)
+    parts = [part.copy() for part in (rewards, result.dones, result.infos, result.terminated, result.truncated)]
+    given = StepResult(batch_of(space, states[rows].tolist()), *(part[rows] for part in (*parts, result.env_ids)))
+    seen = hook(given)
     if seen.states is not given.states:
-        states = scattered(seen.states, space, rows, len(states))
-    parts = [part.copy() for part in (result.rewards, result.dones, result.infos, result.terminated, result.truncated)]
+        states = scattered(seen.states, new_space, rows, len(states))
     for part, values in zip(parts, (*seen[1:], seen.terminated, seen.truncated), strict=True):
         part[rows] = values
     rewards, dones, infos, terminated, truncated = parts

@@ -31,13 +31,11 @@ from parallelenv.wrappers.answer_rows import (
     Space,
     States,
     aligned,
+    apply_to_stepped,
     batch_of,
     changed,
     check_states,
-    put_rows,
     scattered,
-    stepped_rows,
-    take_rows,
     unstacked,
 )
 
@@ -223,11 +221,9 @@ class ParallelWrapper(ShortTracebacks):
 
     def _see_step(self, result: StepResult, align: Align) -> StepResult | StepBatch:
         try:
-            rows, space = stepped_rows(result), self.single_observation_space
-            if rows is None:
-                return aligned(self.on_step(result), align, space)
-            given = take_rows(result, rows, self.env.single_observation_space)
-            return aligned(put_rows(result, rows, given, self.on_step(given), space), align, space)
+            space = self.single_observation_space
+            seen = apply_to_stepped(result, self.on_step, self.env.single_observation_space, space)
+            return aligned(seen, align, space)
         except BaseException as error:
             self._require_reset(error, result, result.env_ids.tolist())
             raise
