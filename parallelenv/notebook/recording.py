@@ -24,8 +24,8 @@ class Track(NamedTuple):
     title: str  # of the row
     thread: str
     spans: Array  # ``(n, 2)`` float64: begin and end of each event, in seconds since the beginning of the recording
-    # ``(n,)`` text: ``"own"`` and ``"call"`` of the caller; ``"worker"`` for commands of a worker, the operation for what
-    # an env did in them.
+    # ``(n,)`` text: ``"own"`` and ``"call"`` of the caller; ``"worker"`` for commands of a worker, and the operation
+    # for what an env did in them.
     kinds: Array
     names: Sequence[str]  # of each event
 
