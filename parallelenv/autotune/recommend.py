@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.autotune.timing import StandIn, TimedEnv, is_clearly_faster, random_actions
+from parallelenv.autotune.timing import NOT_NEW, StandIn, TimedEnv, is_clearly_faster, random_actions
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import loads
@@ -154,7 +154,7 @@ def choose(
         try:
             found = Trial(env_factories, cores, num_cpus, caller_busy, env_options, find_obstacle).run()
         except Exception as error:  # noqa: BLE001 (envs raise anything; it is raised again where they are used)
-            why = f"No env could be tried: {one_line(error)}"
+            why = f"No env could be tried: {one_line(error).rstrip('.')}"
         else:
             copies = "Workers get copies of the instances." if found.mode == "subproc" else "Copies of them were tried."
             return replace(found, reason=f"{found.reason} {copies}") if has_instances else found
@@ -278,7 +278,9 @@ class Trial:
             env_fn = functools.partial(StandIn, self._name, kind, must_be_new=not self.are_copies)
             try:
                 env = self._make(Candidate("dummy", 1, {}), [env_fn])
-            except InvalidEnvError:  # not a new one; or no env, as a copy will show
+            except InvalidEnvError as error:
+                if str(error) != NOT_NEW:
+                    raise
                 return None
             env.reset(seed=0)
             found[env_id] = time.perf_counter() - now, *_measure_steps(env)

@@ -119,6 +119,7 @@ def random_actions(env: ParallelEnv, number: int, seed: int = 0) -> list[object]
 
 _QUICK_BUILD = 0.01
 """Builds faster than this (in seconds) may have returned an existing env."""
+NOT_NEW = "An env fn returns the same env each time, which may be in use."
 
 
 @dataclass(slots=True)
@@ -156,7 +157,7 @@ class StandIn(gymnasium.Env[State, Action]):
                     _close(env)  # it is new: an env fn that returns an old one does not fail
                     raise
                 if other is env:
-                    raise InvalidEnvError("An env fn returns the same env each time, which may be in use.")
+                    raise InvalidEnvError(NOT_NEW)
                 _close(other)
             shared = _SharedEnv(adapt(env))
         self._shared = shared
