@@ -225,6 +225,7 @@ class Finite(Witness):
     [
         ([Broken], "ValueError: it broke."),
         ([fail], "ZeroDivisionError: no such level."),
+        ([lambda: 3], "An env fn returned 3, which has no reset() and step()"),
         ([Spaceless], "it declares no action space to draw random actions from."),
         ([Finite], "it has too few episodes for a trial"),
         ([Hanging()], "0.5 s"),  # a copy of it, in another process
