@@ -20,7 +20,6 @@ from parallelenv.collect.base import (
     check_optional,
 )
 from parallelenv.collect.collector import CollectorEnv, CollectRequest, zstandard
-from parallelenv.collect.concat import join_evaluations
 from parallelenv.collect.scheduler import Scheduler
 from parallelenv.contract.arguments import check_base_seed, check_flags, check_positive, is_number
 from parallelenv.contract.error_text import count, show
@@ -28,7 +27,7 @@ from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError
 from parallelenv.registry import ParaMode
-from parallelenv.rollouts.evaluation import Evaluation
+from parallelenv.rollouts.evaluation import Evaluation, join_evaluations
 from parallelenv.rollouts.rollout import Rollout, RolloutLength, progress_bar
 
 

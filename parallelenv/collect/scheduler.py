@@ -12,14 +12,13 @@ import numpy as np
 
 from parallelenv.collect.base import derived_seed
 from parallelenv.collect.collector import CollectRequest, Part
-from parallelenv.collect.concat import can_follow, join, refuse_different
 from parallelenv.contract.copying import Broadcast
 from parallelenv.contract.failures import add_note, raise_failures, with_note
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.engine.recovery import Budget
 from parallelenv.errors import ArgumentError, EnvInterruptedError, WorkerTimeoutError
-from parallelenv.rollouts.rollout import Rollout, count_episodes
+from parallelenv.rollouts.rollout import Rollout, can_follow, count_episodes, join_rollouts, refuse_different
 
 if TYPE_CHECKING:
     from parallelenv.collect.base import Info
@@ -290,7 +289,7 @@ class Scheduler:
                 refuse_different(found[first][0], found[rank][0], f"The collections of collectors {first} and {rank}")
             except ArgumentError as error:
                 raise ArgumentError(f"{error} Nothing is lost: stream() gives them one by one.") from None
-        data = join(list(found.values()))
+        data = join_rollouts(list(found.values()))
         taken: list[list[Part]] = []
         for rank, history in histories.items():
             member, num_envs = self.members[rank], len(history[0].env_ids) if history else 0

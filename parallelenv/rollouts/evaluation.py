@@ -192,3 +192,14 @@ def _evaluation(results: EpisodesByEnv) -> Evaluation:
         object_array(infos),
         np.array(env_ids, dtype=np.int64),
     )
+
+
+def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
+    """Return the episodes of all, those of the first, then those of the second ... Envs are renumbered in order."""
+    env_ids, offset = [], 0
+    for part in parts:
+        env_ids.append(part.env_ids + offset)
+        offset += int(part.env_ids.max(initial=-1)) + 1
+    names = ("returns", "lengths", "terminated", "truncated", "infos")
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return Evaluation(**joined, env_ids=np.concatenate(env_ids))
