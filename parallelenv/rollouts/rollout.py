@@ -346,7 +346,7 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
     join_envs = partial(_put_together, places=own, shape=(num_envs,))
     memories = [last.rnn_state for last in lasts]
     return Rollout(
-        **_join_steps(parts, offsets, cuts),
+        **_steps_of_all(parts, offsets, cuts),
         env_ids=np.arange(num_envs, dtype=np.int64) if others else first.env_ids,
         starts=np.concatenate([history[0].starts for history in histories]),
         final_states=_join_nests(first.states, [last.final_states for last in lasts], join_envs),
@@ -371,7 +371,7 @@ def _take_rows(leaves: Sequence[Nest], rows: Array) -> Nest:
     return object_array([leaf[row] for row in rows]) if isinstance(leaf, tuple) else leaf[rows]
 
 
-def _join_steps(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts: Sequence[Ends]) -> dict[str, Any]:
+def _steps_of_all(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts: Sequence[Ends]) -> dict[str, Any]:
     """Return what joined rollouts, given the first step and column of each, have of every step."""
     sizes = np.add([part.valid.shape for part in parts], offsets)
     shape = tuple(sizes.max(axis=0).tolist())
