@@ -310,7 +310,7 @@ class BellStep:
         self._bell.silence()
         return True
 
-    def file(self, number: int) -> None:
+    def leave_to_channels(self, number: int) -> None:
         for place, (channel, message) in enumerate(self._parts):
             channel.announce(word_of(message, number + place))
         if not all(channel.has_begun for channel, _ in self._parts):

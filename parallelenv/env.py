@@ -162,7 +162,7 @@ class ParallelEnv:
         arguments.check_failure_handling(on_failure, max_restarts)
         for_envs: dict[str, Any] = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
         env_factories = env_specs.make_factories(envs)
-        backend, num_cpus, chosen = registry.settle(
+        backend, num_cpus, chosen = registry.resolve_backend(
             para_mode, backend_options, env_factories, num_cpus, num_gpus, spaces, for_envs, _ARGUMENTS
         )
         if on_failure == "restart" and backend.uses_live_envs:
@@ -189,7 +189,7 @@ class ParallelEnv:
         self._awaited: Sequence[int] = ()  # envs of the latest `step_async`
         self._live.add(self)
         if not keep:
-            notebook_cells.note(self)
+            notebook_cells.register(self)
 
     @property
     def engine(self) -> Engine:
@@ -319,7 +319,7 @@ class ParallelEnv:
             hint = f" For a seed write reset(seed={id})." if isinstance(id, int) and id >= 0 else ""
             raise IdRangeError(f"{error}{hint}") from None
         refuse_pair(len(env_ids) if self._engine.pool.layout.states.is_single else None)
-        each = self._engine.beginnings(env_ids, seed, options)
+        each = self._engine.reset_arguments(env_ids, seed, options)
         return self._engine.collect_reset(self._engine.submit_reset(env_ids, each), None)
 
     @single_threaded
@@ -376,11 +376,12 @@ class ParallelEnv:
                 outermost = guard.users.setdefault("", use)
                 if outermost is use and guard.is_usable() and plan.is_valid():
                     call = "step"
-                    return plan.step(action)
+                    return plan.step(action, engine)
                 if outermost is use:
                     guard.users.clear()
                     outermost = None
-            return engine.step_unplanned(action, id, align)
+            arguments.check_align(align)
+            return engine.step(action, None if id is None else engine.ids(id), align)
         except BaseException as error:
             guard.shorten(error, call)
             raise
@@ -398,7 +399,7 @@ class ParallelEnv:
             The errors of `ParallelEnv.step`, before anything was sent.
         """
         env_ids = self._engine.ids(id)
-        self._engine.send(action, env_ids)
+        self._engine.submit_step(action, env_ids, separately=True)
         self._awaited = env_ids
 
     @overload
@@ -436,7 +437,7 @@ class ParallelEnv:
         Raises:
             The errors of `step`, before anything was sent.
         """
-        self._engine.send(action, self._engine.ids(id))
+        self._engine.submit_step(action, self._engine.ids(id), separately=True)
 
     @single_threaded
     def send_reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> None:
@@ -456,7 +457,7 @@ class ParallelEnv:
             WorkerDiedError: If the worker of an env has died; nothing was sent.
         """
         env_ids = self._engine.ids(id)
-        self._engine.send_reset(env_ids, self._engine.beginnings(env_ids, seed, options))
+        self._engine.submit_reset(env_ids, self._engine.reset_arguments(env_ids, seed, options), separately=True)
         self._engine.forget_seeds(env_ids)
 
     @overload
@@ -531,18 +532,18 @@ class ParallelEnv:
         arguments.check_align(align)
         arguments.check_window(min_envs, max_envs)
         limit = arguments.check_timeout(timeout)
-        begin = time.monotonic()
+        start = time.monotonic()
         while True:
-            if self._engine.look(min_envs, limit, begin):
+            if self._engine.poll(min_envs, limit, start):
                 # Yield to other tasks. A cancellation that arrived while envs stepped (Ctrl-C, for one) is raised here,
                 # before the result is taken: a task that is cancelled and then returns would lose it.
                 await asyncio.sleep(0)
-                result: StepResult | StepBatch | None = self._engine.take(min_envs, max_envs, align)
+                result: StepResult | StepBatch | None = self._engine.receive_now(min_envs, max_envs, align)
                 if result is not None:
                     return result
-            waited = time.monotonic() - begin
+            waited = time.monotonic() - start
             nap = min(_HEARTBEAT, max(_SHORTEST_NAP, waited * _NAP))
-            await self._engine.sleep_until_reply(limit, begin, _HEARTBEAT, nap)
+            await self._engine.sleep_until_reply(limit, start, _HEARTBEAT, nap)
 
     def get_state(self, timeout: float | None = None) -> tuple[State, int] | None:
         """Return the state of the env that has waited longest for an action, and its id.
@@ -567,7 +568,7 @@ class ParallelEnv:
                 raise
             return None
         (state, _, is_done, _), env_id = batch[0], int(batch.env_ids[0])
-        has_begun = self._engine.begins_next_episodes and env_id not in self._engine.table.exhausted
+        has_begun = self._engine.done_policy.autoreset and env_id not in self._engine.table.exhausted
         return (state if has_begun or not is_done else TERMINATED), env_id
 
     def send_action(self, action: Action, env_id: int) -> None:
@@ -652,12 +653,12 @@ class ParallelEnv:
         """
         if id is MISSING:
             raise ArgumentError("pause() was called without id. Give which envs to leave out: pause(3), pause([0, 2]).")
-        self._engine.table.pause(self._engine.ids(id, everyone=True))
+        self._engine.table.set_paused(self._engine.ids(id, with_paused=True), True)
 
     @single_threaded
     def resume(self, id: Ids = None) -> None:
         """Take paused envs in again; without ``id`` all of them."""
-        self._engine.table.resume(self._engine.ids(id, everyone=True))
+        self._engine.table.set_paused(self._engine.ids(id, with_paused=True), False)
 
     # ---------------------------------------------------------------- attributes, methods, frames
 
@@ -884,7 +885,7 @@ class ParallelEnv:
         arguments.check_positive("num_episodes", num_episodes)
         if not env_ids:
             raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
-        each = self._engine.beginnings(env_ids, seed, options)
+        each = self._engine.reset_arguments(env_ids, seed, options)
         goal = RolloutLength.of(None, num_episodes)
         return evaluate(self._engine, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
 
@@ -972,7 +973,7 @@ class ParallelEnv:
             InvalidEnvError: If an env was given as a live instance and lives in this process.
             BaseException: What an env's constructor raised.
         """
-        return self._engine.restart(self._engine.ids(id, everyone=True))
+        return self._engine.restart(self._engine.ids(id, with_paused=True))
 
     @single_threaded
     def save_state(self) -> SavedState:
@@ -985,7 +986,8 @@ class ParallelEnv:
             EnvBusyError: If a step is in flight.
             BaseException: What a ``get_state`` raised.
         """
-        checkpoint = self._engine.checkpoint()
+        self._engine.refuse_busy(self._engine.env_ids)
+        checkpoint = self._engine.table.checkpoint()
         values = self._engine.pool.ask("state", self._engine.env_ids, None, "save").values
         envs = tuple(values.get(env_id) for env_id in self._engine.env_ids)
         return SavedState(envs, checkpoint, dict(self._engine.seeds), self.asynchronous)
@@ -1372,7 +1374,7 @@ class ParallelEnv:
             return "<parallelenv.ParallelEnv, not constructed>"
         chosen = self._recommendation
         mode = repr(self._para_mode) if chosen is None else f"{registry.AUTO!r} ({chosen.label})"
-        parts = ["closed"] if self.closed else [count(self.num_workers, "worker"), self._engine.pool.placement]
+        parts = ["closed"] if self.closed else [count(self.num_workers, "worker"), self._engine.pool.backend.placement]
         return (
             f"<parallelenv.ParallelEnv of {count(self._engine.num_envs, 'env')}, para_mode={mode}, "
             f"asynchronous={self.asynchronous!r}, {', '.join(filter(None, parts))}>"

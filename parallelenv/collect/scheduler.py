@@ -208,7 +208,7 @@ class Scheduler:
     def _handle(self, error: BaseException) -> None:
         """Make collectors usable again that died or were interrupted; raise what the user does not know yet."""
         failed = sorted(set(self.busy).difference(self.env.engine.under_way))
-        if self._pool.death_errors(failed):
+        if self._pool.death_failures(failed):
             self._replace_dead()
             return
         if failed:
@@ -248,7 +248,7 @@ class Scheduler:
 
     def _replace_dead(self) -> None:
         """Replace dead collectors; raise `WorkerDiedError` if that has happened to one too often."""
-        while dead := self._pool.death_errors(range(len(self.members))):
+        while dead := self._pool.death_failures(range(len(self.members))):
             ranks = list(dead)
             denied, delay = self._budget.spend(ranks)
             self._rest(ranks, are_lost=True)

@@ -55,16 +55,16 @@ class Assembler:
         rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         if landed.extras and (has_true(terminated) or has_true(truncated)):
-            table.note_exhausted(landed.exhausted)
+            table.record_exhausted(landed.exhausted)
         reborn: list[int] = []  # envs that had ended, and so were reset instead of stepped
         if self._policy.resets_next and has_true(table.done):
             reborn = [env_id for env_id in table.ended(stepped) if env_id not in landed.restarted]
             for env_id in reborn:
                 table.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
-        flags = table.note_step(landed.env_ids, rows, terminated, truncated)
-        table.score.note(batch.outcome(), None if stepped is table.everyone else rows)
+        flags = table.record_step(landed.env_ids, rows, terminated, truncated)
+        table.stats.add_step(batch.outcome(), None if stepped is table.env_ids else rows)
         if reborn:
-            table.score.begin(reborn)
+            table.stats.begin_episodes(reborn)
         infos = self._infos(batch, landed, rows, flags[2])
         if align == "batch":
             return by_env(batch, landed, rows, flags, infos)
@@ -87,7 +87,7 @@ class Assembler:
                 if env_id in landed.begun:
                     infos[position]["reset"] = True
                     self._table.reset_infos[env_id] = deep_copy(extras.get(env_id, NOTHING).info or {})
-            self._table.note_first_states(landed.begun)
+            self._table.record_first_states(landed.begun)
         if self._policy.autoreset:
             for position in dones.nonzero()[0].tolist():
                 self._describe_end(batch, landed, env_ids[position], infos[position])

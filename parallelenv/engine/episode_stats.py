@@ -229,12 +229,12 @@ class EpisodeStats:
         self._log: list[EncodedOutcome] = []
         self._begun: list[tuple[int, Any]] = []
 
-    def follow(self, goes_on: bool) -> None:
+    def set_autoreset(self, goes_on: bool) -> None:
         """Set whether, from now on, an ended env begins its next episode by itself."""
-        self.settle()
+        self.sum_up()
         self._goes_on = goes_on
 
-    def note(self, outcome: bytes, rows: Index | None = None) -> None:
+    def add_step(self, outcome: bytes, rows: Index | None = None) -> None:
         """Add a step: a `Batch.outcome`, and the rows of the envs that were stepped; ``None``: all."""
         if rows is None:
             self._log.append(outcome)
@@ -242,29 +242,29 @@ class EpisodeStats:
             self._is_whole = False
             self._log.append((rows, outcome))
         if len(self._log) == self._room:
-            self.settle()
+            self.sum_up()
 
-    def begin(self, rows: Index) -> None:
+    def begin_episodes(self, rows: Index) -> None:
         """Record that the envs in these rows begin episodes."""
         self._begun.append((len(self._log), rows))
         if len(self._begun) > self._room:
-            self.settle()
+            self.sum_up()
 
-    def lose(self) -> None:
+    def exclude_running(self) -> None:
         """Exclude the running episodes: their first steps are not known."""
-        self.settle()
+        self.sum_up()
         self._sums.running.are_whole[:] = False
 
-    def note_chunk(self, chunk: RolloutChunk) -> None:
+    def add_chunk(self, chunk: RolloutChunk) -> None:
         """Add the steps of a rollout."""
-        self.settle()
+        self.sum_up()
         ended = np.zeros(chunk.valid.shape, bool)
         ended[chunk.ended.steps, chunk.ended.columns] = True
         rows = np.array(chunk.env_ids)
         valid = chunk.valid | ended
         self._sums.add(rows, chunk.rewards, ended, valid, _NONE_BEGUN, goes_on=self._goes_on)
 
-    def look(self) -> EpisodeSummary:
+    def summary(self) -> EpisodeSummary:
         """Return the counts. Another thread may be stepping meanwhile."""
         sums = self._sums.copy()
         sums.add(*self._pending(), goes_on=self._goes_on)
@@ -277,7 +277,7 @@ class EpisodeStats:
         mean_length = float(np.mean(lengths))
         return EpisodeSummary(sums.num_steps, sums.num_episodes, None if np.isnan(mean) else mean, mean_length)
 
-    def settle(self) -> None:
+    def sum_up(self) -> None:
         """Sum the log."""
         with DeferSigint():  # else an interrupt could make them count twice
             self._sums.add(*self._pending(), goes_on=self._goes_on)

@@ -68,7 +68,7 @@ def close_earlier() -> None:
         say(f"Closed {made_earlier} that an earlier run of this cell had made (keep=True prevents that).\n")
 
 
-def note(env: Closable) -> None:
+def register(env: Closable) -> None:
     """Record an object made by the current cell run."""
     run = current_run()
     if run is not None:

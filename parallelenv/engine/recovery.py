@@ -67,7 +67,7 @@ class Recovery:
         # received their last step yet, and a reset would overwrite its rows.
         self._unreported: dict[int, tuple[Failure, Extra | None]] = {}
 
-    def note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
+    def remember_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
         """Store the seeds given by the user: the seeds of restarts are derived from them."""
         given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
         self._seeds.update(given)
@@ -85,10 +85,10 @@ class Recovery:
 
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
         """Return the envs that cannot continue the episode that the user knows of, and why not."""
-        if not (self._unreported or self._pool.has_dead):  # called at every step
+        if not (self._unreported or self._pool.dead):  # called at every step
             return NO_FAILURES
         unreported = {env_id: self._unreported[env_id][0] for env_id in env_ids if env_id in self._unreported}
-        return {**self._pool.death_errors(env_ids), **unreported}
+        return {**self._pool.death_failures(env_ids), **unreported}
 
     def restart_failed(
         self, failures: Mapping[int, Failure]
@@ -116,7 +116,7 @@ class Recovery:
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
         """Return the envs that have to be rebuilt: those not rebuilt since they failed, or dead again."""
-        dead = self._pool.death_errors(tuple(ill))
+        dead = self._pool.death_failures(tuple(ill))
         return sorted(env_id for env_id in ill if env_id not in self._unreported or env_id in dead)
 
     def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
@@ -127,7 +127,7 @@ class Recovery:
 
         def note_rebuilt(env_ids: Sequence[int]) -> None:
             """Record why envs were rebuilt: for some it is only known that another env lost the same worker."""
-            known = {**self._pool.death_errors(env_ids), **reasons}
+            known = {**self._pool.death_failures(env_ids), **reasons}
             cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
             for env_id in env_ids:
                 self._unreported[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation), None
@@ -149,7 +149,7 @@ class Recovery:
                 seed = int(np.random.SeedSequence(seed, spawn_key=(count,)).generate_state(1)[0])
             seeds.append((seed, None))
         # A new worker may be dead again before the others are built.
-        ticket = self._pool.submit("reset", env_ids, seeds, failed=self._pool.death_errors(env_ids))
+        ticket = self._pool.submit("reset", env_ids, seeds, failed=self._pool.death_failures(env_ids))
         self._pool.wait_or_give_up(ticket)
         for env_id in env_ids:
             self._unreported.pop(env_id, None)

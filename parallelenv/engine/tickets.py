@@ -39,8 +39,8 @@ class Ticket:
         self.failures: dict[int, Failure] = {}
         self.arrivals: list[Arrival] | None = None
 
-    def file(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
-        """Record the reply to one of its commands."""
+    def record_reply(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
+        """Record the reply to the command of this number."""
         env_ids = self.pending.pop(number)
         if values:
             self.values.update(values)

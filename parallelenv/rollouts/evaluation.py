@@ -21,7 +21,7 @@ from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.worker.policy_runner import PolicyRunner
 
 if TYPE_CHECKING:
-    from parallelenv.engine.engine import Engine, ResetArgumentsOfEach
+    from parallelenv.engine.engine import Engine, ResetArguments
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,7 +64,7 @@ def evaluate(
     player: Policy,
     goal: RolloutLength,
     env_ids: Sequence[int],
-    each: ResetArgumentsOfEach,
+    each: ResetArguments,
     announce: Callable[[Sequence[int]], object],
     shows_progress: bool,
 ) -> Evaluation:
@@ -93,7 +93,7 @@ def perform(
     engine: Engine,
     player: Policy,
     env_ids: Sequence[int],
-    each: ResetArgumentsOfEach,
+    each: ResetArguments,
     announce: Callable[[Sequence[int]], object],
     look: Callable[[], bool],
 ) -> Evaluation:
@@ -125,20 +125,20 @@ class _EpisodeRunner:
         engine: Engine,
         player: Policy,
         env_ids: tuple[int, ...],
-        each: ResetArgumentsOfEach,
+        each: ResetArguments,
         announce: Callable[[Sequence[int]], object],
     ) -> Evaluation:
         """Play until every env has played its share. Arguments: see `evaluate`."""
         check_policy(player)
         self._results = {env_id: [] for env_id in env_ids}
         self._running = OpenEpisodes(engine.num_envs)
-        with engine.borrowed(env_ids) as own:  # under it ended envs are stepped on, and no env begins an episode
-            runner = PolicyRunner(player, None, own.pool.layout)
+        with engine.with_continue_policy(env_ids) as continuing:  # and no env begins an episode by itself
+            runner = PolicyRunner(player, None, continuing.pool.layout)
             announce(env_ids)
             try:
-                self._play(own, runner, env_ids, each)
+                self._play(continuing, runner, env_ids, each)
             except WorkerTimeoutError as error:
-                late = own.pool.late(error.env_ids, own.timeout, "run_episodes")
+                late = continuing.pool.late(error.env_ids, continuing.timeout, "run_episodes")
                 put(late, "partial", _evaluation(self._results))
                 raise late from None
             except BaseException as error:
@@ -146,14 +146,14 @@ class _EpisodeRunner:
                 raise
         return _evaluation(self._results)
 
-    def _play(self, engine: Engine, player: PolicyRunner, env_ids: tuple[int, ...], each: ResetArgumentsOfEach) -> None:
+    def _play(self, engine: Engine, player: PolicyRunner, env_ids: tuple[int, ...], each: ResetArguments) -> None:
         """Play. Envs that finish early, or have no further episode, rest while the others play on."""
         result: Any = None
         beginning: Sequence[int] = env_ids
         while True:
             if beginning:
                 engine.collect_reset(engine.submit_reset(beginning, each), None)
-                env_ids = tuple(engine.table.living(env_ids))
+                env_ids = tuple(engine.table.without_exhausted(env_ids))
                 result = None  # it lacks the states of these
             if not env_ids or not self._look():
                 return

@@ -77,14 +77,16 @@ class RunningRollout:
         check_policy(player)
         self._engine, self._pool, self._table = engine, engine.pool, engine.table
         self._recovery, self._policy = engine.recovery, engine.done_policy
-        living = self._table.living(env_ids)
+        living = self._table.without_exhausted(env_ids)
         goal.check(self._policy, living)
         check_rows("rnn_state", rnn_state, len(env_ids))
         self._number = next(_numbers)
         self._env_ids, self._goal = env_ids, goal
         self._num_steps = goal.num_steps
         self._player = player
-        self._starts = engine.begin_rollout(env_ids)
+        engine.refuse_unsteppable(env_ids)
+        self._table.refuse_unknown_states(env_ids)
+        self._starts = self._table.at_beginning(env_ids)
         self._left = self._shares(living)  # how many episodes each env may still end; None: any number
         self._unsent = self._prepare(self._memory(rnn_state))  # the policy, to be sent with the next chunk
         self._assembly = RolloutBuilder(self._pool.batch, env_ids)
@@ -140,7 +142,7 @@ class RunningRollout:
         finally:
             if self._is_known:  # hosts drop the policy; commands in flight after a failure are not waited for
                 with contextlib.suppress(ParallelEnvError):  # a worker that dies now takes the policy with it
-                    dead = self._pool.death_errors(self._env_ids)
+                    dead = self._pool.death_failures(self._env_ids)
                     ticket = self._pool.submit("rollout", self._env_ids, failed=dead)
                     if is_complete:
                         self._pool.wait(ticket, self._engine.timeout)
@@ -197,7 +199,7 @@ class RunningRollout:
                     pool.give_up(ticket, late)
                 failed = {env_id: Failure(late, env_id, "") for env_id in late.env_ids}
             failed = {**ticket.failures, **failed}
-        ticket = pool.submit("rollout", asked, None, self._order(0), failed={**failed, **pool.death_errors(asked)})
+        ticket = pool.submit("rollout", asked, None, self._order(0), failed={**failed, **pool.death_failures(asked)})
         pool.wait(ticket, None)
         self._unsent = None
         return ticket.failures
@@ -217,7 +219,12 @@ class RunningRollout:
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0 and env_id not in failed]
         ticket = self._pool.submit(
-            "rollout", asked, each, self._order(self._size), announce=lambda _: self._table.lend(lent), failed=failed
+            "rollout",
+            asked,
+            each,
+            self._order(self._size),
+            announce=lambda _: self._table.require_reset(lent),
+            failed=failed,
         )
         self._is_late |= not self._pool.wait_or_give_up(ticket)
         return ticket
@@ -245,12 +252,12 @@ class RunningRollout:
             for env_id in chunk.failed.keys() & restarted.keys():
                 self._cut_off(chunk, env_id, *restarted[env_id], is_lost=env_id in lost)
             self._assembly.add(self._count, chunk)
-            table.note_chunk(chunk)
+            table.record_chunk(chunk)
             num_ended += self._spend(chunk)
         for env_id, (_, begun) in restarted.items():
             table.reset_infos[env_id] = begun.info or {}
-        table.note_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
-        table.keep(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
+        table.record_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
+        table.record_running(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
         self._note_failures(left, chunks, has_lost=not lost.keys().isdisjoint(left))
         return num_ended
 
@@ -419,7 +426,7 @@ class _RunningLocalRollout(RunningRollout):
 
     def _send(self, asked: Sequence[int], failed: Mapping[int, Failure]) -> Ticket:
         shares = [self._left[env_id] for env_id in asked]
-        self._table.lend([env_id for env_id, share in zip(asked, shares, strict=True) if share != 0])
+        self._table.require_reset([env_id for env_id, share in zip(asked, shares, strict=True) if share != 0])
         chunk = self._rollout.play(self._stage, Command(0, "rollout", tuple(asked), shares, self._order(self._size)))
         self._size = chunk.num_steps
         if self._rollout.has_stopped:

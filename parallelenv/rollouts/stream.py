@@ -115,14 +115,15 @@ class _StreamCalls:
     def act(self, result: StepResult | None, most: float) -> int:
         """Send actions to at most ``most`` of the envs that wait for one; return how many got one."""
         engine = self._engine
-        waiting = engine.waiting()
+        waiting = engine.steppable()
         if result is not None:  # in the order of their results
             came = {env_id: place for place, env_id in enumerate(result.env_ids.tolist())}
             waiting.sort(key=lambda env_id: came.get(env_id, len(came)))
         env_ids = tuple(waiting[: int(min(most, len(waiting)))])
         if env_ids:
             states = engine.states_of(env_ids, result)
-            engine.send(self._actor.act(np.array(env_ids, dtype=np.int64), states), env_ids)
+            action = self._actor.act(np.array(env_ids, dtype=np.int64), states)
+            engine.submit_step(action, env_ids, separately=True)
         return len(env_ids)
 
     @single_threaded_in("stream")

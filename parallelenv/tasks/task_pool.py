@@ -42,7 +42,7 @@ class TaskPool(ParallelEnv):
         With automatic restarts only the latter counts, so ``while not env.all_done()`` plays all tasks, even if all
         envs end one in the same step.
         """
-        return self.all_exhausted() if self.engine.begins_next_episodes else super().all_done()
+        return self.all_exhausted() if self.engine.done_policy.autoreset else super().all_done()
 
     @single_threaded
     def reset_all(self) -> None:
@@ -72,7 +72,8 @@ class TaskPool(ParallelEnv):
         spread = spread_seeds(seeds, self.engine.env_ids, self.num_envs, whole=True)
         seeded = [env_id for env_id in self.engine.env_ids if spread[env_id] is not None]
         self.engine.call_each(seeded, [MethodCall("sampler.set_seed", (spread[env_id],)) for env_id in seeded])
-        self.engine.note_seeds(self.engine.env_ids, spread)
+        if self.engine.recovery is not None:
+            self.engine.recovery.remember_seeds(self.engine.env_ids, spread)
         return spread
 
     @single_threaded
@@ -92,7 +93,8 @@ class TaskPool(ParallelEnv):
             BaseException: What a task raised; ``error.partial`` maps the other env ids to their observations.
         """
         env_ids = self.engine.ids(id)
-        self.engine.refuse_unready(env_ids)
+        self.engine.refuse_busy(env_ids)
+        self.engine.table.refuse_without_episode(env_ids)
         values = self.engine.pool.ask("call", env_ids, [MethodCall("_observe")] * len(env_ids)).values
         if not env_ids:
             return self.engine.latest_states(())
