@@ -63,11 +63,8 @@ if TYPE_CHECKING:
 
 OnFailure = Literal["raise", "restart"]
 
-_HEARTBEAT = 0.25
-"""Seconds between two looks for results, output and deaths, at most."""
-_SHORTEST_NAP = 5e-4
-_NAP = 1 / 8
-"""Fraction of the time waited so far that may pass until the next look. It bounds how late a result is found."""
+_Item = Literal["item"]
+_Batch = Literal["batch"]
 
 
 @short_tracebacks
@@ -175,7 +172,6 @@ class ParallelEnv:
             backend,
             env_factories,
             policy,
-            asynchronous,
             spaces=spaces,
             copy=copy,
             timeout=timeout,
@@ -208,13 +204,8 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of ``num_envs`` envs made by ``gymnasium.make(id, ...)``.
 
-        Args:
-            id: A registered id or an `EnvSpec`.
-            num_envs: Number of envs.
-            para_mode: See the constructor.
-            *args: Further arguments of the constructor, in its order.
-            backend_options: Options of the mode.
-            **kwargs: Further arguments of the constructor; all others are given to ``gymnasium.make``.
+        ``id`` is a registered id or an `EnvSpec`. Arguments of the constructor are given as there, options of the mode
+        as the dict ``backend_options``; all other keyword arguments go to ``gymnasium.make``.
 
         Raises:
             InvalidEnvError: If ``id`` is not registered, or not an id.
@@ -222,10 +213,10 @@ class ParallelEnv:
                 ``make_vec``, and not one of the env.
         """
         arguments.check_positive("num_envs", num_envs)
-        own = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
+        options = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
         spec = env_specs.registered(id, kwargs, _MAKE_ARGUMENTS, registry.option_names(para_mode))
         env_fn = functools.partial(gymnasium.make, spec, **kwargs)
-        return cls([env_fn] * num_envs, para_mode, *args, **own, **(backend_options or {}))  # type: ignore[misc]
+        return cls([env_fn] * num_envs, para_mode, *args, **options, **(backend_options or {}))  # type: ignore[misc]
 
     @classmethod
     def from_samplers(
@@ -269,15 +260,9 @@ class ParallelEnv:
         """Return a `ParallelEnv` of ``num_envs`` copies of one env, each with a rank.
 
         The rank is the env id; `get_worker_info` gives it to the env. An env fn with parameters ``rank``,
-        ``world_size`` or ``seed`` is called with the rank, ``num_envs``, and ``seed`` plus the rank.
-
-        Args:
-            env: An env, which is copied, an env fn, a registered id or an `EnvSpec`.
-            num_envs: Number of copies.
-            para_mode: See the constructor.
-            *args: Further arguments of the constructor.
-            seed: See the constructor.
-            **kwargs: Further arguments of the constructor.
+        ``world_size`` or ``seed`` is called with the rank, ``num_envs``, and ``seed`` plus the rank. Besides an env
+        fn, ``env`` may be an env, which is copied, a registered id or an `EnvSpec`. Further arguments are those of the
+        constructor.
 
         Raises:
             InvalidEnvError: If ``env`` is not an env.
@@ -324,13 +309,9 @@ class ParallelEnv:
 
     @single_threaded
     def seed(self, seed: int | Sequence[int | None]) -> list[int | None]:
-        """Set the seeds that the next reset of each env uses.
+        """Set the seeds that the next reset of each env uses, and return them in env id order.
 
-        Args:
-            seed: Int ``s``: env i gets ``s + i``. A list: one per env.
-
-        Returns:
-            The seed of each env, in env id order.
+        Int ``s``: env i gets ``s + i``. A list: one per env.
 
         Raises:
             ArgumentError: If ``seed`` is neither.
@@ -340,9 +321,9 @@ class ParallelEnv:
         return seeds
 
     @overload
-    def step(self, action: Action, id: Ids = None, align: Literal["item"] = "item") -> StepResult: ...
+    def step(self, action: Action, id: Ids = None, align: _Item = "item") -> StepResult: ...
     @overload
-    def step(self, action: Action, id: Ids = None, align: Literal["batch"] = ...) -> StepBatch: ...
+    def step(self, action: Action, id: Ids = None, align: _Batch = ...) -> StepBatch: ...
     @shortens_tracebacks
     def step(self, action: Action, id: Ids = None, align: Align = "item") -> StepResult | StepBatch:
         """Step envs and wait for all of them.
@@ -403,19 +384,14 @@ class ParallelEnv:
         self._awaited = env_ids
 
     @overload
-    def step_wait(self, timeout: float | None = None, align: Literal["item"] = "item") -> StepResult: ...
+    def step_wait(self, timeout: float | None = None, align: _Item = "item") -> StepResult: ...
     @overload
-    def step_wait(self, timeout: float | None = None, align: Literal["batch"] = ...) -> StepBatch: ...
+    def step_wait(self, timeout: float | None = None, align: _Batch = ...) -> StepBatch: ...
     @single_threaded
     def step_wait(self, timeout: float | None = None, align: Align = "item") -> StepResult | StepBatch:
-        """Wait for all envs of the latest `step_async` and return their results, in the order asked.
+        """Wait for all envs of the latest `step_async` and return their results, in the order asked, like `step`.
 
-        Args:
-            timeout: Seconds to wait; ``None`` means the pool's own timeout.
-            align: See `ParallelEnv.step`.
-
-        Returns:
-            See `ParallelEnv.step`.
+        ``timeout`` is in seconds; ``None`` means the pool's own.
 
         Raises:
             NothingInFlightError: If there was none, or a later `recv` or `reset` has taken its results.
@@ -445,12 +421,7 @@ class ParallelEnv:
 
         An undelivered step of these envs is dropped. In the result each env has its first state, reward 0, is not done,
         and its info is that of the reset, with ``info["reset"]`` ``True``. It has no ``info["ended_state"]``, since
-        nothing ended.
-
-        Args:
-            id: Which envs.
-            seed: See `reset`.
-            options: See `reset`.
+        nothing ended. Arguments: see `reset`.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` do not fit; nothing was sent.
@@ -462,19 +433,11 @@ class ParallelEnv:
 
     @overload
     def recv(
-        self,
-        min_envs: int = 1,
-        max_envs: int | None = None,
-        timeout: float | None = None,
-        align: Literal["item"] = "item",
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: _Item = "item"
     ) -> StepResult: ...
     @overload
     def recv(
-        self,
-        min_envs: int = 1,
-        max_envs: int | None = None,
-        timeout: float | None = None,
-        align: Literal["batch"] = ...,
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: _Batch = ...
     ) -> StepBatch: ...
     @single_threaded
     def recv(
@@ -502,19 +465,11 @@ class ParallelEnv:
 
     @overload
     async def arecv(
-        self,
-        min_envs: int = 1,
-        max_envs: int | None = None,
-        timeout: float | None = None,
-        align: Literal["item"] = "item",
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: _Item = "item"
     ) -> StepResult: ...
     @overload
     async def arecv(
-        self,
-        min_envs: int = 1,
-        max_envs: int | None = None,
-        timeout: float | None = None,
-        align: Literal["batch"] = ...,
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: _Batch = ...
     ) -> StepBatch: ...
     async def arecv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
@@ -541,18 +496,14 @@ class ParallelEnv:
                 result: StepResult | StepBatch | None = self._engine.receive_now(min_envs, max_envs, align)
                 if result is not None:
                     return result
-            waited = time.monotonic() - start
-            nap = min(_HEARTBEAT, max(_SHORTEST_NAP, waited * _NAP))
-            await self._engine.sleep_until_reply(limit, start, _HEARTBEAT, nap)
+            await self._engine.sleep_until_reply(limit, start)
 
     def get_state(self, timeout: float | None = None) -> tuple[State, int] | None:
         """Return the state of the env that has waited longest for an action, and its id.
 
         With `send_action` this is `recv` and `send` for one env at a time, beginning with `send_reset`. For rewards,
-        flags and infos use ``recv(1, 1, align="batch")`` instead.
-
-        Args:
-            timeout: Seconds to wait; ``None`` means the pool's own timeout.
+        flags and infos use ``recv(1, 1, align="batch")`` instead. ``timeout`` is in seconds; ``None`` means the pool's
+        own.
 
         Returns:
             ``(state, env_id)``. The state is `TERMINATED` where an episode has ended and no other has begun: with any
@@ -578,7 +529,7 @@ class ParallelEnv:
             action: The action of its step. `RESET` or ``"reset"`` begins an episode, like `send_reset`. `CLOSE` or
                 ``"close"`` leaves the env out from now on, like `pause`, and `resume` takes it in again; its memory is
                 freed only with the `ParallelEnv`. (`send` treats such strings as actions.)
-            env_id: Id of the env.
+            env_id: The env.
 
         Raises:
             ArgumentError: If ``env_id`` is not one id, or the action is `TERMINATED`.
@@ -619,7 +570,7 @@ class ParallelEnv:
                 ``env_ids``, it also gets their ids.
             num_steps: Number of steps of all envs together; then the loop ends, with nothing in flight. ``None``: it
                 ends when no env can step further, or this object is closed.
-            min_envs: See `recv`.
+            min_envs: Like the next two, see `recv`.
             max_envs: See `recv`.
             timeout: See `recv`.
 
@@ -643,10 +594,7 @@ class ParallelEnv:
     def pause(self, id: Any = MISSING) -> None:
         """Leave envs out of calls without ``id``, and refuse to step them, until `resume`.
 
-        What they have in flight continues, and `recv` returns it.
-
-        Args:
-            id: Which envs; ``None``: all.
+        What they have in flight continues, and `recv` returns it. ``None`` pauses all.
 
         Raises:
             ArgumentError: If ``id`` is not given.
@@ -728,16 +676,13 @@ class ParallelEnv:
 
     @single_threaded
     def customized_method(self, env_method: str, data: Any = None, id: Ids = None) -> list[Any]:
-        """Call a method of each env and return the results.
+        """Call a method of each env and return copies of the results, in the order of ``id``.
 
         Args:
             env_method: Name, looked up through wrappers; ``"a.b"`` calls ``b`` of the object ``a``.
             data: Keyword arguments: a dict for all, or a list with one dict per env. A list or dict is copied, so that
                 no two envs share an argument.
             id: Which envs.
-
-        Returns:
-            Copies, one per env, in the order of ``id``.
 
         Raises:
             ArgumentError: If the name is not a plain name or ``data`` does not fit; nothing was called.
@@ -753,16 +698,13 @@ class ParallelEnv:
 
     @single_threaded
     def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Ids = None) -> list[Any]:
-        """Call a method of each env, which may differ between envs, and return the results.
+        """Call a method of each env, which may differ between envs; return copies of the results, in that order.
 
         Args:
             function_names: A name for all, or a list with one per env, each as in `customized_method`.
             function_args_list: A list with one item per env: a list or tuple of positional arguments, a dict of keyword
                 arguments, or ``None``. Arguments are copied.
             id: Which envs.
-
-        Returns:
-            Copies, one per env, in the order of ``id``.
 
         Raises:
             ArgumentError: If a name is invalid, or a list does not have one item per env; nothing was called.
@@ -776,14 +718,9 @@ class ParallelEnv:
 
     @single_threaded
     def attr(self, names: str | Sequence[str], id: Ids = None) -> list[Any]:
-        """Return an attribute of each env, which may differ between envs and must exist.
+        """Return copies of an attribute of each env, in the order of ``id``. It must exist.
 
-        Args:
-            names: A name for all, or a list with one per env, each as in `get_env_attr`.
-            id: Which envs.
-
-        Returns:
-            Copies, one per env, in the order of ``id``.
+        ``names`` is a name for all, or a list with one per env, each as in `get_env_attr`.
 
         Raises:
             ArgumentError: If a name is invalid, or the list does not have one per env; nothing was asked.
@@ -797,15 +734,9 @@ class ParallelEnv:
 
     @single_threaded
     def command(self, name: str, data: Any = None, id: Ids = None) -> list[Any]:
-        """Call the method ``command(name, data)`` of each env and return the results.
+        """Call the method ``command(name, data)`` of each env and return copies of the results, in the order of ``id``.
 
-        Args:
-            name: Any text that the envs understand.
-            data: The same for each env; each gets a copy.
-            id: Which envs.
-
-        Returns:
-            Copies, one per env, in the order of ``id``.
+        ``name`` is any text that the envs understand; each gets a copy of ``data``.
 
         Raises:
             ArgumentError: If ``name`` is not a string; nothing was called.
@@ -819,15 +750,10 @@ class ParallelEnv:
 
     @single_threaded
     def render(self, id: Ids = None, tile: bool = False, labels: bool = False) -> Any:
-        """Return the result of each env's ``render()``.
+        """Return a list with the result of each env's ``render()``, in the order of ``id``.
 
-        Args:
-            id: Which envs.
-            tile: Join RGB frames, whose sizes may differ, to one picture, in a grid without gaps.
-            labels: With ``tile``, leave a gap between frames and draw the env id on each, like `show`.
-
-        Returns:
-            A list in the order of ``id``, or ``(height, width, 3)`` uint8.
+        With ``tile`` return one picture instead, ``(height, width, 3)`` uint8: RGB frames, whose sizes may differ, in a
+        grid without gaps; with ``labels`` too, like `show`, with gaps and the env id on each.
 
         Raises:
             ArgumentError: If a frame to tile is not a uint8 array (RGB, grey, or RGB with alpha, which is dropped), or
@@ -871,9 +797,6 @@ class ParallelEnv:
             seed: Seed of the first reset, see `reset`.
             options: Options of the first reset, see `reset`.
             progress: See `rollout`.
-
-        Returns:
-            An `Evaluation`.
 
         Raises:
             ArgumentError: If ``num_episodes`` is not an int of at least 1, no envs are asked, or another argument does
@@ -958,16 +881,11 @@ class ParallelEnv:
 
     @single_threaded
     def restart(self, id: Ids = None) -> tuple[int, ...]:
-        """Rebuild envs from the items of ``envs``. They need a reset afterwards.
+        """Rebuild envs from the items of ``envs``, and return the ids of all that were rebuilt, ascending.
 
-        A worker that died, or is busy with one of them, is replaced, with all envs that it owned. Other envs of a
-        worker may finish what they have in flight, within ``timeout`` seconds. After Ctrl-C they need a reset too.
-
-        Args:
-            id: Which envs; ``None`` means all, also paused ones.
-
-        Returns:
-            Ids of all envs that were rebuilt, ascending.
+        They need a reset afterwards. A worker that died, or is busy with one of them, is replaced, with all envs that
+        it owned. Other envs of a worker may finish what they have in flight, within ``timeout`` seconds. After Ctrl-C
+        they need a reset too. ``None`` means all envs, also paused ones.
 
         Raises:
             InvalidEnvError: If an env was given as a live instance and lives in this process.
@@ -1082,8 +1000,8 @@ class ParallelEnv:
 
     @property
     def asynchronous(self) -> str | None:
-        """The done policy, as given; an env handed over to an adapter follows the adapter's rule."""
-        return self._engine.asynchronous
+        """The done policy, as given; with an adapter the call that made it, since its rule holds then."""
+        return self._engine.adapter or self._engine.done_policy.word
 
     @property
     def recommendation(self) -> Recommendation | None:
@@ -1165,7 +1083,7 @@ class ParallelEnv:
         width: int = 800,
         progress: bool = True,
     ) -> Evaluation:
-        """Run a policy and show the envs below the notebook cell while they step.
+        """Run a policy, show the envs below the notebook cell while they step, and return the episodes that have ended.
 
         The envs begin with a reset, and need one afterwards. An ended env is reset, whatever ``asynchronous`` is.
         Interrupt the cell to stop early.
@@ -1178,9 +1096,6 @@ class ParallelEnv:
             fps: Frames per second at most; ``None``: the first env's ``metadata["render_fps"]``, else 30.
             width: See `show`.
             progress: See `ParallelEnv.rollout`.
-
-        Returns:
-            An `Evaluation` of the episodes that have ended.
 
         Raises:
             UsageError, MissingDependencyError: See `show`.

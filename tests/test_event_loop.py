@@ -15,9 +15,9 @@ import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, WAIT, Fragile, fragile
 
-import parallelenv.env
 from parallelenv import ParallelEnv
 from parallelenv.backends._process import process_exists
+from parallelenv.engine import event_loop
 from parallelenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
 
 in_workers = pytest.mark.parametrize("mode", ["thread", "subproc", "ray", "ray-subproc"], indirect=True)
@@ -31,8 +31,8 @@ LIMIT = 20.0
 @pytest.fixture
 def without_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only replies wake whatever waits."""
-    for name in ("_HEARTBEAT", "_SHORTEST_NAP"):
-        monkeypatch.setattr(parallelenv.env, name, 3600.0)
+    for name in ("HEARTBEAT", "SHORTEST_NAP"):
+        monkeypatch.setattr(event_loop, name, 3600.0)
 
 
 @pytest.fixture

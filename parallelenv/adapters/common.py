@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import name_envs, one_line
 from parallelenv.contract.failures import add_note, put
 from parallelenv.contract.protocol import Lookup, MethodCall
-from parallelenv.contract.spaces import Action, Space, State
+from parallelenv.contract.spaces import Action, Info, Space, State
 from parallelenv.contract.tracebacks import short_tracebacks
-from parallelenv.engine.done_policies import DonePolicy
+from parallelenv.engine.done_policies import DonePolicy, Restart
 from parallelenv.engine.thread_guard import single_threaded, single_threaded_in
 from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import (
@@ -71,6 +71,40 @@ def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Mak
                 f"The {name} of env {env_id} is {space}, but that of env 0 is {spaces[0]}. {if_different}"
             )
     return spaces
+
+
+class EndedEpisode(NamedTuple):
+    """What a reset within a step would hide."""
+
+    state: State  #: Last state of the episode that ended; ``None`` if unknown, since the env had to be restarted.
+    reset_info: Info  #: The info of the reset that followed.
+
+
+class SameStep(Restart):
+    """``"restart"`` for adapters: infos are the envs' own, at an end with an `EndedEpisode` under that class as key."""
+
+    lets_rest = False
+    _plain_info: ClassVar[Info] = {}
+
+    def describe_end(  # noqa: D102 (see DonePolicy)
+        self, info: dict[Any, Any], ended_state: State, reset_info: Info, is_exhausted: bool
+    ) -> None:
+        info[EndedEpisode] = EndedEpisode(ended_state, reset_info)
+        if is_exhausted:
+            info.update(reset_info)
+
+
+class NextStep(DonePolicy):
+    """For adapters: ended envs begin their next episode in the next step."""
+
+    resets_next = True
+    lets_rest = False
+
+
+class ByHand(DonePolicy):
+    """``"continue"`` for adapters: their users reset."""
+
+    lets_rest = False
 
 
 class AdapterCalls:
@@ -141,7 +175,7 @@ class AdapterCalls:
         engine.table.share_stats(stats)
         engine.table.record_unknown_states()
         engine.pool.waits_by = waits_by
-        engine.adapter = engine.asynchronous = adapter
+        engine.adapter = adapter
 
     # ---------------------------------------------------------------- steps and resets
 
@@ -194,7 +228,7 @@ class AdapterCalls:
     def call_wait(self, ticket: Ticket, timeout: float | None) -> list[Any]:
         """Return the results of `call_async`, in the order asked."""
         limit = arguments.check_timeout(timeout)
-        self._engine.pool.wait(ticket, self._engine.timeout if limit is None else limit)
+        self._engine.pool.wait(ticket, self._engine.pool.timeout if limit is None else limit)
         return ticket.listed()
 
     @single_threaded_in("call")

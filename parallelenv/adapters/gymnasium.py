@@ -12,7 +12,17 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from parallelenv.adapters.common import AdapterCalls, convert_step, declared_spaces, nothing_begun, raises_first
+from parallelenv.adapters.common import (
+    AdapterCalls,
+    ByHand,
+    EndedEpisode,
+    NextStep,
+    SameStep,
+    convert_step,
+    declared_spaces,
+    nothing_begun,
+    raises_first,
+)
 from parallelenv.adapters.infos import gather_infos
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
@@ -20,7 +30,7 @@ from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.spaces import Action, Env, Info, Space, State
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
-from parallelenv.engine.done_policies import ByHand, DonePolicy, EndedEpisode, NextStep, SameStep
+from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import ArgumentError, PendingCallError, ResetNeededError, SpacesError, WorkerTimeoutError
 from parallelenv.results import StepResult

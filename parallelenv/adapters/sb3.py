@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
-from parallelenv.adapters.common import AdapterCalls, convert_step, declared_spaces, positions, raises_first
+from parallelenv.adapters.common import (
+    AdapterCalls,
+    EndedEpisode,
+    SameStep,
+    convert_step,
+    declared_spaces,
+    positions,
+    raises_first,
+)
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.spaces import Env, Info, State
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
-from parallelenv.engine.done_policies import EndedEpisode, SameStep
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
 

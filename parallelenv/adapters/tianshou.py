@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from parallelenv.adapters.common import AdapterCalls, convert_partial, positions, raises_first
+from parallelenv.adapters.common import AdapterCalls, ByHand, convert_partial, positions, raises_first
 from parallelenv.contract import arguments
 from parallelenv.contract.arguments import Ids, Options, Seeds
 from parallelenv.contract.batch import Array
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.spaces import Env, object_array
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
-from parallelenv.engine.done_policies import ByHand
 from parallelenv.errors import (
     ActionError,
     ArgumentError,

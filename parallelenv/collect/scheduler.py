@@ -128,7 +128,7 @@ class Scheduler:
                 continue
             ticket, late = self._pool.submit("call", behind, None, broadcast), None
             try:
-                self._pool.wait(ticket, self.env.engine.timeout)
+                self._pool.wait(ticket, self._pool.timeout)
             except WorkerTimeoutError as error:
                 late = _late(error)
             for rank in behind:

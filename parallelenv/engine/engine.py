@@ -42,12 +42,11 @@ from parallelenv.contract import arguments
 from parallelenv.contract.actions import ActionReader
 from parallelenv.contract.arguments import Ids, Options, Seeds, parse_ids
 from parallelenv.contract.batch import gather_states
-from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
 from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall, WorkerSpec
-from parallelenv.contract.spaces import Action, Info, Spaces, State, pick_rows
+from parallelenv.contract.spaces import Action, Info, Spaces, State
 from parallelenv.engine.assemble import Align, Assembler, first_states
 from parallelenv.engine.checkpoint import Checkpoint
 from parallelenv.engine.done_policies import DonePolicy
@@ -59,11 +58,7 @@ from parallelenv.engine.step_plan import StepPlan
 from parallelenv.engine.thread_guard import Guard, single_threaded_in
 from parallelenv.engine.tickets import Outcome, Ticket
 from parallelenv.engine.worker_pool import Pool
-from parallelenv.errors import (
-    EnvBusyError,
-    EnvContractError,
-    NothingInFlightError,
-)
+from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightError
 from parallelenv.results import StepBatch, StepResult
 
 _MOST_PLANS, _MOST_SEEN = 64, 16
@@ -88,7 +83,6 @@ class Engine:
         guard: Refuses calls of other threads.
         seeds: Seed of each env's next reset, by env id.
         adapter: The call that made an adapter of it, like ``"to_sb3()"``; ``None`` if none did.
-        asynchronous: The done policy, as the user wrote it; with an adapter the same as ``adapter``.
         plans: Steps that were repeated: by align, of all envs that are not paused, or by align and env ids.
 
     Raises:
@@ -103,7 +97,6 @@ class Engine:
         backend: Backend,
         env_factories: Sequence[EnvFactory],
         done_policy: DonePolicy,
-        asynchronous: str | None,
         *,
         spaces: Spaces | None,
         copy: bool,
@@ -113,19 +106,18 @@ class Engine:
         **pool_arguments: Any,
     ) -> None:
         self.guard = self._guard = Guard()
-        self.asynchronous = asynchronous
         self.adapter: str | None = None
         self._hints: dict[str, str] = {}  # by name of an absent attribute
         try:
-            self.pool = Pool(backend, env_factories, timeout=timeout, spec=spec, **pool_arguments)
+            self.pool = Pool(backend, env_factories, spec=spec, **pool_arguments)
             self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
             self.pool.build(done_policy.autoreset, spaces)
+            self.pool.timeout = timeout
         except BaseException:
             backend.close((), 0.0)  # whatever was started, even if an interrupt came before `self.pool` was set
             raise
         self.env_ids = self.pool.env_ids
         self.num_envs = len(self.env_ids)
-        self.timeout = timeout
         self.recovery = None if max_restarts is None else Recovery(self.pool, max_restarts)
         self.learns_infos = True
         self._retried_at = 0.0  # when lost resets were last repeated
@@ -134,22 +126,17 @@ class Engine:
         self.seeds: dict[int, int | None] = dict(enumerate(seeds))
 
     def use_done_policy(
-        self,
-        done_policy: DonePolicy,
-        copies: bool,
-        reward_dtype: np.dtype[Any] | None = None,
-        *,
-        as_given: bool = False,
+        self, policy: DonePolicy, copies: bool, reward_dtype: np.dtype[Any] | None = None, *, as_given: bool = False
     ) -> None:
         """Follow a done policy, in a new table: all envs need a reset.
 
         With a ``reward_dtype`` rewards must be numbers that fit it. ``as_given``: see `ActionReader`.
         """
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
-        self.done_policy = done_policy
+        self.done_policy = policy
         self.copies = copies
-        self.table = EnvTable(self.env_ids, done_policy, frozenset(stepless), self.pool.enter_planned)
-        self.assembler = Assembler(done_policy, self.table, copies)
+        self.table = EnvTable(self.env_ids, policy, frozenset(stepless), self.pool.enter_planned)
+        self.assembler = Assembler(policy, self.table, copies)
         self.reward_dtype = reward_dtype
         self.actions = ActionReader(self.pool.layout, keeps_graphs=self.pool.backend.uses_live_envs, as_given=as_given)
         self.plans: dict[Any, StepPlan] = {}
@@ -230,14 +217,14 @@ class Engine:
 
     def _send_reset(self, env_ids: Sequence[int], each: ResetArguments, *, separately: bool = False) -> Ticket:
         def announce(ticket: Ticket) -> None:
-            self._drop_episodes(env_ids)  # they still need a reset if anything goes wrong
+            self.drop_episodes(env_ids)  # they still need a reset if anything goes wrong
             if separately:
                 self.table.enter(env_ids, ticket, separately=True)
 
         failed = NO_FAILURES if self.recovery is None else self.pool.death_failures(env_ids)
         return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed, separately=separately)
 
-    def _drop_episodes(self, env_ids: Sequence[int]) -> None:
+    def drop_episodes(self, env_ids: Sequence[int]) -> None:
         """Drop steps of envs that were not returned; the envs then need a reset."""
         self.table.release(env_ids)
         self.table.require_reset(env_ids)
@@ -280,7 +267,7 @@ class Engine:
         if timeout is None and self.recovery is not None:
             self.pool.wait_or_give_up(ticket, start)
         else:
-            self.pool.wait(ticket, self.timeout if timeout is None else timeout, start)
+            self.pool.wait(ticket, self.pool.timeout if timeout is None else timeout, start)
 
     def _wait_for_arrivals(self, wanted: int, timeout: float | None) -> list[int]:
         """Wait until that many results have arrived, and return `EnvTable.arrived`. Timeout and errors: see `wait`."""
@@ -294,13 +281,13 @@ class Engine:
 
     def _deadline(self, timeout: float | None, start: float) -> float | None:
         """Return until when to wait. Repeated resets have the full time again."""
-        limit = self.timeout if timeout is None else timeout
+        limit = self.pool.timeout if timeout is None else timeout
         return None if limit is None else max(start, self._retried_at) + limit
 
     def _be_late(self, timeout: float | None) -> None:
         """Give up what is in flight if there is a recovery, else raise the timeout."""
         running = self.table.waited_for
-        late = self.pool.late(running, self.timeout if timeout is None else timeout, "step")
+        late = self.pool.late(running, self.pool.timeout if timeout is None else timeout, "step")
         if timeout is not None or self.recovery is None:
             raise late
         for ticket in dict.fromkeys(self.table.tickets[env_id] for env_id in running):
@@ -475,7 +462,7 @@ class Engine:
         is_unusual = (
             table.exhausted
             or table.has_first_states(env_ids)
-            or (self.recovery is not None and self.recovery.has_unreported)
+            or (self.recovery is not None and self.recovery.unreported)
             or (self.done_policy.resets_next and table.ended(env_ids) != pool.batch.ended(env_ids))
         )
         if is_unusual or table.tickets or not pool.is_idle:
@@ -541,43 +528,20 @@ class Engine:
         return min(min_envs, len(self.table.tickets))
 
     @single_threaded_in("reset")
-    def latest_states(self, env_ids: Sequence[int] | None = None) -> State:
-        """Return the latest states of envs, by default of all, batched."""
+    def latest_states(self, env_ids: Sequence[int] | None = None, *, copies: bool = False) -> State:
+        """Return the latest states of envs, by default of all, batched; with ``copies`` copies in any case."""
         asked, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
-        has_loose = any(array is None for array in batch.states)
-        extras = self.pool.ask("state", asked, None, "leaves").values if has_loose else {}
-        return gather_states(batch, asked, batch.rows(asked), extras, self.copies)
+        extras = self.pool.ask("state", asked, None, "leaves").values if None in batch.layout.state_fields else {}
+        return gather_states(batch, asked, batch.rows(asked), extras, copies or self.copies)
 
     def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> State:
-        """Return the latest states of envs, batched: from a result that has all of them, else by asking the workers."""
-        structure = self.pool.batch.layout.states
-        place = {} if result is None else {env_id: row for row, env_id in enumerate(result.env_ids.tolist())}
-        rows = [place.get(env_id, -1) for env_id in env_ids]
-        found: Any = None if result is None else result.states
-        is_listed = isinstance(found, np.ndarray) and found.dtype == object
-        is_partial = is_listed and any(state is None for state in found)
-        if result is None or -1 in rows or is_partial:
+        """Return copies of the latest states of envs, batched. If ``result`` has just these, no worker is asked."""
+        structure = self.pool.layout.states
+        if result is None or result.env_ids.tolist() != list(env_ids):
             self.table.refuse_unknown_states(env_ids)
-            return self.latest_states(env_ids)
-        leaves = structure.split(result.states)
-        picked = [
-            leaf[rows] if structure.is_fixed(index) else structure.stack(index, [pick_rows(leaf, row) for row in rows])
-            for index, leaf in enumerate(leaves)
-        ]
-        return structure.join(picked)
-
-    def detached(self, result: StepResult) -> StepResult:
-        """Return a result whose states stay valid after the next call."""
-        if self.copies:
-            return result
-        flags = result.terminated, result.truncated, result.env_ids
-        return StepResult(deep_copy(result.states), result.rewards, result.dones, result.infos, *flags)
-
-    def steppable(self) -> list[int]:
-        """Return the envs that can be stepped: not paused, with nothing in flight, and not ended."""
-        idle = [env_id for env_id in self.table.unpaused if env_id not in self.table.tickets]
-        self.table.refuse_without_episode(idle)
-        return list(self.table.choose(idle)[0])
+        elif None in self.pool.layout.state_fields:  # not in the batch
+            return structure.join([leaf.copy() for leaf in structure.split(result.states)])
+        return self.latest_states(env_ids, copies=True)
 
     @contextlib.contextmanager
     def with_continue_policy(self, env_ids: Sequence[int]) -> Iterator[Self]:
@@ -602,12 +566,6 @@ class Engine:
         """Call a method of each env, which may be another one for each, and return the results in this order."""
         return self.pool.ask("call", env_ids, calls).listed()
 
-    def end_episodes(self, env_ids: Sequence[int], calls: Sequence[MethodCall]) -> None:
-        """Call a method of each env that ends its episode; the envs need a reset afterwards."""
-        ticket = self.pool.submit("call", env_ids, calls, announce=lambda _: self._drop_episodes(env_ids))
-        self.pool.wait(ticket, self.timeout)
-        ticket.raise_failures()
-
     def attribute_hint(self, key: str, env_id: int) -> str:
         """Return a hint at an existing attribute with a similar name. The env is asked once per name: it takes 1 ms."""
         if key not in self._hints:
@@ -616,7 +574,7 @@ class Engine:
 
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Rebuild envs and return the ids of all that were rebuilt; they need a reset."""
-        ticket = self.pool.rebuild(env_ids, self._drop_episodes)
+        ticket = self.pool.rebuild(env_ids, self.drop_episodes)
         rebuilt = tuple(sorted({*ticket.env_ids, *ticket.values}))
         ticket.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in ticket.failures))
         return rebuilt
@@ -648,18 +606,11 @@ class Engine:
             self._be_late(timeout)
         return False
 
-    async def sleep_until_reply(self, timeout: float | None, start: float, heartbeat: float, nap: float) -> None:
-        """Let the event loop run until `poll` may find a reply, or its timeout.
-
-        Args:
-            timeout: See `poll`.
-            start: See `poll`.
-            heartbeat: Seconds after which to poll anyway, for deaths and output that no reply reports.
-            nap: The same where nothing wakes an event loop at a reply.
-        """
-        deadline = self._deadline(timeout, start)
-        left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-        await sleep_until_woken(self.pool.fileno(), self.pool.wakers, min(heartbeat, left), min(nap, left))
+    async def sleep_until_reply(self, timeout: float | None, start: float) -> None:
+        """Let the event loop run until `poll`, whose arguments these are, may find a reply or its timeout."""
+        deadline, now = self._deadline(timeout, start), time.monotonic()
+        left = math.inf if deadline is None else max(0.0, deadline - now)
+        await sleep_until_woken(self.pool.fileno(), self.pool.wakers, now - start, left)
 
     @single_threaded_in("arecv")
     def receive_now(self, min_envs: int, max_envs: int | None, align: Align) -> StepResult | StepBatch | None:

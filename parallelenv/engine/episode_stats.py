@@ -27,17 +27,11 @@ EncodedOutcome = bytes | tuple[Any, bytes]
 
 
 class EndedEpisodes(NamedTuple):
-    """Episodes that ended, sorted by step, then by column.
+    """Episodes that ended, sorted by step, then by column; one item per episode."""
 
-    Attributes:
-        returns: ``(num_ended,)``, sums of rewards: float64, or object if some rewards are not numbers.
-        lengths: ``(num_ended,)`` int64, numbers of steps.
-        are_whole: ``(num_ended,)`` bool: whether all of an episode's steps were counted.
-    """
-
-    returns: Array
-    lengths: Array
-    are_whole: Array
+    returns: Array  #: Sums of rewards: float64, or object if some rewards are not numbers.
+    lengths: Array  #: int64, numbers of steps.
+    are_whole: Array  #: bool: whether all of an episode's steps were counted.
 
 
 class OpenEpisodes:
@@ -124,25 +118,15 @@ class OpenEpisodes:
 
 @dataclass(slots=True)
 class _EpisodeParts:
-    """Steps cut where an episode of an env ends or begins, in order, one env after the other.
+    """Steps cut where an episode of an env ends or begins, in order, one env after the other; one item per part."""
 
-    Attributes:
-        owners: Env id of each part.
-        is_later: Whether an earlier part has the same env.
-        is_begun: Whether its first step begins an episode.
-        last: Its last step, as a row of the steps.
-        ended: Whether its last step ends an episode.
-        returns: Sum of its rewards.
-        lengths: Number of its steps.
-    """
-
-    owners: Array
-    is_later: Array
-    is_begun: Array
-    last: Array
-    ended: Array
-    returns: Array
-    lengths: Array
+    owners: Array  #: Its env id.
+    is_later: Array  #: Whether an earlier part has the same env.
+    is_begun: Array  #: Whether its first step begins an episode.
+    last: Array  #: Its last step, as a row of the steps.
+    ended: Array  #: Whether its last step ends an episode.
+    returns: Array  #: Sum of its rewards.
+    lengths: Array  #: Number of its steps.
 
     @classmethod
     def of(
@@ -171,20 +155,14 @@ class _EpisodeParts:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """The counts so far.
+    """The counts so far."""
 
-    Attributes:
-        num_steps: Steps of single envs.
-        num_episodes: Episodes counted from their first step to their last.
-        mean_return: Mean return (sum of rewards) of the latest `LATEST` of them; ``None`` if there are none, or a
-            reward was not a number.
-        mean_length: Their mean number of steps; ``None`` if there are none.
-    """
-
-    num_steps: int
-    num_episodes: int
+    num_steps: int  #: Steps of single envs.
+    num_episodes: int  #: Episodes counted from their first step to their last.
+    #: Mean return (sum of rewards) of the latest `LATEST` of them; ``None`` if there are none, or a reward was not a
+    #: number.
     mean_return: float | None
-    mean_length: float | None
+    mean_length: float | None  #: Their mean number of steps; ``None`` if there are none.
 
 
 @dataclass(slots=True)

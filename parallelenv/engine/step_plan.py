@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parallelenv.contract.batch import Array, gather_states, has_true
-from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.protocol import NOTHING, RepeatedStep
+from parallelenv.contract.protocol import RepeatedStep
 from parallelenv.contract.spaces import Action, State
-from parallelenv.engine.assemble import Align, ended_state
+from parallelenv.engine.assemble import Align
 from parallelenv.engine.rewards import too_large_rewards
 from parallelenv.engine.tickets import Outcome, Ticket
 from parallelenv.engine.worker_handles import WorkerHandle
@@ -72,6 +71,7 @@ class StepPlan:
         self._pool, self._table, self._policy = engine.pool, engine.table, engine.done_policy
         self._assembler, self._copies = engine.assembler, engine.copies
         self._repeated, self._shards, self._num_commands = repeated, shards, len(shards)
+        self._outcome = Outcome(env_ids, stepped, {}, {})
         self._number = 0  # of the first command of the latest step
         self._batch = batch = engine.pool.batch
         self._rows = rows = batch.rows(stepped)
@@ -111,7 +111,7 @@ class StepPlan:
             self._actions[self._rows] = action
         elif engine.actions.take(self._batch, action, self.env_ids, self.stepped, self._chosen) is not None:
             return engine.finish_step(engine.submit_step(action, self.env_ids), self.align)
-        pool, timeout = self._pool, engine.timeout
+        pool, timeout = self._pool, self._pool.timeout
         start = None if timeout is None else time.monotonic()
         number = self._number = pool.number
         pool.number = number + self._num_commands
@@ -139,8 +139,7 @@ class StepPlan:
 
     def _assembled(self) -> StepResult | StepBatch:
         """Return the result in any form."""
-        outcome = Outcome(self.env_ids, self.stepped, {}, {})
-        result = self._assembler.assemble(self._batch, outcome, self.align)
+        result = self._assembler.assemble(self._batch, self._outcome, self.align)
         self._pool.planned = None
         if self._policy.skips_done and has_true(self._table.done):
             self._table.version += 1  # other envs step next
@@ -165,18 +164,10 @@ class StepPlan:
             dones = flags[:, 0] | flags[:, 1]
             policy.mark_done(table.done, rows, dones)
             if has_end and policy.autoreset:
-                self._describe_ends(dones, infos)
+                self._assembler.describe_ends(batch, self._outcome, dones, infos)
         else:
             dones = np.zeros(count, bool)
         result = StepResult.of(states, rewards, dones, infos, flags, env_ids)
         table.stats.add_step(batch.outcome(), None if self._is_whole else rows)
         self._pool.planned = None  # last: an interrupt before this line loses nothing
         return result
-
-    def _describe_ends(self, dones: Array, infos: Array) -> None:
-        """Add to infos what the resets within the step would hide."""
-        for position in dones.nonzero()[0].tolist():
-            env_id = self.stepped[position]
-            reset_info = self._batch.reset_info(env_id)
-            self._table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
-            self._policy.describe_end(infos[position], ended_state(self._batch, env_id, NOTHING), reset_info, False)

@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from parallelenv.contract.tracebacks import shorten, shortens_tracebacks
 from parallelenv.errors import ClosedError, ParallelEnvError, UnpicklableError, UsageError
@@ -31,16 +31,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=ThisProcess.look_again)
 
 
-class CallTracer(Protocol):
-    """Records when calls begin and end."""
-
-    def begin(self) -> None:
-        """Record that an outermost call begins."""
-
-    def end(self) -> None:
-        """Record that it ends."""
-
-
 class Guard:
     """Refuses calls of an object from a second thread or another process, or after its end.
 
@@ -53,13 +43,13 @@ class Guard:
         is_closed: Whether it can no longer be used.
         home: Id of the process that made it.
         users: Under the key ``""`` the outermost call in progress, if there is one.
-        tracer: Records when outermost calls begin and end; ``None``: nothing does.
+        tracer: Its ``begin()`` and ``end()`` are called when outermost calls begin and end; ``None``: nothing is.
     """
 
     def __init__(self, name: str = "ParallelEnv", ended: str = "closed", unrepeatable: tuple[str, ...] = ()) -> None:
         self.is_closed = False
         self.users: dict[str, Use] = {}
-        self.tracer: CallTracer | None = None
+        self.tracer: Any = None
         self._name = name
         self._ended = ended
         self._unrepeatable = unrepeatable

@@ -65,6 +65,8 @@ class Pool:
         env_ids: All env ids, ascending; consecutive.
         batch: The arrays that all hosts read and write.
         backend: Places and reaches the workers.
+        timeout: Seconds that a call may take whose caller gives no other limit; ``None``: no limit, as while envs are
+            first built.
         number: Number of the next command.
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The plan whose step is under way and not entered in a ticket.
@@ -84,13 +86,11 @@ class Pool:
         *,
         num_cpus: int | None = None,
         num_gpus: float = 0,
-        timeout: float | None = None,
         listener: PrintedListener = show_printed,
         spec: WorkerSpec,
     ) -> None:
         self._has_spaces = False  # if False, every env is asked for its own
-        self._timeout: float | None = None  # building envs has no time limit
-        self._call_timeout = timeout
+        self.timeout: float | None = None
         self.number = 1
         self._infos, self._reset_infos = InfoLearner(), InfoLearner()
         self._learned_at = 0  # number of the next command when infos were learned from
@@ -155,7 +155,6 @@ class Pool:
         except BaseException as error:
             self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
             raise
-        self._timeout = self._call_timeout
         self._note_built(self._workers)
         self.processes.update({env_id: one.process for env_id, one in facts.items()})
 
@@ -202,7 +201,7 @@ class Pool:
     ) -> Ticket:
         """Execute an operation like `ask`, but leave the failures of envs in the ticket."""
         ticket = self.submit(operation, env_ids, each, common)
-        self.wait(ticket, self._timeout)
+        self.wait(ticket, self.timeout)
         return ticket
 
     def submit(
@@ -353,7 +352,7 @@ class Pool:
     def wait_or_give_up(self, ticket: Ticket, start: float | None = None) -> bool:
         """Wait for replies as long as a call may take; late envs then count as failed. Return whether all replied."""
         try:
-            self.wait(ticket, self._timeout, start)
+            self.wait(ticket, self.timeout, start)
         except WorkerTimeoutError as late:
             self.give_up(ticket, late)
             return False
@@ -552,7 +551,7 @@ class Pool:
         self.enter_planned()
         self._refuse_live(env_ids)
         workers = dict.fromkeys(map(self._worker, env_ids))
-        self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)], self._timeout)
+        self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)])
         broken = [worker for worker in workers if worker.death or worker.in_flight]
         # A dead worker behind a host is replaced with all of its envs.
         gone = {(self._worker(env_id), self.dead[env_id].pid) for env_id in env_ids if env_id in self.dead}
@@ -582,9 +581,9 @@ class Pool:
             workers = [(env_id, self._worker(env_id).spec) for env_id in env_ids]
             refuse_live(spec.envs[env_id - spec.env_ids[0]] for env_id, spec in workers)
 
-    def _let_finish(self, workers: Sequence[WorkerHandle], timeout: float | None) -> None:
-        """Wait until hosts have finished their commands, no longer than ``timeout`` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _let_finish(self, workers: Sequence[WorkerHandle]) -> None:
+        """Wait until hosts have finished their commands, no longer than `timeout` seconds."""
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
         while any(worker.in_flight for worker in workers) and self.pump(deadline):
             pass
 
@@ -623,10 +622,10 @@ class Pool:
                 the old layout. Nothing was changed.
         """
         self.enter_planned()
-        self._let_finish(self._workers, self._timeout)
+        self._let_finish(self._workers)
         busy = [env_id for worker in self._workers if worker.in_flight for env_id in worker.spec.env_ids]
         if busy:
-            raise self.late(busy, self._timeout, "attach")
+            raise self.late(busy, self.timeout, "attach")
         self.attach(layout)
 
     def adopt(self, batch: Batch) -> None:

@@ -138,7 +138,7 @@ class _EpisodeRunner:
             try:
                 self._play(continuing, runner, env_ids, each)
             except WorkerTimeoutError as error:
-                late = continuing.pool.late(error.env_ids, continuing.timeout, "run_episodes")
+                late = continuing.pool.late(error.env_ids, continuing.pool.timeout, "run_episodes")
                 put(late, "partial", _evaluation(self._results))
                 raise late from None
             except BaseException as error:

@@ -145,7 +145,7 @@ class RunningRollout:
                     dead = self._pool.death_failures(self._env_ids)
                     ticket = self._pool.submit("rollout", self._env_ids, failed=dead)
                     if is_complete:
-                        self._pool.wait(ticket, self._engine.timeout)
+                        self._pool.wait(ticket, self._engine.pool.timeout)
         return self._result()
 
     def _asked(self) -> list[int]:
@@ -192,7 +192,7 @@ class RunningRollout:
             self._is_known = True
             ticket = pool.submit("rollout", asked, failed=failed)  # cheap: answered after all earlier commands
             try:
-                pool.wait(ticket, self._engine.timeout)
+                pool.wait(ticket, self._engine.pool.timeout)
             except WorkerTimeoutError as late:
                 self._is_late = True
                 if recovery is not None:
@@ -208,7 +208,7 @@ class RunningRollout:
         """Return the number of steps of the next chunk, from the duration of the last one."""
         if not self._pace:
             return 1
-        timeout = self._engine.timeout
+        timeout = self._engine.pool.timeout
         seconds = CHUNK if timeout is None else min(CHUNK, timeout / 4)
         size = max(1, min(self._size * _GROWTH, int(seconds / self._pace)))
         return size if self._num_steps is None else min(size, self._num_steps - self._count)
