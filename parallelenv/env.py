@@ -351,7 +351,10 @@ class ParallelEnv:
         """
         engine, guard = self._engine, self._guard
         use, outermost, call = (threading.get_ident(), "step"), None, ""
-        try:  # like `single_threaded`, without its frame
+        # Like `single_threaded`, without its frame. The object is closed only under its guard or by another thread's
+        # `close`, and forked children have no valid `home`: so what is checked once the guard is ours stays true, and a
+        # valid plan, which nothing else has touched since, needs no further check.
+        try:
             plan = engine.plans.get(align) if id is None and type(align) is str else engine.plan_of(id, align)
             if plan is not None and guard.tracer is None:
                 outermost = guard.users.setdefault("", use)
@@ -891,7 +894,10 @@ class ParallelEnv:
             InvalidEnvError: If an env was given as a live instance and lives in this process.
             BaseException: What an env's constructor raised.
         """
-        return self._engine.restart(self._engine.ids(id, with_paused=True))
+        ticket = self._engine.pool.rebuild(self._engine.ids(id, with_paused=True), self._engine.drop_episodes)
+        rebuilt = tuple(sorted({*ticket.env_ids, *ticket.values}))
+        ticket.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in ticket.failures))
+        return rebuilt
 
     @single_threaded
     def save_state(self) -> SavedState:
@@ -927,7 +933,8 @@ class ParallelEnv:
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
         ticket = self._engine.pool.try_asking("state", saved, [state.envs[env_id] for env_id in saved], "load")
-        lost = self._engine.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
+        self._engine.drop_episodes(self._engine.env_ids)
+        lost = self._engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         self._engine.seeds = dict(state.seeds)
         ticket.raise_failures(partial=lost)
         return lost
@@ -1342,7 +1349,8 @@ def _notebook() -> ModuleType:
     return notebook
 
 
-# `ParallelEnv.make` has all arguments of the constructor, for editors and `help`.
+# `ParallelEnv.make` takes ``**kwargs``, but shows to editors and `help` what it accepts: its own first three arguments,
+# those of the constructor but for the first two and the options, and its own last two.
 _OWN, _WHOLE = (list(inspect.signature(one).parameters.values()) for one in (ParallelEnv.make, ParallelEnv))
 _ARGUMENTS = tuple(one.name for one in _WHOLE[:-1])  # the last one takes the options
 _SIGNATURE = inspect.Signature([*_OWN[:3], *_WHOLE[2:-1], *_OWN[-2:]])

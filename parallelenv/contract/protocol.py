@@ -247,6 +247,10 @@ class Branching(Channel, Protocol):
 class RepeatedStep(Protocol):
     """A plain step of the same envs, which a backend has prepared to send again and again.
 
+    A `StepPlan` of the engine repeats it. Ours are `MessageStep`, a message to each host; `BellStep`, which wakes all
+    worker processes at once; `CallerStep`, of a host in the caller's thread; and `JointStep`, of one of the first two
+    and a `CallerStep`.
+
     Its hosts have nothing else in flight when `send` is called. An interrupt may come anywhere in these methods.
     """
 

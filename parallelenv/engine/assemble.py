@@ -79,12 +79,12 @@ class Assembler:
                 said = extras[env_id].info if env_id in extras else None
                 if said:
                     infos[position] = {**said, **infos[position]}
-        if landed.begun:
+        if landed.resets:
             for position, env_id in enumerate(env_ids):
-                if env_id in landed.begun:
+                if env_id in landed.resets:
                     infos[position]["reset"] = True
                     self._table.reset_infos[env_id] = deep_copy(extras.get(env_id, NOTHING).info or {})
-            self._table.record_first_states(landed.begun)
+            self._table.record_first_states(landed.resets)
         if self._policy.autoreset:
             self.describe_ends(batch, landed, dones, infos)
         return infos

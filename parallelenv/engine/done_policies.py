@@ -1,4 +1,4 @@
-"""Done policies: what happens when an episode ends.
+"""Done policies: what happens when an episode ends. Users choose one by ``asynchronous``, MetaBox's word for it.
 
 A policy decides which envs a step skips, whether hosts reset by themselves, which envs count as done afterwards, and
 what the info contains. No other code depends on which policy it is.

@@ -33,7 +33,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -48,7 +48,6 @@ from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, 
 from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Spaces, State
 from parallelenv.engine.assemble import Align, Assembler, first_states
-from parallelenv.engine.checkpoint import Checkpoint
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.event_loop import sleep_until_woken
@@ -187,7 +186,7 @@ class Engine:
         table, policy = self.table, self.done_policy
         self.refuse_unsteppable(env_ids)
         stepped, chosen = table.choose(env_ids)
-        each = self.actions.take(self.pool.batch, action, env_ids, stepped, chosen)
+        each = self.actions.write(self.pool.batch, action, env_ids, stepped, chosen)
         return self.pool.submit(
             "step",
             stepped,
@@ -299,8 +298,8 @@ class Engine:
             return False
         tickets = self.table.tickets
         resets = {env_id: tickets[env_id] for env_id in self.table.arrived if tickets[env_id].operation == "reset"}
-        failures = {env_id: ticket.failures.get(env_id) for env_id, ticket in sorted(resets.items())}
-        lost = {env_id: failure for env_id, failure in failures.items() if failure is not None and failure.is_of_worker}
+        failures = {one: resets[one].failures[one] for one in sorted(resets) if one in resets[one].failures}
+        lost = {env_id: failure for env_id, failure in failures.items() if failure.is_of_worker}
         if not lost:
             return False
         each = [resets[env_id].each[resets[env_id].env_ids.index(env_id)] for env_id in lost]  # type: ignore[index]
@@ -316,13 +315,14 @@ class Engine:
     def collect_step(self, outcome: Outcome, align: Align) -> StepResult | StepBatch:
         """Return an outcome in the user's form, and remove its tickets from the table.
 
-        What may fail, repeat a reset or take time comes first; the table changes when there is a result, and the ticket
-        is removed last, so that an interrupt before that loses nothing.
+        In this order, so that an interrupt loses nothing: the rows of resets are completed, rewards are checked, failed
+        envs are restarted (which the recovery remembers), and the result is assembled. Only then are the tickets
+        removed and failures raised: until then another call can do it all again.
 
         Raises:
             BaseException: What an env raised; ``error.partial`` is the result of the others.
         """
-        if outcome.begun:
+        if outcome.resets:
             outcome = self._fill_reset_rows(outcome)
         wrong: Sequence[int] = ()  # envs that have stepped, with a reward that is refused
         if self.reward_dtype is not None:
@@ -349,11 +349,11 @@ class Engine:
 
     def _fill_reset_rows(self, outcome: Outcome) -> Outcome:
         """Write reward and flags of resets, which have none, and return the outcome with exhausted envs at rest."""
-        rows = self.pool.batch.rows(outcome.begun)
+        rows = self.pool.batch.rows(outcome.resets)
         self.pool.batch.rewards[rows] = 0.0
         self.pool.batch.flags[rows] = False
         self.pool.batch.drop_infos(rows)
-        exhausted = [env_id for env_id in outcome.exhausted if env_id in outcome.begun]
+        exhausted = [env_id for env_id in outcome.exhausted if env_id in outcome.resets]
         self.table.record_exhausted(exhausted)
         for env_id in exhausted:
             self.table.reset_infos[env_id] = self.table.absent_info(env_id)
@@ -361,7 +361,7 @@ class Engine:
 
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
         """Restart failed envs: their episodes count as truncated, and their states are the first of the next ones."""
-        raised = {env_id: failure for env_id, failure in outcome.failures.items() if env_id in outcome.begun}
+        raised = {env_id: failure for env_id, failure in outcome.failures.items() if env_id in outcome.resets}
         others = {env_id: failure for env_id, failure in outcome.failures.items() if env_id not in raised}
         restarted, left = recovery.restart_failed(others)
         batch, extras = self.pool.batch, dict(outcome.extras)
@@ -374,7 +374,7 @@ class Engine:
             extras[env_id] = Extra(info, begun.loose, reset_info=begun.info, is_exhausted=begun.is_exhausted)
             self.table.reset_infos[env_id] = begun.info or {}
         self.table.record_running(restarted)
-        return Outcome(outcome.env_ids, outcome.stepped, extras, {**raised, **left}, restarted.keys(), outcome.begun)
+        return Outcome(outcome.env_ids, outcome.stepped, extras, {**raised, **left}, restarted.keys(), outcome.resets)
 
     def collect_reset(self, ticket: Ticket, timeout: float | None, align: Align = "item") -> State:
         """Wait for resets; return the first states: batched, or with align ``"batch"`` a list.
@@ -571,20 +571,6 @@ class Engine:
         if key not in self._hints:
             self._hints[key] = self.pool.try_asking("get", (env_id,), None, Lookup(key, "hint")).values.get(env_id, "")
         return self._hints[key]
-
-    def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
-        """Rebuild envs and return the ids of all that were rebuilt; they need a reset."""
-        ticket = self.pool.rebuild(env_ids, self.drop_episodes)
-        rebuilt = tuple(sorted({*ticket.env_ids, *ticket.values}))
-        ticket.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in ticket.failures))
-        return rebuilt
-
-    def restore(self, checkpoint: Checkpoint, lost: Collection[int]) -> tuple[int, ...]:
-        """Load the state of the episodes, see `EnvTable.restore`. Steps that were not returned are dropped."""
-        self.table.release(self.env_ids)
-        if self.recovery is not None:
-            self.recovery.forget(self.env_ids)
-        return self.table.restore(checkpoint, lost)
 
     @property
     def under_way(self) -> list[int]:

@@ -53,14 +53,10 @@ class EnvTable:
     A ticket stays in the table from before its first command is sent until its result was returned to the user. So an
     interrupt loses no result: the next call finds it here.
 
-    Args:
-        env_ids: All env ids, ascending.
-        policy: What happens when an episode ends.
-        stepless: Ids of envs without episodes, because they have no ``reset`` and ``step``.
-        enter_planned: See `Pool.enter_planned`.
+    ``stepless`` envs have no episodes, because they lack ``reset`` and ``step``. ``enter_planned``: see `Pool`.
 
     Attributes:
-        env_ids: As given.
+        env_ids: All env ids, ascending.
         done: ``(num_envs,)`` bool: whether the env's last step was done, or the policy ended its episode.
         terminated: ``(num_envs,)`` bool, of each env's latest step.
         truncated: ``(num_envs,)`` bool, of each env's latest step.
@@ -120,7 +116,8 @@ class EnvTable:
     def enter(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
         """Enter a step or reset that is about to be sent; results of these envs that were not returned are dropped.
 
-        With ``separately`` its results are returned in the order of arrival, rather than in that of ``env_ids``.
+        ``separately`` is for `recv`: each env's result is returned when it has arrived, while those of a `step` are
+        returned together, in the order of ``env_ids``.
         """
         self.version += 1
         ticket.env_ids = env_ids

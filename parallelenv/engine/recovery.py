@@ -1,4 +1,4 @@
-"""Implements ``on_failure="restart"``: envs that failed are rebuilt and reset.
+"""Implements ``on_failure="restart"``: envs that failed are rebuilt, which means built anew, and reset.
 
 Only `Engine` and rollouts use this, and returns the episode of such an env to the user as truncated.
 """

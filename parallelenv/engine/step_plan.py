@@ -41,14 +41,8 @@ class StepPlan:
     It does not refer to the engine: after an interrupt the pool, which is kept until it is closed, refers to the plan,
     and the engine of an object without references must be freed.
 
-    Args:
-        engine: The engine.
-        env_ids: The envs of the result, in its order.
-        stepped: Those of them that are stepped.
-        chosen: Their positions in ``env_ids``; ``None``: all.
-        align: See `ParallelEnv.step`.
-        repeated: The step, prepared by the backend.
-        shards: The worker and the envs of each of its commands.
+    The result has the envs ``env_ids``, of which ``stepped`` are stepped; ``chosen`` are their positions, ``None`` for
+    all. ``repeated`` is the step prepared by the backend, whose commands go to the workers of ``shards``.
 
     Attributes:
         generation: `Pool.generation` for which it is.
@@ -109,7 +103,7 @@ class StepPlan:
             and action.shape == self._action_shape
         ):
             self._actions[self._rows] = action
-        elif engine.actions.take(self._batch, action, self.env_ids, self.stepped, self._chosen) is not None:
+        elif engine.actions.write(self._batch, action, self.env_ids, self.stepped, self._chosen) is not None:
             return engine.finish_step(engine.submit_step(action, self.env_ids), self.align)
         pool, timeout = self._pool, self._pool.timeout
         start = None if timeout is None else time.monotonic()

@@ -16,19 +16,10 @@ Use = tuple[int, str]
 """A call in progress: its thread and its name."""
 
 
-class ThisProcess:
-    """The id of this process, without a system call for each use: one takes 1 us between the steps of real envs."""
-
-    pid = os.getpid()
-
-    @classmethod
-    def look_again(cls) -> None:
-        """Read it anew, after a fork."""
-        cls.pid = os.getpid()
-
-
+# The id of this process, without a system call for each use: one takes 1 us between the steps of real envs.
+_process = {"id": os.getpid()}
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=ThisProcess.look_again)
+    os.register_at_fork(after_in_child=lambda: _process.update(id=os.getpid()))
 
 
 class Guard:
@@ -53,11 +44,11 @@ class Guard:
         self._name = name
         self._ended = ended
         self._unrepeatable = unrepeatable
-        self.home = ThisProcess.pid
+        self.home = _process["id"]
 
     def is_usable(self) -> bool:
         """Whether it is neither closed nor in a process forked from the one that made it."""
-        return not self.is_closed and ThisProcess.pid == self.home
+        return not self.is_closed and _process["id"] == self.home
 
     def check_within(self, use: Use, outermost: Use) -> None:
         """Refuse a call during another one, unless it was made within that one and is allowed there."""

@@ -83,7 +83,7 @@ class Outcome:
     extras: Mapping[int, Extra]  #: Replies outside of the batch, by env id.
     failures: Mapping[int, Failure]  #: By env id.
     restarted: Collection[int] = ()  #: Envs of ``stepped`` that failed and were restarted; their states are first ones.
-    begun: Sequence[int] = ()  #: Envs of ``stepped`` that were reset instead; their states are first ones, too.
+    resets: Sequence[int] = ()  #: Envs of ``stepped`` that were reset instead; likewise.
 
     @classmethod
     def of(cls, env_ids: Sequence[int], tickets: Mapping[int, Ticket]) -> Outcome:
@@ -101,7 +101,7 @@ class Outcome:
             [env_id for env_id, one in of_each if env_id in asked[one]],
             {env_id: one.values[env_id] for env_id, one in of_each if env_id in one.values},
             {env_id: one.failures[env_id] for env_id, one in of_each if env_id in one.failures},
-            begun=[env_id for env_id, one in of_each if one.operation == "reset"],
+            resets=[env_id for env_id, one in of_each if one.operation == "reset"],
         )
 
     @property
@@ -113,16 +113,16 @@ class Outcome:
         """Return this without the envs that failed."""
         kept: dict[str, Any] = {
             name: [env_id for env_id in getattr(self, name) if env_id not in self.failures]
-            for name in ("env_ids", "stepped", "begun")
+            for name in ("env_ids", "stepped", "resets")
         }
         return replace(self, **kept)
 
     def with_resting(self, resting: Collection[int]) -> Outcome:
         """Return this with some envs absent, without extras."""
         stepped = [env_id for env_id in self.stepped if env_id not in resting]
-        begun = [env_id for env_id in self.begun if env_id not in resting]
+        resets = [env_id for env_id in self.resets if env_id not in resting]
         extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}
-        return replace(self, stepped=stepped, begun=begun, extras=extras)
+        return replace(self, stepped=stepped, resets=resets, extras=extras)
 
     def without_failure_of(self, env_ids: Sequence[int]) -> Outcome:
         """Return the part of these envs, as if they had not failed."""

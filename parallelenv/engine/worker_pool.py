@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parallelenv.contract.arguments import share
-from parallelenv.contract.batch import Batch, Layout, take
+from parallelenv.contract.batch import Batch, Layout, items_at
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.error_text import list_ids, name_envs
@@ -220,8 +220,8 @@ class Pool:
         """Send an operation to the hosts and return without waiting. Other arguments: see `ask` and `Command`.
 
         ``announce`` is called with the ticket when nothing can fail any more, just before the first command is sent.
-        ``failed`` are failures of envs that cannot be asked, used as their replies. With ``separately`` the caller
-        takes the replies as they arrive, rather than wait for all of them.
+        ``failed`` are failures of envs that cannot be asked, used as their replies. ``separately``: the caller
+        takes each reply as it arrives, see `EnvTable.enter`, so workers that could reply each get a command.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
@@ -233,13 +233,13 @@ class Pool:
             ticket.failures.update(failed)
             asked = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
             env_ids = [env_ids[position] for position in asked]
-            each = None if each is None else take(each, asked)
+            each = None if each is None else items_at(each, asked)
         if self.dead and operation != "build":
             self.refuse_dead(env_ids)
         packed = []
         parts = self._split(env_ids)
         for worker, part, positions in split_further(parts) if separately else parts:
-            arguments = None if each is None else take(each, positions)
+            arguments = None if each is None else items_at(each, positions)
             command = Command(self.number, operation, part, arguments, common, autoreset)
             self.number += 1
             if begins:

@@ -95,10 +95,10 @@ def perform(
     env_ids: Sequence[int],
     each: ResetArguments,
     announce: Callable[[Sequence[int]], object],
-    look: Callable[[], bool],
+    goes_on: Callable[[], bool],
 ) -> Evaluation:
-    """Play until ``look``, called before each step, returns False. Other arguments and errors: see `evaluate`."""
-    runner = _EpisodeRunner(dict.fromkeys(env_ids, math.inf), lambda _: None, look)
+    """Play until ``goes_on``, called before each step, returns False. Other arguments and errors: see `evaluate`."""
+    runner = _EpisodeRunner(dict.fromkeys(env_ids, math.inf), lambda _: None, goes_on)
     return runner.play(engine, player, tuple(env_ids), each, announce)
 
 
@@ -108,15 +108,15 @@ class _EpisodeRunner:
     Args:
         shares: Number of episodes of each env.
         advance: Moves the bar forward.
-        look: Called before each step: whether to continue.
+        goes_on: Called before each step: whether to continue.
     """
 
     def __init__(
-        self, shares: dict[int, float], advance: Callable[[int], object], look: Callable[[], bool] = lambda: True
+        self, shares: dict[int, float], advance: Callable[[int], object], goes_on: Callable[[], bool] = lambda: True
     ) -> None:
         self._shares = shares
         self._advance = advance
-        self._look = look
+        self._goes_on = goes_on
         self._results: EpisodesByEnv = {}
         self._running: OpenEpisodes
 
@@ -155,7 +155,7 @@ class _EpisodeRunner:
                 engine.collect_reset(engine.submit_reset(beginning, each), None)
                 env_ids = tuple(engine.table.without_exhausted(env_ids))
                 result = None  # it lacks the states of these
-            if not env_ids or not self._look():
+            if not env_ids or not self._goes_on():
                 return
             actions, _ = player.act(env_ids, engine.states_of(env_ids, result))
             result = engine.step(actions, env_ids, "item")
