@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from parallelenv.notebook.profile import Recorder
     from parallelenv.tasks.task_pool import TaskPool
 
-OnFailure = Literal["raise", "restart"]
 
 _Item = Literal["item"]
 _Batch = Literal["batch"]
@@ -141,7 +140,7 @@ class ParallelEnv:
         no_warning: bool = True,
         *,
         timeout: float | None = None,
-        on_failure: OnFailure = "raise",
+        on_failure: Literal["raise", "restart"] = "raise",
         max_restarts: int = 10,
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
@@ -932,7 +931,7 @@ class ParallelEnv:
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
-        ticket = self._engine.pool.try_asking("state", saved, [state.envs[env_id] for env_id in saved], "load")
+        ticket = self._engine.pool.ask("state", saved, [state.envs[env_id] for env_id in saved], "load", raises=False)
         self._engine.drop_episodes(self._engine.env_ids)
         lost = self._engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         self._engine.seeds = dict(state.seeds)

@@ -236,7 +236,7 @@ class Scheduler:
             self._catch_up(left)
             calls = [MethodCall("evaluate", (), {**shares[rank], "progress": False}) for rank in left]
             try:
-                ticket = self._pool.try_asking("call", left, calls)
+                ticket = self._pool.ask("call", left, calls, raises=False)
             except WorkerTimeoutError as error:
                 raise _late(error) from None
             answers.update(ticket.values)

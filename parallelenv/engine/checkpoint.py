@@ -28,21 +28,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class SavedState:
-    """The result of `ParallelEnv.save_state`. Plain data: pickle it, keep it with a checkpoint.
+    """The result of `ParallelEnv.save_state`. Plain data: pickle it, keep it with a checkpoint."""
 
-    Attributes:
-        envs: The state of each env, pickled; ``None`` where it cannot be saved.
-        checkpoint: State of the episodes.
-        seeds: Seeds of the next resets, by env id.
-        asynchronous: The done policy.
-        version: Version of this format.
-    """
-
-    envs: tuple[bytes | None, ...]
-    checkpoint: Checkpoint
-    seeds: dict[int, int | None]
-    asynchronous: str | None
-    version: int = VERSION
+    envs: tuple[bytes | None, ...]  #: The state of each env, pickled; ``None`` where it cannot be saved.
+    checkpoint: Checkpoint  #: State of the episodes.
+    seeds: dict[int, int | None]  #: Seeds of the next resets, by env id.
+    asynchronous: str | None  #: The done policy.
+    version: int = VERSION  #: Version of this format.
 
     @property
     def unsaved(self) -> tuple[int, ...]:

@@ -569,7 +569,9 @@ class Engine:
     def attribute_hint(self, key: str, env_id: int) -> str:
         """Return a hint at an existing attribute with a similar name. The env is asked once per name: it takes 1 ms."""
         if key not in self._hints:
-            self._hints[key] = self.pool.try_asking("get", (env_id,), None, Lookup(key, "hint")).values.get(env_id, "")
+            self._hints[key] = self.pool.ask("get", (env_id,), None, Lookup(key, "hint"), raises=False).values.get(
+                env_id, ""
+            )
         return self._hints[key]
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,6 @@ LATEST = 100
 """Number of episodes to average over."""
 _ROOM = 16384
 """Rows of envs that are kept until they are summed."""
-EncodedOutcome = bytes | tuple[Any, bytes]
 
 
 class EndedEpisodes(NamedTuple):
@@ -203,8 +202,7 @@ class EpisodeStats:
         self._goes_on = False
         self._sums = _Totals(OpenEpisodes(num_envs), 0, 0, deque(maxlen=LATEST))
         self._room = max(32, min(1024, _ROOM // num_envs))
-        self._is_whole = True  # whether each item of the log is a step of all envs
-        self._log: list[EncodedOutcome] = []
+        self._log: list[tuple[Any, bytes]] = []  # rows of the envs that were stepped, `None`: all; and `Batch.outcome`
         self._begun: list[tuple[int, Any]] = []
 
     def set_autoreset(self, goes_on: bool) -> None:
@@ -214,11 +212,7 @@ class EpisodeStats:
 
     def add_step(self, outcome: bytes, rows: Index | None = None) -> None:
         """Add a step: a `Batch.outcome`, and the rows of the envs that were stepped; ``None``: all."""
-        if rows is None:
-            self._log.append(outcome)
-        else:
-            self._is_whole = False
-            self._log.append((rows, outcome))
+        self._log.append((rows, outcome))
         if len(self._log) == self._room:
             self.sum_up()
 
@@ -261,21 +255,18 @@ class EpisodeStats:
             self._sums.add(*self._pending(), goes_on=self._goes_on)
             self._log.clear()
             self._begun.clear()
-            self._is_whole = True
 
     def _pending(self) -> tuple[Array, Array, Array, Array | None, Array]:
         """Return the steps of the log, which are not in the sums yet, as arguments of `OpenEpisodes.add_steps`."""
-        n = self._num_envs
+        n, log = self._num_envs, self._log.copy()
         begun = [(step, row) for step, rows in self._begun.copy() for row in np.arange(n)[rows].tolist()]
-        is_whole, log = self._is_whole, self._log.copy()
-        outcomes = [one if isinstance(one, bytes) else one[1] for one in log] if not is_whole else log
-        rewards, ended = read_outcomes(cast("list[bytes]", outcomes), n)
+        rewards, ended = read_outcomes([outcome for _, outcome in log], n)
         valid = None
-        if not is_whole:
+        if any(rows is not None for rows, _ in log):
             valid = np.ones(ended.shape, bool)
-            for step, one in enumerate(log):
-                if not isinstance(one, bytes):
+            for step, (rows, _) in enumerate(log):
+                if rows is not None:
                     valid[step] = False
-                    valid[step, one[0]] = True
+                    valid[step, rows] = True
             ended = ended & valid
         return np.arange(n), rewards, ended, valid, np.array(begun, np.int64).reshape(-1, 2)

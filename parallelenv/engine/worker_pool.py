@@ -155,12 +155,9 @@ class Pool:
         except BaseException as error:
             self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
             raise
-        self._note_built(self._workers)
+        for worker in self._workers:
+            worker.has_built = True
         self.processes.update({env_id: one.process for env_id, one in facts.items()})
-
-    def _note_built(self, workers: Iterable[WorkerHandle]) -> None:
-        for worker in workers:
-            worker.has_built = worker.has_built or worker.death is None
 
     @property
     def num_hosts(self) -> int:
@@ -181,27 +178,28 @@ class Pool:
     # ---------------------------------------------------------------- commands
 
     def ask(
-        self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
+        self,
+        operation: str,
+        env_ids: Sequence[int],
+        each: Sequence[Any] | None = None,
+        common: Any = None,
+        *,
+        raises: bool = True,
     ) -> Ticket:
         """Execute an operation of `Host` on envs, wait for all of them, and return the finished ticket.
 
-        ``each`` is one argument per env, ``common`` the same for every env.
+        ``each`` is one argument per env, ``common`` the same for every env. If it does not raise, failures of envs are
+        in the ticket.
 
         Raises:
             BaseException: What an env raised; ``error.partial`` has the values of the others.
             WorkerDiedError: If a worker is or was found dead.
             WorkerTimeoutError: If not all replied within the pool's timeout; later replies are dropped.
         """
-        ticket = self.try_asking(operation, env_ids, each, common)
-        ticket.raise_failures()
-        return ticket
-
-    def try_asking(
-        self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None, common: Any = None
-    ) -> Ticket:
-        """Execute an operation like `ask`, but leave the failures of envs in the ticket."""
         ticket = self.submit(operation, env_ids, each, common)
         self.wait(ticket, self.timeout)
+        if raises:
+            ticket.raise_failures()
         return ticket
 
     def submit(
@@ -569,7 +567,8 @@ class Pool:
         ticket = self.submit("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
         self.wait(ticket, None)
         note(ticket.values.keys() - rebuilt)
-        self._note_built(workers)
+        for worker in workers:
+            worker.has_built |= worker.death is None
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
         replaced = [env_id for worker in broken for env_id in worker.spec.env_ids if env_id not in self.dead]
         if self.is_watched and replaced:  # they record what their envs do, like the others
