@@ -350,9 +350,9 @@ class ParallelEnv:
         """
         engine, guard = self._engine, self._guard
         use, outermost, call = (threading.get_ident(), "step"), None, ""
-        # Like `single_threaded`, without its frame. The object is closed only under its guard or by another thread's
-        # `close`, and forked children have no valid `home`: so what is checked once the guard is ours stays true, and a
-        # valid plan, which nothing else has touched since, needs no further check.
+        # Like `single_threaded`, without its frame. That is enough: as long as `use` is in `guard.users`, every call of
+        # another thread is refused, so a plan that is valid by then remains so until its step is done. A call within
+        # another one finds that one's `use` there, and takes the longer way, as does a call that is traced.
         try:
             plan = engine.plans.get(align) if id is None and type(align) is str else engine.plan_of(id, align)
             if plan is not None and guard.tracer is None:
@@ -700,13 +700,13 @@ class ParallelEnv:
 
     @single_threaded
     def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Ids = None) -> list[Any]:
-        """Call a method of each env, which may differ between envs; return copies of the results, in that order.
+        """Call a method of each env, which may differ between envs; return copies of the results.
 
         Args:
             function_names: A name for all, or a list with one per env, each as in `customized_method`.
             function_args_list: A list with one item per env: a list or tuple of positional arguments, a dict of keyword
                 arguments, or ``None``. Arguments are copied.
-            id: Which envs.
+            id: Which envs; the results have their order.
 
         Raises:
             ArgumentError: If a name is invalid, or a list does not have one item per env; nothing was called.
