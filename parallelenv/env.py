@@ -933,10 +933,10 @@ class ParallelEnv:
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
         ticket = self._engine.pool.ask("state", saved, [state.envs[env_id] for env_id in saved], "load", raises=False)
         self._engine.drop_episodes(self._engine.env_ids)
-        lost = self._engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
+        need_reset = self._engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         self._engine.seeds = dict(state.seeds)
-        ticket.raise_failures(partial=lost)
-        return lost
+        ticket.raise_failures(partial=need_reset)
+        return need_reset
 
     # ---------------------------------------------------------------- properties that ask no worker
 

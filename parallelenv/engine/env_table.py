@@ -273,9 +273,9 @@ class EnvTable:
     def require_reset(self, env_ids: Iterable[int]) -> None:
         """Mark envs as in need of a reset, until something else is recorded."""
         self.version += 1
-        lost = tuple(env_ids)
-        self._needs_reset.update(lost)
-        self.exhausted.difference_update(lost)
+        marked = tuple(env_ids)
+        self._needs_reset.update(marked)
+        self.exhausted.difference_update(marked)
 
     def record_running(self, env_ids: Iterable[int]) -> None:
         """Mark envs as having an episode, at any step."""
@@ -374,16 +374,16 @@ class EnvTable:
         fresh, exhausted = tuple(sorted(self._needs_reset)), tuple(sorted(self.exhausted))
         return Checkpoint(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
-    def restore(self, checkpoint: Checkpoint, lost: Collection[int]) -> tuple[int, ...]:
-        """Load a record; ``lost`` envs have no episode. Return the ids of all envs that need a reset."""
+    def restore(self, checkpoint: Checkpoint, unsaved: Collection[int]) -> tuple[int, ...]:
+        """Load a record; ``unsaved`` envs have no episode. Return the ids of all envs that need a reset."""
         self.version += 1
         for record, saved in zip(
             self.flags, (checkpoint.done, checkpoint.terminated, checkpoint.truncated), strict=True
         ):
             record[:] = saved
-        self._needs_reset = {*checkpoint.fresh, *lost}
+        self._needs_reset = {*checkpoint.fresh, *unsaved}
         self.stats.exclude_running()
-        self.exhausted = set(checkpoint.exhausted).difference(lost)
+        self.exhausted = set(checkpoint.exhausted).difference(unsaved)
         self._unstepped = dict.fromkeys(self.env_ids, False)
         self.reset_infos = list(map(deep_copy, checkpoint.reset_infos))
         self.set_paused(self.env_ids, False)

@@ -123,14 +123,14 @@ class Recovery:
         if not broken:
             return {}
 
-        def note_rebuilt(env_ids: Sequence[int]) -> None:
+        def record_rebuilt(env_ids: Sequence[int]) -> None:
             """Record why envs were rebuilt: for some it is only known that another env lost the same worker."""
             known = {**self._pool.death_failures(env_ids), **reasons}
             cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
             for env_id in env_ids:
                 self.unreported[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation), None
 
-        ticket = self._pool.rebuild(broken, note_rebuilt)
+        ticket = self._pool.rebuild(broken, record_rebuilt)
         failures = {env_id: ticket.failures[env_id] for env_id in ill if env_id in ticket.failures}
         for env_id in failures:
             del self.unreported[env_id], ill[env_id]

@@ -302,9 +302,9 @@ class Pool:
             positions.setdefault(self._worker(env_id), []).append(position)
         shards: list[Shard] = []
         for worker, found in positions.items():
-            part, everyone = tuple(env_ids[index] for index in found), worker.spec.env_ids
+            part, owned = tuple(env_ids[index] for index in found), worker.spec.env_ids
             # The same object for all envs of a worker: their step then needs no pickle.
-            shards.append((worker, everyone if part == everyone else part, found))
+            shards.append((worker, owned if part == owned else part, found))
         if len(self._shards) == _MOST_SHARDS:
             self._shards.clear()
         if type(env_ids) is tuple:
@@ -507,9 +507,9 @@ class Pool:
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
         """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""
-        lost = tuple(env_id for env_id in env_ids if env_id in self.dead) if self.dead else ()
-        if lost:
-            raise self.dead[lost[0]].about(lost)
+        dead = tuple(env_id for env_id in env_ids if env_id in self.dead) if self.dead else ()
+        if dead:
+            raise self.dead[dead[0]].about(dead)
 
     def _mark_dead(self, worker: WorkerHandle) -> None:
         """Record that a host is dead and fail its requests. If another thread closed the pool: `ClosedError`."""
