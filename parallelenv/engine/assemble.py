@@ -91,16 +91,16 @@ class Assembler:
 
     def describe_ends(self, batch: Batch, landed: Outcome, dones: Array, infos: Array) -> None:
         """Add to the infos of envs whose episode has ended what the reset within the step would hide."""
+        env_ids, extras, table = landed.env_ids, landed.extras, self._table
         for position in dones.nonzero()[0].tolist():
-            env_id = landed.env_ids[position]
-            extra = landed.extras.get(env_id, NOTHING)
-            is_exhausted = bool(extra.is_exhausted)
-            if env_id in self._table.exhausted and not is_exhausted:  # since an earlier step
+            env_id = env_ids[position]
+            extra = extras.get(env_id, NOTHING) if extras else NOTHING
+            if table.exhausted and env_id in table.exhausted and not extra.is_exhausted:  # since an earlier step
                 continue
             reset_info = extra.reset_info or batch.reset_info(env_id)
-            self._table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
+            table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
             ended = None if env_id in landed.restarted else ended_state(batch, env_id, extra)
-            self._policy.describe_end(infos[position], ended, reset_info, is_exhausted)
+            self._policy.describe_end(infos[position], ended, reset_info, bool(extra.is_exhausted))
 
 
 Flags = tuple[Array, Array, Array]
