@@ -31,7 +31,7 @@ class CpuBalancer:
         self._next = 0.0
         self._works = hasattr(os, "sched_setaffinity") and Path("/proc/loadavg").exists()
 
-    def look(self, pids: Sequence[int]) -> None:
+    def balance(self, pids: Sequence[int]) -> None:
         """Move one worker if that helps and disturbs no other process; usually do nothing."""
         now = time.perf_counter()
         if now < self._next or not self._works:

@@ -89,7 +89,7 @@ class Bell:
                 ) from error
             self.fileno = self._descriptors[0]
 
-    def enter(self, env_ids: tuple[int, ...]) -> int:
+    def add_worker(self, env_ids: tuple[int, ...]) -> int:
         """Return the place of the words of a new worker; one that takes the place of another gets its words."""
         line = self._lines.setdefault(env_ids, _WORDS * (len(self._lines) + 1))
         self.words[line : line + 4] = memoryview(bytes(24) + _NEVER.to_bytes(8, "little")).cast("Q")
@@ -140,7 +140,7 @@ class BellEnd:
         self._memory, self._line, self._pipe = memory, line, pipe
         self._counter, *bells = descriptors
         self._word = self._words[line + COMMAND]
-        self._is_quick = True
+        self._spinning_pays = True
         self._polls = []  # by the parity of the next ring: waits for it or the pipe, and looks at both
         for bell in bells:
             poll = select.poll()
@@ -159,12 +159,12 @@ class BellEnd:
         """Wait for a step that is announced by the bell; ``None``: there is something to read from the pipe."""
         words, place, last = self._words, self._line + COMMAND, self._word
         begin = time.perf_counter()
-        end = begin + SPIN if self._is_quick else begin
+        end = begin + SPIN if self._spinning_pays else begin
         while True:
             rings, word = words[0], words[place]
             if word != last:  # before the pipe: no step is announced while it has an unanswered command
                 self._word = words[self._line + TAKEN] = word
-                self._is_quick = time.perf_counter() - begin < 2 * SPIN
+                self._spinning_pays = time.perf_counter() - begin < 2 * SPIN
                 return Message(word & _TAG_MASK, word >> OTHER_BITS, (), word >> _TAG_BITS & _SUBSET_MASK)
             words[self._line + SEEN] = rings
             poll, glance = self._polls[(rings + 1) & 1]
@@ -182,7 +182,7 @@ class BellEnd:
                 continue
             found = found or poll()
             if words[place] == last and any(descriptor == self._pipe for descriptor, _ in found):
-                self._is_quick = time.perf_counter() - begin < 2 * SPIN
+                self._spinning_pays = time.perf_counter() - begin < 2 * SPIN
                 return None
 
     def finish(self, *, has_message: bool) -> None:

@@ -100,7 +100,7 @@ class CallerStep:
         (reply,) = (self._repeat(prepared) for prepared in (self._prepared,))
         return not (reply.values or reply.failures or reply.output)
 
-    def file(self, number: int) -> None:
+    def leave_to_channels(self, number: int) -> None:
         """See `RepeatedStep`. The host knows by the command's number how far it is."""
         self._prepared.command.number = number
         self._channel.send(self._prepared.command)
@@ -119,9 +119,9 @@ class JointStep:
     def wait(self, timeout: float) -> bool:
         return self._callers.wait(timeout) and self._workers.wait(timeout)
 
-    def file(self, number: int) -> None:
-        self._workers.file(number)
-        self._callers.file(number + self._place)
+    def leave_to_channels(self, number: int) -> None:
+        self._workers.leave_to_channels(number)
+        self._callers.leave_to_channels(number + self._place)
 
 
 def copy_arguments(command: Command) -> Command:

@@ -163,7 +163,7 @@ class BellChannel(PipeChannel):
 
     def __init__(self, board: Switchboard, bell: Bell, *arguments: Any) -> None:
         super().__init__(board, *arguments)
-        self.line = bell.enter(self.env_ids)
+        self.line = bell.add_worker(self.env_ids)
         self.word = 0
         self._bell = bell
         self._was_told = False  # whether the worker got a message to look for that step
@@ -262,7 +262,7 @@ class BellStep:
             (channel.line + COMMAND, word_of(message, place)) for place, (channel, message) in enumerate(parts)
         ]
         self._awaited: list[tuple[int, int]] = []  # of each worker: the place and the word that says that it is done
-        self._is_quick = True
+        self._spinning_pays = True
         self._has_told = False
 
     def send(self, number: int) -> None:
@@ -276,7 +276,7 @@ class BellStep:
     def wait(self, timeout: float) -> bool:
         words = self._words
         begin = time.perf_counter()
-        end = begin + _BELL_SPIN if self._is_quick else begin
+        end = begin + _BELL_SPIN if self._spinning_pays else begin
         late = begin + _LATE
         for place, word in self._awaited:
             while (done := words[place]) != word:
@@ -291,7 +291,7 @@ class BellStep:
                             self._board.spread()  # workers may share a core while another is idle
                 elif not self._sleep(begin + timeout):
                     return False
-        self._is_quick = time.perf_counter() - begin < _BELL_SPIN
+        self._spinning_pays = time.perf_counter() - begin < _BELL_SPIN
         return True
 
     def _sleep(self, until: float) -> bool:
@@ -310,7 +310,7 @@ class BellStep:
         self._bell.silence()
         return True
 
-    def file(self, number: int) -> None:
+    def leave_to_channels(self, number: int) -> None:
         for place, (channel, message) in enumerate(self._parts):
             channel.announce(word_of(message, number + place))
         if not all(channel.has_begun for channel, _ in self._parts):
@@ -338,7 +338,7 @@ class Switchboard:
         self._balancer = balancer
         self._watched: dict[int, PipeChannel | Bell] = {}  # channels and the bell, by descriptor
         self._pids: list[int] = []  # of the processes at their other ends
-        self._is_quick = True  # whether recent replies came within `_SPIN`, so that spinning pays
+        self._spinning_pays = True  # whether recent replies came within `_SPIN`, so that spinning pays
         self._poll: Any = select.poll() if hasattr(select, "poll") else None  # not on Windows, where nothing is watched
         self._epoll: Any = None  # the same for event loops, once one has asked for it
         if self._poll is not None:
@@ -437,14 +437,14 @@ class Switchboard:
 
     def spread(self) -> None:
         """Move workers apart that share a core needlessly."""
-        self._balancer.look(self._pids)
+        self._balancer.balance(self._pids)
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int) -> Sequence[Any]:
         """Wait as `Backend.wait` does, also for hosts in the caller, which work during the wait."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ready = [channel for channel in channels if channel.work()]
         while True:
-            if self._is_quick and not ready:  # else the system has time to find a core for each
+            if self._spinning_pays and not ready:  # else the system has time to find a core for each
                 self.spread()
             left = _HEARTBEAT if deadline is None else min(_HEARTBEAT, deadline - time.monotonic())
             found = self._look(0.0 if len(ready) >= wanted else max(0.0, left))
@@ -466,10 +466,10 @@ class Switchboard:
         found = self._glance()
         if not found and timeout:
             begin = time.perf_counter()
-            found = spin(self._glance, min(_SPIN, timeout)) if self._is_quick else []
+            found = spin(self._glance, min(_SPIN, timeout)) if self._spinning_pays else []
             found = found or self.poll(timeout * 1000)
             if self.awaits_first:
-                self.awaits_first, self._is_quick = False, time.perf_counter() - begin < _SPIN
+                self.awaits_first, self._spinning_pays = False, time.perf_counter() - begin < _SPIN
         return [self._watched[fileno] for fileno, _ in found]
 
     # ---------------------------------------------------------------- the end

@@ -69,13 +69,9 @@ if TYPE_CHECKING:
     from parallelenv.notebook.profile import Recorder
     from parallelenv.tasks.task_pool import TaskPool
 
-OnFailure = Literal["raise", "restart"]
 
-_HEARTBEAT = 0.25
-"""Seconds between two looks for results, output and deaths, at most."""
-_SHORTEST_NAP = 5e-4
-_NAP = 1 / 8
-"""Fraction of the time waited so far that may pass until the next look. It bounds how late a result is found."""
+_Item = Literal["item"]
+_Batch = Literal["batch"]
 
 
 @short_tracebacks
@@ -152,7 +148,7 @@ class ParallelEnv:
         no_warning: bool = True,
         *,
         timeout: float | None = None,
-        on_failure: OnFailure = "raise",
+        on_failure: Literal["raise", "restart"] = "raise",
         max_restarts: int = 10,
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
@@ -170,7 +166,7 @@ class ParallelEnv:
         arguments.check_failure_handling(on_failure, max_restarts)
         for_envs: dict[str, Any] = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
         env_factories = env_specs.make_factories(envs)
-        backend, num_cpus, chosen = registry.settle(
+        backend, num_cpus, chosen = registry.resolve_backend(
             para_mode, backend_options, env_factories, num_cpus, num_gpus, spaces, for_envs, _ARGUMENTS
         )
         if on_failure == "restart" and backend.uses_live_envs:
@@ -183,7 +179,6 @@ class ParallelEnv:
             backend,
             env_factories,
             policy,
-            asynchronous,
             spaces=spaces,
             copy=copy,
             timeout=timeout,
@@ -197,7 +192,7 @@ class ParallelEnv:
         self._awaited: Sequence[int] = ()  # envs of the latest `step_async`
         self._live.add(self)
         if not keep:
-            notebook_cells.note(self)
+            notebook_cells.register(self)
 
     @property
     def engine(self) -> Engine:
@@ -216,13 +211,8 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of ``num_envs`` envs made by ``gymnasium.make(id, ...)``.
 
-        Args:
-            id: A registered id or an `EnvSpec`.
-            num_envs: Number of envs.
-            para_mode: See the constructor.
-            *args: Further arguments of the constructor, in its order.
-            backend_options: Options of the mode.
-            **kwargs: Further arguments of the constructor; all others are given to ``gymnasium.make``.
+        ``id`` is a registered id or an `EnvSpec`. Arguments of the constructor are given as there, options of the mode
+        as the dict ``backend_options``; all other keyword arguments go to ``gymnasium.make``.
 
         Raises:
             InvalidEnvError: If ``id`` is not registered, or not an id.
@@ -230,10 +220,10 @@ class ParallelEnv:
                 ``make_vec``, and not one of the env.
         """
         arguments.check_positive("num_envs", num_envs)
-        own = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
+        options = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
         spec = env_specs.registered(id, kwargs, _MAKE_ARGUMENTS, registry.option_names(para_mode))
         env_fn = functools.partial(gymnasium.make, spec, **kwargs)
-        return cls([env_fn] * num_envs, para_mode, *args, **own, **(backend_options or {}))  # type: ignore[misc]
+        return cls([env_fn] * num_envs, para_mode, *args, **options, **(backend_options or {}))  # type: ignore[misc]
 
     @classmethod
     def from_samplers(
@@ -277,15 +267,9 @@ class ParallelEnv:
         """Return a `ParallelEnv` of ``num_envs`` copies of one env, each with a rank.
 
         The rank is the env id; `get_worker_info` gives it to the env. An env fn with parameters ``rank``,
-        ``world_size`` or ``seed`` is called with the rank, ``num_envs``, and ``seed`` plus the rank.
-
-        Args:
-            env: An env, which is copied, an env fn, a registered id or an `EnvSpec`.
-            num_envs: Number of copies.
-            para_mode: See the constructor.
-            *args: Further arguments of the constructor.
-            seed: See the constructor.
-            **kwargs: Further arguments of the constructor.
+        ``world_size`` or ``seed`` is called with the rank, ``num_envs``, and ``seed`` plus the rank. Besides an env
+        fn, ``env`` may be an env, which is copied, a registered id or an `EnvSpec`. Further arguments are those of the
+        constructor.
 
         Raises:
             InvalidEnvError: If ``env`` is not an env.
@@ -327,18 +311,14 @@ class ParallelEnv:
             hint = f" For a seed write reset(seed={id})." if isinstance(id, int) and id >= 0 else ""
             raise IdRangeError(f"{error}{hint}") from None
         refuse_pair(len(env_ids) if self._engine.pool.layout.states.is_single else None)
-        each = self._engine.beginnings(env_ids, seed, options)
+        each = self._engine.reset_arguments(env_ids, seed, options)
         return self._engine.collect_reset(self._engine.submit_reset(env_ids, each), None)
 
     @single_threaded
     def seed(self, seed: int | Sequence[int | None]) -> list[int | None]:
-        """Set the seeds that the next reset of each env uses.
+        """Set the seeds that the next reset of each env uses, and return them in env id order.
 
-        Args:
-            seed: Int ``s``: env i gets ``s + i``. A list: one per env.
-
-        Returns:
-            The seed of each env, in env id order.
+        Int ``s``: env i gets ``s + i``. A list: one per env.
 
         Raises:
             ArgumentError: If ``seed`` is neither.
@@ -348,9 +328,9 @@ class ParallelEnv:
         return seeds
 
     @overload
-    def step(self, action: Action, id: Ids = None, align: Literal["item"] = "item") -> StepResult: ...
+    def step(self, action: Action, id: Ids = None, align: _Item = "item") -> StepResult: ...
     @overload
-    def step(self, action: Action, id: Ids = None, align: Literal["batch"] = ...) -> StepBatch: ...
+    def step(self, action: Action, id: Ids = None, align: _Batch = ...) -> StepBatch: ...
     @shortens_tracebacks
     def step(self, action: Action, id: Ids = None, align: Align = "item") -> StepResult | StepBatch:
         """Step envs and wait for all of them.
@@ -378,17 +358,21 @@ class ParallelEnv:
         """
         engine, guard = self._engine, self._guard
         use, outermost, call = (threading.get_ident(), "step"), None, ""
-        try:  # like `single_threaded`, without its frame
+        # Like `single_threaded`, without its frame. That is enough: as long as `use` is in `guard.users`, every call of
+        # another thread is refused, so a plan that is valid by then remains so until its step is done. A call within
+        # another one finds that one's `use` there, and takes the longer way, as does a call that is traced.
+        try:
             plan = engine.plans.get(align) if id is None and type(align) is str else engine.plan_of(id, align)
             if plan is not None and guard.tracer is None:
                 outermost = guard.users.setdefault("", use)
                 if outermost is use and guard.is_usable() and plan.is_valid():
                     call = "step"
-                    return plan.step(action)
+                    return plan.step(action, engine)
                 if outermost is use:
                     guard.users.clear()
                     outermost = None
-            return engine.step_unplanned(action, id, align)
+            arguments.check_align(align)
+            return engine.step(action, None if id is None else engine.ids(id), align)
         except BaseException as error:
             guard.shorten(error, call)
             raise
@@ -406,23 +390,18 @@ class ParallelEnv:
             The errors of `ParallelEnv.step`, before anything was sent.
         """
         env_ids = self._engine.ids(id)
-        self._engine.send(action, env_ids)
+        self._engine.submit_step(action, env_ids, separately=True)
         self._awaited = env_ids
 
     @overload
-    def step_wait(self, timeout: float | None = None, align: Literal["item"] = "item") -> StepResult: ...
+    def step_wait(self, timeout: float | None = None, align: _Item = "item") -> StepResult: ...
     @overload
-    def step_wait(self, timeout: float | None = None, align: Literal["batch"] = ...) -> StepBatch: ...
+    def step_wait(self, timeout: float | None = None, align: _Batch = ...) -> StepBatch: ...
     @single_threaded
     def step_wait(self, timeout: float | None = None, align: Align = "item") -> StepResult | StepBatch:
-        """Wait for all envs of the latest `step_async` and return their results, in the order asked.
+        """Wait for all envs of the latest `step_async` and return their results, in the order asked, like `step`.
 
-        Args:
-            timeout: Seconds to wait; ``None`` means the pool's own timeout.
-            align: See `ParallelEnv.step`.
-
-        Returns:
-            See `ParallelEnv.step`.
+        ``timeout`` is in seconds; ``None`` means the pool's own.
 
         Raises:
             NothingInFlightError: If there was none, or a later `recv` or `reset` has taken its results.
@@ -444,7 +423,7 @@ class ParallelEnv:
         Raises:
             The errors of `step`, before anything was sent.
         """
-        self._engine.send(action, self._engine.ids(id))
+        self._engine.submit_step(action, self._engine.ids(id), separately=True)
 
     @single_threaded
     def send_reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> None:
@@ -452,36 +431,23 @@ class ParallelEnv:
 
         An undelivered step of these envs is dropped. In the result each env has its first state, reward 0, is not done,
         and its info is that of the reset, with ``info["reset"]`` ``True``. It has no ``info["ended_state"]``, since
-        nothing ended.
-
-        Args:
-            id: Which envs.
-            seed: See `reset`.
-            options: See `reset`.
+        nothing ended. Arguments: see `reset`.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` do not fit; nothing was sent.
             WorkerDiedError: If the worker of an env has died; nothing was sent.
         """
         env_ids = self._engine.ids(id)
-        self._engine.send_reset(env_ids, self._engine.beginnings(env_ids, seed, options))
+        self._engine.submit_reset(env_ids, self._engine.reset_arguments(env_ids, seed, options), separately=True)
         self._engine.forget_seeds(env_ids)
 
     @overload
     def recv(
-        self,
-        min_envs: int = 1,
-        max_envs: int | None = None,
-        timeout: float | None = None,
-        align: Literal["item"] = "item",
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: _Item = "item"
     ) -> StepResult: ...
     @overload
     def recv(
-        self,
-        min_envs: int = 1,
-        max_envs: int | None = None,
-        timeout: float | None = None,
-        align: Literal["batch"] = ...,
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: _Batch = ...
     ) -> StepBatch: ...
     @single_threaded
     def recv(
@@ -509,19 +475,11 @@ class ParallelEnv:
 
     @overload
     async def arecv(
-        self,
-        min_envs: int = 1,
-        max_envs: int | None = None,
-        timeout: float | None = None,
-        align: Literal["item"] = "item",
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: _Item = "item"
     ) -> StepResult: ...
     @overload
     async def arecv(
-        self,
-        min_envs: int = 1,
-        max_envs: int | None = None,
-        timeout: float | None = None,
-        align: Literal["batch"] = ...,
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: _Batch = ...
     ) -> StepBatch: ...
     async def arecv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
@@ -539,27 +497,23 @@ class ParallelEnv:
         arguments.check_align(align)
         arguments.check_window(min_envs, max_envs)
         limit = arguments.check_timeout(timeout)
-        begin = time.monotonic()
+        start = time.monotonic()
         while True:
-            if self._engine.look(min_envs, limit, begin):
+            if self._engine.poll(min_envs, limit, start):
                 # Yield to other tasks. A cancellation that arrived while envs stepped (Ctrl-C, for one) is raised here,
                 # before the result is taken: a task that is cancelled and then returns would lose it.
                 await asyncio.sleep(0)
-                result: StepResult | StepBatch | None = self._engine.take(min_envs, max_envs, align)
+                result: StepResult | StepBatch | None = self._engine.receive_now(min_envs, max_envs, align)
                 if result is not None:
                     return result
-            waited = time.monotonic() - begin
-            nap = min(_HEARTBEAT, max(_SHORTEST_NAP, waited * _NAP))
-            await self._engine.sleep_until_reply(limit, begin, _HEARTBEAT, nap)
+            await self._engine.sleep_until_reply(limit, start)
 
     def get_state(self, timeout: float | None = None) -> tuple[State, int] | None:
         """Return the state of the env that has waited longest for an action, and its id.
 
         With `send_action` this is `recv` and `send` for one env at a time, beginning with `send_reset`. For rewards,
-        flags and infos use ``recv(1, 1, align="batch")`` instead.
-
-        Args:
-            timeout: Seconds to wait; ``None`` means the pool's own timeout.
+        flags and infos use ``recv(1, 1, align="batch")`` instead. ``timeout`` is in seconds; ``None`` means the pool's
+        own.
 
         Returns:
             ``(state, env_id)``. The state is `TERMINATED` where an episode has ended and no other has begun: with any
@@ -575,7 +529,7 @@ class ParallelEnv:
                 raise
             return None
         (state, _, is_done, _), env_id = batch[0], int(batch.env_ids[0])
-        has_begun = self._engine.begins_next_episodes and env_id not in self._engine.table.exhausted
+        has_begun = self._engine.done_policy.autoreset and env_id not in self._engine.table.exhausted
         return (state if has_begun or not is_done else TERMINATED), env_id
 
     def send_action(self, action: Action, env_id: int) -> None:
@@ -585,7 +539,7 @@ class ParallelEnv:
             action: The action of its step. `RESET` or ``"reset"`` begins an episode, like `send_reset`. `CLOSE` or
                 ``"close"`` leaves the env out from now on, like `pause`, and `resume` takes it in again; its memory is
                 freed only with the `ParallelEnv`. (`send` treats such strings as actions.)
-            env_id: Id of the env.
+            env_id: The env.
 
         Raises:
             ArgumentError: If ``env_id`` is not one id, or the action is `TERMINATED`.
@@ -626,7 +580,7 @@ class ParallelEnv:
                 ``env_ids``, it also gets their ids.
             num_steps: Number of steps of all envs together; then the loop ends, with nothing in flight. ``None``: it
                 ends when no env can step further, or this object is closed.
-            min_envs: See `recv`.
+            min_envs: Like the next two, see `recv`.
             max_envs: See `recv`.
             timeout: See `recv`.
 
@@ -650,22 +604,19 @@ class ParallelEnv:
     def pause(self, id: Any = MISSING) -> None:
         """Leave envs out of calls without ``id``, and refuse to step them, until `resume`.
 
-        What they have in flight continues, and `recv` returns it.
-
-        Args:
-            id: Which envs; ``None``: all.
+        What they have in flight continues, and `recv` returns it. ``None`` pauses all.
 
         Raises:
             ArgumentError: If ``id`` is not given.
         """
         if id is MISSING:
             raise ArgumentError("pause() was called without id. Give which envs to leave out: pause(3), pause([0, 2]).")
-        self._engine.table.pause(self._engine.ids(id, everyone=True))
+        self._engine.table.set_paused(self._engine.ids(id, with_paused=True), True)
 
     @single_threaded
     def resume(self, id: Ids = None) -> None:
         """Take paused envs in again; without ``id`` all of them."""
-        self._engine.table.resume(self._engine.ids(id, everyone=True))
+        self._engine.table.set_paused(self._engine.ids(id, with_paused=True), False)
 
     # ---------------------------------------------------------------- attributes, methods, frames
 
@@ -735,16 +686,13 @@ class ParallelEnv:
 
     @single_threaded
     def customized_method(self, env_method: str, data: Any = None, id: Ids = None) -> list[Any]:
-        """Call a method of each env and return the results.
+        """Call a method of each env and return copies of the results, in the order of ``id``.
 
         Args:
             env_method: Name, looked up through wrappers; ``"a.b"`` calls ``b`` of the object ``a``.
             data: Keyword arguments: a dict for all, or a list with one dict per env. A list or dict is copied, so that
                 no two envs share an argument.
             id: Which envs.
-
-        Returns:
-            Copies, one per env, in the order of ``id``.
 
         Raises:
             ArgumentError: If the name is not a plain name or ``data`` does not fit; nothing was called.
@@ -760,16 +708,13 @@ class ParallelEnv:
 
     @single_threaded
     def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Ids = None) -> list[Any]:
-        """Call a method of each env, which may differ between envs, and return the results.
+        """Call a method of each env, which may differ between envs; return copies of the results.
 
         Args:
             function_names: A name for all, or a list with one per env, each as in `customized_method`.
             function_args_list: A list with one item per env: a list or tuple of positional arguments, a dict of keyword
                 arguments, or ``None``. Arguments are copied.
-            id: Which envs.
-
-        Returns:
-            Copies, one per env, in the order of ``id``.
+            id: Which envs; the results have their order.
 
         Raises:
             ArgumentError: If a name is invalid, or a list does not have one item per env; nothing was called.
@@ -783,14 +728,9 @@ class ParallelEnv:
 
     @single_threaded
     def attr(self, names: str | Sequence[str], id: Ids = None) -> list[Any]:
-        """Return an attribute of each env, which may differ between envs and must exist.
+        """Return copies of an attribute of each env, in the order of ``id``. It must exist.
 
-        Args:
-            names: A name for all, or a list with one per env, each as in `get_env_attr`.
-            id: Which envs.
-
-        Returns:
-            Copies, one per env, in the order of ``id``.
+        ``names`` is a name for all, or a list with one per env, each as in `get_env_attr`.
 
         Raises:
             ArgumentError: If a name is invalid, or the list does not have one per env; nothing was asked.
@@ -804,15 +744,9 @@ class ParallelEnv:
 
     @single_threaded
     def command(self, name: str, data: Any = None, id: Ids = None) -> list[Any]:
-        """Call the method ``command(name, data)`` of each env and return the results.
+        """Call the method ``command(name, data)`` of each env and return copies of the results, in the order of ``id``.
 
-        Args:
-            name: Any text that the envs understand.
-            data: The same for each env; each gets a copy.
-            id: Which envs.
-
-        Returns:
-            Copies, one per env, in the order of ``id``.
+        ``name`` is any text that the envs understand; each gets a copy of ``data``.
 
         Raises:
             ArgumentError: If ``name`` is not a string; nothing was called.
@@ -826,15 +760,10 @@ class ParallelEnv:
 
     @single_threaded
     def render(self, id: Ids = None, tile: bool = False, labels: bool = False) -> Any:
-        """Return the result of each env's ``render()``.
+        """Return a list with the result of each env's ``render()``, in the order of ``id``.
 
-        Args:
-            id: Which envs.
-            tile: Join RGB frames, whose sizes may differ, to one picture, in a grid without gaps.
-            labels: With ``tile``, leave a gap between frames and draw the env id on each, like `show`.
-
-        Returns:
-            A list in the order of ``id``, or ``(height, width, 3)`` uint8.
+        With ``tile`` return one picture instead, ``(height, width, 3)`` uint8: RGB frames, whose sizes may differ, in a
+        grid without gaps; with ``labels`` too, like `show`, with gaps and the env id on each.
 
         Raises:
             ArgumentError: If a frame to tile is not a uint8 array (RGB, grey, or RGB with alpha, which is dropped), or
@@ -879,9 +808,6 @@ class ParallelEnv:
             options: Options of the first reset, see `reset`.
             progress: See `rollout`.
 
-        Returns:
-            An `Evaluation`.
-
         Raises:
             ArgumentError: If ``num_episodes`` is not an int of at least 1, no envs are asked, or another argument does
                 not fit; nothing was sent.
@@ -892,7 +818,7 @@ class ParallelEnv:
         arguments.check_positive("num_episodes", num_episodes)
         if not env_ids:
             raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
-        each = self._engine.beginnings(env_ids, seed, options)
+        each = self._engine.reset_arguments(env_ids, seed, options)
         goal = RolloutLength.of(None, num_episodes)
         return evaluate(self._engine, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
 
@@ -965,22 +891,20 @@ class ParallelEnv:
 
     @single_threaded
     def restart(self, id: Ids = None) -> tuple[int, ...]:
-        """Rebuild envs from the items of ``envs``. They need a reset afterwards.
+        """Rebuild envs from the items of ``envs``, and return the ids of all that were rebuilt, ascending.
 
-        A worker that died, or is busy with one of them, is replaced, with all envs that it owned. Other envs of a
-        worker may finish what they have in flight, within ``timeout`` seconds. After Ctrl-C they need a reset too.
-
-        Args:
-            id: Which envs; ``None`` means all, also paused ones.
-
-        Returns:
-            Ids of all envs that were rebuilt, ascending.
+        They need a reset afterwards. A worker that died, or is busy with one of them, is replaced, with all envs that
+        it owned. Other envs of a worker may finish what they have in flight, within ``timeout`` seconds. After Ctrl-C
+        they need a reset too. ``None`` means all envs, also paused ones.
 
         Raises:
             InvalidEnvError: If an env was given as a live instance and lives in this process.
             BaseException: What an env's constructor raised.
         """
-        return self._engine.restart(self._engine.ids(id, everyone=True))
+        ticket = self._engine.pool.rebuild(self._engine.ids(id, with_paused=True), self._engine.drop_episodes)
+        rebuilt = tuple(sorted({*ticket.env_ids, *ticket.values}))
+        ticket.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in ticket.failures))
+        return rebuilt
 
     @single_threaded
     def save_state(self) -> SavedState:
@@ -993,7 +917,8 @@ class ParallelEnv:
             EnvBusyError: If a step is in flight.
             BaseException: What a ``get_state`` raised.
         """
-        checkpoint = self._engine.checkpoint()
+        self._engine.refuse_busy(self._engine.env_ids)
+        checkpoint = self._engine.table.checkpoint()
         values = self._engine.pool.ask("state", self._engine.env_ids, None, "save").values
         envs = tuple(values.get(env_id) for env_id in self._engine.env_ids)
         return SavedState(envs, checkpoint, dict(self._engine.seeds), self.asynchronous)
@@ -1014,11 +939,12 @@ class ParallelEnv:
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
-        ticket = self._engine.pool.try_asking("state", saved, [state.envs[env_id] for env_id in saved], "load")
-        lost = self._engine.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
+        ticket = self._engine.pool.ask("state", saved, [state.envs[env_id] for env_id in saved], "load", raises=False)
+        self._engine.drop_episodes(self._engine.env_ids)
+        need_reset = self._engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         self._engine.seeds = dict(state.seeds)
-        ticket.raise_failures(partial=lost)
-        return lost
+        ticket.raise_failures(partial=need_reset)
+        return need_reset
 
     # ---------------------------------------------------------------- properties that ask no worker
 
@@ -1088,8 +1014,8 @@ class ParallelEnv:
 
     @property
     def asynchronous(self) -> str | None:
-        """The done policy, as given; an env handed over to an adapter follows the adapter's rule."""
-        return self._engine.asynchronous
+        """The done policy, as given; with an adapter the call that made it, since its rule holds then."""
+        return self._engine.adapter or self._engine.done_policy.word
 
     @property
     def recommendation(self) -> Recommendation | None:
@@ -1171,7 +1097,7 @@ class ParallelEnv:
         width: int = 800,
         progress: bool = True,
     ) -> Evaluation:
-        """Run a policy and show the envs below the notebook cell while they step.
+        """Run a policy, show the envs below the notebook cell while they step, and return the episodes that have ended.
 
         The envs begin with a reset, and need one afterwards. An ended env is reset, whatever ``asynchronous`` is.
         Interrupt the cell to stop early.
@@ -1184,9 +1110,6 @@ class ParallelEnv:
             fps: Frames per second at most; ``None``: the first env's ``metadata["render_fps"]``, else 30.
             width: See `show`.
             progress: See `ParallelEnv.rollout`.
-
-        Returns:
-            An `Evaluation` of the episodes that have ended.
 
         Raises:
             UsageError, MissingDependencyError: See `show`.
@@ -1380,7 +1303,7 @@ class ParallelEnv:
             return "<parallelenv.ParallelEnv, not constructed>"
         chosen = self._recommendation
         mode = repr(self._para_mode) if chosen is None else f"{registry.AUTO!r} ({chosen.label})"
-        parts = ["closed"] if self.closed else [count(self.num_workers, "worker"), self._engine.pool.placement]
+        parts = ["closed"] if self.closed else [count(self.num_workers, "worker"), self._engine.pool.backend.placement]
         return (
             f"<parallelenv.ParallelEnv of {count(self._engine.num_envs, 'env')}, para_mode={mode}, "
             f"asynchronous={self.asynchronous!r}, {', '.join(filter(None, parts))}>"
@@ -1433,7 +1356,8 @@ def _notebook() -> ModuleType:
     return notebook
 
 
-# `ParallelEnv.make` has all arguments of the constructor, for editors and `help`.
+# `ParallelEnv.make` takes ``**kwargs``, but shows to editors and `help` what it accepts: its own first three arguments,
+# those of the constructor but for the first two and the options, and its own last two.
 _OWN, _WHOLE = (list(inspect.signature(one).parameters.values()) for one in (ParallelEnv.make, ParallelEnv))
 _ARGUMENTS = tuple(one.name for one in _WHOLE[:-1])  # the last one takes the options
 _SIGNATURE = inspect.Signature([*_OWN[:3], *_WHOLE[2:-1], *_OWN[-2:]])

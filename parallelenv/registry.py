@@ -51,7 +51,7 @@ def known_words() -> tuple[str, ...]:
     return (*known_modes(), AUTO)
 
 
-def settle(
+def resolve_backend(
     para_mode: Any,
     options: dict[str, Any],
     env_factories: Sequence[EnvFactory],
@@ -96,7 +96,7 @@ def make_backend(para_mode: Any, options: dict[str, Any], own_arguments: Sequenc
     Args:
         para_mode: A known word, or a class that fulfils `protocol.Backend`.
         options: Keyword arguments of its constructor.
-        own_arguments: See `settle`.
+        own_arguments: See `resolve_backend`.
 
     Raises:
         ArgumentError: If the word is not known, the class is not a backend, or it does not accept one of the options.

@@ -55,9 +55,9 @@ class TableMachine(RuleBasedStateMachine):
     def begin(self, env_ids: tuple[int, ...]) -> None:
         """A reset: it loses the old episodes before it is sent, and notes the new ones when it has arrived."""
         before = self.table.version
-        self.table.lose(env_ids)
+        self.table.require_reset(env_ids)
         assert self.changes(before)
-        self.table.note_begun(env_ids, list(env_ids))
+        self.table.record_reset(env_ids)
         self.needs_reset.difference_update(env_ids)
         self.exhausted.difference_update(env_ids)
         for env_id in env_ids:
@@ -66,7 +66,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(env_ids=some)
     def lose(self, env_ids: tuple[int, ...]) -> None:
         before = self.table.version
-        self.table.lose(env_ids)
+        self.table.require_reset(env_ids)
         assert self.changes(before)
         self.needs_reset.update(env_ids)
         self.exhausted.difference_update(env_ids)
@@ -74,7 +74,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(env_ids=some)
     def exhaust(self, env_ids: tuple[int, ...]) -> None:
         """A reset that finds no further episode."""
-        self.table.note_exhausted(env_ids)
+        self.table.record_exhausted(env_ids)
         self.needs_reset.difference_update(env_ids)
         self.exhausted.update(env_ids)
         for env_id in env_ids:
@@ -92,7 +92,7 @@ class TableMachine(RuleBasedStateMachine):
         assert [asked[position] for position in positions or range(len(asked))] == list(stepped) or not stepped
         ends = np.array([flags[env_id] for env_id in stepped], dtype=bool).reshape(-1, 2)
         before = self.table.version
-        self.table.note_step(asked, list(stepped), ends[:, 0], ends[:, 1])
+        self.table.record_step(asked, list(stepped), ends[:, 0], ends[:, 1])
         assert not self.changes(before)
         has_ended: Any = ends.any(axis=1)
         if self.word is None and has_ended.any():
@@ -106,14 +106,14 @@ class TableMachine(RuleBasedStateMachine):
     @rule(env_ids=some)
     def pause(self, env_ids: tuple[int, ...]) -> None:
         before = self.table.version
-        self.table.pause(env_ids)
+        self.table.set_paused(env_ids, True)
         assert self.changes(before)
         self.paused.update(env_ids)
 
     @rule(env_ids=some)
     def resume(self, env_ids: tuple[int, ...]) -> None:
         before = self.table.version
-        self.table.resume(env_ids)
+        self.table.set_paused(env_ids, False)
         assert self.changes(before)
         self.paused.difference_update(env_ids)
 
@@ -135,7 +135,7 @@ class TableMachine(RuleBasedStateMachine):
         for first in range(0, len(running), cut):
             self.number += 1
             ticket.pending[self.number] = running[first : first + cut]
-        self.table.occupy(env_ids, ticket, separately=separately)
+        self.table.enter(env_ids, ticket, separately=separately)
         self.tickets.update(dict.fromkeys(env_ids, ticket))
         entry = [env_id for env_id in env_ids if env_id not in running]
         self.arrivals = [(one, ids) for one, ids in self.arrivals if one is not ticket]
@@ -149,7 +149,7 @@ class TableMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(busy))
         ticket = next(one for one in self.tickets.values() if number in one.pending)
         env_ids = ticket.pending[number]
-        ticket.file(number, {}, {})
+        ticket.record_reply(number, {}, {})
         if (ticket, None) not in self.arrivals:
             self.arrivals.append((ticket, list(env_ids)))
 
@@ -191,7 +191,7 @@ class TableMachine(RuleBasedStateMachine):
     def refuses(self) -> None:
         for env_id in EVERYONE:
             for call, error, is_refused in (
-                (self.table.refuse_fresh, ResetNeededError, env_id in self.needs_reset),
+                (self.table.refuse_without_episode, ResetNeededError, env_id in self.needs_reset),
                 (self.table.refuse_paused, EnvBusyError, env_id in self.paused),
             ):
                 if is_refused:

@@ -15,9 +15,9 @@ import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, WAIT, Fragile, fragile
 
-import parallelenv.env
 from parallelenv import ParallelEnv
 from parallelenv.backends._process import process_exists
+from parallelenv.engine import event_loop
 from parallelenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
 
 in_workers = pytest.mark.parametrize("mode", ["thread", "subproc", "ray", "ray-subproc"], indirect=True)
@@ -31,8 +31,8 @@ LIMIT = 20.0
 @pytest.fixture
 def without_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only replies wake whatever waits."""
-    for name in ("_HEARTBEAT", "_SHORTEST_NAP"):
-        monkeypatch.setattr(parallelenv.env, name, 3600.0)
+    for name in ("HEARTBEAT", "SHORTEST_NAP"):
+        monkeypatch.setattr(event_loop, name, 3600.0)
 
 
 @pytest.fixture
@@ -135,24 +135,24 @@ def test_reply_just_before_the_wait_is_not_missed(make_env: MakeEnv, tmp_path: P
 def test_arecv_is_idle_until_the_next_reply(make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env(fragile(tmp_path), num_cpus=4)
     env.reset()
-    looks: list[int] = []
-    look = type(env.engine).look
+    polls: list[int] = []
+    poll = type(env.engine).poll
 
     def count(engine: Any, min_envs: int, *arguments: Any) -> bool:
-        looks.append(min_envs)
-        return look(engine, min_envs, *arguments)
+        polls.append(min_envs)
+        return poll(engine, min_envs, *arguments)
 
-    monkeypatch.setattr(type(env.engine), "look", count)
+    monkeypatch.setattr(type(env.engine), "poll", count)
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
         waiting = asyncio.ensure_future(env.arecv(4))
         await begun(env, tmp_path)
         await until(lambda: env.engine.table.arrived)
-        looks_before = len(looks)
+        polls_before = len(polls)
         for _ in range(50):
             await asyncio.sleep(0)
-        assert len(looks) <= looks_before + 3  # one per reply that came meanwhile
+        assert len(polls) <= polls_before + 3  # one per reply that came meanwhile
         (tmp_path / "go").touch()
         await waiting
 

@@ -372,11 +372,11 @@ def test_info_of_another_form_is_not_written(info: Any) -> None:
 
 def test_form_is_learned_after_a_few_steps_and_given_up_after_many_others() -> None:
     learner = InfoLearner()
-    assert [learner.note([STEADY, STEADY], 2, 0, 1) for _ in range(4)] == [False, False, False, True]
+    assert [learner.learn([STEADY, STEADY], 2, 0, 1) for _ in range(4)] == [False, False, False, True]
     assert learner.form == form_of(STEADY)
-    assert not learner.note([], 2, 0, 1)
-    assert learner.note([], 2, 1, 1)  # a worker was replaced
-    given_up = [learner.note([{"x": "y"}, {"x": "y"}], 2, 1, 1) for _ in range(16)]
+    assert not learner.learn([], 2, 0, 1)
+    assert learner.learn([], 2, 1, 1)  # a worker was replaced
+    given_up = [learner.learn([{"x": "y"}, {"x": "y"}], 2, 1, 1) for _ in range(16)]
     assert given_up == [False] * 15 + [True]
     assert not learner.form
 
@@ -386,7 +386,7 @@ def test_form_that_keeps_changing_is_given_up_for_good() -> None:
     told_times = 0
     for number in range(2000):
         kind = {"x": 1.0} if number // 20 % 2 else {"y": 1}
-        told_times += learner.note([kind, kind], 2, 0, 1)
+        told_times += learner.learn([kind, kind], 2, 0, 1)
     assert told_times < 20
     assert not learner.form
 
@@ -394,15 +394,15 @@ def test_form_that_keeps_changing_is_given_up_for_good() -> None:
 def test_ends_of_episodes_between_steady_steps_keep_the_form() -> None:
     learner = InfoLearner()
     for _ in range(4):
-        learner.note([STEADY], 1, 0, 1)
+        learner.learn([STEADY], 1, 0, 1)
     assert learner.form
-    assert not any(learner.note([{"episode": {}}], 1, 0, 100) for _ in range(50))
+    assert not any(learner.learn([{"episode": {}}], 1, 0, 100) for _ in range(50))
     assert learner.form
 
 
 def test_few_infos_of_many_envs_are_not_learned() -> None:
     learner = InfoLearner()
-    assert not any(learner.note([STEADY], 4, 0, 1) for _ in range(10))
+    assert not any(learner.learn([STEADY], 4, 0, 1) for _ in range(10))
 
 
 def test_batch_whose_rows_travel_has_no_room_for_infos() -> None:

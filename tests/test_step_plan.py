@@ -123,7 +123,7 @@ def test_results_equal_those_without_plans(
         if asynchronous != "restart" and other.all_done():
             one.reset()
             other.reset()
-    assert one.engine.table.score.look() == other.engine.table.score.look()
+    assert one.engine.table.stats.summary() == other.engine.table.stats.summary()
     assert num_planned > 5
 
 

@@ -209,7 +209,7 @@ def test_plain_step_sends_one_small_message_each_way(spaces: Any, ends: bool, lo
 
 def wait_until_workers_sleep(env: ParallelEnv) -> None:
     """Wait until every worker has noticed the latest ring, so that none needs a message to look for the next one."""
-    board = env.engine.pool._backend._switchboard  # type: ignore[attr-defined]
+    board = env.engine.pool.backend._switchboard  # type: ignore[attr-defined]
     words, lines = board.bell.words, [channel.line for channel in board.channels]
     while any(words[line + _bell.SEEN] != words[0] for line in lines):
         pass

@@ -1,19 +1,32 @@
-"""What adapters share: indices and spaces in the form of other libraries, and errors as these libraries raise them."""
+"""What adapters share: their calls on the engine, and indices, spaces and errors in the form of other libraries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from parallelenv.contract.arguments import parse_ids
+from parallelenv.contract import arguments
+from parallelenv.contract.arguments import Ids, Options, Seeds, parse_ids
 from parallelenv.contract.batch import Array
-from parallelenv.contract.error_text import GIVE_SPACES
+from parallelenv.contract.error_text import GIVE_SPACES, name_envs
 from parallelenv.contract.failures import add_note, one_line, put
-from parallelenv.contract.spaces import Space
+from parallelenv.contract.protocol import Lookup, MethodCall
+from parallelenv.contract.spaces import Action, Info, Space, State
 from parallelenv.contract.tracebacks import short_tracebacks
-from parallelenv.errors import EnvBusyError, InvalidEnvError, NoPendingCallError, NothingInFlightError, PendingCallError
+from parallelenv.engine.done_policies import DonePolicy, Restart
+from parallelenv.engine.thread_guard import single_threaded, single_threaded_in
+from parallelenv.engine.tickets import Ticket
+from parallelenv.errors import (
+    AbsentAttributeError,
+    EnvBusyError,
+    InvalidEnvError,
+    NoPendingCallError,
+    NothingInFlightError,
+    PendingCallError,
+    UsageError,
+)
 from parallelenv.results import StepBatch, StepResult
 
 if TYPE_CHECKING:
@@ -59,6 +72,199 @@ def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Mak
     return spaces
 
 
+class EndedEpisode(NamedTuple):
+    """What a reset within a step would hide."""
+
+    state: State  #: Last state of the episode that ended; ``None`` if unknown, since the env had to be restarted.
+    reset_info: Info  #: The info of the reset that followed.
+
+
+class SameStep(Restart):
+    """``"restart"`` for adapters: infos are the envs' own, at an end with an `EndedEpisode` under that class as key."""
+
+    lets_rest = False
+    _plain_info: ClassVar[Info] = {}
+
+    def describe_end(  # noqa: D102 (see DonePolicy)
+        self, info: dict[Any, Any], ended_state: State, reset_info: Info, is_exhausted: bool
+    ) -> None:
+        info[EndedEpisode] = EndedEpisode(ended_state, reset_info)
+        if is_exhausted:
+            info.update(reset_info)
+
+
+class NextStep(DonePolicy):
+    """For adapters: ended envs begin their next episode in the next step."""
+
+    resets_next = True
+    lets_rest = False
+
+
+class ByHand(DonePolicy):
+    """``"continue"`` for adapters: their users reset."""
+
+    lets_rest = False
+
+
+class AdapterCalls:
+    """The calls of an adapter on the engine of a `ParallelEnv`, after which the adapter's rules hold.
+
+    An adapter keeps no state of episodes itself, so attributes, rendering, `ParallelEnv.restart` and
+    `ParallelEnv.save_state` still work beside it, and closing one closes the other. Envs may be stepped before their
+    first reset.
+
+    Args:
+        env: The `ParallelEnv`.
+        adapter: The call that made the adapter.
+        policy: What happens when an episode ends.
+        observation_space: Space to batch states in; ``None``: as before.
+        reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
+        always_copies: Whether states are copied whatever ``copy`` was.
+        broadcasts: See `Layout`.
+        waits_by: Call that continues the wait for an interrupted or late step, for messages.
+
+    Raises:
+        UsageError: If another adapter has the envs.
+        EnvBusyError: If a step is in flight.
+        WorkerTimeoutError: If an env is still in a call that timed out.
+    """
+
+    def __init__(
+        self,
+        env: ParallelEnv,
+        adapter: str,
+        policy: DonePolicy,
+        observation_space: Space | None = None,
+        *,
+        reward_dtype: np.dtype[Any] | None = None,
+        always_copies: bool = False,
+        broadcasts: bool = False,
+        waits_by: str = "step_wait()",
+    ) -> None:
+        self._engine, self._guard = env.engine, env.engine.guard
+        rules = {"reward_dtype": reward_dtype, "copies": env.engine.copies or always_copies}
+        layout: dict[str, Any] = {
+            "keeps_ended": policy.autoreset,
+            "keeps_types": policy.autoreset,
+            "broadcasts": broadcasts,
+        }
+        if observation_space is not None:
+            layout["observation_space"] = observation_space
+        self._apply(adapter, policy, waits_by, rules, layout)
+
+    @single_threaded_in("to_gymnasium(), to_sb3() or to_tianshou")
+    def _apply(
+        self, adapter: str, policy: DonePolicy, waits_by: str, rules: dict[str, Any], layout: dict[str, Any]
+    ) -> None:
+        engine = self._engine
+        if engine.adapter == adapter:
+            return
+        if engine.adapter is not None:
+            raise UsageError(
+                f"{adapter} was called, but this ParallelEnv was handed over by {engine.adapter} and follows its "
+                "rules. Make another ParallelEnv from the same list of env fns."
+            )
+        engine.refuse_busy(engine.env_ids)
+        if engine.recovery is not None:
+            engine.recovery.forget(engine.env_ids)
+        old, stats = engine.pool.layout, engine.table.stats
+        if any(getattr(old, name) is not value for name, value in layout.items()):
+            engine.pool.rearrange(old.changed(**layout))
+        engine.use_done_policy(policy, as_given=True, **rules)
+        engine.table.share_stats(stats)
+        engine.table.record_unknown_states()
+        engine.pool.waits_by = waits_by
+        engine.adapter = adapter
+
+    # ---------------------------------------------------------------- steps and resets
+
+    def step(self, action: Action) -> StepResult:
+        """Step all envs, including paused ones, for which this raises."""
+        return self._engine.step(action, self._engine.env_ids, "item")  # type: ignore[return-value]
+
+    @single_threaded_in("step_async")
+    def step_async(self, action: Action) -> None:
+        """Send a step of all envs."""
+        self._engine.submit_step(action, self._engine.env_ids)
+
+    @single_threaded
+    def step_wait(self, timeout: float | None) -> StepResult:
+        """Return the result of a step of all envs that was sent, or whose call was interrupted."""
+        limit = arguments.check_timeout(timeout)
+        return self._engine.step_wait(self._engine.env_ids, limit, "item")  # type: ignore[return-value]
+
+    @single_threaded
+    def reset_async(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> Ticket:
+        """Send resets; `reset_wait` waits for them. Seeds and options: see `ParallelEnv.reset`."""
+        return self._engine.submit_reset(env_ids, self._engine.reset_arguments(env_ids, seed, options))
+
+    @single_threaded
+    def reset_wait(self, ticket: Ticket, timeout: float | None) -> State:
+        """Return the first states of episodes, batched."""
+        return self._engine.collect_reset(ticket, arguments.check_timeout(timeout))
+
+    @single_threaded_in("reset")
+    def reset_each(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> list[State]:
+        """Begin episodes and return the first states, one per env."""
+        ticket = self._engine.submit_reset(env_ids, self._engine.reset_arguments(env_ids, seed, options))
+        return self._engine.collect_reset(ticket, None, "batch")  # type: ignore[no-any-return]
+
+    @single_threaded_in("reset")
+    def refuse_unknown_states(self, env_ids: Sequence[int]) -> None:
+        """Refuse envs that have no episode, or whose latest states are not known."""
+        self._engine.table.refuse_without_episode(env_ids)
+        self._engine.table.refuse_unknown_states(env_ids)
+
+    # ---------------------------------------------------------------- methods and attributes
+
+    @single_threaded_in("call")
+    def call_async(self, call: MethodCall, id: Ids = None) -> Ticket:
+        """Send a method call, the same for each env; without ``id`` to all envs."""
+        env_ids = self._engine.ids(id, with_paused=True)
+        return self._engine.pool.submit("call", env_ids, [call] * len(env_ids))
+
+    @single_threaded
+    def call_wait(self, ticket: Ticket, timeout: float | None) -> list[Any]:
+        """Return the results of `call_async`, in the order asked."""
+        limit = arguments.check_timeout(timeout)
+        self._engine.pool.wait(ticket, self._engine.pool.timeout if limit is None else limit)
+        return ticket.listed()
+
+    @single_threaded_in("call")
+    def look_up(self, lookup: Lookup, argument: Any, id: Ids = None) -> list[Any]:
+        """Return the result of a look-up for each env; without ``id`` for all."""
+        env_ids = self._engine.ids(id, with_paused=True)
+        return self._engine.pool.ask("get", env_ids, [argument] * len(env_ids), lookup).listed()
+
+    @single_threaded_in("get_attr")
+    def existing_attr(self, key: str, id: Ids) -> list[Any]:
+        """Return an attribute of envs; raise `AbsentAttributeError` if one does not have it."""
+        env_ids = parse_ids(id, self._engine.num_envs)
+        arguments.check_name("key", key)
+        values = self._engine.pool.ask("get", env_ids, None, Lookup(key)).values
+        without = [env_id for env_id in env_ids if env_id not in values]
+        if without:
+            have = "has" if len(without) == 1 else "have"
+            hint = self._engine.attribute_hint(key, without[0])
+            raise AbsentAttributeError(
+                f"{name_envs(without)} {have} no attribute {key!r}, nor has a wrapper around it.{hint}"
+            )
+        return [values[env_id][0] for env_id in env_ids]
+
+    def envs(self, name: str, way: str) -> tuple[Any, ...]:
+        """Return the envs themselves, in env id order; ``name`` and ``way`` (what to call instead) are for messages.
+
+        Raises:
+            AbsentAttributeError: If they do not live in this process, or were closed.
+        """
+        if self._guard.is_closed:
+            raise AbsentAttributeError(f"{name} is absent: the ParallelEnv was closed, and its envs with it.")
+        envs = self._engine.pool.envs_here()
+        if envs is None:
+            raise AbsentAttributeError(f"{name} is absent: these envs live in other processes. Use {way}.")
+        return envs
+
+
 class PartialStep(tuple):  # type: ignore[type-arg]
     """The return value of a step, with only the rows of envs that did not fail.
 
@@ -72,7 +278,7 @@ class PartialStep(tuple):  # type: ignore[type-arg]
 def convert_step(
     convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
 ) -> _Step:
-    """Return the result of a call of the engine in the form of the adapter, ``None`` if it only begins a step.
+    """Return the result of one of `AdapterCalls` in the form of the adapter, ``None`` if it only begins a step.
 
     Raises:
         PendingCallError, NoPendingCallError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.

@@ -14,7 +14,17 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from parallelenv.adapters.common import convert_step, declared_spaces, nothing_begun, raises_first
+from parallelenv.adapters.common import (
+    AdapterCalls,
+    ByHand,
+    EndedEpisode,
+    NextStep,
+    SameStep,
+    convert_step,
+    declared_spaces,
+    nothing_begun,
+    raises_first,
+)
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array, DType
 from parallelenv.contract.env_specs import make_factories
@@ -22,7 +32,7 @@ from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.spaces import Action, Env, Info, Space, State, describe_value
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
-from parallelenv.engine.done_policies import ByHand, DonePolicy, EndedEpisode, NextStep, SameStep
+from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.tickets import Ticket
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import (
@@ -75,8 +85,8 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         batched, single = _observation_spaces(env, observation_mode)
         action_spaces = declared_spaces("action_space", env)
         shown = repr(observation_mode) if isinstance(observation_mode, str) else "..."
-        contract = f"to_gymnasium({mode.value!r}, observation_mode={shown})"
-        env.engine.hand_over(contract, _POLICIES[mode](), single, reward_dtype=np.dtype(np.float64))
+        adapter = f"to_gymnasium({mode.value!r}, observation_mode={shown})"
+        self._calls = AdapterCalls(env, adapter, _POLICIES[mode](), single, reward_dtype=np.dtype(np.float64))
         self.observation_space, self.single_observation_space = copy.deepcopy((batched, single))
         self.single_action_space = copy.deepcopy(action_spaces[0])
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -128,18 +138,17 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
                 raise ArgumentError(f"options['reset_mask']={show(mask)} names no envs. Give {expected}.")
             chosen = np.flatnonzero(mask).tolist()
             options = {key: value for key, value in options.items() if key != "reset_mask"}
-            engine.refuse_unknown(np.flatnonzero(~mask).tolist())
+            self._calls.refuse_unknown_states(np.flatnonzero(~mask).tolist())
         picked = None if seeds is None else [seeds[env_id] for env_id in chosen]
         ids = engine.env_ids if len(chosen) == self.num_envs else tuple(chosen)
-        self._begun = _PendingCall("reset", engine.reset_async(ids, picked, options))
+        self._begun = _PendingCall("reset", self._calls.reset_async(ids, picked, options))
         self._is_awaited = True
 
     def reset_wait(self, timeout: float | None = None) -> tuple[State, Info]:
         """Return the result of `reset_async`. See `reset`, and `step_wait` for ``timeout`` and errors."""
-        engine = self.parallel_env.engine
-        env_ids, observations = self._finish("reset", timeout, engine.reset_wait)
+        env_ids, observations = self._finish("reset", timeout, self._calls.reset_wait)
         if len(env_ids) < self.num_envs:
-            observations = engine.latest_states()
+            observations = self.parallel_env.engine.latest_states()
         said = self.parallel_env.reset_infos
         infos = gather_infos(((env_id, said[env_id]) for env_id in env_ids), self.num_envs)
         return _writeable(observations) if self._lends else observations, infos
@@ -164,12 +173,12 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
                 envs, whose ids are its ``env_ids``.
         """
         self._check_step()
-        return convert_step(self._gathered, self.parallel_env.engine.step_all, actions)
+        return convert_step(self._gathered, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
         """Begin a step; `step_wait` returns the result of `step`. See `step` for arguments and errors."""
         self._check_step()
-        convert_step(self._gathered, self.parallel_env.engine.step_all_async, actions)
+        convert_step(self._gathered, self._calls.step_async, actions)
         self._begun, self._is_awaited = _PendingCall("step", None), True
 
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
@@ -184,7 +193,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         """
         if self._is_awaited:
             self._take("step", timeout)
-        return convert_step(self._gathered, self.parallel_env.engine.step_all_wait, timeout)
+        return convert_step(self._gathered, self._calls.step_wait, timeout)
 
     def _gathered(self, result: StepResult) -> GymnasiumStep:
         """Return a step of all or some envs in the form of a vector env."""
@@ -234,12 +243,12 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         if name in ("reset", "step", "close"):
             raise ArgumentError(f"call({name!r}) would bypass this vector env. Use its own {name}().")
         call = MethodCall(name, args, kwargs, or_attribute=True)
-        self._begun = _PendingCall("call", self.parallel_env.engine.call_async(call))
+        self._begun = _PendingCall("call", self._calls.call_async(call))
         self._is_awaited = True
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the result of `call_async`. See `call`, and `step_wait` for ``timeout`` and errors."""
-        return tuple(self._finish("call", timeout, self.parallel_env.engine.call_wait)[1])
+        return tuple(self._finish("call", timeout, self._calls.call_wait)[1])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of each env, or the result if it is a method. See `call` for errors."""
@@ -266,7 +275,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     @short_tracebacks
     def envs(self) -> tuple[Env, ...]:
         """The env objects; an `AbsentAttributeError` if they are in other processes."""
-        return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or call()")
+        return self._calls.envs("envs", "get_attr(), set_attr() or call()")
 
     @property  # type: ignore[misc]
     def np_random(self) -> Any:

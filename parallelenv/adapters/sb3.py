@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
-from parallelenv.adapters.common import convert_step, declared_spaces, positions, raises_first
+from parallelenv.adapters.common import (
+    AdapterCalls,
+    EndedEpisode,
+    SameStep,
+    convert_step,
+    declared_spaces,
+    positions,
+    raises_first,
+)
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.spaces import Env, Info, State
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
-from parallelenv.engine.done_policies import EndedEpisode, SameStep
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
 
@@ -45,8 +52,8 @@ class SB3VecEnv(VecEnv):
                 f"The envs have the render modes {modes}, but a VecEnv has one. Make them with the same."
             )
         # Its algorithms keep the latest observations during a step, when views would already show the next ones.
-        env.engine.hand_over(
-            "to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True, broadcasts=True
+        self._calls = AdapterCalls(
+            env, "to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True, broadcasts=True
         )
         super().__init__(env.num_envs, *copy.deepcopy((observation_spaces[0], action_spaces[0])))
         self.metadata = dict(env.engine.pool.facts[0].metadata)
@@ -65,7 +72,7 @@ class SB3VecEnv(VecEnv):
 
     def step(self, actions: object) -> SB3Step:
         """Step all envs, and reset those that end. See `step_async` and `step_wait`."""
-        return convert_step(self._convert, self.parallel_env.engine.step_all, actions)
+        return convert_step(self._convert, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
         """Begin a step of all envs with actions ``(num_envs, *shape)``.
@@ -74,7 +81,7 @@ class SB3VecEnv(VecEnv):
             ActionError: If the actions are invalid.
             PendingCallError: If a step is in flight. In both cases nothing was begun.
         """
-        convert_step(self._convert, self.parallel_env.engine.step_all_async, actions)
+        convert_step(self._convert, self._calls.step_async, actions)
 
     def step_wait(self) -> SB3Step:
         """Return the result of the step in flight.
@@ -91,7 +98,7 @@ class SB3VecEnv(VecEnv):
             BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
                 envs, whose ids are its ``env_ids``.
         """
-        return convert_step(self._convert, self.parallel_env.engine.step_all_wait, None)
+        return convert_step(self._convert, self._calls.step_wait, None)
 
     def _convert(self, result: StepResult) -> SB3Step:
         states, rewards, dones, infos = result
@@ -115,12 +122,12 @@ class SB3VecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """Return an attribute of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
-        return self._each(indices, lambda ids: self.parallel_env.engine.existing_attr(attr_name, ids))
+        return self._each(indices, lambda ids: self._calls.existing_attr(attr_name, ids))
 
     def has_attr(self, attr_name: str) -> bool:
         """Return whether every env has an attribute, even one that cannot be copied."""
         arguments.check_name("attr_name", attr_name)
-        return all(self.parallel_env.engine.look_up(Lookup(attr_name, "exists"), None))
+        return all(self._calls.look_up(Lookup(attr_name, "exists"), None))
 
     def set_attr(self, attr_name: str, value: object, indices: Indices = None) -> None:
         """Set an attribute of envs, on the outermost wrapper that has it, or else on the innermost env."""
@@ -133,16 +140,16 @@ class SB3VecEnv(VecEnv):
         """Call a method of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
         arguments.check_name("method_name", method_name)
         call = MethodCall(method_name, method_args, method_kwargs)
-        engine, ids = self.parallel_env.engine, positions(indices, self.num_envs, "indices")
+        calls, ids = self._calls, positions(indices, self.num_envs, "indices")
         rounds = [ids] if len(set(ids)) == len(ids) else [[one] for one in ids]  # duplicates are called twice
-        return [answer for some in rounds for answer in engine.call_wait(engine.call_async(call, some), None)]
+        return [answer for some in rounds for answer in calls.call_wait(calls.call_async(call, some), None)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Return for each env whether a wrapper of this class is around it."""
         if not isinstance(wrapper_class, type):
             raise ArgumentError(f"wrapper_class={show(wrapper_class)} is no class. Give the class of a wrapper.")
         how = Lookup(how="wrapper")
-        return self._each(indices, lambda ids: self.parallel_env.engine.look_up(how, wrapper_class, ids))
+        return self._each(indices, lambda ids: self._calls.look_up(how, wrapper_class, ids))
 
     def get_images(self) -> Sequence[Array | None]:
         """Return one frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
@@ -156,7 +163,7 @@ class SB3VecEnv(VecEnv):
     @short_tracebacks
     def envs(self) -> tuple[Env, ...]:
         """The env objects; an `AbsentAttributeError` if they are in other processes."""
-        return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or env_method()")
+        return self._calls.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
         """Ask each env once; return the answers in the order of the indices, which may be duplicates."""

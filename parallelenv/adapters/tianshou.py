@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from parallelenv.adapters.common import convert_partial, positions, raises_first
+from parallelenv.adapters.common import AdapterCalls, ByHand, convert_partial, positions, raises_first
 from parallelenv.contract import arguments
 from parallelenv.contract.arguments import Ids, Options, Seeds
 from parallelenv.contract.batch import Array
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.spaces import Env, object_array
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
-from parallelenv.engine.done_policies import ByHand
 from parallelenv.errors import (
     ActionError,
     ArgumentError,
@@ -66,7 +65,7 @@ class TianshouVectorEnv:
                     f"The observation space of env {env_id} is {space}, and Tianshou takes no tuples. Make it a Dict, "
                     "or wrap the env in gymnasium.wrappers.FlattenObservation."
                 )
-        env.engine.hand_over("to_tianshou()", ByHand(), waits_by="step(None)")
+        self._calls = AdapterCalls(env, "to_tianshou()", ByHand(), waits_by="step(None)")
         self.is_async = self.wait_num != self.env_num or self.timeout is not None
         if self.is_async and env.engine.pool.lone_host is None and env.num_hosts < len(env):
             warn_user(
@@ -91,7 +90,7 @@ class TianshouVectorEnv:
     @short_tracebacks
     def workers(self) -> tuple[Worker, ...]:
         """One `Worker` per env, with its ``env``; an `AbsentAttributeError` if the envs are in other processes."""
-        return tuple(map(Worker, self.parallel_env.engine.envs("workers", "get_env_attr() or set_env_attr()")))
+        return tuple(map(Worker, self._calls.envs("workers", "get_env_attr() or set_env_attr()")))
 
     @property
     def waiting_id(self) -> list[int]:
@@ -116,7 +115,7 @@ class TianshouVectorEnv:
         """
         env_ids = list(range(self.env_num)) if env_id is None else self._ready(env_id)
         seeds = [seed] * len(env_ids) if isinstance(seed, (int, np.integer)) else seed
-        states = self.parallel_env.engine.reset_each(env_ids, seeds, options)
+        states = self._calls.reset_each(env_ids, seeds, options)
         infos = self.parallel_env.reset_infos
         return _stacked(states), object_array([infos[one] for one in env_ids])
 
@@ -175,9 +174,9 @@ class TianshouVectorEnv:
 
         Int ``s`` gives env i the seed ``s + i``; a list has one per env; ``None`` seeds at random.
         """
-        env_ids = self._ready(None)
-        seeds = arguments.spread_seeds(seed, env_ids, whole=False)
-        self.parallel_env.engine.reset_each(env_ids, seeds, None)
+        everyone = self._ready(None)
+        seeds = arguments.spread_seeds(seed, everyone, whole=False)
+        self._calls.reset_each(everyone, seeds, None)
         for space, one in zip(self.action_space, seeds, strict=True):
             if space is not None:
                 space.seed(one)
@@ -197,7 +196,7 @@ class TianshouVectorEnv:
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
         """Return an attribute of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
-        return self.parallel_env.engine.existing_attr(key, self._ready(id))
+        return self._calls.existing_attr(key, self._ready(id))
 
     def set_env_attr(self, key: str, value: object, id: Ids = None) -> None:
         """Set an attribute of envs to one value, on the outermost wrapper that has it, or else on the innermost env."""
@@ -207,8 +206,8 @@ class TianshouVectorEnv:
     def render(self, **kwargs: object) -> list[object]:
         """Return the result of each env's ``render`` with these arguments."""
         self._ready(None)
-        ticket = self.parallel_env.engine.call_async(MethodCall("render", (), kwargs))
-        return self.parallel_env.engine.call_wait(ticket, None)
+        ticket = self._calls.call_async(MethodCall("render", (), kwargs))
+        return self._calls.call_wait(ticket, None)
 
     def close(self) -> None:
         """Close the `ParallelEnv`. Can be called more than once."""

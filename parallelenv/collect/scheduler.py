@@ -124,7 +124,7 @@ class Scheduler:
                 continue
             ticket, late = self._pool.submit("call", behind, None, broadcast), None
             try:
-                self._pool.wait(ticket, self.env.engine.timeout)
+                self._pool.wait(ticket, self._pool.timeout)
             except WorkerTimeoutError as error:
                 late = _late(error)
             for rank in behind:
@@ -204,7 +204,7 @@ class Scheduler:
     def _handle(self, error: BaseException) -> None:
         """Make collectors usable again that died or were interrupted; raise what the user does not know yet."""
         failed = sorted(set(self.busy).difference(self.env.engine.under_way))
-        if self._pool.death_errors(failed):
+        if self._pool.death_failures(failed):
             self._replace_dead()
             return
         if failed:
@@ -232,7 +232,7 @@ class Scheduler:
             self._catch_up(left)
             calls = [MethodCall("evaluate", (), {**shares[rank], "progress": False}) for rank in left]
             try:
-                ticket = self._pool.try_asking("call", left, calls)
+                ticket = self._pool.ask("call", left, calls, raises=False)
             except WorkerTimeoutError as error:
                 raise _late(error) from None
             answers.update(ticket.values)
@@ -244,7 +244,7 @@ class Scheduler:
 
     def _replace_dead(self) -> None:
         """Replace dead collectors; raise `WorkerDiedError` if that has happened to one too often."""
-        while dead := self._pool.death_errors(range(len(self.members))):
+        while dead := self._pool.death_failures(range(len(self.members))):
             ranks = list(dead)
             denied, delay = self._budget.spend(ranks)
             self._rest(ranks, are_lost=True)

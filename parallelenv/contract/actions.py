@@ -42,7 +42,7 @@ class ActionReader:
         self._only = self._fields[0] if self._structure.is_single and self._fields else None
         self._takes_ints = self._only is not None and self._only.shape == () and self._only.dtype == np.int64
 
-    def take(
+    def write(
         self, batch: Batch, action: Action, env_ids: Sequence[int], stepped: Sequence[int], chosen: Sequence[int] | None
     ) -> list[Action] | None:
         """Write the actions of the envs that will step into their rows of the batch.

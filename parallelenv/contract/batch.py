@@ -278,7 +278,7 @@ def loose_columns(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Ext
     return [[leaves[index] for leaves in values] for index in range(number)]
 
 
-def take(each: Sequence[_Item], positions: Index) -> Sequence[_Item]:
+def items_at(each: Sequence[_Item], positions: Index) -> Sequence[_Item]:
     """Return the items at these positions, given as a slice or a list of indices."""
     return each[positions] if isinstance(positions, slice) else [each[position] for position in positions]
 

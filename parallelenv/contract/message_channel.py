@@ -182,7 +182,7 @@ class MessageStep:
             channel.inbox.append(message)
         return message.tag == DONE
 
-    def file(self, number: int) -> None:  # noqa: D102 (see RepeatedStep)
+    def leave_to_channels(self, number: int) -> None:  # noqa: D102 (see RepeatedStep)
         if self._number != number:  # interrupted before it was sent
             self._send(number)
         for place in self._done:

@@ -247,6 +247,10 @@ class Branching(Channel, Protocol):
 class RepeatedStep(Protocol):
     """A plain step of the same envs, which a backend has prepared to send again and again.
 
+    A `StepPlan` of the engine repeats it. Ours are `MessageStep`, a message to each host; `BellStep`, which wakes all
+    worker processes at once; `CallerStep`, of a host in the caller's thread; and `JointStep`, of one of the first two
+    and a `CallerStep`.
+
     Its hosts have nothing else in flight when `send` is called. An interrupt may come anywhere in these methods.
     """
 
@@ -256,11 +260,12 @@ class RepeatedStep(Protocol):
     def wait(self, timeout: float) -> bool:
         """Wait until all hosts have stepped, no longer than ``timeout`` seconds.
 
-        It returns ``True`` if all have and have nothing to say: no reply follows. If ``False``, `file` is called.
+        It returns ``True`` if all have and have nothing to say: no reply follows. If ``False``, `leave_to_channels` is
+        called.
         """
 
-    def file(self, number: int) -> None:
-        """Let the hosts' replies to the step of this number be received like those to any other command.
+    def leave_to_channels(self, number: int) -> None:
+        """Let the channels receive the hosts' replies to the step of this number, like those to any other command.
 
         Called in a section that Ctrl-C does not interrupt; also if `send` or `wait` was interrupted anywhere. The hosts
         then step in any case, once.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -11,19 +11,16 @@ from parallelenv.contract.batch import (
     Array,
     Batch,
     Index,
-    Layout,
     gather_states,
     has_true,
     loose_columns,
     select_rows,
 )
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import NOTHING, Extra
-from parallelenv.contract.spaces import Info, State, object_array
+from parallelenv.contract.spaces import State, object_array
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.tickets import Outcome
-from parallelenv.errors import EnvContractError
 from parallelenv.results import StepBatch, StepResult
 
 if TYPE_CHECKING:
@@ -55,16 +52,16 @@ class Assembler:
         rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         if landed.extras and (has_true(terminated) or has_true(truncated)):
-            table.note_exhausted(landed.exhausted)
+            table.record_exhausted(landed.exhausted)
         reborn: list[int] = []  # envs that had ended, and so were reset instead of stepped
         if self._policy.resets_next and has_true(table.done):
             reborn = [env_id for env_id in table.ended(stepped) if env_id not in landed.restarted]
             for env_id in reborn:
                 table.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
-        flags = table.note_step(landed.env_ids, rows, terminated, truncated)
-        table.score.note(batch.outcome(), None if stepped is table.everyone else rows)
+        flags = table.record_step(landed.env_ids, rows, terminated, truncated)
+        table.stats.add_step(batch.outcome(), None if stepped is table.env_ids else rows)
         if reborn:
-            table.score.begin(reborn)
+            table.stats.begin_episodes(reborn)
         infos = self._infos(batch, landed, rows, flags[2])
         if align == "batch":
             return by_env(batch, landed, rows, flags, infos)
@@ -82,28 +79,28 @@ class Assembler:
                 said = extras[env_id].info if env_id in extras else None
                 if said:
                     infos[position] = {**said, **infos[position]}
-        if landed.begun:
+        if landed.resets:
             for position, env_id in enumerate(env_ids):
-                if env_id in landed.begun:
+                if env_id in landed.resets:
                     infos[position]["reset"] = True
                     self._table.reset_infos[env_id] = deep_copy(extras.get(env_id, NOTHING).info or {})
-            self._table.note_first_states(landed.begun)
+            self._table.record_first_states(landed.resets)
         if self._policy.autoreset:
-            for position in dones.nonzero()[0].tolist():
-                self._describe_end(batch, landed, env_ids[position], infos[position])
+            self.describe_ends(batch, landed, dones, infos)
         return infos
 
-    def _describe_end(self, batch: Batch, landed: Outcome, env_id: int, info: Info) -> None:
-        """Add to the info of an env whose episode has ended what the reset within the step would hide."""
-        extra = landed.extras.get(env_id, NOTHING)
-        is_exhausted = bool(extra.is_exhausted)
-        if env_id in self._table.exhausted and not is_exhausted:  # since an earlier step
-            return
-        reset_info = extra.reset_info or batch.reset_info(env_id)
-        self._table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
-        is_known = env_id not in landed.restarted
-        ended = ended_state(batch, env_id, extra) if is_known else None
-        self._policy.describe_end(info, ended, reset_info, is_exhausted)
+    def describe_ends(self, batch: Batch, landed: Outcome, dones: Array, infos: Array) -> None:
+        """Add to the infos of envs whose episode has ended what the reset within the step would hide."""
+        env_ids, extras, table = landed.env_ids, landed.extras, self._table
+        for position in dones.nonzero()[0].tolist():
+            env_id = env_ids[position]
+            extra = extras.get(env_id, NOTHING) if extras else NOTHING
+            if table.exhausted and env_id in table.exhausted and not extra.is_exhausted:  # since an earlier step
+                continue
+            reset_info = extra.reset_info or batch.reset_info(env_id)
+            table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
+            ended = None if env_id in landed.restarted else ended_state(batch, env_id, extra)
+            self._policy.describe_end(infos[position], ended, reset_info, bool(extra.is_exhausted))
 
 
 Flags = tuple[Array, Array, Array]
@@ -140,31 +137,6 @@ def first_states(batch: Batch, landed: Outcome, is_listed: bool, copy: bool) -> 
         return gather_states(batch, landed.stepped, batch.rows(landed.stepped), landed.extras, copy)
     states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
     return states if is_listed else object_array(states)
-
-
-def batch_states(layout: Layout, states: Mapping[int, State], env_ids: Sequence[int], absent: Collection[int]) -> State:
-    """Return states from outside a batch in batched form; ``absent`` envs get ``None``.
-
-    Raises:
-        EnvContractError: If one does not fit its space; ``error.partial`` maps the ids of the others to their states.
-    """
-    structure, leaves, failures = layout.states, {}, []
-    for env_id in env_ids:
-        if env_id in absent:
-            continue
-        try:
-            leaves[env_id] = structure.split_state(states.get(env_id))
-            for index, leaf in enumerate(leaves[env_id]):
-                structure.check_leaf(index, leaf)
-        except EnvContractError as error:
-            failures.append(Failure(error, env_id, "get_observations()"))
-    if failures:
-        failed = {failure.env_id for failure in failures}
-        raise_failures(failures, {env_id: states.get(env_id) for env_id in leaves if env_id not in failed})
-    if len(leaves) < len(env_ids):
-        return object_array([None if env_id in absent else states.get(env_id) for env_id in env_ids])
-    columns = zip(*leaves.values(), strict=True)
-    return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
 
 
 def _rewards(batch: Batch, landed: Outcome, rows: Index) -> Array:

@@ -15,44 +15,26 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of the episodes of all envs.
-
-    Attributes:
-        done: ``(n,)`` bool, see `ParallelEnv.done`.
-        terminated: ``(n,)`` bool, of each env's latest step.
-        truncated: ``(n,)`` bool, of each env's latest step.
-        paused: ``(n,)`` bool.
-        fresh: Ids of envs that need a reset.
-        reset_infos: One per env.
-        exhausted: Ids of envs that have no further episode.
-    """
+    """State of the episodes of all envs. Flags are of the latest steps, ``(n,)`` bool."""
 
     done: Array
     terminated: Array
     truncated: Array
     paused: Array
-    fresh: tuple[int, ...]
-    reset_infos: tuple[Info, ...]
-    exhausted: tuple[int, ...] = ()  # the default is for older saved states
+    fresh: tuple[int, ...]  #: Ids of envs that need a reset.
+    reset_infos: tuple[Info, ...]  #: One per env.
+    exhausted: tuple[int, ...] = ()  #: Ids of envs without a further episode. The default is for older saved states.
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """The result of `ParallelEnv.save_state`. Plain data: pickle it, keep it with a checkpoint.
+    """The result of `ParallelEnv.save_state`. Plain data: pickle it, keep it with a checkpoint."""
 
-    Attributes:
-        envs: The state of each env, pickled; ``None`` where it cannot be saved.
-        checkpoint: State of the episodes.
-        seeds: Seeds of the next resets, by env id.
-        asynchronous: The done policy.
-        version: Version of this format.
-    """
-
-    envs: tuple[bytes | None, ...]
-    checkpoint: Checkpoint
-    seeds: dict[int, int | None]
-    asynchronous: str | None
-    version: int = VERSION
+    envs: tuple[bytes | None, ...]  #: The state of each env, pickled; ``None`` where it cannot be saved.
+    checkpoint: Checkpoint  #: State of the episodes.
+    seeds: dict[int, int | None]  #: Seeds of the next resets, by env id.
+    asynchronous: str | None  #: The done policy.
+    version: int = VERSION  #: Version of this format.
 
     @property
     def unsaved(self) -> tuple[int, ...]:
@@ -68,17 +50,11 @@ class SavedState:
 
 @dataclass(frozen=True)
 class WrappedState:
-    """The result of ``save_state`` of a wrapper with its own memory. Plain data, like `SavedState`.
+    """The result of ``save_state`` of a wrapper with its own memory. Plain data, like `SavedState`."""
 
-    Attributes:
-        wrapper: Its class, by name.
-        memory: Its memory.
-        state: The saved state of the wrapped object.
-    """
-
-    wrapper: str
-    memory: Info
-    state: SavedState | WrappedState
+    wrapper: str  #: Its class, by name.
+    memory: Info  #: Its memory.
+    state: SavedState | WrappedState  #: The saved state of the wrapped object.
 
     @property
     def unsaved(self) -> tuple[int, ...]:

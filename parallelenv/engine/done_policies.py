@@ -1,4 +1,4 @@
-"""Done policies: what happens when an episode ends.
+"""Done policies: what happens when an episode ends. Users choose one by ``asynchronous``, MetaBox's word for it.
 
 A policy decides which envs a step skips, whether hosts reset by themselves, which envs count as done afterwards, and
 what the info contains. No other code depends on which policy it is.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import repeat
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -51,23 +51,13 @@ class DonePolicy:
         return np.fromiter(map(dict.copy, repeat(self._plain_info, count)), _OBJECT, count)
 
     def mark_done(self, done: Array, rows: Index, ended: Array) -> None:
-        """Update the record of done envs.
-
-        Args:
-            done: ``(num_envs,)`` bool, the record, changed in place.
-            rows: Index of the envs stepped.
-            ended: ``(k,)`` bool, whether the step ended each of them.
-        """
+        """Update ``done``, ``(num_envs,)`` bool: a step of the envs with these rows ended them where ``ended``."""
         done[rows] = ended
 
     def describe_end(self, info: Info, ended_state: State, reset_info: Info, is_exhausted: bool) -> None:
-        """Add to an info what a reset within the step would otherwise hide.
+        """Add to an info what a reset within the step would hide: the last state of the episode, and the reset's info.
 
-        Args:
-            info: The info returned to the user, changed in place.
-            ended_state: Last state of the episode that ended.
-            reset_info: The info of the reset that followed.
-            is_exhausted: Whether that reset found no further episode.
+        ``is_exhausted``: whether that reset found no further episode.
         """
 
 
@@ -111,45 +101,6 @@ class Restart(DonePolicy):
             info.update(reset_info)
         else:
             info["reset_info"] = reset_info
-
-
-class EndedEpisode(NamedTuple):
-    """What a reset within a step would hide.
-
-    Attributes:
-        state: Last state of the episode that ended; ``None`` if unknown, since the env had to be restarted.
-        reset_info: The info of the reset that followed.
-    """
-
-    state: State
-    reset_info: Info
-
-
-class SameStep(Restart):
-    """``"restart"`` for adapters: infos are the envs' own; at an end they have an `Ending`, with that class as key."""
-
-    lets_rest = False
-    _plain_info: ClassVar[Info] = {}
-
-    def describe_end(  # noqa: D102 (see DonePolicy)
-        self, info: dict[Any, Any], ended_state: State, reset_info: Info, is_exhausted: bool
-    ) -> None:
-        info[EndedEpisode] = EndedEpisode(ended_state, reset_info)
-        if is_exhausted:
-            info.update(reset_info)
-
-
-class NextStep(DonePolicy):
-    """For adapters: ended envs begin their next episode in the next step."""
-
-    resets_next = True
-    lets_rest = False
-
-
-class ByHand(DonePolicy):
-    """``"continue"`` for adapters: their users reset."""
-
-    lets_rest = False
 
 
 _POLICIES: dict[str | None, type[DonePolicy]] = {policy.word: policy for policy in (StopAll, Idle, Restart, DonePolicy)}

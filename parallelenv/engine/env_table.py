@@ -53,13 +53,10 @@ class EnvTable:
     A ticket stays in the table from before its first command is sent until its result was returned to the user. So an
     interrupt loses no result: the next call finds it here.
 
-    Args:
-        env_ids: All env ids, ascending.
-        policy: What happens when an episode ends.
-        stepless: Ids of envs without episodes, because they have no ``reset`` and ``step``.
-        settle: Enters a planned step that was interrupted, see `Pool.settle`.
+    ``stepless`` envs have no episodes, because they lack ``reset`` and ``step``. ``enter_planned``: see `Pool`.
 
     Attributes:
+        env_ids: All env ids, ascending.
         done: ``(num_envs,)`` bool: whether the env's last step was done, or the policy ended its episode.
         terminated: ``(num_envs,)`` bool, of each env's latest step.
         truncated: ``(num_envs,)`` bool, of each env's latest step.
@@ -68,7 +65,7 @@ class EnvTable:
         unpaused: Env ids that are not paused, ascending.
         reset_infos: The info of each env's latest reset.
         version: Changes with everything but steps of a `StepPlan`.
-        score: Statistics of the episodes that have ended.
+        stats: Statistics of the episodes that have ended.
     """
 
     def __init__(
@@ -76,13 +73,13 @@ class EnvTable:
         env_ids: tuple[int, ...],
         policy: DonePolicy,
         stepless: frozenset[int] = frozenset(),
-        settle: Callable[[], None] = lambda: None,
+        enter_planned: Callable[[], None] = lambda: None,
     ) -> None:
         num_envs = len(env_ids)
         self._stepless = stepless
-        self.everyone = env_ids
+        self.env_ids = env_ids
         self._policy = policy
-        self._fresh = set(env_ids)  # envs never reset, or without their state
+        self._needs_reset = set(env_ids)  # envs never reset, or without their state
         # Envs not stepped since their reset or since `load_state`, and whether their row has their state.
         self._unstepped: dict[int, bool] = {}
         self.exhausted: set[int] = set()
@@ -93,15 +90,15 @@ class EnvTable:
         self.unpaused = env_ids
         self.reset_infos: list[Info] = [{} for _ in range(num_envs)]
         self._tickets: dict[int, Ticket] = {}
-        self._settle = settle
+        self._enter_planned = enter_planned
         self._arrivals: list[Arrival] = []  # of all tickets in the table, in order
         self.version = 0
-        self.share_score(EpisodeStats(num_envs))
+        self.share_stats(EpisodeStats(num_envs))
 
-    def share_score(self, score: EpisodeStats) -> None:
+    def share_stats(self, stats: EpisodeStats) -> None:
         """Use the statistics of another table of the same envs from now on."""
-        self.score = score
-        score.follow(self._policy.autoreset)
+        self.stats = stats
+        stats.set_autoreset(self._policy.autoreset)
 
     @property
     def flags(self) -> tuple[Array, Array, Array]:
@@ -113,18 +110,19 @@ class EnvTable:
     @property
     def tickets(self) -> dict[int, Ticket]:
         """The step or reset of each env whose result the user does not have, by env id."""
-        self._settle()
+        self._enter_planned()
         return self._tickets
 
-    def occupy(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
-        """Enter a step or reset that is about to be sent; results of these envs that were not returned are lost.
+    def enter(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
+        """Enter a step or reset that is about to be sent; results of these envs that were not returned are dropped.
 
-        With ``separately`` its results are returned in the order of arrival, rather than in that of ``env_ids``.
+        ``separately`` is for `recv`: each env's result is returned when it has arrived, while those of a `step` are
+        returned together, in the order of ``env_ids``.
         """
         self.version += 1
         ticket.env_ids = env_ids
         if self._unstepped and ticket.operation == "step":
-            self.note_stepped(ticket.asked)
+            self.record_stepped(ticket.asked)
         self._tickets.update(dict.fromkeys(env_ids, ticket))
         if separately:
             ticket.arrivals = self._arrivals
@@ -137,7 +135,7 @@ class EnvTable:
         """Remove envs whose result was returned, or is not wanted any more."""
         tickets: dict[int, Ticket] = {}
         old = self._tickets
-        if env_ids is not self.everyone:
+        if env_ids is not self.env_ids:
             gone = set(env_ids)
             tickets = {one: ticket for one, ticket in old.items() if one not in gone}
         self._tickets = tickets  # one assignment: an interrupt cannot split the result of several envs
@@ -170,20 +168,20 @@ class EnvTable:
 
     def phase(self, env_id: int) -> Phase:
         """Return the phase of an env."""
-        if env_id in self._fresh:
+        if env_id in self._needs_reset:
             return Phase.NEEDS_RESET
         if env_id in self.exhausted:
             return Phase.EXHAUSTED
         return Phase.DONE if self.done[env_id] and not self._policy.autoreset else Phase.RUNNING
 
-    def refuse_fresh(self, env_ids: Iterable[int]) -> None:
+    def refuse_without_episode(self, env_ids: Iterable[int]) -> None:
         """Raise `ResetNeededError` if any of these envs has no episode."""
-        fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
-        if fresh:
-            self.refuse_stepless(fresh)
-            subject = f"env {fresh[0]} has" if len(fresh) == 1 else f"envs {list_ids(fresh)} have"
+        found = [env_id for env_id in env_ids if env_id in self._needs_reset] if self._needs_reset else []
+        if found:
+            self.refuse_stepless(found)
+            subject = f"env {found[0]} has" if len(found) == 1 else f"envs {list_ids(found)} have"
             raise ResetNeededError(
-                f"{subject} no running episode. Call reset() or reset({list_ids(fresh)}) before stepping."
+                f"{subject} no running episode. Call reset() or reset({list_ids(found)}) before stepping."
             )
 
     def refuse_stepless(self, env_ids: Iterable[int]) -> None:
@@ -205,7 +203,7 @@ class EnvTable:
                 f"envs {list_ids(paused)} are paused. Call resume({list_ids(paused)}) first, or leave them out."
             )
 
-    def refuse_unknown(self, env_ids: Sequence[int]) -> None:
+    def refuse_unknown_states(self, env_ids: Sequence[int]) -> None:
         """Raise `ResetNeededError` if the caller does not have the states of any of these envs."""
         unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
         if unknown:
@@ -218,7 +216,7 @@ class EnvTable:
         """Whether any of these envs was not stepped since its reset or since `load_state`."""
         return bool(self._unstepped) and not self._unstepped.keys().isdisjoint(env_ids)
 
-    def are_new(self, env_ids: Sequence[int]) -> Array:
+    def at_beginning(self, env_ids: Sequence[int]) -> Array:
         """Return ``(k,)`` bool: whether each env is at the beginning of an episode."""
         new: Array = np.array([env_id in self._unstepped for env_id in env_ids], dtype=bool)
         return new | self.done[list(env_ids)] if self._policy.autoreset else new
@@ -231,15 +229,15 @@ class EnvTable:
         """Return the envs that are neither exhausted nor, if the policy skips those, done; and their positions."""
         if self.exhausted:
             self.refuse_exhausted(env_ids)
-        if not self._policy.skips_done:
-            chosen = [position for position, env_id in enumerate(env_ids) if env_id not in self.exhausted]
-        elif has_true(self.done):
+        if self._policy.skips_done and has_true(self.done):
             chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
+        elif self.exhausted:
+            chosen = [position for position, env_id in enumerate(env_ids) if env_id not in self.exhausted]
         else:
             return env_ids, None
         return [env_ids[position] for position in chosen], chosen
 
-    def living(self, env_ids: Sequence[int]) -> Sequence[int]:
+    def without_exhausted(self, env_ids: Sequence[int]) -> Sequence[int]:
         """Return the envs that are not exhausted."""
         return [env_id for env_id in env_ids if env_id not in self.exhausted] if self.exhausted else env_ids
 
@@ -256,91 +254,80 @@ class EnvTable:
             )
             raise_failures([Failure(error, env_id, "reset") for env_id in exhausted], partial)
 
-    def without(self) -> list[int]:
+    def needing_reset(self) -> list[int]:
         """Return the envs that need a reset to have an episode."""
-        return [*list(self._fresh), *list(self.exhausted)]
+        return [*list(self._needs_reset), *list(self.exhausted)]
 
     def absent_info(self, env_id: int) -> Info:
         """Return the info of an env that was not stepped."""
         return dict(EXHAUSTED) if env_id in self.exhausted else {}
 
-    def pause(self, env_ids: Sequence[int]) -> None:
-        """Leave envs out until `resume`."""
+    def set_paused(self, env_ids: Sequence[int], is_paused: bool) -> None:
+        """Leave envs out from now on, or take them in again."""
         self.version += 1
-        self.paused[list(env_ids)] = True
-        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist())
-
-    def resume(self, env_ids: Sequence[int]) -> None:
-        """Take envs in again."""
-        self.version += 1
-        self.paused[list(env_ids)] = False
-        everyone = self.everyone
-        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else everyone
+        self.paused[list(env_ids)] = is_paused
+        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else self.env_ids
 
     # ---------------------------------------------------------------- recording resets and steps
 
-    def lose(self, env_ids: Iterable[int]) -> None:
-        """Mark envs as in need of a reset, until something else is noted."""
+    def require_reset(self, env_ids: Iterable[int]) -> None:
+        """Mark envs as in need of a reset, until something else is recorded."""
         self.version += 1
-        lost = tuple(env_ids)
-        self._fresh.update(lost)
-        self.exhausted.difference_update(lost)
+        marked = tuple(env_ids)
+        self._needs_reset.update(marked)
+        self.exhausted.difference_update(marked)
 
-    def begin_unknown(self) -> None:
-        """Mark all envs as within an episode whose state is not known."""
-        self.keep(self.everyone)
-        self._unstepped = dict.fromkeys(self.everyone, False)
-
-    def keep(self, env_ids: Iterable[int]) -> None:
+    def record_running(self, env_ids: Iterable[int]) -> None:
         """Mark envs as having an episode, at any step."""
-        self._fresh.difference_update(env_ids)
+        self._needs_reset.difference_update(env_ids)
 
-    def lend(self, env_ids: Sequence[int]) -> None:
-        """Let a rollout step envs. They need a reset if it does not give them back, by `keep`."""
-        self.lose(env_ids)
+    def record_unknown_states(self) -> None:
+        """Mark all envs as within an episode whose state is not known."""
+        self.record_running(self.env_ids)
+        self._unstepped = dict.fromkeys(self.env_ids, False)
 
-    def note_begun(self, env_ids: Sequence[int], rows: Index) -> None:
-        """Mark envs, which have these rows, as reset."""
-        self.note_asked_to_begin(rows)
-        self.note_first_states(env_ids)
+    def record_reset(self, env_ids: Sequence[int]) -> None:
+        """Mark envs as reset."""
+        self.clear_flags(env_ids)
+        self.record_first_states(env_ids)
 
-    def note_asked_to_begin(self, rows: Index) -> None:
-        """Clear the flags of the envs with these rows: they are going to be reset."""
+    def clear_flags(self, env_ids: Sequence[int]) -> None:
+        """Clear the flags of envs that are reset."""
         for record in self.flags:
-            record[rows] = False
+            record[list(env_ids)] = False
 
-    def note_first_states(self, env_ids: Sequence[int]) -> None:
+    def record_first_states(self, env_ids: Sequence[int]) -> None:
         """Mark the states of these envs as the first of their episodes."""
         self._unstepped.update(dict.fromkeys(env_ids, True))
-        self.keep(env_ids)
-        self.score.begin(list(env_ids))
+        self.record_running(env_ids)
+        self.stats.begin_episodes(list(env_ids))
 
-    def note_exhausted(self, env_ids: Iterable[int]) -> None:
+    def record_exhausted(self, env_ids: Iterable[int]) -> None:
         """Mark envs as exhausted; for a reset within a step, call this before the step's flags are noted."""
         for env_id in env_ids:
             self.version += 1
             self.exhausted.add(env_id)
-            self._fresh.discard(env_id)
+            self._needs_reset.discard(env_id)
             self.done[env_id], self.terminated[env_id], self.truncated[env_id] = True, False, True
 
-    def take_over(self, other: EnvTable, env_ids: Sequence[int]) -> None:
+    def copy_from(self, other: EnvTable, env_ids: Sequence[int]) -> None:
         """Copy the record of envs from another table. They need a reset."""
         rows = list(env_ids)
         for ours, theirs in zip(self.flags, other.flags, strict=True):
             ours[rows] = theirs[rows]
         for env_id in env_ids:
             self.reset_infos[env_id] = other.reset_infos[env_id]
-        self.note_stepped(env_ids)
-        self.lose(env_ids)
-        self.share_score(self.score)
+        self.record_stepped(env_ids)
+        self.require_reset(env_ids)
+        self.share_stats(self.stats)
 
-    def note_stepped(self, env_ids: Sequence[int]) -> None:
+    def record_stepped(self, env_ids: Sequence[int]) -> None:
         """Mark envs as stepped."""
         if self._unstepped:
             for env_id in env_ids:
                 self._unstepped.pop(env_id, None)
 
-    def note_step(
+    def record_step(
         self, env_ids: Sequence[int], stepped: Index, terminated: Array, truncated: Array
     ) -> tuple[Array, Array, Array]:
         """Record the flags of the envs with the rows ``stepped``.
@@ -359,14 +346,14 @@ class EnvTable:
         self.truncated |= self.done & ~self.terminated
         return terminated, truncated, terminated | truncated
 
-    def note_chunk(self, chunk: RolloutChunk) -> None:
+    def record_chunk(self, chunk: RolloutChunk) -> None:
         """Record the last step that each env made in a chunk of a rollout."""
-        self.score.note_chunk(chunk)
-        self.note_exhausted(chunk.exhausted)
+        self.stats.add_chunk(chunk)
+        self.record_exhausted(chunk.exhausted)
         known = chunk.valid | chunk.flags.any(axis=2)
         columns = np.flatnonzero(known.any(axis=0))
         # Only now: a rollout that stops before its first step leaves its envs at the beginning of their episodes.
-        self.note_stepped([*chunk.failed, *(chunk.env_ids[column] for column in columns.tolist())])
+        self.record_stepped([*chunk.failed, *(chunk.env_ids[column] for column in columns.tolist())])
         if not len(columns):
             return
         last = len(known) - 1 - known[::-1, columns].argmax(axis=0)
@@ -384,22 +371,21 @@ class EnvTable:
     def checkpoint(self) -> Checkpoint:
         """Return the record as plain data."""
         flags = self.done.copy(), self.terminated.copy(), self.truncated.copy(), self.paused.copy()
-        fresh, exhausted = tuple(sorted(self._fresh)), tuple(sorted(self.exhausted))
+        fresh, exhausted = tuple(sorted(self._needs_reset)), tuple(sorted(self.exhausted))
         return Checkpoint(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
-    def restore(self, checkpoint: Checkpoint, lost: Collection[int]) -> tuple[int, ...]:
-        """Load a record; ``lost`` envs have no episode. Return the ids of all envs that need a reset."""
+    def restore(self, checkpoint: Checkpoint, unsaved: Collection[int]) -> tuple[int, ...]:
+        """Load a record; ``unsaved`` envs have no episode. Return the ids of all envs that need a reset."""
         self.version += 1
-        self.done[:], self.terminated[:], self.truncated[:] = (
-            checkpoint.done,
-            checkpoint.terminated,
-            checkpoint.truncated,
-        )
-        self._fresh = {*checkpoint.fresh, *lost}
-        self.score.lose()
-        self.exhausted = set(checkpoint.exhausted).difference(lost)
-        self._unstepped = dict.fromkeys(self.everyone, False)
+        for record, saved in zip(
+            self.flags, (checkpoint.done, checkpoint.terminated, checkpoint.truncated), strict=True
+        ):
+            record[:] = saved
+        self._needs_reset = {*checkpoint.fresh, *unsaved}
+        self.stats.exclude_running()
+        self.exhausted = set(checkpoint.exhausted).difference(unsaved)
+        self._unstepped = dict.fromkeys(self.env_ids, False)
         self.reset_infos = list(map(deep_copy, checkpoint.reset_infos))
-        self.resume(self.everyone)
-        self.pause(np.flatnonzero(checkpoint.paused).tolist())
-        return tuple(sorted(self._fresh))
+        self.set_paused(self.env_ids, False)
+        self.set_paused(np.flatnonzero(checkpoint.paused).tolist(), True)
+        return tuple(sorted(self._needs_reset))

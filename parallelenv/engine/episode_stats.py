@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,21 +23,14 @@ LATEST = 100
 """Number of episodes to average over."""
 _ROOM = 16384
 """Rows of envs that are kept until they are summed."""
-EncodedOutcome = bytes | tuple[Any, bytes]
 
 
 class EndedEpisodes(NamedTuple):
-    """Episodes that ended, sorted by step, then by column.
+    """Episodes that ended, sorted by step, then by column; one item per episode."""
 
-    Attributes:
-        returns: ``(num_ended,)``, sums of rewards: float64, or object if some rewards are not numbers.
-        lengths: ``(num_ended,)`` int64, numbers of steps.
-        are_whole: ``(num_ended,)`` bool: whether all of an episode's steps were counted.
-    """
-
-    returns: Array
-    lengths: Array
-    are_whole: Array
+    returns: Array  #: Sums of rewards: float64, or object if some rewards are not numbers.
+    lengths: Array  #: int64, numbers of steps.
+    are_whole: Array  #: bool: whether all of an episode's steps were counted.
 
 
 class OpenEpisodes:
@@ -124,25 +117,15 @@ class OpenEpisodes:
 
 @dataclass(slots=True)
 class _EpisodeParts:
-    """Steps cut where an episode of an env ends or begins, in order, one env after the other.
+    """Steps cut where an episode of an env ends or begins, in order, one env after the other; one item per part."""
 
-    Attributes:
-        owners: Env id of each part.
-        is_later: Whether an earlier part has the same env.
-        is_begun: Whether its first step begins an episode.
-        last: Its last step, as a row of the steps.
-        ended: Whether its last step ends an episode.
-        returns: Sum of its rewards.
-        lengths: Number of its steps.
-    """
-
-    owners: Array
-    is_later: Array
-    is_begun: Array
-    last: Array
-    ended: Array
-    returns: Array
-    lengths: Array
+    owners: Array  #: Its env id.
+    is_later: Array  #: Whether an earlier part has the same env.
+    is_begun: Array  #: Whether its first step begins an episode.
+    last: Array  #: Its last step, as a row of the steps.
+    ended: Array  #: Whether its last step ends an episode.
+    returns: Array  #: Sum of its rewards.
+    lengths: Array  #: Number of its steps.
 
     @classmethod
     def of(
@@ -171,20 +154,14 @@ class _EpisodeParts:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """The counts so far.
+    """The counts so far."""
 
-    Attributes:
-        num_steps: Steps of single envs.
-        num_episodes: Episodes counted from their first step to their last.
-        mean_return: Mean return (sum of rewards) of the latest `LATEST` of them; ``None`` if there are none, or a
-            reward was not a number.
-        mean_length: Their mean number of steps; ``None`` if there are none.
-    """
-
-    num_steps: int
-    num_episodes: int
+    num_steps: int  #: Steps of single envs.
+    num_episodes: int  #: Episodes counted from their first step to their last.
+    #: Mean return (sum of rewards) of the latest `LATEST` of them; ``None`` if there are none, or a reward was not a
+    #: number.
     mean_return: float | None
-    mean_length: float | None
+    mean_length: float | None  #: Their mean number of steps; ``None`` if there are none.
 
 
 @dataclass(slots=True)
@@ -225,46 +202,41 @@ class EpisodeStats:
         self._goes_on = False
         self._sums = _Totals(OpenEpisodes(num_envs), 0, 0, deque(maxlen=LATEST))
         self._room = max(32, min(1024, _ROOM // num_envs))
-        self._is_whole = True  # whether each item of the log is a step of all envs
-        self._log: list[EncodedOutcome] = []
+        self._log: list[tuple[Any, bytes]] = []  # rows of the envs that were stepped, `None`: all; and `Batch.outcome`
         self._begun: list[tuple[int, Any]] = []
 
-    def follow(self, goes_on: bool) -> None:
+    def set_autoreset(self, goes_on: bool) -> None:
         """Set whether, from now on, an ended env begins its next episode by itself."""
-        self.settle()
+        self.sum_up()
         self._goes_on = goes_on
 
-    def note(self, outcome: bytes, rows: Index | None = None) -> None:
+    def add_step(self, outcome: bytes, rows: Index | None = None) -> None:
         """Add a step: a `Batch.outcome`, and the rows of the envs that were stepped; ``None``: all."""
-        if rows is None:
-            self._log.append(outcome)
-        else:
-            self._is_whole = False
-            self._log.append((rows, outcome))
+        self._log.append((rows, outcome))
         if len(self._log) == self._room:
-            self.settle()
+            self.sum_up()
 
-    def begin(self, rows: Index) -> None:
+    def begin_episodes(self, rows: Index) -> None:
         """Record that the envs in these rows begin episodes."""
         self._begun.append((len(self._log), rows))
         if len(self._begun) > self._room:
-            self.settle()
+            self.sum_up()
 
-    def lose(self) -> None:
+    def exclude_running(self) -> None:
         """Exclude the running episodes: their first steps are not known."""
-        self.settle()
+        self.sum_up()
         self._sums.running.are_whole[:] = False
 
-    def note_chunk(self, chunk: RolloutChunk) -> None:
+    def add_chunk(self, chunk: RolloutChunk) -> None:
         """Add the steps of a rollout."""
-        self.settle()
+        self.sum_up()
         ended = np.zeros(chunk.valid.shape, bool)
         ended[chunk.ended.steps, chunk.ended.columns] = True
         rows = np.array(chunk.env_ids)
         valid = chunk.valid | ended
         self._sums.add(rows, chunk.rewards, ended, valid, _NONE_BEGUN, goes_on=self._goes_on)
 
-    def look(self) -> EpisodeSummary:
+    def summary(self) -> EpisodeSummary:
         """Return the counts. Another thread may be stepping meanwhile."""
         sums = self._sums.copy()
         sums.add(*self._pending(), goes_on=self._goes_on)
@@ -277,27 +249,24 @@ class EpisodeStats:
         mean_length = float(np.mean(lengths))
         return EpisodeSummary(sums.num_steps, sums.num_episodes, None if np.isnan(mean) else mean, mean_length)
 
-    def settle(self) -> None:
+    def sum_up(self) -> None:
         """Sum the log."""
         with DeferSigint():  # else an interrupt could make them count twice
             self._sums.add(*self._pending(), goes_on=self._goes_on)
             self._log.clear()
             self._begun.clear()
-            self._is_whole = True
 
     def _pending(self) -> tuple[Array, Array, Array, Array | None, Array]:
         """Return the steps of the log, which are not in the sums yet, as arguments of `OpenEpisodes.add_steps`."""
-        n = self._num_envs
+        n, log = self._num_envs, self._log.copy()
         begun = [(step, row) for step, rows in self._begun.copy() for row in np.arange(n)[rows].tolist()]
-        is_whole, log = self._is_whole, self._log.copy()
-        outcomes = [one if isinstance(one, bytes) else one[1] for one in log] if not is_whole else log
-        rewards, ended = read_outcomes(cast("list[bytes]", outcomes), n)
+        rewards, ended = read_outcomes([outcome for _, outcome in log], n)
         valid = None
-        if not is_whole:
+        if any(rows is not None for rows, _ in log):
             valid = np.ones(ended.shape, bool)
-            for step, one in enumerate(log):
-                if not isinstance(one, bytes):
+            for step, (rows, _) in enumerate(log):
+                if rows is not None:
                     valid[step] = False
-                    valid[step, one[0]] = True
+                    valid[step, rows] = True
             ended = ended & valid
         return np.arange(n), rewards, ended, valid, np.array(begun, np.int64).reshape(-1, 2)

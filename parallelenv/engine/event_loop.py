@@ -9,16 +9,23 @@ from collections.abc import Callable
 
 from parallelenv.contract.interrupts import DeferSigint
 
+HEARTBEAT = 0.25
+"""Seconds after which a sleep ends anyway, to look for output and deaths that no reply reports."""
+SHORTEST_NAP = 5e-4
+_NAP = 1 / 8
+"""Fraction of the time waited so far that a nap takes. It bounds how late a result is found."""
 
-async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]], timeout: float, nap: float) -> None:
-    """Sleep until a descriptor is readable or the waker of this task is called.
+
+async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]], waited: float, left: float) -> None:
+    """Sleep until a descriptor is readable or the waker of this task is called, at most `HEARTBEAT`.
 
     Args:
         fileno: The descriptor; ``None``: there is none.
         wakers: Contains the waker of this task meanwhile. It may be called in any thread.
-        timeout: Seconds after which to wake up anyway.
-        nap: The same if the descriptor cannot be watched.
+        waited: Seconds that were waited before: if the descriptor cannot be watched, a nap takes a fraction of them.
+        left: Seconds after which to wake up anyway.
     """
+    nap = min(HEARTBEAT, max(SHORTEST_NAP, waited * _NAP), left)
     loop = asyncio.get_running_loop()
     woken = loop.create_future()
 
@@ -26,25 +33,25 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
         with contextlib.suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(_finish, woken)
 
-    own = -1
+    descriptor = -1
     try:
         wakers.add(wake)
         if fileno is not None:
             # NotImplementedError: the usual loop on Windows; OSError: too many open files.
             with contextlib.suppress(NotImplementedError, OSError), DeferSigint():
                 # A copy: a loop has one reader per descriptor, and the backend may close its own meanwhile.
-                own = os.dup(fileno)
-                loop.add_reader(own, _finish, woken)
-                nap = timeout
+                descriptor = os.dup(fileno)
+                loop.add_reader(descriptor, _finish, woken)
+                nap = min(HEARTBEAT, left)
         await asyncio.wait([woken], timeout=nap)
     finally:
         with DeferSigint():
             wakers.discard(wake)
-            if own >= 0:
+            if descriptor >= 0:
                 if not loop.is_closed():
                     with contextlib.suppress(NotImplementedError):
-                        loop.remove_reader(own)
-                os.close(own)
+                        loop.remove_reader(descriptor)
+                os.close(descriptor)
 
 
 def _finish(woken: asyncio.Future[None]) -> None:

@@ -30,7 +30,7 @@ class InfoLearner:
         self._tries = _NUM_TRIES
         self._generation = -1
 
-    def note(self, infos: Sequence[Info], num_envs: int, generation: int, num_steps: int) -> bool:
+    def learn(self, infos: Sequence[Info], num_envs: int, generation: int, num_steps: int) -> bool:
         """Note infos of a step that came as values. They count if they are more than half of ``num_envs``.
 
         ``generation``: hosts that replaced others do not know the form. ``num_steps``: about the number of steps since

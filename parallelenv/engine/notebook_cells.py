@@ -7,36 +7,18 @@ workers would be left, though no variable refers to them.
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from parallelenv.contract.error_text import count
 from parallelenv.engine.worker_output import say
 from parallelenv.progress import kernel_of_notebook
 
 
-class Closable(Protocol):
-    """An object that can be closed; compared by identity."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed already."""
-        ...
-
-    def close(self) -> None:
-        """Close it."""
-        ...
-
-
 class CellRun(NamedTuple):
-    """One run of a notebook cell.
+    """One run of a notebook cell."""
 
-    Attributes:
-        cell: The cell's id as the front end gives it, else its source.
-        message: Id of the request to run it.
-    """
-
-    cell: str
-    message: str
+    cell: str  #: The cell's id as the front end gives it, else its source.
+    message: str  #: Id of the request to run it.
 
 
 _made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: message id of the run, and the object
@@ -68,8 +50,8 @@ def close_earlier() -> None:
         say(f"Closed {made_earlier} that an earlier run of this cell had made (keep=True prevents that).\n")
 
 
-def note(env: Closable) -> None:
-    """Record an object made by the current cell run."""
+def register(env: Any) -> None:
+    """Record an object made by the current cell run, with ``closed`` and ``close()``."""
     run = current_run()
     if run is not None:
         _made.setdefault(run.cell, []).append((run.message, weakref.ref(env)))

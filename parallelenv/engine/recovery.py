@@ -1,4 +1,4 @@
-"""Implements ``on_failure="restart"``: envs that failed are rebuilt and reset.
+"""Implements ``on_failure="restart"``: envs that failed are rebuilt, which means built anew, and reset.
 
 Only `Engine` and rollouts use this, and returns the episode of such an env to the user as truncated.
 """
@@ -55,19 +55,22 @@ class Budget:
 
 
 class Recovery:
-    """Rebuilds envs that failed and resets them."""
+    """Rebuilds envs that failed and resets them.
+
+    Attributes:
+        unreported: Envs that were rebuilt, which was not reported to the user yet: why their episode ended, and the
+            result of their reset, ``None`` before it. Most of these only shared a worker with one that failed: the user
+            may not have received their last step yet, and a reset would overwrite its rows.
+    """
 
     def __init__(self, pool: Pool, max_restarts: int) -> None:
         self._pool = pool
         self._budget = Budget(max_restarts)
         self._seeds: dict[int, int] = {}  # the latest ones given by the user
         self._counts: dict[int, int] = {}  # restarts since then
-        # Envs that were rebuilt, which was not reported to the user yet: why their episode ended, and the result of
-        # their reset, `None` before it. Most of these only shared a worker with one that failed: the user may not have
-        # received their last step yet, and a reset would overwrite its rows.
-        self._unreported: dict[int, tuple[Failure, Extra | None]] = {}
+        self.unreported: dict[int, tuple[Failure, Extra | None]] = {}
 
-    def note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
+    def remember_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
         """Store the seeds given by the user: the seeds of restarts are derived from them."""
         given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
         self._seeds.update(given)
@@ -76,19 +79,14 @@ class Recovery:
     def forget(self, env_ids: Iterable[int]) -> None:
         """Drop the records of envs of which the user begins new episodes."""
         for env_id in env_ids:
-            self._unreported.pop(env_id, None)
-
-    @property
-    def has_unreported(self) -> bool:
-        """Whether an env was rebuilt, which was not reported to the user yet."""
-        return bool(self._unreported)
+            self.unreported.pop(env_id, None)
 
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
         """Return the envs that cannot continue the episode that the user knows of, and why not."""
-        if not (self._unreported or self._pool.has_dead):  # called at every step
+        if not (self.unreported or self._pool.dead):  # called at every step
             return NO_FAILURES
-        unreported = {env_id: self._unreported[env_id][0] for env_id in env_ids if env_id in self._unreported}
-        return {**self._pool.death_errors(env_ids), **unreported}
+        unreported = {env_id: self.unreported[env_id][0] for env_id in env_ids if env_id in self.unreported}
+        return {**self._pool.death_failures(env_ids), **unreported}
 
     def restart_failed(
         self, failures: Mapping[int, Failure]
@@ -107,17 +105,17 @@ class Recovery:
                 left[env_id] = ill.pop(env_id)
             time.sleep(delay)
             ill = {**self._rebuild(ill, failures), **self._reset(ill, failures)}
-        restarted = {env_id: self._unreported[env_id] for env_id in failures if self._has_begun(env_id)}
+        restarted = {env_id: self.unreported[env_id] for env_id in failures if self._has_begun(env_id)}
         return {env_id: (failure, begun or NOTHING) for env_id, (failure, begun) in restarted.items()}, left
 
     def _has_begun(self, env_id: int) -> bool:
         """Whether an env has an episode that the user does not know of."""
-        return self._unreported.get(env_id, (None, None))[1] is not None
+        return self.unreported.get(env_id, (None, None))[1] is not None
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
         """Return the envs that have to be rebuilt: those not rebuilt since they failed, or dead again."""
-        dead = self._pool.death_errors(tuple(ill))
-        return sorted(env_id for env_id in ill if env_id not in self._unreported or env_id in dead)
+        dead = self._pool.death_failures(tuple(ill))
+        return sorted(env_id for env_id in ill if env_id not in self.unreported or env_id in dead)
 
     def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
         """Rebuild envs where needed; remove and return those that cannot be rebuilt."""
@@ -125,17 +123,17 @@ class Recovery:
         if not broken:
             return {}
 
-        def note_rebuilt(env_ids: Sequence[int]) -> None:
+        def record_rebuilt(env_ids: Sequence[int]) -> None:
             """Record why envs were rebuilt: for some it is only known that another env lost the same worker."""
-            known = {**self._pool.death_errors(env_ids), **reasons}
+            known = {**self._pool.death_failures(env_ids), **reasons}
             cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
             for env_id in env_ids:
-                self._unreported[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation), None
+                self.unreported[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation), None
 
-        ticket = self._pool.rebuild(broken, note_rebuilt)
+        ticket = self._pool.rebuild(broken, record_rebuilt)
         failures = {env_id: ticket.failures[env_id] for env_id in ill if env_id in ticket.failures}
         for env_id in failures:
-            del self._unreported[env_id], ill[env_id]
+            del self.unreported[env_id], ill[env_id]
         return failures
 
     def _reset(self, ill: Mapping[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
@@ -149,10 +147,10 @@ class Recovery:
                 seed = int(np.random.SeedSequence(seed, spawn_key=(count,)).generate_state(1)[0])
             seeds.append((seed, None))
         # A new worker may be dead again before the others are built.
-        ticket = self._pool.submit("reset", env_ids, seeds, failed=self._pool.death_errors(env_ids))
+        ticket = self._pool.submit("reset", env_ids, seeds, failed=self._pool.death_failures(env_ids))
         self._pool.wait_or_give_up(ticket)
         for env_id in env_ids:
-            self._unreported.pop(env_id, None)
+            self.unreported.pop(env_id, None)
             if env_id not in ticket.failures:
-                self._unreported[env_id] = reasons[env_id], ticket.values.get(env_id, NOTHING)
+                self.unreported[env_id] = reasons[env_id], ticket.values.get(env_id, NOTHING)
         return ticket.failures

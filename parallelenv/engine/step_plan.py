@@ -1,11 +1,14 @@
-"""The beaten path of a step: what can be decided once for the same envs is decided once.
+"""The quick path of a step: what can be decided once for the same envs is decided once.
 
-A plan is made when the same envs are stepped for the second time, and is valid until something else than such
+A `StepPlan` is made when the same envs are stepped for the second time, and is valid until something else than such
 a step happens: a reset, another call on the same envs, a failure, an env that rests, a worker replaced. It has no
-meaning of its own: whatever is unusual within a step, it enters its step in a `Ticket` and lets the engine go on.
+meaning of its own: whatever is unusual within a step, it enters its step in a `Ticket` and lets the engine continue.
 
-An interrupt needs no protection here: one assignment says that the step is under way and one that its result is
-returned, and what lies between can be done again.
+Three objects prepare such a step, one on each level: the `StepPlan` knows the form of the result; its `RepeatedStep`,
+of the backend, knows how all workers are reached; and the `PreparedStep` of each worker's host knows the envs' rows.
+
+An interrupt needs no protection here: one assignment to `Pool.planned` says that the step is under way and one that its
+result is complete, and what lies between can be done again.
 """
 
 from __future__ import annotations
@@ -17,10 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parallelenv.contract.batch import Array, gather_states, has_true
-from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.protocol import NOTHING, RepeatedStep
+from parallelenv.contract.protocol import RepeatedStep
 from parallelenv.contract.spaces import Action, State
-from parallelenv.engine.assemble import Align, ended_state
+from parallelenv.engine.assemble import Align
 from parallelenv.engine.rewards import too_large_rewards
 from parallelenv.engine.tickets import Outcome, Ticket
 from parallelenv.engine.worker_handles import WorkerHandle
@@ -28,59 +30,19 @@ from parallelenv.results import StepBatch, StepResult
 
 if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
-    from parallelenv.engine.env_table import EnvTable
-    from parallelenv.engine.worker_pool import Pool
 
 PATIENCE = 0.25
 """Seconds after which a wait is left to the engine, which also looks for deaths and output that no reply reports."""
 
 
-class PlannedStep:
-    """The step of a plan, while it is under way and in no ticket.
-
-    It does not refer to the engine: after an interrupt the pool refers to it, which is kept until it is closed, and the
-    engine of an object without references must be freed.
-
-    Attributes:
-        number: Number of its first command.
-    """
-
-    __slots__ = ("_env_ids", "_pool", "_repeated", "_shards", "_stepped", "_table", "number")
-
-    def __init__(
-        self,
-        pool: Pool,
-        table: EnvTable,
-        env_ids: Sequence[int],
-        stepped: Sequence[int],
-        repeated: RepeatedStep,
-        shards: Sequence[tuple[WorkerHandle, tuple[int, ...]]],
-    ) -> None:
-        self._pool, self._table = pool, table
-        self._env_ids, self._stepped = env_ids, stepped
-        self._repeated, self._shards = repeated, shards
-        self.number = 0
-
-    def enter(self) -> Ticket:
-        """Enter it in a ticket like that of any other call, and return it."""
-        with self._pool.shield:
-            ticket = Ticket("step", self._stepped)
-            self._pool.enter_step(ticket, self._shards, self._repeated, self.number)
-            self._table.occupy(self._env_ids, ticket, separately=False)
-        return ticket
-
-
 class StepPlan:
-    """One shape of a step: which envs, in which form the result is wanted.
+    """A step of the same envs with the same form of the result, again and again.
 
-    Args:
-        engine: The engine.
-        env_ids: The envs of the result, in its order.
-        stepped: Those of them that are stepped.
-        chosen: Their positions in ``env_ids``; ``None``: all.
-        align: See `ParallelEnv.step`.
-        repeated: The step, prepared by the backend.
-        shards: The worker and the envs of each of its commands.
+    It does not refer to the engine: after an interrupt the pool, which is kept until it is closed, refers to the plan,
+    and the engine of an object without references must be freed.
+
+    The result has the envs ``env_ids``, of which ``stepped`` are stepped; ``chosen`` are their positions, ``None`` for
+    all. ``repeated`` is the step prepared by the backend, whose commands go to the workers of ``shards``.
 
     Attributes:
         generation: `Pool.generation` for which it is.
@@ -100,10 +62,11 @@ class StepPlan:
         self.stepped = stepped
         self.align = align
         self._chosen = chosen
-        self._engine = engine
         self._pool, self._table, self._policy = engine.pool, engine.table, engine.done_policy
-        self._repeated, self._num_commands = repeated, len(shards)
-        self._planned = PlannedStep(engine.pool, engine.table, env_ids, stepped, repeated, shards)
+        self._assembler, self._copies = engine.assembler, engine.copies
+        self._repeated, self._shards, self._num_commands = repeated, shards, len(shards)
+        self._outcome = Outcome(env_ids, stepped, {}, {})
+        self._number = 0  # of the first command of the latest step
         self._batch = batch = engine.pool.batch
         self._rows = rows = batch.rows(stepped)
         is_vector = len(batch.actions) == 1 and batch.layout.actions.is_single
@@ -115,7 +78,7 @@ class StepPlan:
         single = batch.single_state
         self._states = single[rows] if is_slice and single is not None and engine.copies else None
         self._is_item = align == "item" and chosen is None
-        self._is_whole = stepped is self._table.everyone
+        self._is_whole = stepped is self._table.env_ids
         self._version = self.generation = -1
 
     # ---------------------------------------------------------------- validity
@@ -131,7 +94,7 @@ class StepPlan:
 
     # ---------------------------------------------------------------- a step
 
-    def step(self, action: Action) -> StepResult | StepBatch:
+    def step(self, action: Action, engine: Engine) -> StepResult | StepBatch:
         """Step the envs and return the result, as `Engine.step` does."""
         if (
             self._actions is not None
@@ -140,26 +103,37 @@ class StepPlan:
             and action.shape == self._action_shape
         ):
             self._actions[self._rows] = action
-        elif self._engine.actions.take(self._batch, action, self.env_ids, self.stepped, self._chosen) is not None:
-            return self._engine.step_by_ticket(action, self.env_ids, self.align)
-        pool, planned, timeout = self._pool, self._planned, self._engine.timeout
-        begin = None if timeout is None else time.monotonic()
-        number = planned.number = pool.number
+        elif engine.actions.write(self._batch, action, self.env_ids, self.stepped, self._chosen) is not None:
+            return engine.finish_step(engine.submit_step(action, self.env_ids), self.align)
+        pool, timeout = self._pool, self._pool.timeout
+        start = None if timeout is None else time.monotonic()
+        number = self._number = pool.number
         pool.number = number + self._num_commands
-        pool.planned = planned
+        pool.planned = self
         self._repeated.send(number)
         is_done = self._repeated.wait(PATIENCE if timeout is None else min(PATIENCE, timeout))
-        dtype = self._engine.reward_dtype
+        dtype = engine.reward_dtype
         if not is_done or (dtype is not None and too_large_rewards(self._batch, self.stepped, dtype)):
-            return self._engine.finish_step(planned.enter(), self.align, begin)
+            return engine.finish_step(self.enter(), self.align, start)
         if self._is_item and not (self._policy.resets_next and has_true(self._table.done)):
             return self._result()
         return self._assembled()
 
+    def enter(self) -> Ticket:
+        """Enter the step, which is under way, in a ticket of the table like any other step, and return it."""
+        pool, ticket = self._pool, Ticket("step", self.stepped)
+        with pool.shield:
+            pool.planned = None
+            for number, (worker, env_ids) in enumerate(self._shards, self._number):
+                ticket.pending[number] = env_ids
+                worker.in_flight[number] = ticket
+            self._repeated.leave_to_channels(self._number)
+            self._table.enter(self.env_ids, ticket, separately=False)
+        return ticket
+
     def _assembled(self) -> StepResult | StepBatch:
         """Return the result in any form."""
-        outcome = Outcome(self.env_ids, self.stepped, {}, {})
-        result = self._engine.assembler.assemble(self._batch, outcome, self.align)
+        result = self._assembler.assemble(self._batch, self._outcome, self.align)
         self._pool.planned = None
         if self._policy.skips_done and has_true(self._table.done):
             self._table.version += 1  # other envs step next
@@ -178,24 +152,16 @@ class StepPlan:
         if has_end and policy.skips_done:
             return self._assembled()
         states: State = self._states
-        states = gather_states(batch, self.stepped, rows, {}, self._engine.copies) if states is None else states.copy()
-        infos = self._engine.assembler.infos(batch, rows, count)
+        states = gather_states(batch, self.stepped, rows, {}, self._copies) if states is None else states.copy()
+        infos = self._assembler.infos(batch, rows, count)
         if has_end or has_true(table.done):
             dones = flags[:, 0] | flags[:, 1]
             policy.mark_done(table.done, rows, dones)
             if has_end and policy.autoreset:
-                self._describe_ends(dones, infos)
+                self._assembler.describe_ends(batch, self._outcome, dones, infos)
         else:
             dones = np.zeros(count, bool)
         result = StepResult.of(states, rewards, dones, infos, flags, env_ids)
-        table.score.note(batch.outcome(), None if self._is_whole else rows)
+        table.stats.add_step(batch.outcome(), None if self._is_whole else rows)
         self._pool.planned = None  # last: an interrupt before this line loses nothing
         return result
-
-    def _describe_ends(self, dones: Array, infos: Array) -> None:
-        """Add to infos what the resets within the step would hide."""
-        for position in dones.nonzero()[0].tolist():
-            env_id = self.stepped[position]
-            reset_info = self._batch.reset_info(env_id)
-            self._table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
-            self._policy.describe_end(infos[position], ended_state(self._batch, env_id, NOTHING), reset_info, False)

@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from parallelenv.contract.tracebacks import shorten, shortens_tracebacks
 from parallelenv.errors import ClosedError, ParallelEnvError, UnpicklableError, UsageError
@@ -16,29 +16,10 @@ Use = tuple[int, str]
 """A call in progress: its thread and its name."""
 
 
-class ThisProcess:
-    """The id of this process, without a system call for each use: one takes 1 us between the steps of real envs."""
-
-    pid = os.getpid()
-
-    @classmethod
-    def look_again(cls) -> None:
-        """Read it anew, after a fork."""
-        cls.pid = os.getpid()
-
-
+# The id of this process, without a system call for each use: one takes 1 us between the steps of real envs.
+_process = {"id": os.getpid()}
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=ThisProcess.look_again)
-
-
-class CallTracer(Protocol):
-    """Records when calls begin and end."""
-
-    def begin(self) -> None:
-        """Record that an outermost call begins."""
-
-    def end(self) -> None:
-        """Record that it ends."""
+    os.register_at_fork(after_in_child=lambda: _process.update(id=os.getpid()))
 
 
 class Guard:
@@ -53,21 +34,21 @@ class Guard:
         is_closed: Whether it can no longer be used.
         home: Id of the process that made it.
         users: Under the key ``""`` the outermost call in progress, if there is one.
-        tracer: Records when outermost calls begin and end; ``None``: nothing does.
+        tracer: Its ``begin()`` and ``end()`` are called when outermost calls begin and end; ``None``: nothing is.
     """
 
     def __init__(self, name: str = "ParallelEnv", ended: str = "closed", unrepeatable: tuple[str, ...] = ()) -> None:
         self.is_closed = False
         self.users: dict[str, Use] = {}
-        self.tracer: CallTracer | None = None
+        self.tracer: Any = None
         self._name = name
         self._ended = ended
         self._unrepeatable = unrepeatable
-        self.home = ThisProcess.pid
+        self.home = _process["id"]
 
     def is_usable(self) -> bool:
         """Whether it is neither closed nor in a process forked from the one that made it."""
-        return not self.is_closed and ThisProcess.pid == self.home
+        return not self.is_closed and _process["id"] == self.home
 
     def check_within(self, use: Use, outermost: Use) -> None:
         """Refuse a call during another one, unless it was made within that one and is allowed there."""

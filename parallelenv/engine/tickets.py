@@ -39,8 +39,8 @@ class Ticket:
         self.failures: dict[int, Failure] = {}
         self.arrivals: list[Arrival] | None = None
 
-    def file(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
-        """Record the reply to one of its commands."""
+    def record_reply(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
+        """Record the reply to the command of this number."""
         env_ids = self.pending.pop(number)
         if values:
             self.values.update(values)
@@ -76,23 +76,14 @@ class Ticket:
 
 @dataclass(slots=True)
 class Outcome:
-    """What steps of envs, or resets in place of steps, have returned, before it is given the user's form.
+    """What steps of envs, or resets in place of steps, have returned, before it is given the user's form."""
 
-    Attributes:
-        env_ids: The envs, in the order of the result.
-        stepped: The envs that were stepped; the others are absent, because they are done or exhausted.
-        extras: Replies outside of the batch, by env id.
-        failures: Failures, by env id.
-        restarted: Envs of ``stepped`` that failed and were restarted; their states are first ones.
-        begun: Envs of ``stepped`` that were reset instead; their states are first ones, too.
-    """
-
-    env_ids: Sequence[int]
-    stepped: Sequence[int]
-    extras: Mapping[int, Extra]
-    failures: Mapping[int, Failure]
-    restarted: Collection[int] = ()
-    begun: Sequence[int] = ()
+    env_ids: Sequence[int]  #: The envs, in the order of the result.
+    stepped: Sequence[int]  #: Those that were stepped; the others are absent, because they are done or exhausted.
+    extras: Mapping[int, Extra]  #: Replies outside of the batch, by env id.
+    failures: Mapping[int, Failure]  #: By env id.
+    restarted: Collection[int] = ()  #: Envs of ``stepped`` that failed and were restarted; their states are first ones.
+    resets: Sequence[int] = ()  #: Envs of ``stepped`` that were reset instead; likewise.
 
     @classmethod
     def of(cls, env_ids: Sequence[int], tickets: Mapping[int, Ticket]) -> Outcome:
@@ -110,7 +101,7 @@ class Outcome:
             [env_id for env_id, one in of_each if env_id in asked[one]],
             {env_id: one.values[env_id] for env_id, one in of_each if env_id in one.values},
             {env_id: one.failures[env_id] for env_id, one in of_each if env_id in one.failures},
-            begun=[env_id for env_id, one in of_each if one.operation == "reset"],
+            resets=[env_id for env_id, one in of_each if one.operation == "reset"],
         )
 
     @property
@@ -120,17 +111,18 @@ class Outcome:
 
     def without_failures(self) -> Outcome:
         """Return this without the envs that failed."""
-        env_ids = [env_id for env_id in self.env_ids if env_id not in self.failures]
-        stepped = [env_id for env_id in self.stepped if env_id not in self.failures]
-        begun = [env_id for env_id in self.begun if env_id not in self.failures]
-        return Outcome(env_ids, stepped, self.extras, self.failures, self.restarted, begun)
+        kept: dict[str, Any] = {
+            name: [env_id for env_id in getattr(self, name) if env_id not in self.failures]
+            for name in ("env_ids", "stepped", "resets")
+        }
+        return replace(self, **kept)
 
     def with_resting(self, resting: Collection[int]) -> Outcome:
         """Return this with some envs absent, without extras."""
         stepped = [env_id for env_id in self.stepped if env_id not in resting]
-        begun = [env_id for env_id in self.begun if env_id not in resting]
+        resets = [env_id for env_id in self.resets if env_id not in resting]
         extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}
-        return replace(self, stepped=stepped, begun=begun, extras=extras)
+        return replace(self, stepped=stepped, resets=resets, extras=extras)
 
     def without_failure_of(self, env_ids: Sequence[int]) -> Outcome:
         """Return the part of these envs, as if they had not failed."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parallelenv.contract.arguments import share
-from parallelenv.contract.batch import Batch, InfoForms, Layout, take
+from parallelenv.contract.batch import Batch, InfoForms, Layout, items_at
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.error_text import list_ids, name_envs
@@ -43,7 +43,7 @@ from parallelenv.engine.worker_output import show_printed
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
 
 if TYPE_CHECKING:
-    from parallelenv.engine.step_plan import PlannedStep
+    from parallelenv.engine.step_plan import StepPlan
 
 PrintedListener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Ticket], None]
@@ -63,9 +63,13 @@ class Pool:
         processes: Where each env lives now.
         env_ids: All env ids, ascending; consecutive.
         batch: The arrays that all hosts read and write.
+        backend: Places and reaches the workers.
+        timeout: Seconds that a call may take whose caller gives no other limit; ``None``: no limit, as while envs are
+            first built.
         number: Number of the next command.
         generation: Changes with the batch, and when a worker is replaced or dies.
-        planned: The step of a `StepPlan` that is under way and not entered in a ticket.
+        planned: The plan whose step is under way and not entered in a ticket.
+        dead: Error of each env whose worker is dead, also one behind a host.
         shield: Delays Ctrl-C.
     """
 
@@ -81,17 +85,16 @@ class Pool:
         *,
         num_cpus: int | None = None,
         num_gpus: float = 0,
-        timeout: float | None = None,
         listener: PrintedListener = show_printed,
         spec: WorkerSpec,
     ) -> None:
         self._has_spaces = False  # if False, every env is asked for its own
-        self._timeout: float | None = None  # building envs has no time limit
-        self._call_timeout = timeout
+        self.timeout: float | None = None
         self.number = 1
-        self._infos, self._reset_infos, self._noted = InfoLearner(), InfoLearner(), 0
+        self._infos, self._reset_infos = InfoLearner(), InfoLearner()
+        self._learned_at = 0  # number of the next command when infos were learned from
         self.generation = 0
-        self.planned: PlannedStep | None = None
+        self.planned: StepPlan | None = None
         self.processes = {}
         self.is_watched = False
         self.waits_by: str | None = None
@@ -109,7 +112,7 @@ class Pool:
     def _start(self, backend: Backend, specs: Sequence[WorkerSpec], listener: PrintedListener) -> None:
         """Start the workers; if that fails, none is left running."""
         self.env_ids = tuple(env_id for spec in specs for env_id in spec.env_ids)
-        self._backend = backend
+        self.backend = backend
         self._flush: Callable[[], None] | None = getattr(backend, "flush", None)
         self._listener = listener
         self._printed: list[Printed] = []
@@ -118,7 +121,7 @@ class Pool:
         self.shield = DeferSigint()
         self.wakers: set[Callable[[], None]] = set()  # of tasks that wait for replies in event loops
         self._rest: tuple[int, Sequence[Channel]] | None = None  # the closing thread, and the channels it closes
-        self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host
+        self.dead: dict[int, WorkerDiedError] = {}
         try:
             channels = backend.launch(specs)
         except BaseException:
@@ -151,46 +154,14 @@ class Pool:
         except BaseException as error:
             self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
             raise
-        self._timeout = self._call_timeout
-        self._note_built(self._workers)
+        for worker in self._workers:
+            worker.has_built = True
         self.processes.update({env_id: one.process for env_id, one in facts.items()})
-
-    def _note_built(self, workers: Iterable[WorkerHandle]) -> None:
-        for worker in workers:
-            worker.has_built = worker.has_built or worker.death is None
-
-    def attach(self, layout: Layout) -> None:
-        """Allocate the batch and hand it to all hosts."""
-        self.adopt(self._backend.allocate(layout))
-
-    def rearrange(self, layout: Layout) -> None:
-        """Replace the batch by one of another layout. All states in the old one are lost.
-
-        Raises:
-            WorkerTimeoutError: If hosts do not finish, within the pool's timeout, commands that they would answer in
-                the old layout. Nothing was changed.
-        """
-        self.settle()
-        self._let_finish(self._workers, self._timeout)
-        busy = [env_id for worker in self._workers if worker.in_flight for env_id in worker.spec.env_ids]
-        if busy:
-            raise self.late(busy, self._timeout, "attach")
-        self.attach(layout)
 
     @property
     def num_hosts(self) -> int:
         """Number of workers: processes, threads or actors that step envs."""
         return sum(min(worker.spec.num_cpus, len(worker.spec.env_ids)) for worker in self._workers)
-
-    @property
-    def keeps_graphs(self) -> bool:
-        """Whether actions reach the envs with their autograd graph: nothing is pickled."""
-        return self._backend.uses_live_envs
-
-    @property
-    def placement(self) -> str:
-        """How hosts are reached, for the repr; may be empty."""
-        return self._backend.placement
 
     @property
     def lone_host(self) -> Any:
@@ -206,27 +177,28 @@ class Pool:
     # ---------------------------------------------------------------- commands
 
     def ask(
-        self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
+        self,
+        operation: str,
+        env_ids: Sequence[int],
+        each: Sequence[Any] | None = None,
+        common: Any = None,
+        *,
+        raises: bool = True,
     ) -> Ticket:
         """Execute an operation of `Host` on envs, wait for all of them, and return the finished ticket.
 
-        ``each`` is one argument per env, ``common`` the same for every env.
+        ``each`` is one argument per env, ``common`` the same for every env. If it does not raise, failures of envs are
+        in the ticket.
 
         Raises:
             BaseException: What an env raised; ``error.partial`` has the values of the others.
             WorkerDiedError: If a worker is or was found dead.
             WorkerTimeoutError: If not all replied within the pool's timeout; later replies are dropped.
         """
-        ticket = self.try_asking(operation, env_ids, each, common)
-        ticket.raise_failures()
-        return ticket
-
-    def try_asking(
-        self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None, common: Any = None
-    ) -> Ticket:
-        """Execute an operation like `ask`, but leave the failures of envs in the ticket."""
         ticket = self.submit(operation, env_ids, each, common)
-        self.wait(ticket, self._timeout)
+        self.wait(ticket, self.timeout)
+        if raises:
+            ticket.raise_failures()
         return ticket
 
     def submit(
@@ -245,26 +217,26 @@ class Pool:
         """Send an operation to the hosts and return without waiting. Other arguments: see `ask` and `Command`.
 
         ``announce`` is called with the ticket when nothing can fail any more, just before the first command is sent.
-        ``failed`` are failures of envs that cannot be asked, used as their replies. With ``separately`` the caller
-        takes the replies as they arrive, rather than wait for all of them.
+        ``failed`` are failures of envs that cannot be asked, used as their replies. ``separately``: the caller
+        takes each reply as it arrives, see `EnvTable.enter`, so workers that could reply each get a command.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
             UnpicklableError: If an argument cannot be copied; nothing was sent.
         """
-        self.settle()
+        self.enter_planned()
         ticket = Ticket(operation, tuple(env_ids), each)
         if failed:
             ticket.failures.update(failed)
             asked = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
             env_ids = [env_ids[position] for position in asked]
-            each = None if each is None else take(each, asked)
-        if self._lost and operation != "build":
+            each = None if each is None else items_at(each, asked)
+        if self.dead and operation != "build":
             self.refuse_dead(env_ids)
         packed = []
         parts = self._split(env_ids)
         for worker, part, positions in split_further(parts) if separately else parts:
-            arguments = None if each is None else take(each, positions)
+            arguments = None if each is None else items_at(each, positions)
             command = Command(self.number, operation, part, arguments, common, autoreset)
             self.number += 1
             if begins:
@@ -287,7 +259,7 @@ class Pool:
             (worker.channel, Command(0, "step", part, autoreset=autoreset, begins_ended=begins_ended))
             for worker, part in shards
         ]
-        repeated = self._backend.prepare_step(commands) if hasattr(self._backend, "prepare_step") else None
+        repeated = self.backend.prepare_step(commands) if hasattr(self.backend, "prepare_step") else None
         return None if repeated is None else (repeated, shards)
 
     def learn_infos(self, values: Mapping[int, Extra], num_envs: int) -> None:
@@ -297,57 +269,102 @@ class Pool:
         emptied. Hosts and caller must not disagree about the form, so an interrupt is delayed until the hosts, which
         have nothing else to do, have replied.
         """
-        num_steps = (self.number - self._noted) // len(self._workers)
-        self._noted = self.number
+        num_steps = (self.number - self._learned_at) // len(self._workers)
+        self._learned_at = self.number
         if self.batch.infos is None:
             return
         steps = [extra.info for extra in values.values() if extra.info]
         resets = [extra.reset_info for extra in values.values() if extra.reset_info and not extra.is_exhausted]
         with DeferSigint(), contextlib.suppress(WorkerTimeoutError):  # a late host still reads it before the next step
-            has_changed = self._infos.note(steps, num_envs, self.generation, num_steps)
-            if self._reset_infos.note(resets, 0, self.generation, 1) or has_changed:
+            has_changed = self._infos.learn(steps, num_envs, self.generation, num_steps)
+            if self._reset_infos.learn(resets, 0, self.generation, 1) or has_changed:
                 forms = InfoForms(self._infos.form, self._reset_infos.form)
                 self.batch.info_columns, self.batch.reset_columns = forms.columns(self.batch)
                 hosts = (worker.spec.env_ids for worker in self._workers)
-                living = [next((one for one in env_ids if one not in self._lost), None) for env_ids in hosts]
+                living = [next((one for one in env_ids if one not in self.dead), None) for env_ids in hosts]
                 self.wait(self.submit("state", [one for one in living if one is not None], None, forms), _MOMENT)
 
-    def settle(self) -> None:
+    def enter_planned(self) -> None:
         """Enter a planned step that is under way, because its call was interrupted, in a ticket like any other."""
         if self.planned is not None:
             self.planned.enter()
 
-    def enter_step(
-        self, ticket: Ticket, shards: Sequence[tuple[WorkerHandle, tuple[int, ...]]], step: RepeatedStep, number: int
+    def _split(self, env_ids: Sequence[int]) -> Iterable[Shard]:
+        """Group env ids by host: host, its ids, their positions in ``env_ids``."""
+        if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
+            return self._whole
+        known = self._shards.get(env_ids) if type(env_ids) is tuple else None
+        if known is not None:
+            return known
+        positions: dict[WorkerHandle, list[int]] = {}
+        for position, env_id in enumerate(env_ids):
+            positions.setdefault(self._worker(env_id), []).append(position)
+        shards: list[Shard] = []
+        for worker, found in positions.items():
+            part, owned = tuple(env_ids[index] for index in found), worker.spec.env_ids
+            # The same object for all envs of a worker: their step then needs no pickle.
+            shards.append((worker, owned if part == owned else part, found))
+        if len(self._shards) == _MOST_SHARDS:
+            self._shards.clear()
+        if type(env_ids) is tuple:
+            self._shards[env_ids] = shards
+        return shards
+
+    def _worker(self, env_id: int) -> WorkerHandle:
+        return self._worker_of_env[env_id - self._first]
+
+    def _dispatch(
+        self, ticket: Ticket, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
     ) -> None:
-        """Record a planned step as in flight, under the number of its first command. Called with `shield` held."""
-        self.planned = None
-        for index, (worker, env_ids) in enumerate(shards):
-            ticket.pending[number + index] = env_ids
-            worker.in_flight[number + index] = ticket
-        step.file(number)
+        """Send all commands of a call, or none if interrupted before ``announce`` is called with it."""
+        with self.shield:
+            for _, command, _ in packed:
+                ticket.pending[command.number] = command.env_ids
+            announce(ticket)
+            for worker, command, message in packed:
+                worker.in_flight[command.number] = ticket
+                if worker.death is not None:  # it died at the command before, sent to another worker behind it
+                    self._fail_waiting(worker)
+                    continue
+                try:
+                    worker.channel.send(message)
+                except HostDied:
+                    self._mark_dead(worker)
+            if self._flush is not None:
+                self._flush()
 
     # ---------------------------------------------------------------- replies
 
-    def wait(self, ticket: Ticket, timeout: float | None, begin: float | None = None) -> None:
-        """Wait until all hosts have replied to a call. The timeout counts from ``begin``, or from now.
+    def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
+        """Wait until all hosts have replied to a call. The timeout counts from ``start``, or from now.
 
         Raises:
             WorkerTimeoutError: If they have not within ``timeout`` seconds.
         """
-        deadline = None if timeout is None else (time.monotonic() if begin is None else begin) + timeout
+        deadline = None if timeout is None else (time.monotonic() if start is None else start) + timeout
         while ticket.pending:
             if not self.pump(deadline, len(ticket.pending)):
                 raise self.late(ticket.running, timeout, ticket.operation)
 
-    def wait_or_give_up(self, ticket: Ticket, begin: float | None = None) -> bool:
+    def wait_or_give_up(self, ticket: Ticket, start: float | None = None) -> bool:
         """Wait for replies as long as a call may take; late envs then count as failed. Return whether all replied."""
         try:
-            self.wait(ticket, self._timeout, begin)
+            self.wait(ticket, self.timeout, start)
         except WorkerTimeoutError as late:
             self.give_up(ticket, late)
             return False
         return True
+
+    def give_up(self, ticket: Ticket, error: Exception) -> None:
+        """Fail the envs that have not replied to a call, and all other calls to their hosts."""
+        for worker in self._workers:
+            if not ticket.pending.keys() & worker.in_flight.keys():
+                continue
+            for number, waiting in worker.in_flight.items():
+                worker.in_flight[number] = None
+                if waiting is not None:
+                    late = waiting.pending[number]
+                    waiting.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
 
     def ways_to_wait(self, num_envs: int) -> str:
         """Return the call that continues the wait for steps of ``num_envs`` envs, for messages."""
@@ -381,7 +398,7 @@ class Pool:
         """Send a command that builds nothing and return without waiting, with failures treated as by `forward`."""
         if command.operation == "state" and command.common in ("trace", "record"):
             self.is_watched = command.common == "trace"
-        dead = [env_id for env_id in command.env_ids if self._worker(env_id).death] if self._lost else ()
+        dead = [env_id for env_id in command.env_ids if self._worker(env_id).death] if self.dead else ()
         failed = {env_id: Failure(self._worker(env_id).death_error((env_id,)), env_id, "") for env_id in dead}
         begins = self.batch.ended(command.env_ids) if command.begins_ended else command.begins
         return self.submit(
@@ -394,124 +411,9 @@ class Pool:
             failed=failed,
         )
 
-    def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
-        """Build envs from their factories, and return the finished ticket, of all envs that were built.
-
-        A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. Commands of its
-        other envs in flight are waited for; if that takes longer than the pool's timeout, it is replaced too.
-
-        Args:
-            env_ids: The envs.
-            announce: Called with the ids of all envs that are built, when the build cannot be interrupted any more, and
-                again if there are more of them behind a host. `death_errors` still has those that were dead.
-
-        Raises:
-            InvalidEnvError: If one was given as a live instance that never left this process; nothing was changed.
-        """
-        self.settle()
-        self._refuse_live(env_ids)
-        workers = dict.fromkeys(map(self._worker, env_ids))
-        self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)], self._timeout)
-        broken = [worker for worker in workers if worker.death or worker.in_flight]
-        # A dead worker behind a host is replaced with all of its envs.
-        gone = {(self._worker(env_id), self._lost[env_id].pid) for env_id in env_ids if env_id in self._lost}
-        lost_too = [env_id for env_id, error in self._lost.items() if (self._worker(env_id), error.pid) in gone]
-        rebuilt = sorted({*env_ids, *lost_too}.union(*(worker.spec.env_ids for worker in broken)))
-        self._refuse_live(rebuilt)
-        for worker in broken:
-            self._replace(worker)
-
-        def note(known: Collection[int]) -> None:
-            announce(tuple(known))
-            for env_id in known:
-                self._lost.pop(env_id, None)
-
-        ticket = self.submit("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
-        self.wait(ticket, None)
-        note(ticket.values.keys() - rebuilt)
-        self._note_built(workers)
-        self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
-        replaced = [env_id for worker in broken for env_id in worker.spec.env_ids if env_id not in self._lost]
-        if self.is_watched and replaced:  # they record what their envs do, like the others
-            self.wait(self.submit("state", replaced, None, "trace"), None)
-        return ticket
-
-    def _refuse_live(self, env_ids: Sequence[int]) -> None:
-        if self._backend.uses_live_envs:
-            workers = [(env_id, self._worker(env_id).spec) for env_id in env_ids]
-            refuse_live(spec.envs[env_id - spec.env_ids[0]] for env_id, spec in workers)
-
-    # ---------------------------------------------------------------- the batch
-
-    def adopt(self, batch: Batch) -> None:
-        """Use an existing batch and hand it to all hosts."""
-        self.layout, self.batch = batch.layout, batch
-        self.generation += 1
-        for worker in self._workers:
-            worker.channel.attach(batch)
-
-    # ---------------------------------------------------------------- commands
-
-    def _split(self, env_ids: Sequence[int]) -> Iterable[Shard]:
-        """Group env ids by host: host, its ids, their positions in ``env_ids``."""
-        if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
-            return self._whole
-        known = self._shards.get(env_ids) if type(env_ids) is tuple else None
-        if known is not None:
-            return known
-        positions: dict[WorkerHandle, list[int]] = {}
-        for position, env_id in enumerate(env_ids):
-            positions.setdefault(self._worker(env_id), []).append(position)
-        shards: list[Shard] = []
-        for worker, found in positions.items():
-            part, everyone = tuple(env_ids[index] for index in found), worker.spec.env_ids
-            # The same object for all envs of a worker: their step then needs no pickle.
-            shards.append((worker, everyone if part == everyone else part, found))
-        if len(self._shards) == _MOST_SHARDS:
-            self._shards.clear()
-        if type(env_ids) is tuple:
-            self._shards[env_ids] = shards
-        return shards
-
-    def _worker(self, env_id: int) -> WorkerHandle:
-        return self._worker_of_env[env_id - self._first]
-
-    def _dispatch(
-        self, ticket: Ticket, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
-    ) -> None:
-        """Send all commands of a call, or none if interrupted before ``announce`` is called with it."""
-        with self.shield:
-            for _, command, _ in packed:
-                ticket.pending[command.number] = command.env_ids
-            announce(ticket)
-            for worker, command, message in packed:
-                worker.in_flight[command.number] = ticket
-                if worker.death is not None:  # it died at the command before, sent to another worker behind it
-                    self._fail_waiting(worker)
-                    continue
-                try:
-                    worker.channel.send(message)
-                except HostDied:
-                    self._mark_dead(worker)
-            if self._flush is not None:
-                self._flush()
-
-    def give_up(self, ticket: Ticket, error: Exception) -> None:
-        """Fail the envs that have not replied to a call, and all other calls to their hosts."""
-        for worker in self._workers:
-            if not ticket.pending.keys() & worker.in_flight.keys():
-                continue
-            for number, waiting in worker.in_flight.items():
-                worker.in_flight[number] = None
-                if waiting is not None:
-                    late = waiting.pending[number]
-                    waiting.file(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
-
-    # ---------------------------------------------------------------- replies
-
     def fileno(self) -> int | None:
         """Return a descriptor that is readable while `pump` may find a reply, see `Backend.fileno`."""
-        return self._backend.fileno()
+        return self.backend.fileno()
 
     def pump(self, deadline: float | None, wanted: int = 1) -> bool:
         """Wait for replies of hosts, at most until a moment of `time.monotonic`, and record them.
@@ -522,11 +424,11 @@ class Pool:
         Raises:
             ClosedError: If another thread has closed the pool.
         """
-        self.settle()
+        self.enter_planned()
         if not self._workers:
             self._refuse_closed()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = self._backend.wait([worker.channel for worker in self._workers if worker.in_flight], timeout, wanted)
+        ready = self.backend.wait([worker.channel for worker in self._workers if worker.in_flight], timeout, wanted)
         with self.shield:
             for channel in ready:
                 self._receive(self._worker_of_channel[channel])
@@ -560,8 +462,8 @@ class Pool:
         for env_id, failure in reply.failures.items():
             if failure.is_of_worker and isinstance(failure.exception, WorkerDiedError):  # a worker behind the host
                 self.generation += 1
-                self._lost[env_id] = failure.exception
-        ticket.file(reply.number, reply.values, reply.failures)
+                self.dead[env_id] = failure.exception
+        ticket.record_reply(reply.number, reply.values, reply.failures)
         # A host in this process keeps its latest reply, and an exception keeps the frames through which it is raised:
         # those of the user's call, with its variables.
         reply.failures.clear()
@@ -584,7 +486,7 @@ class Pool:
     @property
     def is_idle(self) -> bool:
         """Whether all workers live, as far as is known, and none has a command."""
-        return not self._lost and not any(worker.in_flight for worker in self._workers)
+        return not self.dead and not any(worker.in_flight for worker in self._workers)
 
     @property
     def is_held_up(self) -> bool:
@@ -592,26 +494,21 @@ class Pool:
         return any(worker.channel.in_caller and worker.in_flight for worker in self._workers)
 
     @property
-    def lost(self) -> list[int]:
-        """Ids of envs whose worker is known to be dead, ascending."""
-        return sorted(self._lost.copy())
+    def dead_env_ids(self) -> list[int]:
+        """Ids of envs whose worker is known to be dead, ascending. Another thread may ask."""
+        return sorted(self.dead.copy())
 
     # ---------------------------------------------------------------- dead workers
 
-    @property
-    def has_dead(self) -> bool:
-        """Whether any env is known to have lost its worker."""
-        return bool(self._lost)
-
-    def death_errors(self, env_ids: Sequence[int]) -> dict[int, Failure]:
-        """Return the error of each of these envs whose worker is known to be dead."""
-        return {env_id: Failure(self._lost[env_id], env_id, "") for env_id in env_ids if env_id in self._lost}
+    def death_failures(self, env_ids: Sequence[int]) -> dict[int, Failure]:
+        """Return the failure of each of these envs whose worker is known to be dead."""
+        return {env_id: Failure(self.dead[env_id], env_id, "") for env_id in env_ids if env_id in self.dead}
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
         """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""
-        lost = tuple(env_id for env_id in env_ids if env_id in self._lost) if self._lost else ()
-        if lost:
-            raise self._lost[lost[0]].about(lost)
+        dead = tuple(env_id for env_id in env_ids if env_id in self.dead) if self.dead else ()
+        if dead:
+            raise self.dead[dead[0]].about(dead)
 
     def _mark_dead(self, worker: WorkerHandle) -> None:
         """Record that a host is dead and fail its requests. If another thread closed the pool: `ClosedError`."""
@@ -619,7 +516,7 @@ class Pool:
         self.generation += 1
         worker.death = worker.channel.cause_of_death()
         owned = worker.spec.env_ids
-        self._lost.update(dict.fromkeys(owned, worker.death_error(owned)))
+        self.dead.update(dict.fromkeys(owned, worker.death_error(owned)))
         self._fail_waiting(worker)
         worker.channel.kill()
 
@@ -629,14 +526,62 @@ class Pool:
             if ticket is not None:
                 env_ids = ticket.pending[number]
                 error = worker.death_error(env_ids)
-                ticket.file(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
+                ticket.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
         worker.in_flight.clear()
 
-    # ---------------------------------------------------------------- replacing hosts
+    # ---------------------------------------------------------------- rebuilding envs
 
-    def _let_finish(self, workers: Sequence[WorkerHandle], timeout: float | None) -> None:
-        """Wait until hosts have finished their commands, no longer than ``timeout`` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
+        """Build envs from their factories, and return the finished ticket, of all envs that were built.
+
+        A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. Commands of its
+        other envs in flight are waited for; if that takes longer than the pool's timeout, it is replaced too.
+
+        Args:
+            env_ids: The envs.
+            announce: Called with the ids of all envs that are built, when the build cannot be interrupted any more, and
+                again if there are more of them behind a host. `death_failures` still has those that were dead.
+
+        Raises:
+            InvalidEnvError: If one was given as a live instance that never left this process; nothing was changed.
+        """
+        self.enter_planned()
+        self._refuse_live(env_ids)
+        workers = dict.fromkeys(map(self._worker, env_ids))
+        self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)])
+        broken = [worker for worker in workers if worker.death or worker.in_flight]
+        # A dead worker behind a host is replaced with all of its envs.
+        gone = {(self._worker(env_id), self.dead[env_id].pid) for env_id in env_ids if env_id in self.dead}
+        lost_too = [env_id for env_id, error in self.dead.items() if (self._worker(env_id), error.pid) in gone]
+        rebuilt = sorted({*env_ids, *lost_too}.union(*(worker.spec.env_ids for worker in broken)))
+        self._refuse_live(rebuilt)
+        for worker in broken:
+            self._replace(worker)
+
+        def note(known: Collection[int]) -> None:
+            announce(tuple(known))
+            for env_id in known:
+                self.dead.pop(env_id, None)
+
+        ticket = self.submit("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
+        self.wait(ticket, None)
+        note(ticket.values.keys() - rebuilt)
+        for worker in workers:
+            worker.has_built |= worker.death is None
+        self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
+        replaced = [env_id for worker in broken for env_id in worker.spec.env_ids if env_id not in self.dead]
+        if self.is_watched and replaced:  # they record what their envs do, like the others
+            self.wait(self.submit("state", replaced, None, "trace"), None)
+        return ticket
+
+    def _refuse_live(self, env_ids: Sequence[int]) -> None:
+        if self.backend.uses_live_envs:
+            workers = [(env_id, self._worker(env_id).spec) for env_id in env_ids]
+            refuse_live(spec.envs[env_id - spec.env_ids[0]] for env_id, spec in workers)
+
+    def _let_finish(self, workers: Sequence[WorkerHandle]) -> None:
+        """Wait until hosts have finished their commands, no longer than `timeout` seconds."""
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
         while any(worker.in_flight for worker in workers) and self.pump(deadline):
             pass
 
@@ -650,9 +595,9 @@ class Pool:
             if worker.death is None:
                 worker.channel.kill()
                 worker.death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
-                self._lost.update(dict.fromkeys(worker.spec.env_ids, worker.death_error(worker.spec.env_ids)))
+                self.dead.update(dict.fromkeys(worker.spec.env_ids, worker.death_error(worker.spec.env_ids)))
             self._fail_waiting(worker)
-        (channel,) = self._backend.launch([worker.spec])
+        (channel,) = self.backend.launch([worker.spec])
         with self.shield:
             if "batch" in vars(self):  # a pool behind a host gets its batch after the first build
                 channel.attach(self.batch)
@@ -660,6 +605,33 @@ class Pool:
             worker.channel = channel
             self._worker_of_channel[channel] = worker
             worker.death = None
+
+    # ---------------------------------------------------------------- the batch
+
+    def attach(self, layout: Layout) -> None:
+        """Allocate the batch and hand it to all hosts."""
+        self.adopt(self.backend.allocate(layout))
+
+    def rearrange(self, layout: Layout) -> None:
+        """Replace the batch by one of another layout. All states in the old one are lost.
+
+        Raises:
+            WorkerTimeoutError: If hosts do not finish, within the pool's timeout, commands that they would answer in
+                the old layout. Nothing was changed.
+        """
+        self.enter_planned()
+        self._let_finish(self._workers)
+        busy = [env_id for worker in self._workers if worker.in_flight for env_id in worker.spec.env_ids]
+        if busy:
+            raise self.late(busy, self.timeout, "attach")
+        self.attach(layout)
+
+    def adopt(self, batch: Batch) -> None:
+        """Use an existing batch and hand it to all hosts."""
+        self.layout, self.batch = batch.layout, batch
+        self.generation += 1
+        for worker in self._workers:
+            worker.channel.attach(batch)
 
     # ---------------------------------------------------------------- closing
 
@@ -684,7 +656,7 @@ class Pool:
                 vars(self).pop("batch", None)  # frees its memory now, not with the closed object
                 for worker in workers:
                     worker.spec = replace(worker.spec, shared={})  # likewise
-            printed = [*self._printed, *self._backend.close(channels, timeout)]
+            printed = [*self._printed, *self.backend.close(channels, timeout)]
         except KeyboardInterrupt:
             self._close_at_once(channels)
             raise
@@ -697,6 +669,6 @@ class Pool:
         """End hosts without delay, whatever interrupts it."""
         while True:
             with contextlib.suppress(KeyboardInterrupt):
-                self._backend.close(channels, 0.0)
+                self.backend.close(channels, 0.0)
                 self._rest = None
                 return

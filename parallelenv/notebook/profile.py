@@ -107,7 +107,7 @@ class Recorder:
         pool = self._engine.pool
         if pool.is_watched:
             raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
-        living = sorted(set(pool.env_ids).difference(pool.lost))
+        living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
         values = pool.ask("state", living, None, "trace").values
         middle = (asked + perf_counter()) / 2
@@ -154,7 +154,7 @@ class Recorder:
         """Stop recording in hosts; return the records received in time, if need be without resuming a command."""
         pool = self._engine.pool
         is_held_up = not resumes and pool.is_held_up
-        living = sorted(set(pool.env_ids).difference(pool.lost))
+        living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
         ticket = pool.submit("state", living, None, "record")
         if not is_held_up:

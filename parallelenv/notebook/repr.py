@@ -150,7 +150,7 @@ def repr_data(env: ParallelEnv, title: str) -> ReprData:
         states = ["closed"] * env.num_envs
     else:
         states = [table.phase(env_id).value for env_id in engine.env_ids]
-        marked = {"busy": engine.under_way, "paused": table.paused.nonzero()[0].tolist(), "failed": pool.lost}
+        marked = {"busy": engine.under_way, "paused": table.paused.nonzero()[0].tolist(), "failed": pool.dead_env_ids}
         for state, env_ids in marked.items():
             for env_id in env_ids:
                 states[env_id] = state
@@ -164,7 +164,7 @@ def repr_data(env: ParallelEnv, title: str) -> ReprData:
             if process not in memory:
                 memory[process] = process.memory() if len(workers) < _MOST_WORKERS else None
             workers.append(WorkerRow(tuple(owned), process, memory[process]))
-    return ReprData(title, states, table.score.look(), workers)
+    return ReprData(title, states, table.stats.summary(), workers)
 
 
 def mime_bundle(env: Any) -> dict[str, str]:

@@ -91,7 +91,7 @@ def show_envs(env: ParallelEnv, id: Ids, width: int) -> None:
     try:
         picture = picture_of(engine, env_ids, width)
     except Exception as error:
-        without_episode = set(engine.table.without())
+        without_episode = set(engine.table.needing_reset())
         fresh = [env_id for env_id in env_ids if env_id in without_episode]
         is_of_drawing = isinstance(error, ArgumentError) or not isinstance(error, ParallelEnvError)
         if fresh and is_of_drawing:
@@ -182,7 +182,7 @@ class Performance:
                 left -= 1
                 return left >= 0
 
-            each = engine.beginnings(env_ids, self.seed, None)
+            each = engine.reset_arguments(env_ids, self.seed, None)
             return play_while(engine, self.policy, env_ids, each, engine.forget_seeds, goes_on), fps
 
 

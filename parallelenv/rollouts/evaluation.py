@@ -21,7 +21,7 @@ from parallelenv.rollouts.rollout import RolloutLength, progress_bar
 from parallelenv.worker.policy_runner import PolicyRunner
 
 if TYPE_CHECKING:
-    from parallelenv.engine.engine import Engine, ResetArgumentsOfEach
+    from parallelenv.engine.engine import Engine, ResetArguments
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,7 +64,7 @@ def evaluate(
     policy: Policy,
     goal: RolloutLength,
     env_ids: Sequence[int],
-    each: ResetArgumentsOfEach,
+    each: ResetArguments,
     announce: Callable[[Sequence[int]], object],
     shows_progress: bool,
 ) -> Evaluation:
@@ -85,7 +85,7 @@ def play_while(
     engine: Engine,
     policy: Policy,
     env_ids: Sequence[int],
-    each: ResetArgumentsOfEach,
+    each: ResetArguments,
     announce: Callable[[Sequence[int]], object],
     goes_on: Callable[[], bool],
 ) -> Evaluation:
@@ -110,19 +110,19 @@ class _EpisodeRunner:
         self._running: OpenEpisodes
 
     def play(
-        self, engine: Engine, policy: Policy, each: ResetArgumentsOfEach, announce: Callable[[Sequence[int]], object]
+        self, engine: Engine, policy: Policy, each: ResetArguments, announce: Callable[[Sequence[int]], object]
     ) -> Evaluation:
         """Play until every env has played its share. Arguments: see `evaluate`."""
         check_policy(policy)
         env_ids = tuple(self._shares)
         self._running = OpenEpisodes(engine.num_envs)
-        with engine.borrowed(env_ids) as own:  # under it ended envs are stepped on, and no env begins an episode
-            runner = PolicyRunner(policy, None, own.pool.layout)
+        with engine.with_continue_policy(env_ids) as continuing:  # and no env begins an episode by itself
+            runner = PolicyRunner(policy, None, continuing.pool.layout)
             announce(env_ids)
             try:
-                self._play(own, runner, env_ids, each)
+                self._play(continuing, runner, env_ids, each)
             except WorkerTimeoutError as error:
-                late = own.pool.late(error.env_ids, own.timeout, "run_episodes")
+                late = continuing.pool.late(error.env_ids, continuing.pool.timeout, "run_episodes")
                 put(late, "partial", _evaluation(self._results))
                 raise late from None
             except BaseException as error:
@@ -130,14 +130,14 @@ class _EpisodeRunner:
                 raise
         return _evaluation(self._results)
 
-    def _play(self, engine: Engine, runner: PolicyRunner, env_ids: tuple[int, ...], each: ResetArgumentsOfEach) -> None:
+    def _play(self, engine: Engine, runner: PolicyRunner, env_ids: tuple[int, ...], each: ResetArguments) -> None:
         """Play. Envs that finish early, or have no further episode, rest while the others play on."""
         result: Any = None
         beginning: Sequence[int] = env_ids
         while True:
             if beginning:
                 engine.collect_reset(engine.submit_reset(beginning, each), None)
-                env_ids = tuple(engine.table.living(env_ids))
+                env_ids = tuple(engine.table.without_exhausted(env_ids))
                 result = None  # it lacks the states of these
             if not env_ids or not self._goes_on():
                 return

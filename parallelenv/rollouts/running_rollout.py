@@ -55,14 +55,16 @@ class RunningRollout:
         check_policy(policy)
         self._engine, self._pool, self._table = engine, engine.pool, engine.table
         self._recovery, self._done_policy = engine.recovery, engine.done_policy
-        living = self._table.living(env_ids)
+        living = self._table.without_exhausted(env_ids)
         goal.check(self._done_policy, living)
         check_rows("rnn_state", rnn_state, len(env_ids))
         self._number = next(_numbers)
         self._env_ids, self._goal = env_ids, goal
         self._num_steps = goal.num_steps
         self._policy = policy
-        self._starts = engine.begin_rollout(env_ids)
+        engine.refuse_unsteppable(env_ids)
+        self._table.refuse_unknown_states(env_ids)
+        self._starts = self._table.at_beginning(env_ids)
         self._episodes_left = self._shares(living)  # how many episodes each env may still end; None: any number
         self._unsent_policy = self._prepare(self._memory(rnn_state))  # the policy, to be sent with the next chunk
         self._builder = RolloutBuilder(self._pool.batch, env_ids)
@@ -125,10 +127,10 @@ class RunningRollout:
         finally:
             if self._hosts_have_policy:  # hosts drop the policy; commands in flight after a failure are not waited for
                 with contextlib.suppress(ParallelEnvError):  # a worker that dies now takes the policy with it
-                    dead = self._pool.death_errors(self._env_ids)
+                    dead = self._pool.death_failures(self._env_ids)
                     ticket = self._pool.submit("rollout", self._env_ids, failed=dead)
                     if is_complete:
-                        self._pool.wait(ticket, self._engine.timeout)
+                        self._pool.wait(ticket, self._engine.pool.timeout)
         return self._result()
 
     def _run_chunk(self, asked: Sequence[int]) -> int:
@@ -142,7 +144,7 @@ class RunningRollout:
         if self._recovery is not None:
             failed = {**failed, **self._recovery.failures_before(asked)}
         if self._seconds_per_step:
-            timeout = self._engine.timeout
+            timeout = self._engine.pool.timeout
             seconds = CHUNK if timeout is None else min(CHUNK, timeout / 4)
             self._chunk_size = max(1, min(self._chunk_size * _GROWTH, int(seconds / self._seconds_per_step)))
             if self._num_steps is not None:
@@ -174,14 +176,14 @@ class RunningRollout:
             self._hosts_have_policy = True
             ticket = pool.submit("rollout", asked, failed=failed)  # cheap: answered after all earlier commands
             try:
-                pool.wait(ticket, self._engine.timeout)
+                pool.wait(ticket, self._engine.pool.timeout)
             except WorkerTimeoutError as late:
                 self._is_late = True
                 if recovery is not None:
                     pool.give_up(ticket, late)
                 failed = {env_id: Failure(late, env_id, "") for env_id in late.env_ids}
             failed = {**ticket.failures, **failed}
-        ticket = pool.submit("rollout", asked, None, self._request(0), failed={**failed, **pool.death_errors(asked)})
+        ticket = pool.submit("rollout", asked, None, self._request(0), failed={**failed, **pool.death_failures(asked)})
         pool.wait(ticket, None)
         self._unsent_policy = None
         return ticket.failures
@@ -191,8 +193,10 @@ class RunningRollout:
         left = [self._episodes_left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0 and env_id not in failed]
-        request, lend = self._request(self._chunk_size), self._table.lend
-        ticket = self._pool.submit("rollout", asked, each, request, announce=lambda _: lend(lent), failed=failed)
+        request, require_reset = self._request(self._chunk_size), self._table.require_reset
+        ticket = self._pool.submit(
+            "rollout", asked, each, request, announce=lambda _: require_reset(lent), failed=failed
+        )
         self._is_late |= not self._pool.wait_or_give_up(ticket)
         return ticket
 
@@ -218,12 +222,12 @@ class RunningRollout:
             for env_id in chunk.failed.keys() & restarted.keys():
                 self._cut_off(chunk, env_id, *restarted[env_id], is_lost=env_id in lost)
             self._builder.add(self._num_made, chunk)
-            table.note_chunk(chunk)
+            table.record_chunk(chunk)
             num_ended += self._count_ended(chunk)
         for env_id, (_, begun) in restarted.items():
             table.reset_infos[env_id] = begun.info or {}
-        table.note_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
-        table.keep(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
+        table.record_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
+        table.record_running(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
         # Envs that failed for good are left out from now on. The others finish, so that their number of steps does not
         # depend on timing. Where steps were lost it does anyway, so the rollout ends at once.
         self._failures.update(left)
@@ -376,7 +380,7 @@ class _RunningLocalRollout(RunningRollout):
 
     def _send(self, asked: Sequence[int], failed: Mapping[int, Failure]) -> Ticket:
         shares = [self._episodes_left[env_id] for env_id in asked]
-        self._table.lend([env_id for env_id, share in zip(asked, shares, strict=True) if share != 0])
+        self._table.require_reset([env_id for env_id, share in zip(asked, shares, strict=True) if share != 0])
         chunk = self._rollout.play(
             self._source, Command(0, "rollout", tuple(asked), shares, self._request(self._chunk_size))
         )

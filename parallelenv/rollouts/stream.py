@@ -6,12 +6,13 @@ import enum
 import inspect
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from parallelenv.contract.arguments import Policy, check_policy
 from parallelenv.contract.batch import Array
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.failures import put
 from parallelenv.contract.spaces import Action, State
 from parallelenv.contract.tracebacks import short_tracebacks
@@ -106,15 +107,18 @@ class _StreamCalls:
     @single_threaded_in("stream")
     def act(self, result: StepResult | None, most: float) -> int:
         """Send actions to at most ``most`` of the envs that wait for one; return how many got one."""
-        engine = self._engine
-        waiting = engine.waiting()
+        engine, table = self._engine, self._engine.table
+        idle = [env_id for env_id in table.unpaused if env_id not in table.tickets]
+        table.refuse_without_episode(idle)
+        waiting = list(table.choose(idle)[0])
         if result is not None:  # in the order of their results
             came = {env_id: place for place, env_id in enumerate(result.env_ids.tolist())}
             waiting.sort(key=lambda env_id: came.get(env_id, len(came)))
         env_ids = tuple(waiting[: int(min(most, len(waiting)))])
         if env_ids:
             states = engine.states_of(env_ids, result)
-            engine.send(self._actor.act(np.array(env_ids, dtype=np.int64), states), env_ids)
+            action = self._actor.act(np.array(env_ids, dtype=np.int64), states)
+            engine.submit_step(action, env_ids, separately=True)
         return len(env_ids)
 
     @single_threaded_in("stream")
@@ -125,5 +129,8 @@ class _StreamCalls:
     @single_threaded_in("recv")
     def receive(self, min_envs: int, max_envs: int | None, timeout: float | None) -> StepResult:
         """Return the results that have arrived; their states stay valid after the next call."""
-        engine = self._engine
-        return engine.detached(engine.receive(min_envs, max_envs, timeout, "item"))  # type: ignore[arg-type]
+        result: Any = self._engine.receive(min_envs, max_envs, timeout, "item")
+        if not self._engine.copies:
+            flags = result.terminated, result.truncated, result.env_ids
+            result = StepResult(deep_copy(result.states), result.rewards, result.dones, result.infos, *flags)
+        return result  # type: ignore[no-any-return]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from parallelenv.contract.arguments import Ids, spread_seeds
+from parallelenv.contract.batch import Layout
 from parallelenv.contract.error_text import show
+from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import MethodCall
-from parallelenv.contract.spaces import State
+from parallelenv.contract.spaces import State, object_array
 from parallelenv.contract.tracebacks import short_tracebacks
-from parallelenv.engine.assemble import batch_states
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 
 
@@ -42,7 +43,7 @@ class TaskPool(ParallelEnv):
         With automatic restarts only the latter counts, so ``while not env.all_done()`` plays all tasks, even if all
         envs end one in the same step.
         """
-        return self.all_exhausted() if self.engine.begins_next_episodes else super().all_done()
+        return self.all_exhausted() if self.engine.done_policy.autoreset else super().all_done()
 
     @single_threaded
     def reset_all(self) -> None:
@@ -53,7 +54,12 @@ class TaskPool(ParallelEnv):
         Raises:
             BaseException: What a sampler raised.
         """
-        self.engine.end_episodes(self.engine.env_ids, [MethodCall("_rewind")] * self.num_envs)
+        engine, calls = self.engine, [MethodCall("_rewind")] * self.num_envs
+        ticket = engine.pool.submit(
+            "call", engine.env_ids, calls, announce=lambda _: engine.drop_episodes(engine.env_ids)
+        )
+        engine.pool.wait(ticket, engine.pool.timeout)
+        ticket.raise_failures()
 
     @single_threaded
     def set_seeds(self, seeds: int | Sequence[int | None]) -> list[int | None]:
@@ -72,7 +78,8 @@ class TaskPool(ParallelEnv):
         spread = spread_seeds(seeds, self.engine.env_ids, whole=True)
         seeded = [env_id for env_id in self.engine.env_ids if spread[env_id] is not None]
         self.engine.call_each(seeded, [MethodCall("sampler.set_seed", (spread[env_id],)) for env_id in seeded])
-        self.engine.note_seeds(self.engine.env_ids, spread)
+        if self.engine.recovery is not None:
+            self.engine.recovery.remember_seeds(self.engine.env_ids, spread)
         return spread
 
     @single_threaded
@@ -92,11 +99,39 @@ class TaskPool(ParallelEnv):
             BaseException: What a task raised; ``error.partial`` maps the other env ids to their observations.
         """
         env_ids = self.engine.ids(id)
-        self.engine.refuse_unready(env_ids)
+        self.engine.refuse_busy(env_ids)
+        self.engine.table.refuse_without_episode(env_ids)
         values = self.engine.pool.ask("call", env_ids, [MethodCall("_observe")] * len(env_ids)).values
         if not env_ids:
             return self.engine.latest_states(())
-        return batch_states(self.engine.pool.layout, values, env_ids, self.engine.table.exhausted)
+        return _batch_states(self.engine.pool.layout, values, env_ids, self.engine.table.exhausted)
+
+
+def _batch_states(
+    layout: Layout, states: Mapping[int, State], env_ids: Sequence[int], absent: Collection[int]
+) -> State:
+    """Return observations in the form of states; ``absent`` envs get ``None``.
+
+    Raises:
+        EnvContractError: If one does not fit its space; ``error.partial`` maps the ids of the others to their states.
+    """
+    structure, leaves, failures = layout.states, {}, []
+    for env_id in env_ids:
+        if env_id in absent:
+            continue
+        try:
+            leaves[env_id] = structure.split_state(states.get(env_id))
+            for index, leaf in enumerate(leaves[env_id]):
+                structure.check_leaf(index, leaf)
+        except EnvContractError as error:
+            failures.append(Failure(error, env_id, "get_observations()"))
+    if failures:
+        failed = {failure.env_id for failure in failures}
+        raise_failures(failures, {env_id: states.get(env_id) for env_id in leaves if env_id not in failed})
+    if len(leaves) < len(env_ids):
+        return object_array([None if env_id in absent else states.get(env_id) for env_id in env_ids])
+    columns = zip(*leaves.values(), strict=True)
+    return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
 
 
 def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Callable[[], TaskEnv]]:

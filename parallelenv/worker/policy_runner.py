@@ -80,7 +80,7 @@ class PolicyRunner:
     def give(self, actions: Action, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
         """Write actions to the rows of their envs; return them as a list if they are loose."""
         try:
-            loose = self._reader.take(batch, actions, env_ids, env_ids, None)
+            loose = self._reader.write(batch, actions, env_ids, env_ids, None)
         except ActionError as error:
             what = f"What the policy returned does not fit the states of {len(env_ids)} envs"
             raise ActionError(f"{what}: {error}") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, Index, InfoColumns, InfoForms, take
+from parallelenv.contract.batch import Array, Batch, Index, InfoColumns, InfoForms, items_at
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.spaces import State, describe_value
 from parallelenv.contract.tensors import as_array
@@ -75,7 +75,7 @@ class RowWriter:
 
     def cells(self, rows: Index) -> Sequence[slice]:
         """Return the slices of ``line`` with the states of these rows."""
-        return take(self._cells, rows)
+        return items_at(self._cells, rows)
 
     def actions(self, rows: Index) -> Sequence[Any]:
         """Return copies of the actions in these rows: an env may keep or change its action."""

@@ -24,7 +24,8 @@ from parallelenv.contract.failures import put
 from parallelenv.contract.spaces import Structure, batched
 from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.engine.checkpoint import SavedState, WrappedState
-from parallelenv.errors import ArgumentError, ResetNeededError, UsageError
+from parallelenv.engine.env_table import Phase
+from parallelenv.errors import ArgumentError, UsageError
 from parallelenv.notebook.repr import mime_bundle
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.wrappers.answer_rows import (
@@ -180,10 +181,10 @@ class ParallelWrapper(ShortTracebacks):
         self.on_send(action, id)
 
     def _refuse_handed_over(self) -> None:
-        contract = self.unwrapped.engine.contract
-        if contract is not None:
+        adapter = self.unwrapped.engine.adapter
+        if adapter is not None:
             raise UsageError(
-                f"The ParallelEnv in {type(self).__name__} was handed over by {contract} and follows its rules, which "
+                f"The ParallelEnv in {type(self).__name__} was handed over by {adapter} and follows its rules, which "
                 "this wrapper does not know. Make another ParallelEnv from the same list of env fns."
             )
 
@@ -233,7 +234,7 @@ class ParallelWrapper(ShortTracebacks):
         put(error, "partial", partial)
         put(error, "wrapper", self)
         table = self.unwrapped.engine.table
-        table.lose(table.living(env_ids))
+        table.require_reset(table.without_exhausted(env_ids))
 
     # ---------------------------------------------------------------- what hooks may ask
 
@@ -244,15 +245,12 @@ class ParallelWrapper(ShortTracebacks):
     @property
     def restarts(self) -> bool:
         """Whether an env whose episode ends begins the next one in the same step."""
-        return self.unwrapped.engine.begins_next_episodes
+        return self.unwrapped.engine.done_policy.autoreset
 
     def have_begun(self, env_ids: Sequence[int]) -> bool:
         """Return whether all of these envs have an episode."""
-        try:
-            self.unwrapped.engine.refuse_fresh(env_ids)
-        except ResetNeededError:
-            return False
-        return True
+        phase = self.unwrapped.engine.table.phase
+        return all(phase(env_id) is not Phase.NEEDS_RESET for env_id in env_ids)
 
     # ---------------------------------------------------------------- statistics and saved states
 

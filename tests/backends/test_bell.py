@@ -94,7 +94,7 @@ def channels_of(env: ParallelEnv) -> list[Any]:
 
 
 def bell_of(env: ParallelEnv) -> Any:
-    return env.engine.pool._backend._switchboard.bell  # type: ignore[attr-defined]
+    return env.engine.pool.backend._switchboard.bell  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("meddling", [1, 2])

@@ -98,7 +98,7 @@ def look_until(moves: Moves, pids: list[int]) -> int:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         core = crowd(pids)
-        CpuBalancer(caller_steps=False).look(pids)
+        CpuBalancer(caller_steps=False).balance(pids)
         if moves:
             return core
     pytest.fail("nobody was moved")
@@ -125,7 +125,7 @@ def test_balancer_moves_worker_off_the_core_of_a_caller_that_steps(
         while not moves and time.monotonic() < deadline:
             set_affinity(pid, {ours})
             set_affinity(pid, USABLE)
-            CpuBalancer(caller_steps).look([pid])
+            CpuBalancer(caller_steps).balance([pid])
     finally:
         set_affinity(0, USABLE)
     assert moves == ([(pid, {other}), (pid, USABLE)] if caller_steps else [])
@@ -156,7 +156,7 @@ def test_balancer_moves_no_process_while_other_processes_are_runnable(
     pretend_runnable(monkeypatch, 4)  # these two, this one, and another
     for _ in range(50):
         crowd(pids)
-        CpuBalancer(caller_steps=False).look(pids)
+        CpuBalancer(caller_steps=False).balance(pids)
     assert moves == []
     pretend_runnable(monkeypatch, 3)
     look_until(moves, pids)
@@ -170,7 +170,7 @@ def test_balancer_does_not_move_sleeping_workers(start: Start, moves: Moves) -> 
     crowd(pids)
     assert [_cpu_balancer._core_if_awake(pid) for pid in pids] == [None, None]
     for caller_steps in (False, True):
-        CpuBalancer(caller_steps).look(pids)
+        CpuBalancer(caller_steps).balance(pids)
     assert moves == []
 
 
@@ -180,7 +180,7 @@ def test_balancer_does_not_move_workers_pinned_by_the_user(start: Start, moves: 
     for pid in pids:
         set_affinity(pid, {core})
     for _ in range(20):
-        CpuBalancer(caller_steps=False).look(pids)
+        CpuBalancer(caller_steps=False).balance(pids)
     assert moves == []
     assert [os.sched_getaffinity(pid) for pid in pids] == [{core}] * 2
 
@@ -193,8 +193,8 @@ def test_balancer_ignores_dead_workers(start: Start, moves: Moves) -> None:
     pids = [start(SPIN), start(SPIN)]
     for dead in (gone.pid, zombie.pid):
         crowd(pids)
-        CpuBalancer(caller_steps=True).look([dead])
-        CpuBalancer(caller_steps=False).look([dead, *pids])
+        CpuBalancer(caller_steps=True).balance([dead])
+        CpuBalancer(caller_steps=False).balance([dead, *pids])
     assert {pid for pid, _ in moves} <= {*pids}
     zombie.wait()
 
@@ -205,7 +205,7 @@ def test_balancer_limits_how_often_it_looks(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
     spreader = CpuBalancer(caller_steps=False)
     for _ in range(5):
-        spreader.look([1, 2])
+        spreader.balance([1, 2])
     assert seen == [[1, 2]]
 
 
@@ -218,7 +218,7 @@ def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, m
             patch.setattr(Path, "exists", lambda self: str(self) != what)
         spreader = CpuBalancer(caller_steps=False)
     monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: pytest.fail("it looked"))
-    spreader.look([os.getpid()])
+    spreader.balance([os.getpid()])
 
 
 def test_cores_of_runnable_processes_are_detected(start: Start) -> None:

@@ -52,14 +52,14 @@ class Noting:
     """An `EpisodeStats`, and a batch to write results into."""
 
     def __init__(self, num_envs: int) -> None:
-        self.score = EpisodeStats(num_envs)
+        self.stats = EpisodeStats(num_envs)
         self.batch = Batch.private(Layout(Box(-1, 1, (3,)), Discrete(2), 0, num_envs, False))
 
     def note(self, rewards: Any, ended: Any, rows: Any = None) -> None:
         self.batch.rewards[:] = rewards
         self.batch.flags[:] = True  # envs that are not stepped keep their values
         self.batch.flags[slice(None) if rows is None else rows] = np.column_stack([ended, np.zeros_like(ended)])
-        self.score.note(self.batch.outcome(), rows)
+        self.stats.add_step(self.batch.outcome(), rows)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -67,19 +67,19 @@ class Noting:
 def test_sums_equal_those_of_a_plain_loop(num_envs: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     noting, plain, goes_on = Noting(num_envs), Plain(num_envs), False
-    score = noting.score
+    stats = noting.stats
     for _ in range(3000 if num_envs < 10 else 200):
         kind = rng.choice(["all", "some", "begin", "follow", "look"], p=[0.6, 0.15, 0.2, 0.02, 0.03])
         if kind == "follow":
             goes_on = bool(rng.integers(2))
-            score.follow(goes_on)
+            stats.set_autoreset(goes_on)
         elif kind == "begin":
             rows = rng.permutation(num_envs)[: rng.integers(1, num_envs + 1)].tolist()
-            score.begin(rows)
+            stats.begin_episodes(rows)
             for row in rows:
                 plain.begin(row)
         elif kind == "look":
-            look_and_compare(score, plain)
+            look_and_compare(stats, plain)
         else:
             rewards = rng.integers(-5, 6, num_envs).astype(float)
             rows = np.arange(num_envs) if kind == "all" else np.sort(rng.permutation(num_envs)[: num_envs // 2 + 1])
@@ -87,12 +87,12 @@ def test_sums_equal_those_of_a_plain_loop(num_envs: int, seed: int) -> None:
             noting.note(rewards, ended, None if kind == "all" else rows.tolist())
             for row, ends in zip(rows.tolist(), ended.tolist(), strict=True):
                 plain.step(row, rewards[row], ends, goes_on)
-    look_and_compare(score, plain)
+    look_and_compare(stats, plain)
     assert plain.ended
 
 
-def look_and_compare(score: EpisodeStats, plain: Plain) -> None:
-    standing = score.look()
+def look_and_compare(stats: EpisodeStats, plain: Plain) -> None:
+    standing = stats.summary()
     assert (standing.num_steps, standing.num_episodes) == (plain.steps, len(plain.ended))
     if plain.ended:
         latest = plain.ended[-LATEST:]
@@ -102,21 +102,21 @@ def look_and_compare(score: EpisodeStats, plain: Plain) -> None:
 
 def test_infinite_rewards_cause_no_warning_and_affect_only_their_episode() -> None:
     noting = Noting(1)
-    score = noting.score
-    score.follow(True)
-    score.begin([0])
+    stats = noting.stats
+    stats.set_autoreset(True)
+    stats.begin_episodes([0])
     for reward, ends in [(np.inf, False), (-np.inf, True), (1.0, False), (2.0, True)]:
         noting.note([reward], [ends])
-    standing = score.look()
+    standing = stats.summary()
     assert (standing.num_episodes, standing.mean_return, standing.mean_length) == (2, None, 2.0)
-    assert score.look() == standing
+    assert stats.summary() == standing
 
 
 # ---------------------------------------------------------------- through a ParallelEnv
 
 
 def summary_of(env: ParallelEnv) -> Any:
-    return env.engine.table.score.look()
+    return env.engine.table.stats.summary()
 
 
 def expected(statistics: Any) -> tuple[int, float, float]:
@@ -280,8 +280,8 @@ def test_interrupt_during_summation_counts_no_step_twice() -> None:
         noting = Noting(2)
         for _ in range(3):
             noting.note([1.0, 1.0], [False, False])
-        outcome = interrupt_at(number, noting.score.settle, ("parallelenv/engine/episode_stats.py",))
-        assert noting.score.look().num_steps == 6
+        outcome = interrupt_at(number, noting.stats.sum_up, ("parallelenv/engine/episode_stats.py",))
+        assert noting.stats.summary().num_steps == 6
         if not outcome.line:
             break
         assert outcome.is_raised
