@@ -9,7 +9,8 @@ from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_co
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, RepeatedStep, Reply, WorkerSpec
-from parallelenv.worker.host import Host, PreparedStep
+from parallelenv.worker.host import Host
+from parallelenv.worker.running_command import RunningCommand
 
 _STATES = frozenset({"loose", "ended_loose", "ended_state"})
 """The fields of an `Extra` that may carry gradients."""
@@ -79,7 +80,7 @@ class CallerChannel(InProcessChannel):
 class CallerStep:
     """A `RepeatedStep` of a host in the caller's thread."""
 
-    def __init__(self, channel: CallerChannel, prepared: PreparedStep) -> None:
+    def __init__(self, channel: CallerChannel, prepared: RunningCommand) -> None:
         self._channel = channel
         self._prepared = prepared
         self._repeat = channel.host.repeat

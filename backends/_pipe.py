@@ -97,7 +97,7 @@ class PipeChannel(MessageChannel):
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
         """Return the output since the last call; whole lines only, unless the worker is idle."""
-        return self._log.take(self.env_ids, is_idle=is_idle)
+        return self._log.take_output(self.env_ids, is_idle=is_idle)
 
     def overhear(self) -> bool:
         """Check whether a busy worker has printed something, which is received like a reply."""

@@ -555,7 +555,7 @@ class Engine:
         """Return the latest states of envs, by default of all, batched."""
         asked, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
         has_loose = any(array is None for array in batch.states)
-        extras = self.pool.ask("state", asked, None, "leaves").values if has_loose else {}
+        extras = self.pool.ask("state", asked, None, "loose_leaves").values if has_loose else {}
         return gather_states(batch, asked, batch.rows(asked), extras, self.copies)
 
     def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> State:

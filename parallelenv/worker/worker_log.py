@@ -31,11 +31,7 @@ _OWN_FRAMES = re.compile(
 
 
 class WorkerLog:
-    """An open unnamed file: a worker process appends to it and the caller reads it.
-
-    Args:
-        fileno: Its descriptor, owned by this object.
-    """
+    """An open unnamed file, which owns its descriptor: a worker process appends to it and the caller reads it."""
 
     def __init__(self, fileno: int) -> None:
         self.fileno = fileno
@@ -83,12 +79,10 @@ class WorkerLog:
 
     # ---------------------------------------------------------------- the caller's end
 
-    def take(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
-        """Return what was printed since the last time.
+    def take_output(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
+        """Return what was printed since the last time by a worker with these envs.
 
-        Args:
-            env_ids: The worker's envs.
-            is_idle: Whether the worker waits for a command: it does not write, and the last line is complete.
+        ``is_idle`` says that the worker waits for a command: it does not write, and the last line is complete.
         """
         text = self._read()
         if not is_idle:
@@ -123,9 +117,7 @@ class WorkerLog:
 class EnvStream(io.TextIOWrapper):
     """A standard stream that marks the text with the env that prints.
 
-    Args:
-        fileno: Descriptor to which C code writes the same stream.
-        env_of: Returns the id of the env that prints, ``None`` if it is not an env.
+    C code writes the same stream to ``fileno``; ``env_of`` returns the id of the env, ``None`` outside of envs.
     """
 
     def __init__(self, fileno: int, env_of: Callable[[], int | None]) -> None:
@@ -148,12 +140,7 @@ def redirect_descriptors(log: WorkerLog) -> None:
 
 
 def redirect_streams(env_of: Callable[[], int | None], filenos: tuple[int, int]) -> None:
-    """Mark Python's output with the env that prints.
-
-    Args:
-        env_of: See `EnvStream`.
-        filenos: Descriptors of standard output and error.
-    """
+    """Make standard output and error an `EnvStream` each, on these descriptors."""
     for name, fileno in zip(("stdout", "stderr"), filenos, strict=True):
         stream = getattr(sys, name)
         if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # a module, such as a logger, may have kept it

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -45,8 +45,7 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
     Args:
         receive: Waits for the next message and returns it; raises `EOFError` or `OSError` if the other end is closed.
         send: Sends a message.
-        parent_pipe: A descriptor that becomes readable when the caller dies; this process then ends at once, even
-            within a step. Without it, it ends when it next receives.
+        parent_pipe: See `die_with_caller`. Without it, this process ends when it next receives.
     """
     if parent_pipe is not None:
         die_with_caller(parent_pipe)
@@ -57,12 +56,7 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
 
 
 class MessageHost:
-    """A host that takes its commands from messages, and gives its replies as messages.
-
-    Args:
-        host: A `Host`, or an object with the same methods.
-        packed: Its spec.
-    """
+    """A `Host`, or an object with the same methods, that takes commands and gives replies as messages."""
 
     def __init__(self, host: Any, packed: PackedSpec) -> None:
         self.host = host
@@ -72,11 +66,7 @@ class MessageHost:
         self.subsets = [packed.env_ids]  # by number, see `StepSubset`
 
     def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
-        """Execute commands until the connection is closed; then close the envs. Arguments: see `serve`.
-
-        Raises:
-            EOFError, OSError: At the end, always.
-        """
+        """Execute commands until `serve`'s ``receive`` or ``send`` raises `EOFError` or `OSError`; close the envs."""
         try:
             while True:
                 reply = self.execute(receive())
@@ -138,19 +128,19 @@ def prepare_worker(packed: PackedSpec) -> None:
     register_again(packed.registered)
 
 
-def forget_launcher(environment: MutableMapping[str, str] = os.environ) -> None:
+def forget_launcher() -> None:
     """Remove the variables that mark this process as one that an MPI launcher has started.
 
     A worker is not such a process, but inherits the variables of the caller, which may be. An env that imports `mpi4py`
     would then take the caller's place in its job, and hang or end it. It is done in the worker, before envs are made:
     the caller's variables are never changed, since other threads may be reading them.
     """
-    for name in [name for name in environment if name.startswith(_LAUNCHER_PREFIXES)]:
-        del environment[name]
+    for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
+        del os.environ[name]
 
 
 def die_with_caller(sentinel: int) -> None:
-    """End this process when the caller dies, whatever the env is doing.
+    """End this process when the caller dies, even within a step.
 
     Args:
         sentinel: A descriptor that becomes readable then, whose end no other process shares.
@@ -168,7 +158,7 @@ def die_with_caller(sentinel: int) -> None:
 
 
 def end_with_caller(sentinel: int) -> None:
-    """Make the system end this process when the caller dies, on Linux. Arguments: see `die_with_caller`."""
+    """Make the system end this process when the caller dies, on Linux. ``sentinel``: see `die_with_caller`."""
     if sys.platform == "linux":
         fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
