@@ -33,8 +33,8 @@ class InProcessChannel:
     def pack(self, command: Command) -> Command:
         return command if command.each is None else copy_arguments(command)
 
-    def work(self) -> bool:
-        """Return whether there is a reply already."""
+    def advance(self) -> bool:
+        """Do what can be done without waiting; return whether there is a reply."""
         return bool(self._replies)
 
     def receive(self) -> Reply:
@@ -59,7 +59,7 @@ class CallerChannel(InProcessChannel):
     def send(self, packed: Command) -> None:
         self._queue.append(packed)
 
-    def work(self) -> bool:
+    def advance(self) -> bool:
         """Execute the oldest command, unless there is a reply already; return whether there is one.
 
         After an interrupt the command stays in the queue and continues with the next env.

@@ -83,7 +83,7 @@ class MixesRows(Channel):
 
 
 class SharesMemory(Channel):
-    def work(self) -> bool:
+    def advance(self) -> bool:
         while self._queue:
             self._replies.append(self._host.execute(self._queue.popleft()))  # not detached
         return bool(self._replies)

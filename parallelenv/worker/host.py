@@ -278,14 +278,14 @@ class Host:
             slots: Sequence[Any] = [slice(rows.start - offset, rows.stop - offset)]
         else:
             row_numbers, slots = rows, [row - offset for row in rows]
-        pick = operator.itemgetter(*slots)
+        pick = None if env_ids == self.env_ids else operator.itemgetter(*slots)
         found = StepEnvs(rows, row_numbers, take(writer.cells, rows), pick, range(1, len(env_ids) + 1))
         self._found = env_ids, found
         return found
 
     def _start_step(self, command: Command, envs: StepEnvs) -> Columns:
         """Return row, cell, ``step`` and action of each env. The flags of their rows are False from now on."""
-        steps: Sequence[Any] = envs.pick(self._steps)
+        steps: Sequence[Any] = self._steps if envs.pick is None else envs.pick(self._steps)
         begins = self.writer.ended(envs.row_numbers) if command.begins_ended else command.begins
         if begins:
             steps = self._with_resets(steps, command.env_ids, begins)
@@ -309,8 +309,12 @@ class Host:
 
     def _reset_within_step(self, env_id: int) -> tuple[State, Info]:
         self.running.doing = "reset"
-        if self.tracer is None and self._generators is None:
-            return self._reset(env_id, None, None)
+        env = self._envs[env_id - self._first]
+        if self.tracer is None and self._generators is None and env is not None:
+            result = env.reset(None, None)  # as `_reset` does, with fewer calls
+            if env.oddity:
+                self._remark(env_id)
+            return result
         begin = perf_counter()
         try:
             return self._with_generators(env_id, self._reset)(env_id, None, None)  # type: ignore[no-any-return]
@@ -319,7 +323,7 @@ class Host:
                 self.tracer.resets.append((begin, perf_counter(), env_id))
 
     def _reset(self, env_id: int, seed: int | None, options: Info | None) -> tuple[State, Info]:
-        env = self._envs[env_id - self._first] or _not_built()
+        env = self._env(env_id)
         if self._generators is not None and seed is not None:
             self._generators[env_id].seed(seed)
         result = env.reset(seed, options)
@@ -388,8 +392,7 @@ class Host:
         if goes_on:
             if info or loose or loose_reward:  # copied before the reset: an env may reuse the buffers that it returned
                 info, loose, loose_reward = deep_copy(info), deep_copy_but_graph(loose), deep_copy(loose_reward)
-            for states, ended_states in writer.kept_states:
-                ended_states[row] = states[row]
+            writer.keep_ended(row)
             ended_state = writer.as_given(state) if writer.keeps_types else None
             ended_loose = loose
             try:
@@ -426,7 +429,7 @@ class Host:
 
     @calls_envs  # of a rollout whose policy acts in the caller, which does not call `execute`
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
-        """Step envs within a rollout as a step command would. Before and after it no env is current."""
+        """Step envs within a rollout as a step command would."""
         rollout, writer = self.running, self.writer
         columns = writer.infos, writer.reset_infos
         writer.infos = writer.reset_infos = None  # a rollout keeps those of all its steps
@@ -434,7 +437,7 @@ class Host:
             return next(self._run(self._start(Command(0, "step", env_ids, each, autoreset=autoreset))))
         finally:
             writer.infos, writer.reset_infos = columns
-            self.running = rollout
+            self.running = rollout  # which has no current env: the policy runs
 
     # ---------------------------------------------------------------- operations on one env
 

@@ -23,13 +23,8 @@ Extras = Mapping[str, Array]
 class PolicyRunner:
     """A host's copy of a policy, with the policy's recurrent state for each env.
 
-    Args:
-        policy: See `ParallelEnv.rollout`.
-        memory: Its recurrent state so far, also for envs of other hosts.
-        layout: The batch's layout.
-
-    Attributes:
-        extras_formats: The formats in which the extras are stacked, so far; ``None`` before the first call.
+    ``memory`` is its recurrent state so far, also for envs of other hosts. ``extras_formats`` are the formats in which
+    its extras are stacked, so far; ``None`` before the first call.
     """
 
     def __init__(self, policy: Policy, memory: RecurrentState | None, layout: Layout) -> None:

@@ -30,7 +30,6 @@ class RowWriter:
         infos: The columns for infos of steps; ``None``: infos are returned like other values.
         reset_infos: The same, for infos of resets within steps.
         keeps_types: See `Layout`.
-        kept_states: Each array of states that has one for the last states of ended episodes, and that one.
         loose: Loose leaves of the latest states, by row, as the envs returned them: no array keeps these for a rollout.
     """
 
@@ -55,7 +54,8 @@ class RowWriter:
         self._marks = _view(marks) if marks is not None and marks.any() else None
         self._single_action: Any = batch.actions[0] if batch.actions and layout.actions.is_single else None
         pairs = zip(batch.states, batch.ended_states, strict=True) if batch.ended_states else ()
-        self.kept_states = [(array, ended) for array, ended in pairs if array is not None and ended is not None]
+        self._kept = [(array, ended) for array, ended in pairs if array is not None and ended is not None]
+        self._flat_ended = _view(self._kept[0][1].reshape(-1)) if is_vector and self._kept else None
 
     def start_step(self, rows: Index) -> Any:
         """Set the flags of these rows to False, drop their infos, and return a sequence of copies of their actions."""
@@ -128,6 +128,15 @@ class RowWriter:
         """Return the loose leaves of a row's latest state, ``None`` each before the first; ``None`` if it has none."""
         count = sum(array is None for array in self.batch.states)
         return self.loose.get(row, [None] * count) if count else None
+
+    def keep_ended(self, row: int) -> None:
+        """Copy the state in a row to the last states of ended episodes."""
+        if self._flat_ended is not None:  # 0.25 us; row by row 0.5 us
+            cell = self.cells[row]
+            self._flat_ended[cell] = self.flat_states[cell]
+            return
+        for array, ended in self._kept:
+            ended[row] = array[row]
 
     def as_given(self, state: State) -> tuple[Any] | None:
         """Return a last state in a one-tuple if the rows would change its type. Wanted if `keeps_types`."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from parallelenv.contract.batch import Index
 from parallelenv.contract.protocol import Command, Reply
@@ -15,13 +16,15 @@ Columns = tuple[Sequence[Any], ...]
 """What a command needs of each of its envs."""
 
 
-class StepEnvs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepEnvs:
     """Where a step finds its envs, looked up once for all steps of the same envs."""
 
     rows: Index  #: Their rows: a slice if they are consecutive, else a list.
     row_numbers: Sequence[int]  #: Their rows, one by one.
     cells: Sequence[slice]  #: The cells of these rows.
-    pick: operator.itemgetter[Any]  #: Returns their items of a list with one for each env of the host.
+    #: Returns their items of a list with one for each env of the host; ``None`` if these are all.
+    pick: operator.itemgetter[Any] | None
     counts: range  #: From 1 to their number.
 
 

@@ -29,35 +29,20 @@ Span = tuple[float, float, str, tuple[int, ...], "array[float]"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
-    """What a worker did. Times are in seconds of one `time.perf_counter`.
+    """What a worker did. Times are in seconds of one `time.perf_counter`."""
 
-    Attributes:
-        env_ids: Its envs.
-        process: Its process.
-        clock: Id of its clock.
-        since: When the record begins: older commands, if there were any, were dropped.
-        now: When this record was made.
-        is_cut: Whether any were dropped.
-        operations: ``m`` names, of the commands that it executed. A step within a rollout precedes the rollout.
-        spans: ``(m, 2)`` float64: begin and end of each command.
-        turns: ``(k, 2)`` float64: begin and end of each env's part of a command.
-        owners: ``(k,)`` int64: env ids of the turns.
-        span_of: ``(k,)`` int64: index of the command that each turn is part of.
-        resets: ``(r, 3)`` float64: begin and end of each reset within a step, and the env's id.
-    """
-
-    env_ids: tuple[int, ...]
-    process: ProcessInfo
-    clock: str
-    since: float
-    now: float
-    is_cut: bool
-    operations: Sequence[str]
-    spans: Array
-    turns: Array
-    owners: Array
-    span_of: Array
-    resets: Array
+    env_ids: tuple[int, ...]  #: Its envs.
+    process: ProcessInfo  #: Its process.
+    clock: str  #: Id of its clock.
+    since: float  #: When the record begins: older commands, if there were any, were dropped.
+    now: float  #: When this record was made.
+    is_cut: bool  #: Whether any commands were dropped.
+    operations: Sequence[str]  #: ``m`` names, of its commands. A step within a rollout precedes the rollout.
+    spans: Array  #: ``(m, 2)`` float64: begin and end of each command.
+    turns: Array  #: ``(k, 2)`` float64: begin and end of each env's part of a command.
+    owners: Array  #: ``(k,)`` int64: env ids of the turns.
+    span_of: Array  #: ``(k,)`` int64: index of the command that each turn is part of.
+    resets: Array  #: ``(r, 3)`` float64: begin and end of each reset within a step, and the env's id.
 
     def of_operation(self, name: str) -> Array:
         """Return ``(m,)`` bool: whether each command is of this operation."""
