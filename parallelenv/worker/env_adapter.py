@@ -193,10 +193,10 @@ def get_attribute(env: Env, key: str) -> tuple[Any] | None:
 
 
 def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
-    """Return the attribute.
+    """Return the attribute, which messages call by its ``kind``.
 
     Raises:
-        AbsentAttributeError: If there is no such attribute, or ``kind``.
+        AbsentAttributeError: If there is no such attribute.
     """
     found = get_attribute(env, key)
     if found is None:

@@ -11,7 +11,7 @@ from parallelenv.contract.batch import Index
 from parallelenv.contract.protocol import Command, Reply
 
 Run = Callable[["RunningCommand", Iterator[Any]], None]
-"""Executes a command for the envs of an iterator: `RunningCommand.remaining`."""
+"""Executes a command for the envs of an iterator, `RunningCommand.remaining`, and counts them in ``num_started``."""
 Columns = tuple[Sequence[Any], ...]
 """What a command needs of each of its envs."""
 
@@ -38,7 +38,7 @@ class RunningCommand:
         command: The command. The number of a prepared step is set anew for each step.
         run: Executes it.
         columns: What ``run`` needs of each env.
-        envs: Those of a step.
+        envs: Where a prepared step finds its envs.
 
     Attributes:
         number: Number of the command that this object is the state of. It is set last, so if an interrupt came earlier,

@@ -45,7 +45,8 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
     Args:
         receive: Waits for the next message and returns it; raises `EOFError` or `OSError` if the other end is closed.
         send: Sends a message.
-        parent_pipe: See `die_with_caller`. Without it, this process ends when it next receives.
+        parent_pipe: A descriptor that becomes readable when the caller dies; this process then ends at once, even
+            within a step. Without it, it ends when it next receives.
     """
     if parent_pipe is not None:
         die_with_caller(parent_pipe)
@@ -56,7 +57,12 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
 
 
 class MessageHost:
-    """A `Host`, or an object with the same methods, that takes commands and gives replies as messages."""
+    """A host that takes its commands from messages, and gives its replies as messages.
+
+    Args:
+        host: A `Host`, or an object with the same methods.
+        packed: Its spec.
+    """
 
     def __init__(self, host: Any, packed: PackedSpec) -> None:
         self.host = host
@@ -66,7 +72,11 @@ class MessageHost:
         self.subsets = [packed.env_ids]  # by number, see `StepSubset`
 
     def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
-        """Execute commands until `serve`'s ``receive`` or ``send`` raises `EOFError` or `OSError`; close the envs."""
+        """Execute commands until the connection is closed; then close the envs. Arguments: see `serve`.
+
+        Raises:
+            EOFError, OSError: At the end, always.
+        """
         try:
             while True:
                 reply = self.execute(receive())
@@ -140,7 +150,7 @@ def forget_launcher() -> None:
 
 
 def die_with_caller(sentinel: int) -> None:
-    """End this process when the caller dies, even within a step.
+    """End this process when the caller dies, whatever the env is doing.
 
     Args:
         sentinel: A descriptor that becomes readable then, whose end no other process shares.
@@ -158,7 +168,7 @@ def die_with_caller(sentinel: int) -> None:
 
 
 def end_with_caller(sentinel: int) -> None:
-    """Make the system end this process when the caller dies, on Linux. ``sentinel``: see `die_with_caller`."""
+    """Make the system end this process when the caller dies, on Linux. Arguments: see `die_with_caller`."""
     if sys.platform == "linux":
         fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
