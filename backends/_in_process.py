@@ -9,7 +9,8 @@ from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_co
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, RepeatedStep, Reply, WorkerSpec
-from parallelenv.worker.host import Host, PreparedStep
+from parallelenv.worker.host import Host
+from parallelenv.worker.running_command import RunningCommand
 
 _STATES = frozenset({"loose", "ended_loose", "ended_state"})
 """The fields of an `Extra` that may carry gradients."""
@@ -32,8 +33,8 @@ class InProcessChannel:
     def pack(self, command: Command) -> Command:
         return command if command.each is None else copy_arguments(command)
 
-    def work(self) -> bool:
-        """Return whether there is a reply already."""
+    def advance(self) -> bool:
+        """Do what can be done without waiting; return whether there is a reply."""
         return bool(self._replies)
 
     def receive(self) -> Reply:
@@ -58,7 +59,7 @@ class CallerChannel(InProcessChannel):
     def send(self, packed: Command) -> None:
         self._queue.append(packed)
 
-    def work(self) -> bool:
+    def advance(self) -> bool:
         """Execute the oldest command, unless there is a reply already; return whether there is one.
 
         After an interrupt the command stays in the queue and continues with the next env.
@@ -79,7 +80,7 @@ class CallerChannel(InProcessChannel):
 class CallerStep:
     """A `RepeatedStep` of a host in the caller's thread."""
 
-    def __init__(self, channel: CallerChannel, prepared: PreparedStep) -> None:
+    def __init__(self, channel: CallerChannel, prepared: RunningCommand) -> None:
         self._channel = channel
         self._prepared = prepared
         self._repeat = channel.host.repeat

@@ -91,16 +91,16 @@ class PipeChannel(MessageChannel):
             raise EOFError
         return self.wire.receive()
 
-    def work(self) -> bool:
-        """Return whether there is a reply already. The counterpart of `CallerChannel.work`."""
+    def advance(self) -> bool:
+        """Return whether there is a reply already. The counterpart of `CallerChannel.advance`."""
         return bool(self.inbox)
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
         """Return the output since the last call; whole lines only, unless the worker is idle."""
-        return self._log.take(self.env_ids, is_idle=is_idle)
+        return self._log.take_output(self.env_ids, is_idle=is_idle)
 
-    def overhear(self) -> bool:
-        """Check whether a busy worker has printed something, which is received like a reply."""
+    def receive_output(self) -> bool:
+        """Receive what a busy worker has printed, like a reply; return whether there was anything."""
         output = self.take_output(is_idle=False)
         if output:
             self.inbox.append(encode_reply(Reply(_NO_COMMAND, output=output)))
@@ -216,7 +216,7 @@ class BellChannel(PipeChannel):
             with contextlib.suppress(OSError):  # if it has died, the next wait finds out
                 self.wire.send(LOOK)
 
-    def work(self) -> bool:
+    def advance(self) -> bool:
         return bool(self.inbox) or self.has_finished
 
     def receive(self) -> Reply:
@@ -442,7 +442,7 @@ class Switchboard:
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int) -> Sequence[Any]:
         """Wait as `Backend.wait` does, also for hosts in the caller, which work during the wait."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        ready = [channel for channel in channels if channel.work()]
+        ready = [channel for channel in channels if channel.advance()]
         while True:
             if self._spinning_pays and not ready:  # else the system has time to find a core for each
                 self.spread()
@@ -451,13 +451,13 @@ class Switchboard:
             if self.bell is not None and self.bell in found:
                 self.bell.silence()
                 found.remove(self.bell)
-                ready = [channel for channel in channels if channel.work()]
+                ready = [channel for channel in channels if channel.advance()]
                 if not found and len(ready) < wanted:  # left over from an earlier wait, or not all
                     continue
             elif not found:
-                ready = [channel for channel in channels if channel.work()]
+                ready = [channel for channel in channels if channel.advance()]
             ready = list(dict.fromkeys([*ready, *found])) if found else ready
-            ready = ready or [channel for channel in channels if channel.overhear() or channel.is_dead()]
+            ready = ready or [channel for channel in channels if channel.receive_output() or channel.is_dead()]
             if ready or left <= 0:
                 return ready
 

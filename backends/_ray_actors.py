@@ -138,7 +138,7 @@ class RayHost(MessageHost):
         return self._take_output()
 
     def _take_output(self) -> list[Printed]:
-        return [] if self._log is None else self._log.take(self.packed.env_ids, is_idle=True)
+        return [] if self._log is None else self._log.take_output(self.packed.env_ids, is_idle=True)
 
 
 # -------------------------------------------------------------------- the caller's end

@@ -16,7 +16,8 @@ from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.codec import DONE, PLAIN_STEPS, PRINTED, Message, decode, encode_reply
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Reply
-from parallelenv.worker.host import Host, PreparedStep
+from parallelenv.worker.host import Host
+from parallelenv.worker.running_command import RunningCommand
 from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
 from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare_worker
 
@@ -30,7 +31,7 @@ class PipeHost(MessageHost):
         self._log = log
         self._bell: BellEnd | None = None
         self._is_woken = False  # whether the present command came by the bell
-        self._prepared: dict[tuple[object, ...], PreparedStep] = {}  # by tag and subset
+        self._prepared: dict[tuple[object, ...], RunningCommand] = {}  # by tag and subset
 
     def obey(self, receive: Any, send: Any) -> None:
         """Execute commands until the connection is closed, see `MessageHost`.
@@ -61,12 +62,12 @@ class PipeHost(MessageHost):
         finally:
             self.host.close()
 
-    def _prepare(self, message: Message) -> PreparedStep | None:
+    def _prepare(self, message: Message) -> RunningCommand | None:
         """Prepare a plain step for the next ones like it; ``None`` if it has no prepared form."""
         while message.subset >= len(self.subsets):  # its envs were sent over the pipe
             self.decode(self.wire.receive())
         command = self.decode(message)
-        prepared: PreparedStep | None = self.host.prepare(command)
+        prepared: RunningCommand | None = self.host.prepare(command)
         if prepared is not None:
             self._prepared[message[::3]] = prepared
         return prepared

@@ -33,7 +33,7 @@ class DummyBackend(Backend):
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:
         """Work instead of waiting. The time limit has no effect, since nothing else could check it."""
-        return [channel for channel in channels if channel.work()]
+        return [channel for channel in channels if channel.advance()]
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:  # noqa: D102 (see Backend)
         return CallerStep.of(*commands[0]) if len(commands) == 1 else None

@@ -112,8 +112,8 @@ class ThreadBackend(Backend):
         if self._ringing is not None:  # before replies are looked for, so that none is missed
             with contextlib.suppress(OSError):
                 self._ringing.recv(4096)
-        # The queue only wakes the caller; `work` decides, so that no interrupt can lose a reply.
-        while not (ready := [one for one in channels if isinstance(one, ThreadChannel) and one.work()]):
+        # The queue only wakes the caller; `advance` decides, so that no interrupt can lose a reply.
+        while not (ready := [one for one in channels if isinstance(one, ThreadChannel) and one.advance()]):
             left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
             if left <= 0:
                 break

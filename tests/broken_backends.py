@@ -83,7 +83,7 @@ class MixesRows(Channel):
 
 
 class SharesMemory(Channel):
-    def work(self) -> bool:
+    def advance(self) -> bool:
         while self._queue:
             self._replies.append(self._host.execute(self._queue.popleft()))  # not detached
         return bool(self._replies)
@@ -194,12 +194,14 @@ class LosesInfos(Channel):
 
 class GivesViewsOfActions(Channel):
     class _Writer(RowWriter):
-        def actions(self, rows: Any) -> Any:
+        def start_step(self, rows: Any) -> Any:
+            super().start_step(rows)
             leaves = [array[rows] for array in self.batch.actions]
-            return map(self.batch.layout.actions.join, zip(*leaves, strict=True))
+            return list(map(self.batch.layout.actions.join, zip(*leaves, strict=True)))
 
     class _Host(Host):
         def attach(self, batch: Batch) -> None:
+            super().attach(batch)
             self.writer = GivesViewsOfActions._Writer(batch)
 
     host_class = _Host

@@ -27,6 +27,7 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from parallelenv.testing.envs import InfoEnv
 from parallelenv.testing.scenario import KINDS, assert_same
 
 MakeCollector = Callable[..., Collector]
@@ -134,6 +135,13 @@ def test_modifying_collected_data_does_not_affect_later_data(make_collector: Mak
     twin.collect()
     assert_same(vars(twin.collect()[0]), vars(collector.collect()[0]))
     assert not np.array_equal(before, data.states)
+
+
+def test_envs_can_call_get_worker_info_while_the_policy_acts_in_the_caller(mode: str) -> None:
+    env = ParallelEnv([InfoEnv] * 2, mode, "restart", 2, **two_hosts(mode))
+    with Collector(lambda: zeros, lambda: env, num_steps=2) as collector:
+        collector.collect()
+        assert [told["step"][0] for told in env.get_env_attr("told")] == [0, 1]
 
 
 def test_start_steps_sets_the_size_of_the_first_collection() -> None:

@@ -1,5 +1,8 @@
 """The contract between `ParallelEnv` and its backends.
 
+A *worker* steps envs: it is the caller's own thread, another thread, a process or a Ray actor. A *host* is the object
+in a worker that owns its envs and executes commands on them. A *channel* is the caller's access to one host.
+
 A backend decides where hosts run, where the memory of the batch is, and how the caller receives replies. Ids, done
 policies, seeds, errors and alignment are written once, outside, so backends cannot disagree about them.
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from parallelenv.contract.worker_info import UNKNOWN_PROCESS, ProcessInfo
 
@@ -73,6 +76,10 @@ class Command:
     def writes_rows(self) -> bool:
         """Whether the host writes its results to rows of the batch."""
         return self.operation in ("step", "reset") or (self.operation == "rollout" and self.common is not None)
+
+
+StateRequest = Literal["save", "load", "loose_leaves", "set_info_forms", "start_trace", "stop_trace"]
+"""What a ``state`` command does with what a host knows of its envs: the methods of `parallelenv.worker.host.Host`."""
 
 
 class Lookup(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -74,9 +74,9 @@ class RolloutChunk:
     memory: RecurrentState | None = None  #: The policy's recurrent state after the last step, if it has one.
     seconds: float = 0.0  #: Time that the host needed, without that of messages.
     #: By env id, the step in which an env failed, and why. The env made no further step.
-    failed: Mapping[int, tuple[int, Failure]] = field(default_factory=dict)
+    failed: dict[int, tuple[int, Failure]] = field(default_factory=dict)
     broken: Failure | None = None  #: Why the policy failed to give actions for the step after the last.
-    exhausted: Collection[int] = ()  #: Envs that found no further episode. They made no further step.
+    exhausted: set[int] = field(default_factory=set)  #: Envs that found no further episode. They made no further step.
 
     @property
     def num_steps(self) -> int:

@@ -96,7 +96,7 @@ class Pool:
         self.generation = 0
         self.planned: StepPlan | None = None
         self.processes = {}
-        self.is_watched = False
+        self.is_traced = False
         self.waits_by: str | None = None
         plan = backend.plan(len(factories), num_cpus, num_gpus)
         if spec.seed_globals and backend.uses_live_envs and len(plan.cpus) > 1:
@@ -282,7 +282,8 @@ class Pool:
                 self.batch.info_columns, self.batch.reset_columns = forms.columns(self.batch)
                 hosts = (worker.spec.env_ids for worker in self._workers)
                 living = [next((one for one in env_ids if one not in self.dead), None) for env_ids in hosts]
-                self.wait(self.submit("state", [one for one in living if one is not None], None, forms), _MOMENT)
+                told = [one for one in living if one is not None]
+                self.wait(self.submit("state", told, [forms] * len(told), "set_info_forms"), _MOMENT)
 
     def enter_planned(self) -> None:
         """Enter a planned step that is under way, because its call was interrupted, in a ticket like any other."""
@@ -396,8 +397,8 @@ class Pool:
 
     def begin(self, command: Command) -> Ticket:
         """Send a command that builds nothing and return without waiting, with failures treated as by `forward`."""
-        if command.operation == "state" and command.common in ("trace", "record"):
-            self.is_watched = command.common == "trace"
+        if command.operation == "state" and command.common in ("start_trace", "stop_trace"):
+            self.is_traced = command.common == "start_trace"
         dead = [env_id for env_id in command.env_ids if self._worker(env_id).death] if self.dead else ()
         failed = {env_id: Failure(self._worker(env_id).death_error((env_id,)), env_id, "") for env_id in dead}
         begins = self.batch.ended(command.env_ids) if command.begins_ended else command.begins
@@ -570,8 +571,8 @@ class Pool:
             worker.has_built |= worker.death is None
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
         replaced = [env_id for worker in broken for env_id in worker.spec.env_ids if env_id not in self.dead]
-        if self.is_watched and replaced:  # they record what their envs do, like the others
-            self.wait(self.submit("state", replaced, None, "trace"), None)
+        if self.is_traced and replaced:  # they record what their envs do, like the others
+            self.wait(self.submit("state", replaced, None, "start_trace"), None)
         return ticket
 
     def _refuse_live(self, env_ids: Sequence[int]) -> None:

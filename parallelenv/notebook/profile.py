@@ -105,16 +105,16 @@ class Recorder:
     def __enter__(self) -> Profile:
         """Begin to record, and return the profile, which is filled at the end."""
         pool = self._engine.pool
-        if pool.is_watched:
+        if pool.is_traced:
             raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
         living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
-        values = pool.ask("state", living, None, "trace").values
+        values = pool.ask("state", living, None, "start_trace").values
         middle = (asked + perf_counter()) / 2
         self._clocks: dict[int, tuple[str, float]] = {
             env_id: (clock, middle - now) for env_id, (clock, now) in values.items()
         }
-        pool.is_watched = True
+        pool.is_traced = True
         self._guard.tracer = self._calls
         self._begun = perf_counter()
         return self._profile
@@ -125,7 +125,7 @@ class Recorder:
         """Collect the records. A worker that is dead or does not answer in time has none."""
         ended = perf_counter()
         self._guard.tracer = None
-        self._engine.pool.is_watched = False
+        self._engine.pool.is_traced = False
         is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
         deadline = time.monotonic() + (INTERRUPTED_TIMEOUT if is_interrupt else COLLECT_TIMEOUT)
         workers: list[WorkerRecord] = []
@@ -156,7 +156,7 @@ class Recorder:
         is_held_up = not resumes and pool.is_held_up
         living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
-        ticket = pool.submit("state", living, None, "record")
+        ticket = pool.submit("state", living, None, "stop_trace")
         if not is_held_up:
             with contextlib.suppress(ParallelEnvError):  # too late: the records of the others are there
                 pool.wait(ticket, timeout)

@@ -18,7 +18,7 @@ EnvStep = tuple[State, Any, bool, bool, Info]
 
 
 class Resettable:
-    """How an env is reset and stepped: in Gymnasium's way, or in that of older ones.
+    """Resets and steps an env in Gymnasium's way, or in that of older ones.
 
     Objects that are not a `gymnasium.Env`, and envs whose ``reset`` takes less, may return ``(state, reward, done,
     info)`` from ``step`` and the state only from ``reset``, and take seeds by ``seed(s)``.
@@ -37,7 +37,7 @@ class Resettable:
         is_gymnasium = isinstance(env, gymnasium.Env)
         self._takes_seed, self._takes_options = "seed" not in lacking, "options" not in lacking
         self._is_old = bool(lacking) or not is_gymnasium
-        self.step: Callable[[Action], EnvStep] = self._step if self._is_old else env.step
+        self.step: Callable[[Action], EnvStep] = self._old_step if self._is_old else env.step
         # ``seed`` and ``options`` are passed as None only if ``reset`` names them: wrappers pass on whatever they get.
         named = () if self._is_old else sorted({"seed", "options"} & names)
         self._not_given: Info = dict.fromkeys(named)
@@ -84,7 +84,7 @@ class Resettable:
             EnvContractError: If it is not a tuple of four or five items.
         """
         if isinstance(result, tuple) and len(result) == 4:
-            self.step = self._step
+            self.step = self._old_step
             self.oddity = (
                 "its step() returned four items, not (state, reward, terminated, truncated, info)",
                 "Its done counts as truncated if info['TimeLimit.truncated'] is true, else as terminated",
@@ -98,7 +98,7 @@ class Resettable:
             "truncated, info). Four items, (state, reward, done, info), are taken, too."
         )
 
-    def _step(self, action: Action) -> EnvStep:
+    def _old_step(self, action: Action) -> EnvStep:
         return _split(self.env.step(action))
 
 
@@ -110,7 +110,7 @@ def _split(result: Any) -> EnvStep:
     return state, reward, *split_done(done, info), info
 
 
-class ForCalls(Resettable):
+class CallsOnly(Resettable):
     """Objects without ``reset`` and ``step``, only for calls and attributes. The caller refuses to step them."""
 
     def __init__(self, env: Env) -> None:
@@ -129,7 +129,7 @@ def split_done(done: object, info: object) -> tuple[bool, bool]:
 
 def adapt(env: Env) -> Resettable:
     """Return the interface through which a host uses an env."""
-    return Resettable(env) if is_env(env) else ForCalls(env)
+    return Resettable(env) if is_env(env) else CallsOnly(env)
 
 
 def draws_by_mode(env: Env) -> bool:
@@ -162,51 +162,50 @@ def layers(env: Env) -> Iterator[Env]:
         env = inner
 
 
-def owners(env: Env) -> list[Env]:
+def _owners(env: Env) -> tuple[list[Env], list[Env]]:
     """Return the objects that may have an attribute: the layers of an env, and the parts of a `TaskEnv`."""
     found = list(layers(env))
-    return [*found, *_parts(found[-1])]
-
-
-def _parts(base: Env) -> list[Env]:
-    """Return the further objects in which an env looks up attributes that it lacks."""
-    of_base = getattr(type(base), "attribute_owners", None)
-    return [] if of_base is None else [part for part in of_base(base) if part is not None]
+    of_base = getattr(type(found[-1]), "attribute_owners", None)
+    return found, [] if of_base is None else [part for part in of_base(found[-1]) if part is not None]
 
 
 def get_attribute(env: Env, key: str) -> tuple[Any] | None:
     """Return the attribute in a one-tuple, or ``None`` if it does not exist.
 
-    Args:
-        env: The outermost layer.
-        key: A name, or several joined by dots; only the first is looked up in every layer, and then by the env's own
-            ``get_env_attr``, for envs that keep their state in parts.
+    Of names that are joined by dots, only the first is looked up in every layer, and then by the env's own
+    ``get_env_attr``, for envs that keep their state in parts.
     """
     first, *rest = key.split(".")
     value = getattr(env, first, _ABSENT)
     if value is _ABSENT:
-        found = (getattr(owner, first, _ABSENT) for owner in owners(env))
+        wrapped, parts = _owners(env)
+        found = (getattr(owner, first, _ABSENT) for owner in (*wrapped, *parts))
         value = next((value for value in found if value is not _ABSENT), _ABSENT)
-    if value is _ABSENT and (ask := _own_method(env, "get_env_attr")):
-        try:
-            answer = ask(first)
-        except AttributeError:
-            answer = None
-        value = _ABSENT if answer is None else answer  # such envs return None for an absent attribute
+        if value is _ABSENT and callable(ask := getattr(wrapped[-1], "get_env_attr", None)):
+            try:
+                answer = ask(first)
+            except AttributeError:
+                answer = None
+            value = _ABSENT if answer is None else answer  # such envs return None for an absent attribute
     for name in rest:
         value = getattr(value, name, _ABSENT)
     return None if value is _ABSENT else (value,)
 
 
-def get_existing(env: Env, key: str) -> Any:
-    """Return the attribute.
+def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
+    """Return the attribute, which messages call by its ``kind``.
 
     Raises:
         AbsentAttributeError: If there is no such attribute.
     """
     found = get_attribute(env, key)
     if found is None:
-        raise AbsentAttributeError(_absent(env, "attribute", key))
+        wrapped, parts = _owners(env)  # parts of a `TaskEnv`; the text is the same whether it has a task now or not
+        inside = f" Nor has its sampler, {type(parts[-1]).__name__}, or its task." if parts else ""
+        raise AbsentAttributeError(
+            f"{type(wrapped[-1]).__name__} has no {kind} {key!r}, and no wrapper around it has.{inside}"
+            f"{near_name(env, key)}"
+        )
     return found[0]
 
 
@@ -230,11 +229,12 @@ def set_attribute(env: Env, key: str, value: Any) -> bool:
         is_new = not hasattr(found[0], name)
         setattr(found[0], name, value)
         return is_new
-    owner = next((owner for owner in owners(env) if hasattr(owner, name)), None)
-    if owner is None and (set_through := _own_method(env, "set_env_attr")):
+    wrapped, parts = _owners(env)
+    owner = next((owner for owner in (*wrapped, *parts) if hasattr(owner, name)), None)
+    if owner is None and callable(set_through := getattr(wrapped[-1], "set_env_attr", None)):
         set_through(name, value)
         return False
-    setattr(list(layers(env))[-1] if owner is None else owner, name, value)
+    setattr(wrapped[-1] if owner is None else owner, name, value)
     return owner is None
 
 
@@ -244,35 +244,20 @@ def get_method(env: Env, key: str) -> Any:
     Raises:
         AbsentAttributeError: If there is none of that name, or it is not callable.
     """
-    found = get_attribute(env, key)
-    if found is None:
-        raise AbsentAttributeError(_absent(env, "method", key))
-    if not callable(found[0]):
+    found = get_existing(env, key, "method")
+    if not callable(found):
         raise AbsentAttributeError(
-            f"{key!r} of {type(list(layers(env))[-1]).__name__} is {type(found[0]).__name__}, no method. Read it with "
+            f"{key!r} of {type(list(layers(env))[-1]).__name__} is {type(found).__name__}, no method. Read it with "
             f"get_env_attr({key!r})."
         )
-    return found[0]
-
-
-def _own_method(env: Env, name: str) -> Callable[..., Any] | None:
-    """Return a method of the innermost layer by which the env looks up its attributes itself."""
-    method = getattr(list(layers(env))[-1], name, None)
-    return method if callable(method) else None
+    return found
 
 
 def near_name(env: Env, key: str) -> str:
     """Return a hint at what an absent name may have meant: a sentence after a space, or an empty string."""
     way, _, name = key.rpartition(".")
     if not way:
-        return near_attribute(name, *owners(env))
+        wrapped, parts = _owners(env)
+        return near_attribute(name, *wrapped, *parts)
     found = get_attribute(env, way)
     return near_name(env, way) if found is None else near_attribute(name, *found)
-
-
-def _absent(env: Env, kind: str, key: str) -> str:
-    base = list(layers(env))[-1]
-    parts = _parts(base)  # of a `TaskEnv`; the text is the same whether it has a task now or not
-    inside = f" Nor has its sampler, {type(parts[-1]).__name__}, or its task." if parts else ""
-    hint = near_name(env, key)
-    return f"{type(base).__name__} has no {kind} {key!r}, and no wrapper around it has.{inside}{hint}"

@@ -22,7 +22,8 @@ from parallelenv.contract.tensors import imported_torch
 from parallelenv.errors import EnvContractError
 from parallelenv.worker.env_adapter import layers
 
-_WHOLE, _SAID = "whole", "said"
+_WHOLE, _BY_METHODS = "whole", "said"
+"""How an env was saved. Saved states contain these words."""
 
 
 def save_env(env: Env, generators: Any = None) -> bytes | None:
@@ -34,49 +35,49 @@ def save_env(env: Env, generators: Any = None) -> bytes | None:
     """
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
-        known = []  # each wrapper's name, and its attributes that can be pickled
+        of_wrappers = []  # each one's name, and its attributes that can be pickled
         for wrapper in wrappers:
             attributes = {name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)}
-            known.append((type(wrapper).__qualname__, attributes))
-        said = base.get_state(), getattr(base, "_np_random", None), known
-        return cloudpickle.dumps((_SAID, said, generators))  # type: ignore[no-any-return]
-    ez_pickles = [layer for layer in (*wrappers, base) if isinstance(layer, EzPickle)]
-    if any(type(layer).__getstate__ is EzPickle.__getstate__ for layer in ez_pickles):  # only constructor's arguments
-        return None
+            of_wrappers.append((type(wrapper).__qualname__, attributes))
+        content = base.get_state(), getattr(base, "_np_random", None), of_wrappers
+        return cloudpickle.dumps((_BY_METHODS, content, generators))  # type: ignore[no-any-return]
+    if any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in (*wrappers, base)):
+        return None  # only the constructor's arguments
     try:
         return cloudpickle.dumps((_WHOLE, env, generators))  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 (pickling runs user code; the caller is told that there is no state)
         return None
 
 
-def load_env(env: Env, saved: bytes, takes_generators: bool = False) -> tuple[Any, Any]:
+def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
     """Restore a state; return the env, or the one that replaces it, and the state of its generators.
 
     Raises:
         EnvContractError: If the state is of an env that was wrapped differently, or had global generators of its own.
     """
-    kind, content, *generators = loads(saved)
-    own_generators = generators[0] if generators else None  # older saved states have none
-    if own_generators is not None and not takes_generators:
+    kind, content, *others = loads(saved)
+    generators = others[0] if others else None  # older saved states have none
+    if generators is not None and not takes_generators:
         raise EnvContractError(
             "The state was saved with seed_globals=True, and has that of the env's own generators. Make the "
             "ParallelEnv with seed_globals=True, too."
         )
     if kind == _WHOLE:
-        return content, own_generators
-    state, generator, knowledge = content
+        return content, generators
+    state, np_random, of_wrappers = content
     *wrappers, base = layers(env)
-    if [type(layer).__qualname__ for layer in wrappers] != [name for name, _ in knowledge]:
+    names, saved_names = [type(layer).__qualname__ for layer in wrappers], [name for name, _ in of_wrappers]
+    if names != saved_names:
         raise EnvContractError(
-            f"The state is of an env inside {[name for name, _ in knowledge]}, but this one is inside "
-            f"{[type(layer).__qualname__ for layer in wrappers]}. Make the envs as those that were saved."
+            f"The state is of an env inside {saved_names}, but this one is inside {names}. Make the envs as those that "
+            "were saved."
         )
     base.set_state(state)
-    if generator is not None:
-        base._np_random = generator
-    for layer, (_, known) in zip(wrappers, knowledge, strict=True):
-        vars(layer).update(known)
-    return env, own_generators
+    if np_random is not None:
+        base._np_random = np_random
+    for layer, (_, attributes) in zip(wrappers, of_wrappers, strict=True):
+        vars(layer).update(attributes)
+    return env, generators
 
 
 _Bits = np.random.MT19937
@@ -85,7 +86,7 @@ _numpys: Any = np.random  # its stubs lack two documented functions
 
 
 class _OwnBits(_Bits):
-    """The bit generator of ``numpy.random`` while it is an env's turn.
+    """The bit generator of ``numpy.random`` during an env's call.
 
     Exchanging it takes 0.3 us, but loses the second of two normal numbers that are drawn at a time, which is only in
     the state. Reading and writing the full state takes 40 us each, so its 624 words can be left out.
@@ -105,41 +106,37 @@ class _OwnBits(_Bits):
 
 
 class EnvGenerators:
-    """The state of the generators of one env.
-
-    Args:
-        seed: The env's seed, until it is reset with one; ``None``: a seed from the system.
-    """
+    """The state of the generators of one env, at first by its seed, or one from the system."""
 
     def __init__(self, seed: int | None) -> None:
         self._seed = random.SystemRandom().getrandbits(32) if seed is None else seed
-        self._plain: Any = None  # of `random`; None before the first call
-        self._bits: Any = None
-        self._normal: Any = None
-        self._tensor: Any = None  # of torch; None until it is imported
+        self._python: Any = None  # state of `random`'s; None before the first call
+        self._bits: Any = None  # `numpy.random`'s bit generator
+        self._normal: Any = None  # the rest of the state of `numpy.random`
+        self._torch: Any = None  # state of torch's; None until it is imported
 
     def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function with them instead of the process's own, within `put_back`."""
-        if self._plain is None:
+        if self._python is None:
             _numpys.set_bit_generator(_OwnBits())
             self.seed(self._seed)
         else:
-            random.setstate(self._plain)
+            random.setstate(self._python)
             _numpys.set_bit_generator(self._bits)
             if self._normal["has_gauss"]:
                 _within(self._bits, np.random.set_state, self._normal)
         torch = _torch()
-        if torch is not None and self._tensor is None:
+        if torch is not None and self._torch is None:
             torch.manual_seed(self._seed % 2**64)
         elif torch is not None:
-            torch.set_state(self._tensor)
+            torch.set_state(self._torch)
         try:
             return call(*arguments)
         finally:
-            self._plain = random.getstate()
+            self._python = random.getstate()
             self._bits = _numpys.get_bit_generator()  # an env may have set another one
             self._normal = _within(self._bits, np.random.get_state, False)
-            self._tensor = None if torch is None else torch.get_state()
+            self._torch = None if torch is None else torch.get_state()
 
     def seed(self, seed: int) -> None:
         """Seed them, during `run`, like ``random.seed``, ``numpy.random.seed`` and torch's generator."""
@@ -153,36 +150,39 @@ class EnvGenerators:
 
     def save(self) -> Any:
         """Return their state, during `run`. It can be pickled."""
-        torch = _torch()
-        tensor = None if torch is None else torch.get_state()
-        return self._seed, random.getstate(), np.random.get_state(legacy=False), tensor
+        return self._seed, *_global_states()
 
     def load(self, saved: Any) -> None:
         """Restore a state, during `run`."""
-        self._seed, plain, numpys, tensor = saved
-        random.setstate(plain)
-        np.random.set_state(numpys)
+        self._seed, of_python, of_numpy, of_torch = saved
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
         torch = _torch()
-        if torch is not None and tensor is not None:
-            torch.set_state(tensor)
+        if torch is not None and of_torch is not None:
+            torch.set_state(of_torch)
 
 
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
     """Restore the process's own state of the generators at the end."""
+    bits, (of_python, of_numpy, of_torch) = _numpys.get_bit_generator(), _global_states()
     torch = _torch()
-    plain, bits, numpys = random.getstate(), _numpys.get_bit_generator(), np.random.get_state(legacy=False)
-    tensor = None if torch is None else torch.get_state()
     try:
         yield
     finally:
         with DeferSigint():
-            random.setstate(plain)
+            random.setstate(of_python)
             _numpys.set_bit_generator(bits)
-            if numpys["has_gauss"]:
-                np.random.set_state(numpys)
+            if of_numpy["has_gauss"]:
+                np.random.set_state(of_numpy)
             if torch is not None:
-                torch.set_state(tensor)
+                torch.set_state(of_torch)
+
+
+def _global_states() -> tuple[Any, Any, Any]:
+    """Return the states of the generators of ``random``, ``numpy.random`` and, if it is imported, torch."""
+    torch = _torch()
+    return random.getstate(), np.random.get_state(legacy=False), None if torch is None else torch.get_state()
 
 
 def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:

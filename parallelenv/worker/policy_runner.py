@@ -24,60 +24,52 @@ Extras = Mapping[str, Array]
 class PolicyRunner:
     """A host's copy of a policy, with the policy's recurrent state for each env.
 
-    Args:
-        policy: See `ParallelEnv.rollout`.
-        memory: Its recurrent state so far, also for envs of other hosts.
-        layout: The batch's layout.
-
-    Attributes:
-        forms: The formats in which the extras are stacked, so far.
+    ``memory`` is its recurrent state so far, also for envs of other hosts. ``extras_formats`` are the formats in which
+    its extras are stacked, so far; ``None`` before the first call.
     """
 
     def __init__(self, policy: Policy, memory: RecurrentState | None, layout: Layout) -> None:
         self._policy = policy
         self._reader = ActionReader(layout, "env, in the order of the states")
-        self._takes = takes_memory(policy)
-        self.forms: dict[str, ExtrasFormat] = {}
-        self._has_forms = False
-        self._known, self._memory, begins = memory or RecurrentState((), None)
-        self._begun = set(self._known) - begins  # those whose rows belong to their present episode
+        self._names, self._num_positional = _recurrent_arguments(policy)
+        self.extras_formats: dict[str, ExtrasFormat] | None = None
+        self._memory_ids, self._memory, new = memory or RecurrentState((), None)  # the envs of its rows
+        self._in_episode = set(self._memory_ids) - new  # envs whose rows belong to their present episode
 
     def act(self, env_ids: tuple[int, ...], states: State) -> tuple[Any, Extras]:
         """Return the policy's actions for these envs, and its extras."""
-        if not self._takes:
-            answer = self._policy(states)
-        else:
-            done = np.array([env_id not in self._begun for env_id in env_ids])
-            if self._memory is not None and env_ids != self._known:
+        arguments: list[Any] = []
+        if self._names or self._num_positional:
+            if self._memory is not None and env_ids != self._memory_ids:
                 # Reorder the recurrent state. Envs without one get any row, masked by ``done=True``.
-                place = {env_id: row for row, env_id in enumerate(self._known)}
+                place = {env_id: row for row, env_id in enumerate(self._memory_ids)}
                 rows = np.array([place.get(env_id, 0) for env_id in env_ids], dtype=np.int64)
-                self._memory, self._known = map_leaves(self._memory, lambda leaf: leaf[rows]), env_ids
-            values = self._memory, done
-            by_name = {name: value for name, value in zip(MEMORY, values, strict=True) if name in self._takes}
-            answer = self._policy(states, **by_name) if by_name else self._policy(states, *values[: len(self._takes)])
-            self._begun = set(env_ids)
+                self._memory, self._memory_ids = map_leaves(self._memory, lambda leaf: leaf[rows]), env_ids
+            arguments = [self._memory, np.array([env_id not in self._in_episode for env_id in env_ids])]
+        named = {name: value for name, value in zip(_NAMES, arguments, strict=False) if name in self._names}
+        answer = self._policy(states, *arguments[: self._num_positional], **named)
+        if arguments:
+            self._in_episode = set(env_ids)
         actions, memory, extras = _parts(answer)
         check_rows("In the policy's tuple (actions, rnn_state, extras) the rnn_state", memory, len(env_ids))
-        said = self._read_extras(extras or {}, env_ids)
-        self._memory, self._known = memory, env_ids
-        return actions, said
+        arrays = self._read_extras(extras or {}, len(env_ids))
+        self._memory, self._memory_ids = memory, env_ids
+        return actions, arrays
 
-    def _read_extras(self, extras: Mapping[str, Any], env_ids: tuple[int, ...]) -> Extras:
+    def _read_extras(self, extras: Mapping[str, Any], num_envs: int) -> Extras:
         """Return copies of the policy's extras, as arrays that can be stacked."""
-        arrays = {name: _read_extra(name, value, len(env_ids)) for name, value in extras.items()}
+        arrays = {name: _read_extra(name, value, num_envs) for name, value in extras.items()}
         found = {name: ExtrasFormat(array.shape[1:], array.dtype) for name, array in arrays.items()}
-        if self._has_forms and found.keys() != self.forms.keys():
+        known = found if self.extras_formats is None else self.extras_formats
+        if found.keys() != known.keys():
             raise ArgumentError(
-                f"The policy returned the extras {list(found)}, but before {list(self.forms)}. To be stacked they "
+                f"The policy returned the extras {list(found)}, but before {list(known)}. To be stacked they "
                 "must be alike in every step."
             )
-        if found != self.forms:
-            self.forms = join_forms(self.forms, found)
-        self._has_forms = True
+        self.extras_formats = known if found == known else join_forms(known, found)
         return arrays
 
-    def give(self, actions: Action, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
+    def write_actions(self, actions: Action, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
         """Write actions to the rows of their envs; return them as a list if they are loose."""
         try:
             loose = self._reader.write(batch, actions, env_ids, env_ids, None)
@@ -89,13 +81,14 @@ class PolicyRunner:
     @property
     def memory(self) -> RecurrentState | None:
         """A copy of the present recurrent state."""
-        if self._memory is None or not self._takes:
+        if self._memory is None or not (self._names or self._num_positional):
             return None
-        return RecurrentState(self._known, map_leaves(self._memory, functools.partial(_copy, "The policy's rnn_state")))
+        rows = map_leaves(self._memory, functools.partial(_copy, "The policy's rnn_state"))
+        return RecurrentState(self._memory_ids, rows)
 
     def forget(self, env_ids: Sequence[int]) -> None:
         """Mark the next call for these envs as the first of an episode."""
-        self._begun.difference_update(env_ids)
+        self._in_episode.difference_update(env_ids)
 
 
 def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
@@ -149,11 +142,13 @@ def _copy(what: str, value: Any) -> Any:
         ) from error
 
 
-MEMORY = ("rnn_state", "done")
+_NAMES = ("rnn_state", "done")
+_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def takes_memory(policy: Policy) -> tuple[str, ...]:
-    """Return which of ``rnn_state`` and ``done`` a policy takes, by name if it has such names, else by position.
+def _recurrent_arguments(policy: Policy) -> tuple[tuple[str, ...], int]:
+    """Return which of ``rnn_state`` and ``done`` a policy takes by name; if none, how many of them by position.
 
     If a policy takes any arguments, as a torch module does, its ``forward`` decides.
     """
@@ -162,13 +157,7 @@ def takes_memory(policy: Policy) -> tuple[str, ...]:
         if any(one.kind in _OPEN for one in parameters.values()) and hasattr(policy, "forward"):
             parameters = inspect.signature(policy.forward).parameters
     except (TypeError, ValueError):  # a builtin without a signature
-        return ()
-    named = tuple(name for name in MEMORY if name in parameters)
-    if named:
-        return named
+        return (), 0
     required = [one for one in parameters.values() if one.kind in _POSITIONAL and one.default is one.empty]
-    return tuple(f"by place {index}" for index in range(min(len(required) - 1, 2)))
-
-
-_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = tuple(name for name in _NAMES if name in parameters)
+    return named, 0 if named else max(0, min(len(required) - 1, 2))

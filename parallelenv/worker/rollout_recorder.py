@@ -20,10 +20,8 @@ from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,
     ExtrasFormat,
-    RecurrentState,
     RolloutChunk,
     RolloutRequest,
-    StepIndex,
     empty_actions,
     empty_array,
     empty_rows,
@@ -35,21 +33,10 @@ from parallelenv.worker.row_writer import RowWriter
 
 
 class StepSource(Protocol):
-    """The owner of the envs that a policy acts for: a `Host`, or the caller, for all envs of all hosts.
+    """The owner of the envs that a policy acts for: a `Host`, or the caller, for all envs of all hosts."""
 
-    Attributes:
-        doing: See `Host`.
-        writer: The rows that its envs write now, and the loose leaves of their states.
-        in_caller: Whether Ctrl-C arrives here.
-    """
-
-    doing: str
-
-    @property
-    def in_caller(self) -> bool: ...  # noqa: D102
-
-    @property
-    def writer(self) -> RowWriter: ...  # noqa: D102
+    writer: RowWriter  #: The rows that its envs write now, and the loose leaves of their states.
+    in_caller: bool  #: Whether Ctrl-C arrives here.
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs."""
@@ -61,8 +48,7 @@ class HostRollout:
 
     Args:
         number: Id of the rollout.
-        packed: The pickled policy. See `RolloutRequest`.
-        player: The policy, if it is here already.
+        policy: The pickled policy, see `RolloutRequest`, or a runner that is here already.
         is_over: Called after every step with the number of envs stepped, and before the first with 0; returns whether
             to stop.
 
@@ -71,144 +57,101 @@ class HostRollout:
     """
 
     def __init__(
-        self,
-        number: int,
-        packed: Array | None,
-        player: PolicyRunner | None = None,
-        is_over: Callable[[int], bool] = lambda _: False,
+        self, number: int, policy: Array | PolicyRunner | None, is_over: Callable[[int], bool] = lambda _: False
     ) -> None:
         self.number = number
-        self._packed = packed
-        self._player = player
+        self._policy = policy
         self._is_over = is_over
         self.has_stopped = False
 
     def play(self, host: StepSource, command: Command) -> RolloutChunk:
         """Make the steps requested, fewer if every env reaches its limit or the policy fails.
 
-        Args:
-            host: Owner of the envs.
-            command: The envs, for each how many episodes it may still end (``None``: any number), and the
-                `RolloutRequest`.
+        The command has the envs, for each how many episodes it may still end (``None``: any number), and a
+        `RolloutRequest`.
         """
-        recorder = StepRecorder(host.writer, command.env_ids, command.common)
-        host.doing = "the policy"
+        recorder = ChunkRecorder(host.writer, command)
         try:
-            if self._player is None:
-                policy, memory = loads(self._packed)
-                self._player, self._packed = PolicyRunner(policy, memory, host.writer.batch.layout), None
+            if not isinstance(self._policy, PolicyRunner):
+                policy, memory = loads(self._policy)
+                self._policy = PolicyRunner(policy, memory, host.writer.batch.layout)
         except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
-            recorder.broken = _failure_of_policy(error, host, command)
-            return recorder.chunk(None, {})
-        self._make_steps(self._player, host, command, recorder)
+            _record_policy_failure(error, host, recorder.chunk)
+            return recorder.finish({})
+        runner = self._policy
+        self._make_steps(runner, host, command.common, recorder)
         try:
-            state = self._player.memory
+            recorder.chunk.memory = runner.memory
         except BaseException as error:  # noqa: BLE001 (copying runs user code)
-            recorder.broken = recorder.broken or _failure_of_policy(error, host, command)
-            state = None
-        return recorder.chunk(state, self._player.forms)
+            _record_policy_failure(error, host, recorder.chunk)
+        return recorder.finish(runner.extras_formats or {})
 
-    def _make_steps(self, player: PolicyRunner, host: StepSource, command: Command, recorder: StepRecorder) -> None:
-        order: RolloutRequest = command.common
+    def _make_steps(
+        self, runner: PolicyRunner, host: StepSource, request: RolloutRequest, recorder: ChunkRecorder
+    ) -> None:
         writer = host.writer
-        shares = list(command.each or [None] * len(command.env_ids))
-        recorder.select([column for column, share in enumerate(shares) if share != 0])
         self.has_stopped = self._is_over(0)
-        while recorder.env_ids and recorder.count < order.num_steps and not self.has_stopped:
-            host.doing = "the policy"
+        while recorder.env_ids and recorder.count < request.num_steps and not self.has_stopped:
+            env_ids = recorder.env_ids
             try:
-                actions, extras = player.act(recorder.env_ids, recorder.states_now())
-                each = player.give(actions, writer.batch, recorder.env_ids)
-                recorder.note_decision(each, extras)
+                actions, extras = runner.act(env_ids, recorder.states_now())
+                each = runner.write_actions(actions, writer.batch, env_ids)
+                recorder.record_decision(each, extras)
             except BaseException as error:  # noqa: BLE001 (the policy is user code)
-                recorder.broken = _failure_of_policy(error, host, command)
+                _record_policy_failure(error, host, recorder.chunk)
                 return
             if host.writer is not writer:  # abandoned meanwhile: its result is no longer wanted
                 return
-            num_made = len(recorder.env_ids)
-            ended = recorder.note_step(host.run_step(recorder.env_ids, each, order.autoreset))
-            self._go_on(player, recorder, ended, shares, order)
-            self.has_stopped = self._is_over(num_made)
-
-    @staticmethod
-    def _go_on(
-        player: PolicyRunner,
-        recorder: StepRecorder,
-        ended: Sequence[int],
-        shares: list[int | None],
-        order: RolloutRequest,
-    ) -> None:
-        """Exclude from the next step the envs that failed or have no episode left."""
-        if not (ended or recorder.failed):
-            return
-        failed = [column for column in recorder.active if recorder.all_ids[column] in recorder.failed]
-        player.forget([recorder.all_ids[column] for column in (*ended, *failed)])
-        for column in ended:
-            left = shares[column]
-            rests = order.skips_done or recorder.all_ids[column] in recorder.exhausted
-            shares[column] = 0 if rests else left if left is None else left - 1
-        out = {column for column in ended if shares[column] == 0}.union(failed)
-        if out:
-            recorder.select([column for column in recorder.active if column not in out])
+            runner.forget(recorder.record_step(host.run_step(env_ids, each, request.autoreset)))
+            self.has_stopped = self._is_over(len(env_ids))
 
 
-def _failure_of_policy(error: BaseException, host: StepSource, command: Command) -> Failure:
-    """Return the policy's exception as a failure; raise an interrupt of the caller again."""
+def _record_policy_failure(error: BaseException, host: StepSource, chunk: RolloutChunk) -> None:
+    """Record the policy's first exception; raise an interrupt of the caller again."""
     if isinstance(error, KeyboardInterrupt) and host.in_caller:
         raise error
-    return Failure(error, command.env_ids[0], "the policy")
+    chunk.broken = chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
 
 
-class StepRecorder:
-    """The arrays of a chunk that is being made.
-
-    Args:
-        writer: The rows of the envs.
-        all_ids: The envs, one column each.
-        order: The request.
+class ChunkRecorder:
+    """Fills a chunk of a rollout, step by step.
 
     Attributes:
-        all_ids: All envs of the chunk.
-        active: Columns of the envs that are stepped now.
-        env_ids: Their env ids.
+        chunk: The chunk, with one column per env; complete after `finish`.
+        env_ids: Envs that make the next step.
         count: Number of steps made.
-        exhausted: See `RolloutChunk`.
-        failed: See `RolloutChunk`.
-        broken: See `RolloutChunk`.
     """
 
-    def __init__(self, writer: RowWriter, all_ids: tuple[int, ...], order: RolloutRequest) -> None:
-        self._begun = time.perf_counter()
-        self.all_ids = all_ids
-        self.active: list[int] = []
-        self.env_ids: tuple[int, ...] = ()
-        self.count = 0
-        self.exhausted: set[int] = set()
-        self.failed: dict[int, tuple[int, Failure]] = {}
-        self.broken: Failure | None = None
+    def __init__(self, writer: RowWriter, command: Command) -> None:
+        self._since = time.perf_counter()
         self._writer, self._batch = writer, writer.batch
+        self._request: RolloutRequest = command.common
         self._has_loose = any(array is None for array in self._batch.states)
-        self._autoreset = order.autoreset
-        shape = order.num_steps, len(all_ids)
-        self._states = [empty_rows(shape, array) for array in self._batch.states]
-        self._actions = empty_actions(shape, self._batch)
-        self._rewards = np.zeros(shape)
-        self._flags = np.zeros((*shape, 2), dtype=bool)
-        self._valid = np.zeros(shape, dtype=bool)
-        self._extras: list[tuple[Index, Extras]] = []
-        self._said: dict[StepIndex, Extra] = {}
-        self._ended: list[EpisodeEnds] = []
-        self._columns: Index = slice(None)
-        self._rows: Index = slice(0, 0)
+        shape = self._request.num_steps, len(command.env_ids)
+        self.chunk = RolloutChunk(
+            command.env_ids,
+            [empty_rows(shape, array) for array in self._batch.states],
+            empty_actions(shape, self._batch),
+            np.zeros(shape),
+            np.zeros((*shape, 2), dtype=bool),
+            np.zeros(shape, dtype=bool),
+            join_ends([], self._batch.states),
+        )
+        self._ends: list[EpisodeEnds] = []
+        self._extras: list[tuple[Index, Extras]] = []  # by step, with the columns of its envs
+        self._episodes_left: list[int | None] = list(command.each or [None] * len(command.env_ids))
+        self.count = 0
+        self._select([column for column, left in enumerate(self._episodes_left) if left != 0])
 
-    def select(self, columns: list[int]) -> None:
-        """Set the columns of the envs that are stepped from now on."""
-        self.active = columns
-        is_all = len(columns) == len(self.all_ids)
-        self._columns = slice(None) if is_all else np.array(columns, dtype=np.intp)
-        self.env_ids = self.all_ids if is_all else tuple(self.all_ids[column] for column in columns)
-        rows = self._writer.rows(self.env_ids)
-        self._rows = rows if isinstance(rows, slice) else np.array(rows, dtype=np.intp)
+    def _select(self, columns: list[int]) -> None:
+        """Set the columns of the envs that make the next steps."""
+        all_ids = self.chunk.env_ids
+        is_all = len(columns) == len(all_ids)
+        self._active = columns
+        self._columns: Index = slice(None) if is_all else np.array(columns, dtype=np.intp)
+        self.env_ids = all_ids if is_all else tuple(all_ids[column] for column in columns)
+        rows = self._batch.rows(self.env_ids)
+        self._rows: Index = rows if isinstance(rows, slice) else np.array(rows, dtype=np.intp)
 
     def states_now(self) -> State:
         """Return copies of the states of the active envs, which the policy may keep or change."""
@@ -222,32 +165,34 @@ class StepRecorder:
         first, loose = self._writer.first, self._writer.loose
         return {env_id: deep_copy(loose[env_id - first]) for env_id in env_ids if env_id - first in loose}
 
-    def note_decision(self, each: list[Any] | None, extras: Extras) -> None:
+    def record_decision(self, each: list[Any] | None, extras: Extras) -> None:
         """Record the policy's inputs and outputs."""
-        step, columns, rows = self.count, self._columns, self._rows
-        loose = self._loose(self.env_ids)
-        leaves = iter(zip(*loose.values(), strict=True))
-        for kept, array in zip(self._states, self._batch.states, strict=True):
-            kept[step, columns] = object_array(next(leaves)) if array is None else array[rows]
+        place = self.count, self._columns
+        leaves = iter(zip(*self._loose(self.env_ids).values(), strict=True))
+        for kept, array in zip(self.chunk.states, self._batch.states, strict=True):
+            kept[place] = object_array(next(leaves)) if array is None else array[self._rows]
         if each is None:
-            for kept, array in zip(self._actions, self._batch.actions, strict=True):
-                kept[step, columns] = array[rows]
+            for kept, array in zip(self.chunk.actions, self._batch.actions, strict=True):
+                kept[place] = array[self._rows]
         else:
-            self._actions[0][step, columns] = object_array([deep_copy(action) for action in each])
+            self.chunk.actions[0][place] = object_array([deep_copy(action) for action in each])
         if extras:
-            self._extras.append((columns, extras))
+            self._extras.append((self._columns, extras))
 
-    def note_step(self, reply: Reply) -> list[int]:
-        """Record the results of a step; return the columns of the envs whose episode ended."""
-        step, columns, rows = self.count, self._columns, self._rows
-        self._rewards[step, columns] = self._batch.rewards[rows]
-        self._flags[step, columns] = self._batch.flags[rows]
-        self._valid[step, columns] = True
+    def record_step(self, reply: Reply) -> list[int]:
+        """Record the results of a step; return the ids of the envs that failed or whose episode ended.
+
+        Those that failed or have no episode left make no further step.
+        """
+        chunk, step, place = self.chunk, self.count, (self.count, self._columns)
+        chunk.rewards[place] = self._batch.rewards[self._rows]
+        chunk.flags[place] = self._batch.flags[self._rows]
+        chunk.valid[place] = True
         self.count += 1
         failures = dict(reply.failures)
         for env_id, (info, _, reward, _, reset_info, is_exhausted, _) in reply.values.items():
             if is_exhausted:
-                self.exhausted.add(env_id)
+                chunk.exhausted.add(env_id)
             if not (info or reward or reset_info):
                 continue
             try:  # copied now because the env may change it in its next step
@@ -256,56 +201,55 @@ class StepRecorder:
                 why = cannot_travel(reply.values[env_id], error)
                 failures[env_id] = Failure(why, env_id, "the copying of its result")
             else:
-                self._said[step, env_id] = extra
-        for env_id, failure in failures.items():
-            column = self.all_ids.index(env_id)
-            self.failed[env_id] = step, failure
-            self._rewards[step, column], self._flags[step, column], self._valid[step, column] = 0.0, False, False
-        return self._note_ends(step, reply) if self._flags[step].any() else []
+                chunk.said[step, env_id] = extra
+        failed = [chunk.env_ids.index(env_id) for env_id in failures]
+        for column, (env_id, failure) in zip(failed, failures.items(), strict=True):
+            chunk.failed[env_id] = step, failure
+            chunk.rewards[step, column], chunk.flags[step, column], chunk.valid[step, column] = 0.0, False, False
+        ended = self._record_ends(step, reply) if chunk.flags[step].any() else []
+        out = {column for column in ended if not self._goes_on(column)}.union(failed)
+        if out:
+            self._select([column for column in self._active if column not in out])
+        return [chunk.env_ids[column] for column in (*ended, *failed)]
 
-    def _note_ends(self, step: int, reply: Reply) -> list[int]:
-        columns = np.flatnonzero(self._flags[step].any(axis=1))
-        env_ids = [self.all_ids[column] for column in columns.tolist()]
-        if self._autoreset:
+    def _record_ends(self, step: int, reply: Reply) -> list[int]:
+        """Record the last states of the episodes that ended in a step; return their columns."""
+        columns = np.flatnonzero(self.chunk.flags[step].any(axis=1))
+        env_ids = [self.chunk.env_ids[column] for column in columns.tolist()]
+        autoreset = self._request.autoreset
+        if autoreset:
             loose = {env_id: reply.values.get(env_id, NOTHING).ended_loose or [] for env_id in env_ids}
         else:
             loose = self._loose(env_ids)
         leaves = iter(zip(*loose.values(), strict=True)) if self._has_loose else iter(())
         rows = np.array(env_ids, dtype=np.intp) - self._writer.first
-        arrays = self._batch.ended_states if self._autoreset else self._batch.states
+        arrays = self._batch.ended_states if autoreset else self._batch.states
         states = [object_array(deep_copy(next(leaves))) if array is None else array[rows] for array in arrays]
-        self._ended.append(EpisodeEnds(np.full(len(columns), step), columns, states))
+        self._ends.append(EpisodeEnds(np.full(len(columns), step), columns, states))
         return columns.tolist()
 
-    def chunk(self, memory: RecurrentState | None, forms: Mapping[str, ExtrasFormat]) -> RolloutChunk:
-        """Return the chunk, with the policy's recurrent state and its extras in these formats."""
-        count = self.count
-        return RolloutChunk(
-            self.all_ids,
-            [kept[:count] for kept in self._states],
-            [kept[:count] for kept in self._actions],
-            self._rewards[:count],
-            self._flags[:count],
-            self._valid[:count],
-            join_ends(self._ended, self._batch.states),
-            self._stacked_extras(forms),
-            self._said,
-            self._loose(self.all_ids),
-            memory,
-            time.perf_counter() - self._begun,
-            self.failed,
-            self.broken,
-            self.exhausted,
-        )
+    def _goes_on(self, column: int) -> bool:
+        """Subtract the episode that ended; return whether the env makes further steps."""
+        if self._request.skips_done or self.chunk.env_ids[column] in self.chunk.exhausted:
+            return False
+        left = self._episodes_left[column]
+        self._episodes_left[column] = left = left if left is None else left - 1
+        return left != 0
 
-    def _stacked_extras(self, forms: Mapping[str, ExtrasFormat]) -> dict[str, Array]:
-        """Return the policy's extras, ``(num_steps, k, ...)`` each, zeros where the policy was not called."""
-        said = self._extras[: self.count]
-        if not said:
-            return {}
-        shape = self.count, len(self.all_ids)
-        stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms.items()}
-        for step, (columns, extras) in enumerate(said):
+    def finish(self, formats: Mapping[str, ExtrasFormat]) -> RolloutChunk:
+        """Return the chunk, with the policy's extras in these formats: zeros where the policy was not called."""
+        chunk, count = self.chunk, self.count
+        chunk.states = [kept[:count] for kept in chunk.states]
+        chunk.actions = [kept[:count] for kept in chunk.actions]
+        chunk.rewards, chunk.flags, chunk.valid = chunk.rewards[:count], chunk.flags[:count], chunk.valid[:count]
+        chunk.ended = join_ends(self._ends, self._batch.states)
+        chunk.loose = self._loose(chunk.env_ids)
+        made = self._extras[:count]  # not those for a step that was not made
+        if made:
+            shape = count, len(chunk.env_ids)
+            chunk.extras = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in formats.items()}
+        for step, (columns, extras) in enumerate(made):
             for name, array in extras.items():
-                stacked[name][step, columns] = array
-        return stacked
+                chunk.extras[name][step, columns] = array
+        chunk.seconds = time.perf_counter() - self._since
+        return chunk

@@ -1,6 +1,6 @@
 """A host's record of when each of its envs does what, for `ParallelEnv.profile`.
 
-To record a command takes some 4 us, each of its envs 0.6 us more, and each reset within a step 1 us. A host that is not
+Recording a command takes some 4 us, each of its envs 0.6 us more, and each reset within a step 1 us. A host that is not
 traced pays one comparison per command.
 """
 
@@ -11,18 +11,15 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat, starmap
+from itertools import compress, repeat, starmap
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.protocol import Command
 from parallelenv.contract.worker_info import ProcessInfo, clock_id, this_process
-
-if TYPE_CHECKING:
-    from parallelenv.worker.host import Host, Reset, Run
+from parallelenv.worker.running_command import Run, RunningCommand
 
 MOST_TURNS = 1_000_000
 """Turns of envs that a host keeps; older commands are dropped. They take 8 MB, and commands as much."""
@@ -32,35 +29,20 @@ Span = tuple[float, float, str, tuple[int, ...], "array[float]"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
-    """What a worker did. Times are in seconds of one `time.perf_counter`.
+    """What a worker did. Times are in seconds of one `time.perf_counter`."""
 
-    Attributes:
-        env_ids: Its envs.
-        process: Its process.
-        clock: Id of its clock.
-        since: When the record begins: older commands, if there were any, were dropped.
-        now: When this record was made.
-        is_cut: Whether any were dropped.
-        operations: ``m`` names, of the commands that it executed. A step within a rollout precedes the rollout.
-        spans: ``(m, 2)`` float64: begin and end of each command.
-        turns: ``(k, 2)`` float64: begin and end of each env's part of a command.
-        owners: ``(k,)`` int64: env ids of the turns.
-        span_of: ``(k,)`` int64: index of the command that each turn is part of.
-        resets: ``(r, 3)`` float64: begin and end of each reset within a step, and the env's id.
-    """
-
-    env_ids: tuple[int, ...]
-    process: ProcessInfo
-    clock: str
-    since: float
-    now: float
-    is_cut: bool
-    operations: Sequence[str]
-    spans: Array
-    turns: Array
-    owners: Array
-    span_of: Array
-    resets: Array
+    env_ids: tuple[int, ...]  #: Its envs.
+    process: ProcessInfo  #: Its process.
+    clock: str  #: Id of its clock.
+    since: float  #: When the record begins: older commands, if there were any, were dropped.
+    now: float  #: When this record was made.
+    is_cut: bool  #: Whether any commands were dropped.
+    operations: Sequence[str]  #: ``m`` names, of its commands. A step within a rollout precedes the rollout.
+    spans: Array  #: ``(m, 2)`` float64: begin and end of each command.
+    turns: Array  #: ``(k, 2)`` float64: begin and end of each env's part of a command.
+    owners: Array  #: ``(k,)`` int64: env ids of the turns.
+    span_of: Array  #: ``(k,)`` int64: index of the command that each turn is part of.
+    resets: Array  #: ``(r, 3)`` float64: begin and end of each reset within a step, and the env's id.
 
     def of_operation(self, name: str) -> Array:
         """Return ``(m,)`` bool: whether each command is of this operation."""
@@ -78,42 +60,42 @@ class WorkerRecord:
 
 
 class HostTracer:
-    """Records the commands of a host, the newest ones if there are too many."""
+    """Records the commands of a host, the newest ones if there are too many.
+
+    Attributes:
+        resets: Begin and end of each reset within a step, and the env's id.
+    """
 
     def __init__(self) -> None:
+        self.resets: deque[tuple[float, float, int]] = deque(maxlen=MOST_TURNS)
         self._since = perf_counter()
         self._is_cut = False
         self._spans: deque[Span] = deque()
         self._num_turns = 0
-        self._resets: deque[Reset] = deque(maxlen=MOST_TURNS)
         self._moments: list[float] = []  # when each env's turn began in the present command
         # Evaluated for each env, in C: `append` returns None, which is made true.
         self._clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 
-    def traced(self, host: Host, command: Command, run: Run) -> tuple[Run, Iterator[bool] | None]:
-        """Return the run of a command such that it is recorded, and the clock of its envs."""
-        operation, env_ids = command.operation, command.env_ids
-        if operation == "state" and command.common in ("trace", "record"):
-            return run, None
-        is_rollout = operation == "rollout"
+    def traced(self, run: Run) -> Run:
+        """Return a function that runs a command and records it."""
 
-        def traced_run(values: dict[int, Any]) -> None:
-            first, begin = host.index, perf_counter()  # after an interrupt the first envs have had their turn
+        def traced_run(running: RunningCommand, walk: Iterator[Any]) -> None:
+            operation, env_ids = running.command.operation, running.command.env_ids
+            is_rollout = operation == "rollout"  # the turns of its envs belong to its steps
+            first, begin = running.num_started, perf_counter()  # after an interrupt the first envs have had their turn
             self._moments.clear()
-            host.resets = None if is_rollout else self._resets
             try:
-                run(values)
+                run(running, walk if is_rollout else compress(walk, self._clock))
             finally:
-                end, host.resets = perf_counter(), None
                 moments = array("d", () if is_rollout else self._moments)
-                self._spans.append((begin, end, operation, env_ids[first : first + len(moments)], moments))
+                self._spans.append((begin, perf_counter(), operation, env_ids[first : first + len(moments)], moments))
                 self._num_turns += 1 + len(moments)
                 while self._num_turns > MOST_TURNS:
                     _, self._since, _, _, oldest = self._spans.popleft()
                     self._num_turns -= 1 + len(oldest)
                     self._is_cut = True
 
-        return traced_run, None if is_rollout else self._clock
+        return traced_run
 
     def record(self, env_ids: tuple[int, ...]) -> WorkerRecord:
         """Return the record."""
@@ -136,17 +118,5 @@ class HostTracer:
             np.column_stack([moments, ends]).reshape(-1, 2),
             np.array([env_id for span in spans for env_id in span[3]], np.int64),
             span_of,
-            np.array(self._resets, np.float64).reshape(-1, 3),
+            np.array(self.resets, np.float64).reshape(-1, 3),
         )
-
-
-def begin_tracing(host: Host) -> tuple[str, float]:
-    """Make a host record what its envs do; return its clock's id and time. An earlier record is dropped."""
-    host.tracer = HostTracer()
-    return clock_id(), perf_counter()
-
-
-def end_tracing(host: Host) -> WorkerRecord | None:
-    """Stop a host's recording; return its record, ``None`` if it was not traced."""
-    tracer, host.tracer = host.tracer, None
-    return None if tracer is None else tracer.record(host.everyone)

@@ -20,7 +20,7 @@ from typing import Any
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Printed
 
-_MARK = re.compile("\x1e([0-9]*)\x1f")
+_MARK = re.compile(b"\x1e([0-9]*)\x1f")
 _WORN = 1 << 20
 """Bytes after which a file that was read is truncated."""
 _NUM_LAST_LINES = 20
@@ -31,16 +31,12 @@ _OWN_FRAMES = re.compile(
 
 
 class WorkerLog:
-    """An open unnamed file: a worker process appends to it and the caller reads it.
-
-    Args:
-        fileno: Its descriptor, owned by this object.
-    """
+    """An open unnamed file, which owns its descriptor: a worker process appends to it and the caller reads it."""
 
     def __init__(self, fileno: int) -> None:
         self.fileno = fileno
         self._position = 0  # read position on the caller's side; last known length on the worker's
-        self._last = ""  # the end of the text read so far
+        self._last = b""  # the end of what was read so far
 
     @classmethod
     def create(cls) -> WorkerLog | None:
@@ -83,49 +79,45 @@ class WorkerLog:
 
     # ---------------------------------------------------------------- the caller's end
 
-    def take(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
-        """Return what was printed since the last time.
+    def take_output(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
+        """Return what was printed since the last time by a worker with these envs.
 
-        Args:
-            env_ids: The worker's envs.
-            is_idle: Whether the worker waits for a command: it does not write, and the last line is complete.
+        ``is_idle`` says that the worker waits for a command: it does not write, and the last line is complete.
         """
         text = self._read()
         if not is_idle:
-            text, newline, rest = text.rpartition("\n")
+            text, newline, rest = text.rpartition(b"\n")
             text += newline
-            self._position -= len(rest.encode("utf-8", "surrogateescape"))
+            self._position -= len(rest)
         self._last = (self._last + text)[-4096:]
         if is_idle and self._position > _WORN:
             os.ftruncate(self.fileno, 0)
             self._position = 0
         pieces = _MARK.split(text)  # text, env id, text, env id ...
         return [
-            Printed((int(env_id),) if env_id else env_ids, _legible(piece))
-            for env_id, piece in zip(["", *pieces[1::2]], pieces[::2], strict=True)
+            Printed((int(env_id),) if env_id else env_ids, piece.decode("utf-8", "replace"))
+            for env_id, piece in zip([b"", *pieces[1::2]], pieces[::2], strict=True)
             if piece
         ]
 
     def last_lines(self) -> str:
         """Return the last lines printed, indented."""
-        text = _OWN_FRAMES.sub(r"\1", _legible(_MARK.sub("", self._last + self._read())))
-        lines = [line for line in text.splitlines() if line.strip()]
+        text = _MARK.sub(b"", self._last + self._read()).decode("utf-8", "replace")
+        lines = [line for line in _OWN_FRAMES.sub(r"\1", text).splitlines() if line.strip()]
         return "\n".join(f"    {line}" for line in lines[-_NUM_LAST_LINES:])
 
-    def _read(self) -> str:
+    def _read(self) -> bytes:
         parts = []
         while part := os.pread(self.fileno, _WORN, self._position):
             parts.append(part)
             self._position += len(part)
-        return b"".join(parts).decode("utf-8", "surrogateescape")
+        return b"".join(parts)
 
 
 class EnvStream(io.TextIOWrapper):
     """A standard stream that marks the text with the env that prints.
 
-    Args:
-        fileno: Descriptor to which C code writes the same stream.
-        env_of: Returns the id of the env that prints, ``None`` if it is not an env.
+    C code writes the same stream to ``fileno``; ``env_of`` returns the id of the env, ``None`` outside of envs.
     """
 
     def __init__(self, fileno: int, env_of: Callable[[], int | None]) -> None:
@@ -148,23 +140,13 @@ def redirect_descriptors(log: WorkerLog) -> None:
 
 
 def redirect_streams(env_of: Callable[[], int | None], filenos: tuple[int, int]) -> None:
-    """Mark Python's output with the env that prints.
-
-    Args:
-        env_of: See `EnvStream`.
-        filenos: Descriptors of standard output and error.
-    """
+    """Make standard output and error an `EnvStream` each, on these descriptors."""
     for name, fileno in zip(("stdout", "stderr"), filenos, strict=True):
         stream = getattr(sys, name)
         if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # a module, such as a logger, may have kept it
             stream.env_of = env_of
         else:
             setattr(sys, name, EnvStream(fileno, env_of))
-
-
-def _legible(text: str) -> str:
-    """Return a text that was read as UTF-8, with a replacement character for each invalid byte."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _receive(duplicate: Any) -> WorkerLog:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -138,15 +138,15 @@ def prepare_worker(packed: PackedSpec) -> None:
     register_again(packed.registered)
 
 
-def forget_launcher(environment: MutableMapping[str, str] = os.environ) -> None:
+def forget_launcher() -> None:
     """Remove the variables that mark this process as one that an MPI launcher has started.
 
     A worker is not such a process, but inherits the variables of the caller, which may be. An env that imports `mpi4py`
     would then take the caller's place in its job, and hang or end it. It is done in the worker, before envs are made:
     the caller's variables are never changed, since other threads may be reading them.
     """
-    for name in [name for name in environment if name.startswith(_LAUNCHER_PREFIXES)]:
-        del environment[name]
+    for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
+        del os.environ[name]
 
 
 def die_with_caller(sentinel: int) -> None:

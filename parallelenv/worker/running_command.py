@@ -1,0 +1,70 @@
+"""The command that a host executes, and how far it has come."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parallelenv.contract.batch import Index
+from parallelenv.contract.protocol import Command, Reply
+
+Run = Callable[["RunningCommand", Iterator[Any]], None]
+"""Executes a command for the envs of an iterator, `RunningCommand.remaining`, and counts them in ``num_started``."""
+Columns = tuple[Sequence[Any], ...]
+"""What a command needs of each of its envs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnvs:
+    """Where a step finds its envs, looked up once for all steps of the same envs."""
+
+    rows: Index  #: Their rows: a slice if they are consecutive, else a list.
+    row_numbers: Sequence[int]  #: Their rows, one by one.
+    cells: Sequence[slice]  #: The cells of these rows.
+    #: Returns their items of a list with one for each env of the host; ``None`` if these are all.
+    pick: operator.itemgetter[Any] | None
+    counts: range  #: From 1 to their number.
+
+
+class RunningCommand:
+    """The command that a host executes, or the latest one; or a step that it prepared to execute again and again.
+
+    A failure of an env ends ``run`` in the middle, and so does an interrupt of the caller's own thread. The host then
+    runs the `remaining` envs: after a failure at once, after an interrupt when it is given the same command again.
+
+    Args:
+        command: The command. The number of a prepared step is set anew for each step.
+        run: Executes it.
+        columns: What ``run`` needs of each env.
+        envs: Where a prepared step finds its envs.
+
+    Attributes:
+        number: Number of the command that this object is the state of. It is set last, so if an interrupt came earlier,
+            the host starts the command anew.
+        num_started: Number of envs that have started. The last of them is the current one.
+        doing: What this env is doing, for messages.
+        reply: The reply so far.
+    """
+
+    __slots__ = ("columns", "command", "doing", "envs", "num_started", "number", "reply", "run")
+
+    def __init__(
+        self, command: Command, run: Any = None, columns: Columns = ((),), envs: StepEnvs | None = None
+    ) -> None:
+        self.command = command
+        self.run = run
+        self.columns = columns
+        self.envs: Any = envs
+        self.num_started = 0
+        self.doing = command.operation
+        self.reply = Reply(command.number)
+        self.number = command.number
+
+    def remaining(self) -> Iterator[Any]:
+        """Return an iterator over the envs that have not started: ``num_started`` once they have, and their columns."""
+        number, columns = self.num_started, self.columns
+        if number:
+            columns = tuple(column[number:] for column in columns)
+        return zip(range(number + 1, number + 1 + len(columns[0])), *columns, strict=True)
