@@ -33,8 +33,9 @@ def receive(env: ParallelEnv) -> list[float] | None:
 @pytest.mark.parametrize("first", [False, True], ids=["", "first"])
 @pytest.mark.parametrize("mode", ["thread", pytest.param("subproc", marks=with_bell)])
 def test_interrupt_while_a_step_is_planned_or_returned_loses_hardly_any_result(
-    mode: str, first: bool, env_ids: Any
+    mode: str, first: bool, env_ids: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
     lost = []
     with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", 2) as env:
         chosen = env_ids or range(NUM_ENVS)
