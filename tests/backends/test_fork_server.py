@@ -18,7 +18,7 @@ import cloudpickle
 import gymnasium as gym
 import psutil
 import pytest
-from conftest import fork_server_pids
+from holdings import fork_server_pids
 
 from parallelenv import ParallelEnv
 from parallelenv.autotune import doctor
