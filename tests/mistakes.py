@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels import Notebook, open_notebook
+from modes import IN_CALLER, LOCAL
 
 DEFINITIONS = """
 import os, signal, time
@@ -139,13 +140,13 @@ MISTAKES = {
     "a step before the first reset": Mistake("make({mode!r}).step([GO_ON] * 4)", "ResetNeededError", "reset"),
     "a step after close": Mistake("env.close()\nenv.step([GO_ON] * 4)", "ClosedError", "closed"),
     "a worker that dies": Mistake(
-        "env.step([DIE, GO_ON, GO_ON, GO_ON])", "WorkerDiedError", "is dead", unlike=("dummy", "thread")
+        "env.step([DIE, GO_ON, GO_ON, GO_ON])", "WorkerDiedError", "is dead", unlike=IN_CALLER
     ),
     "an env that hangs": Mistake(
         "late = make({mode!r}, timeout=0.3)\nlate.reset()\nlate.step([HANG, GO_ON, GO_ON, GO_ON])",
         "WorkerTimeoutError",
         "0.3 s",
-        unlike=("dummy", "thread"),  # a call in the caller's own process cannot be given up, and would be waited for
+        unlike=IN_CALLER,  # a call in the caller's own process cannot be given up, and would be waited for
     ),
 }
 
@@ -183,7 +184,7 @@ def make_mistake(notebook: Notebook, mistake: Mistake, mode: str) -> Reading:
     return Reading(traceback, seconds)
 
 
-def main(modes: tuple[str, ...] = ("dummy", "thread", "subproc")) -> None:
+def main(modes: tuple[str, ...] = LOCAL) -> None:
     """Print a row for each mistake: in each mode the lines of its traceback, and the seconds until it is there."""
     print(f"{'':40s}" + "".join(f"{mode:>20s}" for mode in modes))
     for name, mistake in MISTAKES.items():

@@ -14,6 +14,7 @@ from conftest import MakeEnv
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from modes import LOCAL, THREADS, here_and_in_processes, in_modes
 
 from adapters.envs import Fragile, Looped, Varied
 from parallelenv import ParallelEnv
@@ -22,8 +23,6 @@ from parallelenv.errors import ArgumentError, ClosedError, UsageError
 
 ZEROS = np.zeros(3, dtype=np.int64)
 ONE_ONE = np.array([0, 1, 0])
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-"""Of the modes those two between which there is a difference: without and with a process in between."""
 
 
 # -------------------------------------------------------------------- basics
@@ -54,7 +53,7 @@ def test_adapter_is_a_vector_env_in_every_mode(make: Any) -> None:
     assert env.parallel_env.closed
 
 
-@nearby
+@here_and_in_processes
 def test_adapter_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
     ours = make_env([Looped] * 3, asynchronous="restart")
     ours.reset()
@@ -73,7 +72,7 @@ def test_adapter_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
         ours.to_gymnasium("Disabled")
 
 
-@nearby
+@here_and_in_processes
 def test_autoreset_infos_match_reset_infos_of_the_parallel_env(make: Any) -> None:
     env = make([partial(Varied, mean=2.0)] * 3)
     env.reset(seed=1)
@@ -91,7 +90,7 @@ def test_rollout_is_refused_in_next_step_mode(make: Any) -> None:
         env.parallel_env.rollout(lambda states: ZEROS[: len(states)], 3)
 
 
-@nearby
+@here_and_in_processes
 def test_saved_state_restores_pending_autoresets(make: Any) -> None:
     env, other = make([partial(Varied, mean=2.0)] * 3), make([partial(Varied, mean=2.0)] * 3)
     env.reset(seed=1)
@@ -105,7 +104,7 @@ def test_saved_state_restores_pending_autoresets(make: Any) -> None:
 # -------------------------------------------------------------------- errors of Gymnasium's own vector envs
 
 
-@nearby
+@here_and_in_processes
 def test_infos_of_different_types_keep_their_types(make: Any) -> None:
     env = make([partial(Varied, is_plain=False)] * 3, "SameStep")
     alone = [Varied(is_plain=False) for _ in range(3)]
@@ -126,7 +125,7 @@ def test_infos_of_different_types_keep_their_types(make: Any) -> None:
                 one.reset()
 
 
-@nearby
+@here_and_in_processes
 def test_reset_mask_keeps_statistics_of_other_envs(make: Any) -> None:
     env = gym.wrappers.vector.RecordEpisodeStatistics(make([partial(Looped, 9)] * 3, "Disabled"))
     env.reset()
@@ -135,7 +134,7 @@ def test_reset_mask_keeps_statistics_of_other_envs(make: Any) -> None:
     assert env.episode_returns.tolist() == [0, 2, 2]
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc", "thread"], indirect=True)
+@in_modes(*LOCAL)
 def test_stepping_an_ended_env_without_reset_raises(make: Any) -> None:
     env = make([Looped, partial(Looped, 9), Looped], "Disabled")
     env.reset()
@@ -149,7 +148,7 @@ def test_stepping_an_ended_env_without_reset_raises(make: Any) -> None:
     assert env.step(ZEROS)[0].tolist() == [[1], [3], [1]]
 
 
-@nearby
+@here_and_in_processes
 def test_final_observations_are_not_overwritten_by_the_reset(make: Any) -> None:
     env = make(autoreset_mode="SameStep")
     env.reset()
@@ -163,7 +162,7 @@ def test_final_observations_are_not_overwritten_by_the_reset(make: Any) -> None:
 # -------------------------------------------------------------------- masks, seeds and options
 
 
-@nearby
+@here_and_in_processes
 def test_reset_mask_does_not_modify_the_options_dict(make: Any) -> None:
     env = make([Varied] * 3)
     first, _ = env.reset(seed=1)
@@ -198,7 +197,7 @@ class Spaceless:
         return 0, 0.0, False, {}
 
 
-@nearby
+@here_and_in_processes
 def test_observation_mode_different_allows_different_bounds(make_env: MakeEnv) -> None:
     env_fns = [partial(Bounded, 10 + number) for number in range(3)]
     theirs = SyncVectorEnv(env_fns, observation_mode="different")
@@ -287,7 +286,7 @@ OURS: dict[str, Refused] = {
 }
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("what", [*BAD, *OURS])
 def test_bad_arguments_are_refused_with_the_errors_of_sync_vector_env(what: str, make: Any) -> None:
     expected, message, call = {**BAD, **OURS}[what]
@@ -308,7 +307,7 @@ def test_bad_arguments_are_refused_with_the_errors_of_sync_vector_env(what: str,
 # -------------------------------------------------------------------- attributes, methods, frames
 
 
-@nearby
+@here_and_in_processes
 def test_call_reaches_attributes_and_methods(make: Any) -> None:
     env = make()
     env.reset(seed=7)
@@ -326,7 +325,7 @@ def test_call_reaches_attributes_and_methods(make: Any) -> None:
     assert [frame.max() for frame in env.render()] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("mode", ["thread"], indirect=True)
+@in_modes(THREADS)
 def test_frames_are_rendered_one_at_a_time(make: Any) -> None:
     class Canvas(Looped):
         drawing = 0
@@ -342,7 +341,7 @@ def test_frames_are_rendered_one_at_a_time(make: Any) -> None:
     assert env.render() == env.call("render") == (1, 1, 1)
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
 def test_episode_of_restarted_env_is_truncated(autoreset_mode: str, make: Any) -> None:
     env = make([partial(Fragile, 9)] * 3, autoreset_mode, on_failure="restart")
@@ -359,7 +358,7 @@ def test_episode_of_restarted_env_is_truncated(autoreset_mode: str, make: Any) -
     assert env.step(ZEROS)[0].tolist() == [[3], [0 if autoreset_mode == "NextStep" else 1], [3]]
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("timeout", ["x", -1, float("nan"), True])
 def test_close_timeout_must_be_a_number(timeout: Any, make: Any) -> None:
     env = make()
@@ -370,7 +369,7 @@ def test_close_timeout_must_be_a_number(timeout: Any, make: Any) -> None:
     assert env.closed
 
 
-@nearby
+@here_and_in_processes
 def test_to_gymnasium_of_a_closed_env_is_refused(make_env: MakeEnv) -> None:
     env = make_env([Looped])
     env.close()

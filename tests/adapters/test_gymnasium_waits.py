@@ -17,16 +17,16 @@ from conftest import MakeEnv
 from fragile import GO_ON, fragile
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv
+from modes import PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from adapters.envs import Looped, Slow
 from parallelenv.errors import ArgumentError, WorkerTimeoutError
 
 ZEROS = np.zeros(3, dtype=np.int64)
 ONE_ONE = np.array([0, 1, 0])
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
-@nearby
+@here_and_in_processes
 def test_async_calls_are_completed_by_their_waits(make: Any) -> None:
     env = make()
     env.reset_async(seed=1)
@@ -61,7 +61,7 @@ WAIT: dict[str, Callable[[Any], Any]] = {
 REFUSALS = (AlreadyPendingCallError, NoAsyncCallError, ClosedEnvironmentError)
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("begun", BEGIN)
 def test_other_calls_before_the_wait_are_refused(begun: str, make: Any) -> None:
     env = make()
@@ -83,7 +83,7 @@ def test_other_calls_before_the_wait_are_refused(begun: str, make: Any) -> None:
     env.step(ZEROS)
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("name", WAIT)
 def test_wait_with_invalid_timeout_keeps_the_call_pending(name: str, make: Any) -> None:
     env = make()
@@ -96,7 +96,7 @@ def test_wait_with_invalid_timeout_keeps_the_call_pending(name: str, make: Any) 
     WAIT[name](env)
 
 
-@nearby
+@here_and_in_processes
 def test_close_warns_of_a_step_that_is_lost(make: Any) -> None:
     env = make()
     env.reset()
@@ -115,7 +115,7 @@ def refusal(call: Callable[[Any], Any], env: Any) -> tuple[type[Exception], str 
     return kind, getattr(caught.value, "name", None)
 
 
-@nearby
+@here_and_in_processes
 def test_errors_equal_those_of_async_vector_env(make: Any) -> None:
     theirs = AsyncVectorEnv([Looped] * 3, shared_memory=False, context="forkserver")
     both = make(), theirs
@@ -141,7 +141,7 @@ def test_errors_equal_those_of_async_vector_env(make: Any) -> None:
         assert refusal(call, both[0]) == refusal(call, theirs) == (ClosedEnvironmentError, None)
 
 
-@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+@in_modes(PROCESSES, THREADS)
 def test_to_gymnasium_of_a_busy_env_raises_timeout_error(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), num_cpus=2, timeout=0.3)
     env.reset()
@@ -155,7 +155,7 @@ def test_to_gymnasium_of_a_busy_env_raises_timeout_error(make_env: MakeEnv, tmp_
     assert vector_env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+@in_modes(PROCESSES, THREADS)
 def test_step_wait_can_be_repeated_after_timeout(make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
     env.reset()
@@ -175,7 +175,7 @@ def test_step_wait_can_be_repeated_after_timeout(make: Any) -> None:
     assert env.step(ZEROS)[0].tolist() == [[1], [1], [1]]
 
 
-@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+@in_modes(PROCESSES, THREADS)
 @pytest.mark.parametrize("name", ["reset", "call"])
 def test_reset_wait_and_call_wait_can_be_repeated_after_timeout(name: str, make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
@@ -198,7 +198,7 @@ def test_reset_wait_and_call_wait_can_be_repeated_after_timeout(name: str, make:
     assert env.step(ZEROS)[0].tolist() == [[1], [1], [1]]
 
 
-@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+@in_modes(PROCESSES, THREADS)
 def test_interrupted_step_can_be_received_or_dropped(make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
     env.reset()

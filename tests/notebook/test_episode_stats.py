@@ -11,6 +11,7 @@ import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Discrete
 from interrupting import interrupt_at
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, Rollout
 from parallelenv.contract.batch import Batch, Layout
@@ -187,7 +188,7 @@ def test_run_episodes_counts_each_episode_once(make_env: MakeEnv, done_policy: A
     assert summary_of(env).num_episodes == 9
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
 def test_steps_through_an_adapter_are_counted(make_env: MakeEnv, autoreset_mode: str) -> None:
     env = make_env([lambda: Counter(0, 3), lambda: Counter(1, 4)])
@@ -226,7 +227,7 @@ class Failing(Counter):
         return state, 1.0, *rest
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_failed_step_counts_everywhere_as_the_last_of_its_episode(make_env: MakeEnv) -> None:
     def fresh() -> ParallelEnv:
         return make_env([lambda: Failing(0, 4)], asynchronous="restart", on_failure="restart")

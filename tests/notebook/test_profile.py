@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import IN_WORKERS, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.error_text import duration
@@ -178,7 +179,7 @@ class Killed(Counter):
         return super().step(action)
 
 
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+@in_modes(PROCESSES)
 def test_profile_omits_a_worker_that_died(make_env: MakeEnv) -> None:
     env = make_env([Killed] * 4, num_cpus=2)
     env.reset(seed=0)
@@ -192,7 +193,7 @@ def test_profile_omits_a_worker_that_died(make_env: MakeEnv) -> None:
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
 
 
-@pytest.mark.parametrize("mode", ["subproc", "ray", "ray-subproc"], indirect=True)
+@in_modes(*IN_WORKERS)
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
 def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv, on_failure: Any) -> None:
     env = make_env([Killed] * 4, num_cpus=2, asynchronous="restart", on_failure=on_failure)
@@ -229,7 +230,7 @@ def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv, on
     assert not env.engine.pool.is_watched
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_profile_of_an_env_closed_in_the_block_has_only_calls(make_env: MakeEnv) -> None:
     env = sleepers(make_env)
     with env.profile() as profile:
@@ -241,7 +242,7 @@ def test_profile_of_an_env_closed_in_the_block_has_only_calls(make_env: MakeEnv)
         env.profile().__enter__()
 
 
-@pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+@in_modes(THREADS, PROCESSES)
 def test_profile_omits_workers_that_exceed_the_collect_timeout(
     make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,7 +331,7 @@ def test_interrupted_step_does_not_resume_at_the_end_of_the_block() -> None:
         assert host.tracer is None
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_second_concurrent_profile_is_refused(make_env: MakeEnv) -> None:
     env = sleepers(make_env)
     with env.profile() as profile:
@@ -464,7 +465,7 @@ def test_spans_are_merged() -> None:
 
 @pytest.fixture(scope="module")
 def recorded() -> Profile:
-    with ParallelEnv([lambda index=index: Sleepy(index, 3) for index in range(4)], "subproc", "restart", 2) as env:
+    with ParallelEnv([lambda index=index: Sleepy(index, 3) for index in range(4)], PROCESSES, "restart", 2) as env:
         env.reset(seed=0)
         with env.profile() as profile:
             for _ in range(6):

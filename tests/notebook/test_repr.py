@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from conftest import MakeEnv
+from modes import IN_CALLER, ORACLE, PROCESSES, here_and_in_processes, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.worker_info import ProcessInfo, this_process
@@ -90,12 +91,12 @@ def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str
     portrait = repr_data(env, "")
     assert sum((worker.env_ids for worker in portrait.workers), ()) == (0, 1, 2, 3)
     assert all(worker.process.is_near and worker.memory and worker.memory > 2**20 for worker in portrait.workers)
-    assert len(portrait.workers) == (1 if mode == "dummy" else 2)
-    is_here = mode in ("dummy", "thread")
+    assert len(portrait.workers) == (1 if mode == ORACLE else 2)
+    is_here = mode in IN_CALLER
     assert all((worker.process == this_process()) == is_here for worker in portrait.workers)
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_repr_shows_each_env_state_in_its_colour_and_sign(make_env: MakeEnv) -> None:
     env = make_env(counters(0, 1, 2, 3, length=2), asynchronous="idle", num_cpus=2)
     assert states_of(env) == ["needs reset"] * 4
@@ -159,7 +160,7 @@ class Killed(Counter):
         return os.getpid()
 
 
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+@in_modes(PROCESSES)
 def test_repr_shows_envs_of_a_dead_worker_as_failed(make_env: MakeEnv) -> None:
     env = make_env([lambda number=number: Killed(number) for number in range(4)], num_cpus=2)
     env.reset(seed=0)
@@ -229,7 +230,7 @@ class Slow(Counter):
         return super().step(action)
 
 
-@pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
+@in_modes(*IN_CALLER)
 def test_repr_is_shown_while_another_thread_steps(make_env: MakeEnv) -> None:
     Slow.begun, Slow.may_end = threading.Event(), threading.Event()
     env = make_env([Slow, Slow])

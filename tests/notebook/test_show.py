@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import LOCAL, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
@@ -285,7 +286,7 @@ def test_real_envs_are_recorded_without_a_display(
         gym.register_envs(module)
     monkeypatch.setenv("MUJOCO_GL", "egl")
     monkeypatch.delenv("DISPLAY", raising=False)
-    with ParallelEnv.make(name, 2, "subproc", num_cpus=2, render_mode="rgb_array", **arguments) as env:
+    with ParallelEnv.make(name, 2, PROCESSES, num_cpus=2, render_mode="rgb_array", **arguments) as env:
         space = env.single_action_space
         assert space is not None
         space.seed(1)  # a step that leaves the picture as it was would not be a frame of its own
@@ -333,7 +334,7 @@ class Ordered(Lamp):
         return self.before or super().render()
 
 
-in_modes = pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+in_modes = in_modes(*LOCAL)
 NONE_YET = "envs 0, 1, 2, 3 have no episode yet. Call reset() before show()."
 
 

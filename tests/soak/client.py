@@ -13,12 +13,9 @@ import numpy as np
 from parallelenv import ParallelEnv
 from parallelenv.errors import NothingInFlightError, WorkerDiedError, WorkerTimeoutError
 
-from .accounts import ViolationError, demand
-from .blame import blames, named
-from .caller import Caller
+from .caller import Caller, StopError, StuckError
 from .envs import Action
-from .ledger import Ledger
-from .signals import StopError, StuckError
+from .ledger import Ledger, ViolationError, blames, demand, named
 
 _MISSING: Any = object()
 _OURS = (ViolationError, StuckError, StopError)

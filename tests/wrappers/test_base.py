@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, ParallelWrapper, StateWrapper
 from parallelenv.contract.value_difference import difference
@@ -30,7 +31,6 @@ from parallelenv.wrappers import (
     StackStates,
 )
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 ENV_FNS = [partial(Counter, number, 3 + number) for number in range(3)]
 ONES = np.ones(3, np.int64)
 
@@ -47,7 +47,7 @@ class Cheered(ParallelWrapper):
         return result
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 def test_states_are_processed_in_every_kind_of_call(asynchronous: Any, make_env: MakeEnv) -> None:
     plain: Any = make_env(ENV_FNS, asynchronous=asynchronous)
@@ -73,7 +73,7 @@ def test_states_are_processed_in_every_kind_of_call(asynchronous: Any, make_env:
         assert sorted(raw.env_ids) == sorted(found.env_ids)
 
 
-@nearby
+@here_and_in_processes
 def test_ended_states_are_processed(make_env: MakeEnv) -> None:
     env = Doubled(make_env(ENV_FNS, asynchronous="restart"))
     env.reset(seed=1)
@@ -83,7 +83,7 @@ def test_ended_states_are_processed(make_env: MakeEnv) -> None:
     assert ended[:2].tolist() == [0, 6]
 
 
-@nearby
+@here_and_in_processes
 def test_dicts_are_processed(make_env: MakeEnv) -> None:
     class Picture(StateWrapper):
         def process(self, states: Any) -> Any:
@@ -102,7 +102,7 @@ def test_dicts_are_processed(make_env: MakeEnv) -> None:
     assert result[0][3]["ended_state"]["image"].shape == (2, 3)
 
 
-@nearby
+@here_and_in_processes
 def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
     inner = make_env(ENV_FNS)
     env = Cheered(Doubled(inner))
@@ -163,7 +163,7 @@ class Watching(AnswerWrapper):
         return result
 
 
-@nearby
+@here_and_in_processes
 def test_wrapper_sees_every_result_once(make_env: MakeEnv) -> None:
     env = Watching(Doubled(make_env([partial(Fallen, number) for number in range(3)])))
     env.reset()
@@ -178,7 +178,7 @@ def test_wrapper_sees_every_result_once(make_env: MakeEnv) -> None:
     assert env.seen == [(0, 1, 2), (2, 0), (0, 2), (0, 2), (2,), (0,)]
 
 
-@nearby
+@here_and_in_processes
 def test_hooks_do_not_see_envs_that_rest(make_env: MakeEnv) -> None:
     env = Watching(
         Doubled(make_env([partial(Counter, number, 1 + number) for number in range(2)], asynchronous="idle"))
@@ -193,7 +193,7 @@ def test_hooks_do_not_see_envs_that_rest(make_env: MakeEnv) -> None:
     assert env.seen == [(0, 1), (0, 1), (1,), ()]
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("align", ["item", "batch"])
 def test_partial_results_are_processed_by_wrappers(align: Any, make_env: MakeEnv) -> None:
     env = Watching(Doubled(make_env([partial(Fallen, number) for number in range(3)])))
@@ -213,7 +213,7 @@ def test_partial_results_are_processed_by_wrappers(align: Any, make_env: MakeEnv
     assert env.get_env_attr("steps") == [1, 1, 1]
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("copy", [True, False])
 def test_batch_aligned_results_equal_those_of_the_env(copy: bool, make_env: MakeEnv) -> None:
     env_fns = [partial(Sheet, number, 2 + number) for number in range(2)]
@@ -231,7 +231,7 @@ def test_batch_aligned_results_equal_those_of_the_env(copy: bool, make_env: Make
     kept[0][1][0][0]["image"][:] = 0  # writable, too
 
 
-@nearby
+@here_and_in_processes
 def test_step_wait_is_refused_without_a_step(make_env: MakeEnv) -> None:
     env = Doubled(make_env(ENV_FNS))
     env.reset()
@@ -239,7 +239,7 @@ def test_step_wait_is_refused_without_a_step(make_env: MakeEnv) -> None:
         env.step_wait()
 
 
-@nearby
+@here_and_in_processes
 def test_observation_spaces_are_those_of_the_wrapper(make_env: MakeEnv) -> None:
     space = gym.spaces.Box(-1, 1, (3,))
     env = Doubled(make_env(ENV_FNS), space)
@@ -266,7 +266,7 @@ def test_processed_states_that_do_not_match_the_space_are_refused() -> None:
         assert error.partial.keys() == {"image", "inner", "word"}
 
 
-@nearby
+@here_and_in_processes
 def test_wrapper_around_a_converted_env_is_refused(make_env: MakeEnv) -> None:
     env = Doubled(make_env(ENV_FNS))
     env.unwrapped.to_gymnasium()
@@ -282,7 +282,7 @@ def wrapped(env: Any, stack_size: int = 2) -> RecordEpisodeStatistics:
     return RecordEpisodeStatistics(NormalizeRewards(Doubled(stacked)))
 
 
-@nearby
+@here_and_in_processes
 def test_wrappers_continue_identically_after_load_state(make_env: MakeEnv) -> None:
     env = wrapped(make_env(ENV_FNS, asynchronous="restart"))
     env.reset(seed=1)
@@ -314,7 +314,7 @@ def test_saved_state_of_wrappers_names_unsaved_envs() -> None:
         assert env.load_state(saved) == (1,)
 
 
-@nearby
+@here_and_in_processes
 def test_state_of_other_wrappers_is_refused_and_changes_nothing(make_env: MakeEnv) -> None:
     env = wrapped(make_env(ENV_FNS))
     env.reset(seed=1)

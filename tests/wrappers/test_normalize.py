@@ -14,6 +14,7 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium.spaces import Box, Dict, Discrete
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.value_difference import difference
@@ -26,7 +27,6 @@ from parallelenv.wrappers import (
     RunningStatistics,
 )
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 ENV_FNS = [partial(Counter, number, 3 + number) for number in range(3)]
 ONES = np.ones(3, np.int64)
 
@@ -56,7 +56,7 @@ def seen_of(env: Any, steps: int) -> list[Any]:
     return states
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 def test_statistics_cover_all_states_of_envs_that_were_stepped(asynchronous: Any, make_env: MakeEnv) -> None:
     seen = np.array(seen_of(make_env(ENV_FNS, asynchronous=asynchronous), 9), np.float64)
@@ -89,7 +89,7 @@ def test_normalization_equals_that_of_gymnasium() -> None:
     env.close()
 
 
-@nearby
+@here_and_in_processes
 def test_paused_and_unselected_envs_do_not_count(make_env: MakeEnv) -> None:
     env = NormalizeRewards(NormalizeStates(make_env([Sensor] * 3)))
     inner: Any = env.env
@@ -104,7 +104,7 @@ def test_paused_and_unselected_envs_do_not_count(make_env: MakeEnv) -> None:
     assert env.returns.tolist() == [4.0 * 0.99 + 2.0, 0.0, 8.0 * 0.99 + 2.0]
 
 
-@nearby
+@here_and_in_processes
 def test_last_states_are_normalized_but_not_counted(make_env: MakeEnv) -> None:
     plain, env = make_env(ENV_FNS, asynchronous="restart"), NormalizeStates(make_env(ENV_FNS, asynchronous="restart"))
     for one in (plain, env):
@@ -120,7 +120,7 @@ def test_last_states_are_normalized_but_not_counted(make_env: MakeEnv) -> None:
     assert found.infos[0]["ended_state"].dtype == np.float32
 
 
-@nearby
+@here_and_in_processes
 def test_only_the_given_keys_are_normalized(make_env: MakeEnv) -> None:
     env = NormalizeStates(make_env([Sensor] * 2), keys=["far"])
     assert list(env.statistics.shapes) == ["['far']"]
@@ -283,7 +283,7 @@ def test_failed_save_leaves_no_file(tmp_path: Path) -> None:
         statistics.save(tmp_path / "file" / "scale")
 
 
-@nearby
+@here_and_in_processes
 def test_state_saved_with_another_gamma_is_refused(make_env: MakeEnv) -> None:
     env = NormalizeRewards(make_env([Sensor]), 0.9)
     with pytest.raises(ArgumentError, match=r"'gamma': 0\.9}.*here it is .*'gamma': 0\.5}.*the same arguments"):
@@ -342,7 +342,7 @@ class Told(gym.Env[Any, Any]):
         return np.array([self.states[place]]), self.rewards[place], self.count == len(self.rewards), False, {}
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize(("wrong", "gamma"), [(1e200, 0.99), (-1e155, 1.0), (1.7e308, 1.0), (np.nan, 1.0)])
 def test_rewards_that_spoil_the_variance_are_refused(wrong: float, gamma: float, make_env: MakeEnv) -> None:
     kinds = [partial(Told, [1.0, wrong, 3.0, 5.0]), partial(Told, [1.0, 2.0, 3.0, 4.0])]
@@ -369,7 +369,7 @@ def test_returns_that_would_overflow_are_refused() -> None:
         assert np.isfinite(variance)
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("wrong", [1e200, -1.7e308, np.nan, np.inf])
 def test_states_that_spoil_the_statistics_are_refused(wrong: float, make_env: MakeEnv) -> None:
     kinds = [partial(Told, [0.0] * 4, [1.0, wrong, 3.0, 4.0]), partial(Told, [0.0] * 4, [5.0, 6.0, 7.0, 8.0])]
@@ -398,7 +398,7 @@ def test_values_whose_sum_of_squares_overflows_are_refused() -> None:
     assert statistics.leaves[""].mean == 1.5
 
 
-@nearby
+@here_and_in_processes
 def test_running_returns_restart_on_reset_and_ignore_failed_steps(make_env: MakeEnv) -> None:
     env = NormalizeRewards(make_env([partial(Fragile, number) for number in range(2)], on_failure="restart"))
     env.reset()
@@ -411,7 +411,7 @@ def test_running_returns_restart_on_reset_and_ignore_failed_steps(make_env: Make
     assert env.returns.tolist() == [1.0, 0.0]
 
 
-@nearby
+@here_and_in_processes
 def test_inner_wrapper_sees_unnormalized_rewards(make_env: MakeEnv) -> None:
     env = NormalizeRewards(RecordEpisodeStatistics(make_env(ENV_FNS, asynchronous="idle")))
     plain = make_env(ENV_FNS, asynchronous="idle")
@@ -426,7 +426,7 @@ def test_inner_wrapper_sees_unnormalized_rewards(make_env: MakeEnv) -> None:
     assert env.step(ONES).rewards[0] is None
 
 
-@nearby
+@here_and_in_processes
 def test_normalizer_can_be_used_by_a_policy_in_the_workers(make_env: MakeEnv) -> None:
     env = NormalizeStates(make_env(ENV_FNS, asynchronous="restart"))
     env.reset(seed=1)
@@ -444,7 +444,7 @@ def test_normalizer_can_be_used_by_a_policy_in_the_workers(make_env: MakeEnv) ->
     assert env.statistics.count == before + 12
 
 
-@nearby
+@here_and_in_processes
 def test_text_parts_of_dict_states_are_not_changed(make_env: MakeEnv) -> None:
     env = NormalizeStates(make_env([partial(Sheet, number, 2) for number in range(2)], asynchronous="restart"))
     env.reset(seed=1)

@@ -12,6 +12,7 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium import spaces
+from modes import ORACLE, here_and_in_processes, in_modes
 
 from parallelenv import StateWrapper
 from parallelenv.contract.value_difference import difference
@@ -19,7 +20,6 @@ from parallelenv.errors import ArgumentError, ResetNeededError
 from parallelenv.testing.envs import Chain, Counter, Net, Old, Pair, Ragged, Sheet, Words
 from parallelenv.wrappers import AnswerWrapper, CheckFinite, StackStates
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 ONES = np.ones(2, np.int64)
 
 
@@ -60,7 +60,7 @@ SAMPLED = {
 }
 
 
-@pytest.mark.parametrize("mode", ["dummy"], indirect=True)
+@in_modes(ORACLE)
 @pytest.mark.parametrize("space", SAMPLED.values(), ids=SAMPLED)
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 @pytest.mark.parametrize("copy", [True, False])
@@ -76,7 +76,7 @@ def test_states_of_every_space_pass_unchanged(space: Any, asynchronous: Any, cop
             assert difference(list(expected), list(found)) is None
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("kind", [Words, Chain, Net, Sheet, Pair, Old, Ragged])
 @pytest.mark.parametrize("asynchronous", ["idle", "restart"])
 def test_states_of_unusual_envs_pass_unchanged(kind: Any, asynchronous: Any, make_env: MakeEnv) -> None:
@@ -110,7 +110,7 @@ class Wrong(Same):
         return self.answer
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("align", ["item", "batch"])
 @pytest.mark.parametrize(
     ("answer", "found"),
@@ -132,7 +132,7 @@ def test_process_result_that_is_not_a_batch_is_refused(answer: Any, found: str, 
     assert error.partial.states[1, 0] == 1.0
 
 
-@nearby
+@here_and_in_processes
 def test_process_result_of_wrong_tuple_length_is_refused(make_env: MakeEnv) -> None:
     env = Wrong(make_env([Pair] * 2), (np.zeros(2),))
     env.reset(seed=1)
@@ -152,7 +152,7 @@ class Outer(AnswerWrapper):
         return result
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("align", ["item", "batch"])
 def test_error_in_process_is_raised_as_it_is_and_asks_for_a_reset(align: Any, make_env: MakeEnv) -> None:
     envs = make_env([partial(Counter, number, 9) for number in range(2)], asynchronous="restart")
@@ -173,7 +173,7 @@ def test_error_in_process_is_raised_as_it_is_and_asks_for_a_reset(align: Any, ma
     assert env.step(ONES).states[:, :, 1].tolist() == [[1, 2], [0, 1]]
 
 
-@nearby
+@here_and_in_processes
 def test_error_in_process_of_a_first_state_asks_for_another_reset(make_env: MakeEnv) -> None:
     env = Wrong(make_env([Counter] * 2), ZeroDivisionError("mine"))
     env.reset(seed=1)
@@ -187,7 +187,7 @@ def test_error_in_process_of_a_first_state_asks_for_another_reset(make_env: Make
     env.step(ONES)
 
 
-@nearby
+@here_and_in_processes
 def test_error_of_an_env_is_the_context_of_one_raised_for_the_other_envs(make_env: MakeEnv) -> None:
     env = StackStates(Wrong(make_env([partial(Fragile, number) for number in range(2)]), IndexError("mine")), 2)
     env.reset()

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, MissingDependencyError
@@ -19,7 +20,6 @@ from parallelenv.testing.envs import Counter, Old
 from parallelenv.wrappers import RecordVideo
 
 Image = pytest.importorskip("PIL.Image")
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 class Lamp(Counter):
@@ -53,7 +53,7 @@ def read(path: Path) -> list[Any]:
     return frames
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("video_format", ["webp", "gif", "png"])
 def test_film_shows_each_step(video_format: str, make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(lamps(make_env, 0, 1), tmp_path / "films", video_length=4, video_format=video_format)
@@ -73,7 +73,7 @@ def test_film_shows_each_step(video_format: str, make_env: MakeEnv, tmp_path: Pa
     assert len(env.paths) == 1
 
 
-@nearby
+@here_and_in_processes
 def test_step_trigger_starts_films_and_close_ends_them(make_env: MakeEnv, tmp_path: Path) -> None:
     asked: list[int] = []
 
@@ -94,7 +94,7 @@ def test_step_trigger_starts_films_and_close_ends_them(make_env: MakeEnv, tmp_pa
     env.close()
 
 
-@nearby
+@here_and_in_processes
 def test_step_trigger_starts_only_one_film_per_step(make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(lamps(make_env, 0), tmp_path, lambda step: step % 2 == 0, 1)
     env.reset()
@@ -103,7 +103,7 @@ def test_step_trigger_starts_only_one_film_per_step(make_env: MakeEnv, tmp_path:
     assert [path.stem for path in env.paths] == ["parallelenv-step-0", "parallelenv-step-2"]
 
 
-@nearby
+@here_and_in_processes
 def test_film_of_some_envs_starts_after_their_reset(make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(lamps(make_env, 0, 1, 2), tmp_path, id=[2, 0], video_format="png")
     env.reset(0)
@@ -120,7 +120,7 @@ def test_film_of_some_envs_starts_after_their_reset(make_env: MakeEnv, tmp_path:
     assert (second[:24, :16] == 0).all()
 
 
-@nearby
+@here_and_in_processes
 def test_error_of_an_env_without_frames_has_results_in_partial(make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(make_env([Dark]), tmp_path)
     with pytest.raises(ArgumentError, match="render_mode='rgb_array'") as caught:
@@ -129,7 +129,7 @@ def test_error_of_an_env_without_frames_has_results_in_partial(make_env: MakeEnv
     assert error.partial.shape == (1, 3)
 
 
-@nearby
+@here_and_in_processes
 def test_film_that_cannot_be_written_is_kept(make_env: MakeEnv, tmp_path: Path) -> None:
     folder = tmp_path / "films"
     env = RecordVideo(lamps(make_env, 0, asynchronous="continue"), folder, video_length=2)
@@ -179,7 +179,7 @@ class Bleak(Lamp):
         return super().render() / 255
 
 
-@nearby
+@here_and_in_processes
 def test_invalid_frames_are_refused(make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(make_env([Bleak]), tmp_path)
     with pytest.raises(ArgumentError, match="frame of env 0 is of shape .* and dtype float64") as caught:
