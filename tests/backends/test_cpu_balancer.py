@@ -199,16 +199,6 @@ def test_balancer_ignores_dead_workers(start: Start, moves: Moves) -> None:
     zombie.wait()
 
 
-def test_balancer_limits_how_often_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: seen.append(pids))
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
-    spreader = CpuBalancer(caller_steps=False)
-    for _ in range(5):
-        spreader.look([1, 2])
-    assert seen == [[1, 2]]
-
-
 @pytest.mark.parametrize("what", ["sched_setaffinity", "/proc/loadavg"])
 def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
@@ -219,13 +209,6 @@ def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, m
         spreader = CpuBalancer(caller_steps=False)
     monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: pytest.fail("it looked"))
     spreader.look([os.getpid()])
-
-
-def test_cores_of_runnable_processes_are_detected(start: Start) -> None:
-    pid = start(SPIN)
-    core = max(USABLE)
-    set_affinity(pid, {core})
-    assert _cpu_balancer._core_if_awake(pid) == core
 
 
 class Interrupt(Exception):

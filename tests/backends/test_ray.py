@@ -83,16 +83,6 @@ def test_close_does_not_shut_down_a_running_cluster(mode: str) -> None:
 
 
 @in_ray_modes
-def test_results_from_ray_are_writable(mode: str) -> None:
-    with ParallelEnv([Small] * 3, mode) as env:
-        env.reset()
-        states, rewards, dones, _ = env.step([0, 0, 0])
-        for array in (states, rewards, dones):
-            array[0] = 0
-            assert array.flags.owndata
-
-
-@in_ray_modes
 def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
     async def play() -> Any:
         env.send([1] * 3)
@@ -105,11 +95,50 @@ def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
 
 
 @in_ray_modes
-def test_actor_that_cannot_be_scheduled_raises(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_gpus": 1000}, r"1000 GPU.*the cluster has 0"),
+        (
+            {"ray_options": {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}},
+            r"1 of 1 Ray actors found no place: one needs 1 flux \(the cluster has 0, .*Change ray_options\.",
+        ),
+        ({"ray_options": {"accelerator_type": "A100"}}, r"accelerator_type:A100 \(the cluster has 0"),
+        (
+            {"ray_options": {"label_selector": {"zone": "moon"}, "scheduling_strategy": "SPREAD"}},
+            r"not started within 2 s.*'moon'",
+        ),
+    ],
+)
+def test_actor_that_cannot_be_scheduled_raises(
+    mode: str, arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
-    with pytest.raises(WorkerStartError, match=r"1000 GPU.*the cluster has 0"):
-        ParallelEnv([Small], mode, num_gpus=1000)
+    monkeypatch.setattr(_ray_cluster, "LONGEST_START", 1.5)
+    with pytest.raises(WorkerStartError, match=message):
+        ParallelEnv([Small], mode, **arguments)
+
+
+NOT_ACCEPTED = "ray_options=.*are not what Ray accepts"
+
+
+@in_ray_modes
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"direct": "yes"}, "direct='yes' must be True or False"),
+        ({"direct": 1}, "direct=1 must be True or False"),
+        ({"direct": None}, "direct=None must be True or False"),
+        ({"ray_options": {"num_cpus": "many"}}, "ray_options=.*'many'.*are not what Ray accepts"),
+        ({"ray_options": {"no_such_option": 1}}, NOT_ACCEPTED),
+    ],
+)
+def test_invalid_arguments_are_refused(mode: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ParallelEnv([Small], mode, **arguments)
+    if mode == "ray":
+        with pytest.raises(ArgumentError, match="name 'one', which 2 actors cannot share"):
+            ParallelEnv([Small] * 2, mode, num_cpus=2, ray_options={"name": "one"})
 
 
 @in_ray_modes
@@ -129,18 +158,6 @@ def test_interrupted_construction_releases_its_placement_group(mode: str, monkey
             ParallelEnv([Small], mode, num_cpus=1)
     with ParallelEnv([Small] * 4, mode, num_cpus=4) as env:  # the cluster has 4
         assert env.reset().shape == (4, 2)
-
-
-@in_ray_modes
-def test_actor_that_cannot_be_scheduled_with_ray_options_raises(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
-    options = {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}
-    with pytest.raises(
-        WorkerStartError,
-        match=r"1 of 1 Ray actors found no place: one needs 1 flux \(the cluster has 0, .*Change ray_options\.",
-    ):
-        ParallelEnv([Small], mode, ray_options=options)
 
 
 @pytest.mark.parametrize("mode", ["ray"], indirect=True)
@@ -209,62 +226,17 @@ def test_death_of_actor_fails_all_of_its_workers(mode: str, tmp_path: Path) -> N
 
 
 @in_ray_modes
-@pytest.mark.parametrize("value", ["yes", 1, None])
-def test_direct_must_be_a_bool(mode: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"direct={value!r} must be True or False"):
-        ParallelEnv([Small], mode, direct=value)
-
-
-@in_ray_modes
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accelerator_type": "A100"}, r"accelerator_type:A100 \(the cluster has 0"),
-        ({"label_selector": {"zone": "moon"}, "scheduling_strategy": "SPREAD"}, r"not started within 2 s.*'moon'"),
-    ],
-)
-def test_ray_options_that_no_node_satisfies_raise_scheduling_error(
-    mode: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
-    monkeypatch.setattr(_ray_cluster, "LONGEST_START", 1.5)
-    with pytest.raises(WorkerStartError, match=message):
-        ParallelEnv([Small], mode, ray_options=options)
-
-
-@in_ray_modes
-def test_ray_options_of_wrong_type_raise(mode: str) -> None:
-    with pytest.raises(ArgumentError, match="ray_options=.*'many'.*are not what Ray accepts"):
-        ParallelEnv([Small], mode, ray_options={"num_cpus": "many"})
-
-
-@pytest.mark.parametrize("mode", ["ray"], indirect=True)
-def test_actors_cannot_share_a_name(mode: str) -> None:
-    with pytest.raises(ArgumentError, match="name 'one', which 2 actors cannot share"):
-        ParallelEnv([Small] * 2, mode, num_cpus=2, ray_options={"name": "one"})
-
-
-@in_ray_modes
 def test_failed_start_releases_its_cluster_membership(mode: str) -> None:
     from parallelenv.backends._ray_cluster import Cluster
 
     with ParallelEnv([Small], mode):  # the cluster is joined
         cluster: Any = Cluster._present
         before = cluster._num_members - 1
-    with pytest.raises(ArgumentError, match="ray_options=.*are not what Ray accepts"):
+    with pytest.raises(ArgumentError, match=NOT_ACCEPTED):
         ParallelEnv([Small], mode, ray_options={"no_such_option": 1})
     with pytest.raises(ZeroDivisionError):
         ParallelEnv([lambda: 1 // 0], mode)
     assert cluster._num_members == before
-
-
-@in_ray_modes
-def test_two_envs_share_an_actor(mode: str) -> None:
-    with ParallelEnv([Small] * 4, mode, num_cpus=2) as env:
-        pids = env.customized_method("pid")
-        assert env.num_hosts == 2
-    assert pids[0] == pids[1] != pids[2] == pids[3]
 
 
 SCRIPT = """

@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from holdings import fork_server_pids
+from holdings import fork_server_pids, survivors
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _pipe
@@ -92,20 +92,6 @@ def read_workers(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in pids]
 
 
-def wait_until_gone(pids: list[int], patience: float) -> list[int]:
-    deadline = time.monotonic() + patience
-    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return alive
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ArgumentError, match="'subproc' needs Linux or macOS.*Use 'thread'"):
@@ -122,7 +108,7 @@ def test_script_without_main_guard_runs_and_leaks_nothing(method: str) -> None:
     assert err == ""
     workers = [int(pid) for pid in out.splitlines()[1].split()[1:]]
     assert len(workers) == 2
-    assert wait_until_gone(workers, patience=2) == []
+    assert survivors(workers, patience=2) == []
     assert set(os.listdir("/dev/shm")) <= shared_before
 
 
@@ -136,7 +122,7 @@ def test_workers_exit_when_the_caller_is_killed(method: str, ending: str) -> Non
     assert process.stdout.readline() == "busy\n"
     process.kill()
     process.wait()
-    assert wait_until_gone(workers, patience=2) == []
+    assert survivors(workers, patience=2) == []
     process.stdout.close()
     assert process.stderr is not None
     process.stderr.close()
@@ -154,7 +140,7 @@ def test_ctrl_c_to_the_process_group_does_not_stop_workers(method: str) -> None:
     out, err = process.communicate(timeout=60)
     assert out == "usable True\n", err
     assert err == ""
-    assert wait_until_gone(workers, patience=2) == []
+    assert survivors(workers, patience=2) == []
 
 
 # ---------------------------------------------------------------- environment of an env
@@ -356,24 +342,6 @@ def test_used_env_that_pickles_without_its_state_warns() -> None:
 def test_too_large_shared_memory_raises(tmp_path: Path) -> None:
     with pytest.raises(WorkerStartError, match="bytes of shared memory, which cannot be had"):
         SharedMemory.create(1 << 60)
-
-
-def test_large_arguments_and_results_do_not_deadlock() -> None:
-    class Echo(Witness):
-        action_space = gym.spaces.Text(10)  # type: ignore[assignment]  # loose: actions go through the pipe
-
-        def step(self, action: Any) -> Any:
-            return np.zeros(2, np.float32), 0.0, False, False, {"echo": action}
-
-    with ParallelEnv([Echo] * 4, "subproc", num_cpus=1) as env:
-        env.reset()
-        big = [np.full(2_000_000, number, np.float64) for number in range(4)]
-        for number in range(4):  # each larger than a pipe holds, none received yet
-            env.send([big[number]], number)
-        result = env.recv(min_envs=4)
-        for number, info in zip(result.env_ids, result.infos, strict=True):
-            assert np.array_equal(info["echo"], big[number])
-            info["echo"][0] = 1  # writable
 
 
 def test_worker_reaped_elsewhere_is_reported_as_dead() -> None:
