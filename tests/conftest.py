@@ -61,6 +61,8 @@ _IN_RAY_MODES = {
     "test_failed_step_does_not_affect_other_envs",
     "test_close_closes_each_env_once",
     "test_get_worker_info_works_in_every_env_method[ray-subproc]",
+    # of the fault table
+    "test_fault[SIGKILL of the actor that owns workers-ray-subproc]",
     # of test_machine.py and test_real_envs.py
     "test_any_sequence_of_calls_equals_the_oracle[ray-restart]",
     "test_any_sequence_of_calls_equals_the_oracle[ray-subproc-None]",

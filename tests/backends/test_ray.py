@@ -16,7 +16,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import psutil
 import pytest
 from fragile import EXIT, GO_ON, WAIT, fragile
 
@@ -206,23 +205,6 @@ def test_death_of_worker_does_not_affect_other_workers_of_its_actor(mode: str, t
         assert env.restart([2]) == (2, 3)
         env.reset([2, 3])
         assert env.step([GO_ON] * 4).states[:, 1].tolist() == [2, 2, 1, 1]
-
-
-@pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
-def test_death_of_actor_fails_all_of_its_workers(mode: str, tmp_path: Path) -> None:
-    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
-        env.reset()
-        (link,) = env.engine.pool._workers
-        process = psutil.Process(link.channel.process.pid)  # type: ignore[attr-defined]
-        process.kill()
-        process.wait()
-        env.send([GO_ON] * 4)
-        with pytest.raises(WorkerDiedError) as caught:
-            env.recv(min_envs=4)
-        assert caught.value.env_ids == (0, 1, 2, 3)
-        assert env.restart([0]) == (0, 1, 2, 3)
-        env.reset()
-        assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
 
 
 @in_ray_modes
