@@ -5,13 +5,14 @@ from __future__ import annotations
 import html.parser
 import os
 import re
-import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 from conftest import MakeEnv
+from fragile import EXIT, GO_ON, fragile
 from modes import IN_CALLER, ORACLE, PROCESSES, here_and_in_processes, in_modes
 
 from parallelenv import ParallelEnv
@@ -150,29 +151,19 @@ def test_numbers_in_the_text(states: list[str], standing: EpisodeSummary, lines:
     assert [line.strip() for line in ReprData("", states, standing, []).text().splitlines()[1:]] == lines
 
 
-class Killed(Counter):
-    def step(self, action: int) -> Any:
-        if action == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
-
-    def where(self) -> int:
-        return os.getpid()
-
-
 @in_modes(PROCESSES)
 def test_repr_shows_envs_of_a_dead_worker_as_failed(make_env: MakeEnv) -> None:
-    env = make_env([lambda number=number: Killed(number) for number in range(4)], num_cpus=2)
+    env = make_env(fragile(Path()), num_cpus=2)
     env.reset(seed=0)
     with pytest.raises(WorkerDiedError):
-        env.step([4, 1, 1, 1])
+        env.step([EXIT, GO_ON, GO_ON, GO_ON])
     assert states_of(env) == ["failed", "failed", "running", "running"]
     assert "2 running, 2 failed (worker died)" in bundle(env)["text/plain"]
     assert [worker.env_ids for worker in repr_data(env, "").workers] == [(2, 3)]
     env.restart([0])
     assert states_of(env) == ["needs reset", "needs reset", "running", "running"]
     found = {env_id: worker.process.pid for worker in repr_data(env, "").workers for env_id in worker.env_ids}
-    assert [found[env_id] for env_id in range(4)] == env.customized_method("where")
+    assert [found[env_id] for env_id in range(4)] == env.customized_method("pid")
 
 
 def test_markup_in_texts_is_escaped() -> None:
@@ -281,6 +272,3 @@ def test_memory_of_ended_or_remote_processes_is_unknown() -> None:
     assert ProcessInfo(os.getpid(), "elsewhere").memory() is None
     assert ProcessInfo(2**22 + 1, this_process().machine).memory() is None
     assert (this_process().memory() or 0) > 2**20
-
-
-# ---------------------------------------------------------------- other
