@@ -153,12 +153,7 @@ MISTAKES = {
 
 @dataclass(frozen=True)
 class Reading:
-    """The error shown after a mistake.
-
-    Attributes:
-        traceback: All of it, without colours.
-        seconds: From the cell's beginning to the traceback.
-    """
+    """The error shown after a mistake."""
 
     traceback: str
     seconds: float

@@ -35,11 +35,7 @@ Cell = tuple[str, str]  # names of a fault and a column
 
 
 class Table:
-    """A plugin of pytest that records the outcome of each cell.
-
-    Args:
-        modes: Words of the modes that are asked for.
-    """
+    """A plugin of pytest that records the outcome of each cell."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         self.__name__ = PLUGIN  # what pytest calls the plugin

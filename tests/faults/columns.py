@@ -15,12 +15,7 @@ from parallelenv import ParallelEnv
 
 @dataclass(frozen=True)
 class Column:
-    """One way to run envs.
-
-    Attributes:
-        mode: Word of the mode.
-        start_method: Of its worker processes; ``None`` where there is no choice.
-    """
+    """One way to run envs."""
 
     mode: str
     start_method: str | None = None

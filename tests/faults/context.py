@@ -32,12 +32,7 @@ IN_THREAD_OF_CALLER = {ORACLE: "a call in the caller's own thread cannot be give
 
 
 class Context:
-    """A mode and a folder; envs made here are closed at the end.
-
-    Args:
-        column: How the envs are run.
-        folder: Where the envs tell what they do.
-    """
+    """A mode and a folder; envs made here are closed at the end."""
 
     def __init__(self, column: Column, folder: Path) -> None:
         self.column = column
@@ -72,13 +67,7 @@ class Context:
         return self.make(**options)
 
     def call(self, program: str, number: int = 0, prefix: Sequence[str] = ()) -> Caller:
-        """Start an interpreter, with a session of its own, that is the caller of envs.
-
-        Args:
-            program: Name of a function of `faults.programs`.
-            number: For the program.
-            prefix: A command that runs it.
-        """
+        """Start an interpreter, with a session of its own, that is the caller of envs."""
         caller = Caller(program, self.column, self.folder, number, prefix)
         self._callers.append(caller)
         return caller

@@ -34,13 +34,7 @@ MANY = 8
 
 
 class Stage:
-    """The context of a program.
-
-    Args:
-        column: How it runs envs.
-        folder: Where its envs tell what they do.
-        number: How much there is of what the program lacks.
-    """
+    """The context of a program."""
 
     def __init__(self, column: Column, folder: Path, number: int) -> None:
         self.number = number

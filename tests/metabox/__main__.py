@@ -49,11 +49,7 @@ def main() -> int:
 
 
 class Bench:
-    """Runs trainers, each in a process and a folder of its own.
-
-    Args:
-        root: Where the folders are.
-    """
+    """Runs trainers, each in a process and a folder of its own."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -83,14 +83,7 @@ class Turn:
 
 
 class Adversary:
-    """Plans turns.
-
-    Args:
-        seed: All depends on it.
-        mode: Mode that is soaked.
-        num_envs: Number of envs.
-        timeout: The pool's.
-    """
+    """Plans turns."""
 
     def __init__(self, seed: int, mode: str, num_envs: int, timeout: float) -> None:
         self._seed = f"{seed} {mode}"

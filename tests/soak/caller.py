@@ -112,15 +112,7 @@ def node_of(pid: int) -> int:
 
 
 class Caller:
-    """Makes calls, and ends those that do not return. A context: outside of it signals are dealt with as ever.
-
-    Args:
-        tally: Where to count.
-        note: Told of what happens, a line each.
-
-    Attributes:
-        interrupt_after: Seconds after which the next call is interrupted; ``None`` if it is not.
-    """
+    """Makes calls, and ends those that do not return. A context: outside of it signals are dealt with as ever."""
 
     def __init__(self, tally: Tally, note: Callable[[str], None]) -> None:
         self.note = note

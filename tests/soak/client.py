@@ -22,13 +22,7 @@ _OURS = (ViolationError, StuckError, StopError)
 
 
 class Client:
-    """Uses one pool until it is closed.
-
-    Args:
-        env: The pool.
-        ledger: Its accounts.
-        caller: Makes the calls.
-    """
+    """Uses one pool until it is closed."""
 
     def __init__(self, env: ParallelEnv, ledger: Ledger, caller: Caller) -> None:
         self.env = env
@@ -39,14 +33,7 @@ class Client:
     # ---------------------------------------------------------------- steps
 
     def step(self, actions: Sequence[Action], env_ids: list[int], named_ids: Any, align: Any) -> None:
-        """Step envs.
-
-        Args:
-            actions: One per env.
-            env_ids: The envs.
-            named_ids: The same in the form in which they are to be given, ``None`` for all.
-            align: As in `ParallelEnv.step`.
-        """
+        """Step envs."""
         self.ledger.depart(env_ids, actions)
         settled = self._settle(partial(self.env.step, np.array(actions), named_ids, align), env_ids)
         demand(settled in (None, sorted(env_ids)), f"step of {sorted(env_ids)} answered for", settled)

@@ -44,14 +44,7 @@ _LINES_EVERY = 5.0
 
 
 class Course:
-    """Runs the soak test of one mode.
-
-    Args:
-        mode: The mode.
-        seed: What the adversary does follows from it.
-        num_envs: Number of envs.
-        say: Told of progress and violations.
-    """
+    """Runs the soak test of one mode."""
 
     def __init__(self, mode: str, seed: int, num_envs: int, say: Callable[[str], None] = print) -> None:
         self._tally = Tally(mode)

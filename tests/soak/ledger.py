@@ -18,17 +18,11 @@ _NOTE = re.compile(r"Raised by env \d+(?: and \d+ others?)? in (.*), process \d+
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """One error, without the group that it may have come in.
-
-    Attributes:
-        error: The error.
-        env_ids: The envs that it names.
-        operation: What they were doing; empty if it is not about something that an env did.
-    """
+    """One error, without the group that it may have come in."""
 
     error: BaseException
     env_ids: tuple[int, ...]
-    operation: str
+    operation: str  # empty if it is not about something that an env did
 
     @property
     def is_of_death(self) -> bool:
@@ -79,50 +73,29 @@ class ViolationError(Exception):
 
 @dataclass(slots=True)
 class Flight:
-    """A step that was sent and not received.
-
-    Attributes:
-        token: Of its action.
-        deed: Of its action.
-        is_absent: Whether the env is left out, because it is done.
-    """
+    """A step that was sent and not received."""
 
     token: float
     deed: float
-    is_absent: bool
+    is_absent: bool  # left out, because the env is done
 
 
 @dataclass(slots=True)
 class Account:
-    """What the caller knows of one env.
-
-    Attributes:
-        birth: Number of its life; ``None`` before its first answer.
-        episode: Number of the episode.
-        step: Number of the latest step delivered.
-        pid: Process that gave the latest answer.
-        flight: Its step under way.
-        is_new: Whether it was rebuilt since its latest answer.
-        is_blurred: Whether episodes may have begun that nobody was told of, as the call was given up.
-        needs_reset: Whether it has no episode.
-        is_over: Whether its episode ended, and it is left out of steps.
-        is_dead: Whether its worker is known to be dead.
-        is_late: Whether it is known to take longer than the timeout.
-        is_paused: Whether it is paused.
-    """
+    """What the caller knows of one env."""
 
     env_id: int
     birth: float | None = None
     episode: int = 0
-    step: int = 0
-    pid: int = 0
+    step: int = 0  # the latest delivered
+    pid: int = 0  # of the process that gave the latest answer
     flight: Flight | None = None
-    is_new: bool = True
-    is_blurred: bool = False
+    is_new: bool = True  # rebuilt since its latest answer
+    is_blurred: bool = False  # episodes may have begun that were not reported, as the call was given up
     needs_reset: bool = True
-    is_over: bool = False
+    is_over: bool = False  # its episode ended, and it is left out of steps
     is_dead: bool = False
-    is_late: bool = False
+    is_late: bool = False  # known to take longer than the timeout
     is_paused: bool = False
 
     @property
@@ -160,14 +133,7 @@ def demand(holds: bool, text: str, *details: Any) -> None:
 
 
 class Ledger:
-    """All accounts of one pool.
-
-    Args:
-        num_envs: Number of envs.
-        done_policy: The done policy of the pool.
-        is_tough: Whether the pool restarts failed envs itself.
-        tally: Where to count.
-    """
+    """All accounts of one pool."""
 
     def __init__(self, num_envs: int, done_policy: str | None, is_tough: bool, tally: Tally) -> None:
         self.accounts = [Account(env_id) for env_id in range(num_envs)]

@@ -22,15 +22,7 @@ from .tally import Tally
 
 
 class Player:
-    """Executes turns.
-
-    Args:
-        client: Uses the pool.
-        mode: Mode of the pool.
-        timeout: The pool's.
-        tokens: Numbers that were never given.
-        tally: Where to count.
-    """
+    """Executes turns."""
 
     def __init__(self, client: Client, mode: str, timeout: float, tokens: Iterator[int], tally: Tally) -> None:
         self._client = client
