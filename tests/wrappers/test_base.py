@@ -47,40 +47,33 @@ class Cheered(ParallelWrapper):
         return result
 
 
+def rows(result: Any) -> list[Any]:
+    """Return a result of either alignment as rows with the env ids in front, in their order."""
+    items = result if isinstance(result, list) else zip(*result, strict=True)
+    named = zip(result.env_ids.tolist(), items, strict=True)
+    return sorted(((env_id, *item) for env_id, item in named), key=lambda row: row[0])
+
+
+def twice(state: Any) -> Any:
+    return None if state is None else state * 2.0
+
+
 @here_and_in_processes
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 def test_states_are_processed_in_every_kind_of_call(asynchronous: Any, make_env: MakeEnv) -> None:
-    plain: Any = make_env(ENV_FNS, asynchronous=asynchronous)
-    doubled = Doubled(make_env(ENV_FNS, asynchronous=asynchronous))
-    assert difference(plain.reset(seed=1) * 2.0, doubled.reset(seed=1)) is None
+    both: list[Any] = [make_env(ENV_FNS, asynchronous=asynchronous) for _ in range(2)]
+    both[1] = Doubled(both[1])
+    expected, found = (env.reset(seed=1) for env in both)
+    assert difference(twice(expected), found) is None
     for step in range(12):
-        if step % 3 == 0:
-            raw, found = plain.step(ONES), doubled.step(ONES)
-            pairs = zip(raw.states, found.states, strict=True)
-            assert difference(raw.rewards, found.rewards) is None
-        elif step % 3 == 1:
-            raw, found = plain.step(ONES, align="batch"), doubled.step(ONES, align="batch")
-            pairs = zip([item[0] for item in raw], [item[0] for item in found], strict=True)
-            assert difference([item[1:3] for item in raw], [item[1:3] for item in found]) is None
-        else:
-            for env in (plain, doubled):
+        if step % 3 == 2:
+            for env in both:
                 env.send(ONES)
-            raw, found = plain.recv(3), doubled.recv(3)
-            order = [raw.env_ids.tolist().index(env_id) for env_id in found.env_ids]
-            pairs = zip([raw.states[place] for place in order], found.states, strict=True)
-        for state, changed in pairs:
-            assert difference(None if state is None else state * 2.0, changed) is None
-        assert sorted(raw.env_ids) == sorted(found.env_ids)
-
-
-@here_and_in_processes
-def test_ended_states_are_processed(make_env: MakeEnv) -> None:
-    env = Doubled(make_env(ENV_FNS, asynchronous="restart"))
-    env.reset(seed=1)
-    env.step(ONES)
-    env.step(ONES)
-    ended = env.step(ONES).infos[0]["ended_state"]
-    assert ended[:2].tolist() == [0, 6]
+        results = [env.recv(3) if step % 3 == 2 else env.step(ONES, align=("item", "batch")[step % 3]) for env in both]
+        for (*names, state, reward, done, info), row in zip(*map(rows, results), strict=True):
+            if info.get("ended_state") is not None:
+                info["ended_state"] = twice(info["ended_state"])
+            assert difference((*names, twice(state), reward, done, info), row) is None
 
 
 @here_and_in_processes
@@ -211,24 +204,6 @@ def test_partial_results_are_processed_by_wrappers(align: Any, make_env: MakeEnv
     with pytest.raises(ArgumentError, match="align='rows' is not known"):
         env.step([GO_ON] * 3, align="rows")  # type: ignore[arg-type]
     assert env.get_env_attr("steps") == [1, 1, 1]
-
-
-@here_and_in_processes
-@pytest.mark.parametrize("copy", [True, False])
-def test_batch_aligned_results_equal_those_of_the_env(copy: bool, make_env: MakeEnv) -> None:
-    env_fns = [partial(Sheet, number, 2 + number) for number in range(2)]
-    plain = make_env(env_fns, asynchronous="idle")
-    env = CheckFinite(make_env(env_fns, asynchronous="idle", copy=copy))
-    plain.reset(seed=1)
-    env.reset(seed=1)
-    kept = []
-    for _ in range(4):
-        actions = plain.action_space.sample()  # type: ignore[union-attr]
-        kept.append((plain.step(actions, align="batch"), env.step(actions, align="batch")))
-    for expected, found in kept:
-        assert difference(list(expected), list(found)) is None
-        assert found.env_ids.tolist() == [0, 1]
-    kept[0][1][0][0]["image"][:] = 0  # writable, too
 
 
 @here_and_in_processes

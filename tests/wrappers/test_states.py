@@ -12,12 +12,12 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium import spaces
-from modes import ORACLE, here_and_in_processes, in_modes
+from modes import ORACLE, PROCESSES, here_and_in_processes
 
 from parallelenv import StateWrapper
 from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, ResetNeededError
-from parallelenv.testing.envs import Chain, Counter, Net, Old, Pair, Ragged, Sheet, Words
+from parallelenv.testing.envs import Counter, Old, Pair, Ragged
 from parallelenv.wrappers import AnswerWrapper, CheckFinite, StackStates
 
 ONES = np.ones(2, np.int64)
@@ -60,37 +60,29 @@ SAMPLED = {
 }
 
 
-@in_modes(ORACLE)
-@pytest.mark.parametrize("space", SAMPLED.values(), ids=SAMPLED)
-@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+KINDS: dict[str, Any] = {
+    **{name: partial(Drawn, space) for name, space in SAMPLED.items()},
+    "old": Old,
+    "ragged": Ragged,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("mode", "asynchronous"),
+    [(ORACLE, None), (ORACLE, "idle"), (ORACLE, "restart"), (ORACLE, "continue"), (PROCESSES, "restart")],
+    indirect=["mode"],
+)
 @pytest.mark.parametrize("copy", [True, False])
-def test_states_of_every_space_pass_unchanged(space: Any, asynchronous: Any, copy: bool, make_env: MakeEnv) -> None:
-    plain, *wrapped = (
-        make_env([partial(Drawn, space, length) for length in (1, 2, 5)], asynchronous=asynchronous, copy=copy)
-        for _ in range(3)
-    )
+def test_states_of_every_kind_pass_unchanged(kind: str, asynchronous: Any, copy: bool, make_env: MakeEnv) -> None:
+    env_fns = [partial(KINDS[kind], length=length) for length in (1, 2, 5)]
+    plain, *wrapped = (make_env(env_fns, asynchronous=asynchronous, copy=copy) for _ in range(3))
+    actions: Any = [0.5] * 3 if plain.action_space is None else [0] * 3
     for env in (Same(wrapped[0]), Same(CheckFinite(wrapped[1]))):
         assert difference(plain.reset(seed=1), env.reset(seed=1)) is None
         for align in ("item", "batch", "item", "item"):
-            expected, found = plain.step([0, 0, 0], align=align), env.step([0, 0, 0], align=align)
+            expected, found = plain.step(actions, align=align), env.step(actions, align=align)
             assert difference(list(expected), list(found)) is None
-
-
-@here_and_in_processes
-@pytest.mark.parametrize("kind", [Words, Chain, Net, Sheet, Pair, Old, Ragged])
-@pytest.mark.parametrize("asynchronous", ["idle", "restart"])
-def test_states_of_unusual_envs_pass_unchanged(kind: Any, asynchronous: Any, make_env: MakeEnv) -> None:
-    env_fns = [partial(kind, number, 2 + number) for number in range(2)]
-    plain, env = (make_env(env_fns, asynchronous=asynchronous, copy=False) for _ in range(2))
-    same = Same(env)
-    plain.reset(seed=1)
-    same.reset(seed=1)
-    if plain.action_space is not None:
-        plain.action_space.seed(1)
-    for _ in range(4):
-        actions: Any = [1.0, 0.5] if plain.action_space is None else plain.action_space.sample()
-        expected, found = plain.step(actions, align="batch"), same.step(actions, align="batch")
-        assert difference(list(expected), list(found)) is None
 
 
 class Wrong(Same):
