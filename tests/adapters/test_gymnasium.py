@@ -105,27 +105,6 @@ def test_saved_state_restores_pending_autoresets(make: Any) -> None:
 
 
 @here_and_in_processes
-def test_infos_of_different_types_keep_their_types(make: Any) -> None:
-    env = make([partial(Varied, is_plain=False)] * 3, "SameStep")
-    alone = [Varied(is_plain=False) for _ in range(3)]
-    env.reset(seed=4)
-    for number, one in enumerate(alone):
-        one.reset(seed=4 + number)
-    for _ in range(200):
-        *_, infos = env.step(ZEROS)
-        for number, one in enumerate(alone):
-            *_, terminated, truncated, info = one.step(0)
-            found = infos.get("final_info", {}) if terminated or truncated else infos
-            for key, value in info.items():
-                assert found[f"_{key}"][number]
-                if key == "odd":
-                    assert isinstance(found[key][number], (bool, np.bool_)) == isinstance(value, bool)
-                    assert np.array_equal(found[key][number], value)
-            if terminated or truncated:
-                one.reset()
-
-
-@here_and_in_processes
 def test_reset_mask_keeps_statistics_of_other_envs(make: Any) -> None:
     env = gym.wrappers.vector.RecordEpisodeStatistics(make([partial(Looped, 9)] * 3, "Disabled"))
     env.reset()
@@ -221,42 +200,47 @@ def test_observation_mode_accepts_given_spaces(make_env: MakeEnv) -> None:
     assert env.reset()[0] in batched
 
 
-@pytest.mark.parametrize("batched", [Box(0, 50, (2, 1), np.float32), Box(0, 50, (3, 1), np.float64), Discrete(3)])
-def test_batched_space_of_wrong_shape_or_dtype_is_refused(batched: Any) -> None:
-    single = Box(0, 50, (1,), np.float32)
-    message = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
-    with ParallelEnv([partial(Bounded, 10)] * 3) as env, pytest.raises(ArgumentError, match=message):
-        env.to_gymnasium(observation_mode=(batched, single))
+class Turns(Looped):
+    action_space = Discrete(3)
+
+
+SINGLE = Box(0, 50, (1,), np.float32)
+THREE = [partial(Bounded, 10)] * 3
+SHAPES = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
 
 
 @pytest.mark.parametrize(
-    ("env_fns", "message"),
+    ("env_fns", "arguments", "error", "message"),
     [
-        ([partial(Bounded, 9), partial(Bounded, 9, (2,))], "env 1 is Box.*of other shapes or dtypes"),
-        ([Spaceless, Spaceless], "env 0 declares no observation_space.*give ParallelEnv spaces="),
+        (THREE, {"observation_mode": (Box(0, 50, (2, 1), np.float32), SINGLE)}, ArgumentError, SHAPES),
+        (THREE, {"observation_mode": (Box(0, 50, (3, 1), np.float64), SINGLE)}, ArgumentError, SHAPES),
+        (THREE, {"observation_mode": (Discrete(3), SINGLE)}, ArgumentError, SHAPES),
+        (
+            [partial(Bounded, 9), partial(Bounded, 9, (2,))],
+            {"observation_mode": "different"},
+            ArgumentError,
+            "env 1 is Box.*of other shapes or dtypes",
+        ),
+        (
+            [Spaceless, Spaceless],
+            {"observation_mode": "different"},
+            ArgumentError,
+            "env 0 declares no observation_space.*give ParallelEnv spaces=",
+        ),
+        ([Looped, Turns], {}, RuntimeError, "The action_space of env 1 is"),
+        (
+            [Looped],
+            {"autoreset_mode": "nextstep"},
+            ValueError,
+            r"'nextstep' is not known; expected one of \('NextStep', 'SameStep'",
+        ),
+        ([Looped], {"observation_mode": "any"}, ValueError, "observation_mode='any' is not known"),
     ],
 )
-def test_envs_that_cannot_be_batched_are_refused(env_fns: Any, message: str) -> None:
-    with ParallelEnv(env_fns) as env, pytest.raises(ArgumentError, match=message):
-        env.to_gymnasium(observation_mode="different")
-
-
-def test_action_spaces_must_be_equal() -> None:
-    other = Looped()
-    other.action_space = Discrete(3)
-    with ParallelEnv([Looped(), other]) as env, pytest.raises(RuntimeError, match="The action_space of env 1 is"):
-        env.to_gymnasium()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"autoreset_mode": "nextstep"}, r"'nextstep' is not known; expected one of \('NextStep', 'SameStep'"),
-        ({"observation_mode": "any"}, "observation_mode='any' is not known"),
-    ],
-)
-def test_unknown_autoreset_and_observation_modes_are_refused(arguments: Any, message: str) -> None:
-    with ParallelEnv([Looped]) as env, pytest.raises(ValueError, match=message):
+def test_envs_or_modes_that_do_not_fit_are_refused(
+    env_fns: Any, arguments: Any, error: type[Exception], message: str
+) -> None:
+    with ParallelEnv(env_fns) as env, pytest.raises(error, match=message):
         env.to_gymnasium(**arguments)
 
 
