@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from modes import PROCESSES, THREADS, here_and_in_processes, in_modes
+from modes import ORACLE, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from adapters.dqn_loop import learn, mean_return
 from adapters.envs import Looped, Slow, Varied
@@ -117,27 +117,19 @@ def _cart_pole() -> Any:
     return gymnasium.make("CartPole-v1")
 
 
-@here_and_in_processes
-@pytest.mark.neighbours
-def test_dqn_learns_the_same_as_with_dummy_vector_env(make_env: MakeEnv) -> None:
-    ours, theirs = (learn(venv, num_steps=800) for venv in _eight_cart_poles(make_env))
-    assert ours.transitions["rew"].shape == (800,)
-    assert difference(ours[:2], theirs[:2]) is None
-
-
-@pytest.mark.long
 @pytest.mark.neighbours
 @pytest.mark.timeout(600)
-@in_modes(PROCESSES)
-def test_dqn_learns_cart_pole_with_the_learning_curve_of_dummy_vector_env(make_env: MakeEnv) -> None:
-    venvs = _eight_cart_poles(make_env)
-    ours, theirs = (learn(venv, num_steps=20_000) for venv in venvs)
-    assert mean_return(ours.policy, venvs[1], 20) >= 150
+@pytest.mark.parametrize(
+    ("mode", "num_steps"),
+    [(ORACLE, 800), (PROCESSES, 800), pytest.param(PROCESSES, 20_000, marks=pytest.mark.long)],
+    indirect=["mode"],
+)
+def test_dqn_learns_the_same_as_with_dummy_vector_env(num_steps: int, make_env: MakeEnv) -> None:
+    venvs = make_env([_cart_pole] * 8).to_tianshou(), require("tianshou.env").DummyVectorEnv([_cart_pole] * 8)
+    ours, theirs = (learn(venv, num_steps) for venv in venvs)
+    assert ours.transitions["rew"].shape == (num_steps,)
     assert difference(ours[:2], theirs[:2]) is None
-
-
-def _eight_cart_poles(make_env: MakeEnv) -> tuple[Any, Any]:
-    return make_env([_cart_pole] * 8).to_tianshou(), require("tianshou.env").DummyVectorEnv([_cart_pole] * 8)
+    assert num_steps < 20_000 or mean_return(ours.policy, venvs[1], 20) >= 150
 
 
 @in_modes(THREADS, PROCESSES)
