@@ -18,6 +18,7 @@ import gymnasium as gym
 import psutil
 import pytest
 from holdings import fork_server_pids
+from scripts import start
 
 from parallelenv import ParallelEnv
 from parallelenv.autotune import doctor
@@ -341,15 +342,9 @@ except KeyboardInterrupt:
 SLOW = "if 'QUICK' not in os.environ and os.getpid() != int(os.environ['CALLER']):\n    import time; time.sleep(60)"
 
 
-def start(package: Package, tmp_path: Path) -> subprocess.Popen[str]:
-    command = f"import os; os.environ['CALLER'] = str(os.getpid()){SCRIPT}"
-    return subprocess.Popen(
-        [sys.executable, "-c", command, str(tmp_path), package.name],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def start_script(package: Package, tmp_path: Path) -> subprocess.Popen[str]:
+    script = f"import os; os.environ['CALLER'] = str(os.getpid()){SCRIPT}"
+    return start(script, str(tmp_path), package.name, start_new_session=True)
 
 
 def wait_for_import(package: Package, process: subprocess.Popen[str]) -> None:
@@ -363,7 +358,7 @@ def test_fork_server_exits_when_the_caller_is_killed(
     make_package: MakePackage, tmp_path: Path, is_importing: bool
 ) -> None:
     package = make_package(SLOW if is_importing else "")
-    with start(package, tmp_path) as process:
+    with start_script(package, tmp_path) as process:
         wait_for_import(package, process)
         if not is_importing:
             assert process.stdout is not None
@@ -377,7 +372,7 @@ def test_fork_server_exits_when_the_caller_is_killed(
 
 def test_ctrl_c_during_import_in_fork_server_reaches_only_the_caller(make_package: MakePackage, tmp_path: Path) -> None:
     package = make_package(SLOW)
-    with start(package, tmp_path) as process:
+    with start_script(package, tmp_path) as process:
         wait_for_import(package, process)
         os.killpg(process.pid, signal.SIGINT)
         assert process.communicate(timeout=30) == ("usable\n", "")

@@ -7,7 +7,6 @@ import io
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from fragile import EXIT, GO_ON, WAIT, fragile
+from scripts import run
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _ray_cluster
@@ -295,9 +295,8 @@ print(ray.is_initialized(), os.environ["MINE"], set(os.environ) - set(before) - 
 @pytest.mark.long
 def test_ray_may_be_shut_down_while_a_pool_is_open() -> None:
     pytest.importorskip("ray")
-    command = [sys.executable, "-c", SHUT_DOWN]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=own_environment())
-    assert done.stdout.splitlines()[-1:] == ["True 2 {'MINE'}"], done.stderr
+    out, err, _ = run(SHUT_DOWN, timeout=110)
+    assert out.splitlines()[-1:] == ["True 2 {'MINE'}"], err
 
 
 REFUSED = """
@@ -317,35 +316,17 @@ assert dict(os.environ) == before
 @pytest.mark.parametrize("word", ["ray", "ray-subproc"])
 def test_ray_init_arguments_that_ray_rejects_raise(word: str) -> None:
     pytest.importorskip("ray")
-    command = [sys.executable, "-c", REFUSED, word]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=own_environment())
-    assert done.stdout.startswith("ray_init={'no_such_argument': 1} is not what Ray accepts"), done.stderr
-
-
-def own_environment() -> dict[str, str]:
-    """Return the environment variables for a program that shall not join the Ray of this process."""
-    return {**without_rays(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def without_rays() -> dict[str, str]:
-    """Return the environment variables that are not Ray's: it sets some when it is imported."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    out, err, _ = run(REFUSED, word)
+    assert out.startswith("ray_init={'no_such_argument': 1} is not what Ray accepts"), err
 
 
 @pytest.mark.parametrize("word", ["ray", "ray-subproc"])
 def test_cluster_started_by_a_pool_is_quiet_and_reused_by_the_next(word: str) -> None:
     pytest.importorskip("ray")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, word],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=own_environment(),
-    )
+    out, err, _ = run(SCRIPT, word, timeout=100)
     again = ["3.0", "3.0"] if word == "ray" else []  # with other arguments, unless another pool uses it
-    assert done.stdout.splitlines() == ["(4, 4) True True", "True", *again, "set()"], done.stderr
-    assert done.stderr == ""
+    assert out.splitlines() == ["(4, 4) True True", "True", *again, "set()"], err
+    assert err == ""
 
 
 def test_ray_start_timeout_is_not_reported_as_argument_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from holdings import fork_server_pids, survivors
+from scripts import run, start
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _pipe
@@ -72,17 +73,6 @@ except KeyboardInterrupt:
 """
 
 
-def start(method: str, ending: str = "", **kwargs: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT + ending, method],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        **kwargs,
-    )
-
-
 def read_workers(process: subprocess.Popen[str]) -> list[int]:
     """Read up to the line that names the workers."""
     assert process.stdout is not None
@@ -101,9 +91,8 @@ def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", START_METHODS)
 def test_script_without_main_guard_runs_and_leaks_nothing(method: str) -> None:
     shared_before = set(os.listdir("/dev/shm"))
-    process = start(method)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    out, err, status = run(SCRIPT, method)
+    assert status == 0, err
     assert out.count("main runs") == 1  # no worker imported it again
     assert err == ""
     workers = [int(pid) for pid in out.splitlines()[1].split()[1:]]
@@ -116,7 +105,7 @@ def test_script_without_main_guard_runs_and_leaks_nothing(method: str) -> None:
 @pytest.mark.parametrize("ending", [BUSY, IDLE], ids=["busy", "idle"])
 def test_workers_exit_when_the_caller_is_killed(method: str, ending: str) -> None:
     shared_before = set(os.listdir("/dev/shm"))
-    process = start(method, ending)
+    process = start(SCRIPT + ending, method)
     workers = read_workers(process)
     assert process.stdout is not None
     assert process.stdout.readline() == "busy\n"
@@ -131,7 +120,7 @@ def test_workers_exit_when_the_caller_is_killed(method: str, ending: str) -> Non
 
 @pytest.mark.parametrize("method", START_METHODS)
 def test_ctrl_c_to_the_process_group_does_not_stop_workers(method: str) -> None:
-    process = start(method, INTERRUPTED, start_new_session=True)
+    process = start(SCRIPT + INTERRUPTED, method, start_new_session=True)
     workers = read_workers(process)
     assert process.stdout is not None
     assert process.stdout.readline() == "busy\n"
