@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -209,32 +207,3 @@ def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, m
         spreader = CpuBalancer(caller_steps=False)
     monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: pytest.fail("it looked"))
     spreader.look([os.getpid()])
-
-
-class Interrupt(Exception):
-    pass
-
-
-def interrupt(signum: int, frame: Any) -> None:
-    raise Interrupt
-
-
-def look_until_interrupted() -> None:
-    signal.setitimer(signal.ITIMER_VIRTUAL, 1e-6)
-    while True:
-        read(LOADAVG)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # that files were not closed by hand
-def test_interrupted_look_leaves_no_file_open() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    handler = signal.signal(signal.SIGVTALRM, interrupt)
-    try:
-        for _ in range(300):  # one in seventy comes between opening and knowing of it
-            with pytest.raises(Interrupt):
-                look_until_interrupted()
-    finally:
-        signal.signal(signal.SIGVTALRM, handler)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before

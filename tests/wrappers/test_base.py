@@ -15,12 +15,7 @@ from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, ParallelWrapper, StateWrapper
 from parallelenv.contract.value_difference import difference
-from parallelenv.errors import (
-    ArgumentError,
-    ClosedError,
-    NothingInFlightError,
-    UsageError,
-)
+from parallelenv.errors import ArgumentError, ClosedError, NothingInFlightError, UsageError
 from parallelenv.testing.envs import Counter, Sheet
 from parallelenv.wrappers import (
     AnswerWrapper,
