@@ -7,15 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
 import pytest
 from conftest import MakeEnv
 from scripts import environment, run
 
 import parallelenv
 from parallelenv.errors import WorkerStartError
+from parallelenv.testing.envs import Counter
 
 HERE = Path(parallelenv.__file__).resolve().parent
 
@@ -77,15 +76,11 @@ def test_workers_with_another_copy_are_refused(tmp_path: Path) -> None:
     assert f"PYTHONPATH={HERE.parent} before" in err
 
 
-class Plain(gym.Env[Any, Any]):
-    observation_space = action_space = gym.spaces.Discrete(2)
-
-
 @pytest.mark.parametrize("mode", ["ray"], indirect=True)
 def test_actors_need_the_same_version(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallelenv, "__version__", "0.0.1")
     with pytest.raises(WorkerStartError, match="but the caller has 0.0.1. Install the same version on all machines"):
-        make_env([Plain])
+        make_env([Counter])
 
 
 def test_copy_in_the_current_directory_is_not_imported(tmp_path: Path) -> None:

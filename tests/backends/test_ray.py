@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import random
 import signal
 import sys
@@ -13,8 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 from fragile import EXIT, GO_ON, WAIT, fragile
 from scripts import run
@@ -25,21 +22,10 @@ from parallelenv.backends._ray_actors import RayHost
 from parallelenv.backends.ray import RayBackend
 from parallelenv.contract import progress
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError
+from parallelenv.testing.envs import Counter
 
 
-class Small(gym.Env[Any, Any]):
-    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.ones(2, np.float32), 1.0, False, False, {}
-
-    def pid(self) -> int:
-        return os.getpid()
-
+class Small(Counter):
     def has_imported(self, module: str) -> bool:
         return module in sys.modules
 
@@ -77,7 +63,7 @@ def test_close_does_not_shut_down_a_running_cluster(mode: str) -> None:
     import ray
 
     with ParallelEnv([Small] * 3, mode) as env:
-        assert env.reset().shape == (3, 2)
+        assert env.reset().shape == (3, 3)
     assert ray.is_initialized()
 
 
@@ -90,7 +76,7 @@ def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
     with ParallelEnv([Small] * 3, mode, direct=False) as env:
         env.reset()
         assert env.engine.pool.fileno() is None
-        assert asyncio.run(play()).states.tolist() == [[1, 1]] * 3
+        assert asyncio.run(play()).states[:, 1].tolist() == [1] * 3
 
 
 @in_ray_modes
@@ -156,7 +142,7 @@ def test_interrupted_construction_releases_its_placement_group(mode: str, monkey
         with pytest.raises(KeyboardInterrupt):
             ParallelEnv([Small], mode, num_cpus=1)
     with ParallelEnv([Small] * 4, mode, num_cpus=4) as env:  # the cluster has 4
-        assert env.reset().shape == (4, 2)
+        assert env.reset().shape == (4, 3)
 
 
 @pytest.mark.parametrize("mode", ["ray"], indirect=True)
