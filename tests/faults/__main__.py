@@ -79,7 +79,11 @@ class Table:
         if report.when == "call":
             self.seconds[cell] = [float(str(seconds)) for _, seconds in report.user_properties]
         if report.when == "teardown":
-            outcome = "FAIL" if cell in self.failures else self.skips.get(cell, f"{self.seconds.get(cell)} s")
+            outcome = (
+                "FAIL"
+                if cell in self.failures
+                else self.skips.get(cell, " s, ".join(f"{one:.2f}" for one in self.seconds.get(cell, [])))
+            )
             print(f"{cell[1]}: {cell[0]}: {outcome}", file=sys.stderr, flush=True)
 
     # ---------------------------------------------------------------- what is printed
@@ -121,7 +125,7 @@ def _print(table: Table) -> bool:
     print(_LEGEND)
     for cell, seconds in table.seconds.items():
         if len(seconds) > 1:
-            print("*", *cell, seconds)
+            print("*", *cell, *(f"{one:.2f} s" for one in seconds))
     for reason, names in table.reasons().items():
         print(textwrap.fill(f"- {reason}. {'; '.join(names)}", 120, subsequent_indent="  "))
     for (name, column), text in table.failures.items():
