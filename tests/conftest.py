@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import multiprocessing
 import os
 import re
 import signal
-import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import hypothesis
-import psutil
 import pytest
+from holdings import Holdings
+from modes import MODES, ON_RAY
 
 from parallelenv import ParallelEnv, errors, get_worker_info, registry
-from parallelenv.backends._fork_server import SERVERS
 from parallelenv.errors import MissingDependencyError
 from parallelenv.tasks.task_pool import TaskPool
 
@@ -41,7 +35,6 @@ _SET_BY_OTHERS = (
     *("PYTHONBREAKPOINT", "RAY_"),
     *("CRC32C_SW_MODE", "SDL_AUDIODRIVER", "TF_CPP_MIN_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR"),
 )
-_RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: no test could be interrupted
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -68,6 +61,8 @@ _IN_RAY_MODES = {
     "test_failed_step_does_not_affect_other_envs",
     "test_close_closes_each_env_once",
     "test_get_worker_info_works_in_every_env_method[ray-subproc]",
+    # of the fault table
+    "test_fault[SIGKILL of the actor that owns workers-ray-subproc]",
     # of test_machine.py and test_real_envs.py
     "test_any_sequence_of_calls_equals_the_oracle[ray-restart]",
     "test_any_sequence_of_calls_equals_the_oracle[ray-subproc-None]",
@@ -139,7 +134,7 @@ def ray_cluster() -> Iterator[None]:
 
 def needs_ray(word: str) -> bool:
     """Whether a mode starts Ray actors."""
-    return word.startswith("ray")
+    return word in ON_RAY
 
 
 def require_mode(word: str, request: pytest.FixtureRequest) -> str:
@@ -155,7 +150,7 @@ def require_mode(word: str, request: pytest.FixtureRequest) -> str:
     return word
 
 
-@pytest.fixture(params=registry.known_modes())
+@pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
     """Each mode in turn."""
     return require_mode(request.param, request)
@@ -196,16 +191,10 @@ def make_pool(mode: str) -> Iterator[MakePool]:
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fail a test that leaks a process, a thread, a descriptor or shared memory."""
-    before = _Holdings()
+    before = Holdings()
     yield
-    deadline = time.monotonic() + PATIENCE
-    found = _Holdings()
-    while leaks := found.beyond(before):
-        if time.monotonic() > deadline:
-            pytest.fail(f"left behind: {'; '.join(leaks)}")
-        gc.collect()
-        time.sleep(0.05)
-        found = _Holdings().that_stay(found)
+    if leaks := before.leaks(PATIENCE):
+        pytest.fail(f"left behind: {'; '.join(leaks)}")
 
 
 @pytest.fixture(autouse=True)
@@ -233,100 +222,3 @@ def _settings() -> dict[str, Any]:
         # The default, settled by this look: else `multiprocessing` settles on it when the first process starts.
         "multiprocessing's start method": multiprocessing.get_start_method(),
     }
-
-
-class _Holdings:
-    """The resources that this process has now."""
-
-    def __init__(self) -> None:
-        self.processes = _processes()
-        self.threads = {thread for thread in threading.enumerate() if not _is_foreign(thread)}
-        self.descriptors = _listing("/proc/self/fd")
-        self.shared = _listing("/dev/shm")
-        self.ray_runs = _ray_runs()
-        self.singletons = (self.ray_runs, *_helper_pids())
-
-    def that_stay(self, earlier: _Holdings) -> _Holdings:
-        """Return this without new shared memory: tests in other processes create and remove some."""
-        self.shared = {name: target for name, target in self.shared.items() if name in earlier.shared}
-        return self
-
-    def beyond(self, before: _Holdings) -> list[str]:
-        """Return the resources that were not there before, one line each."""
-        leaks = [f"process {pid} ({what})" for pid, what in self.processes.items() if pid not in before.processes]
-        leaks += [f"thread {thread.name}" for thread in self.threads - before.threads]
-        leaks += [f"/dev/shm/{name}" for name in self.shared.keys() - before.shared.keys()]
-        more = len(self.descriptors) - len(before.descriptors)
-        if self.singletons == before.singletons and more > (_RAY_DESCRIPTORS if self.ray_runs else 0):
-            new = {number: target for number, target in self.descriptors.items() if number not in before.descriptors}
-            leaks.append(f"{more} descriptors of {new}")
-        return leaks
-
-
-def _processes() -> dict[int, str]:
-    """Return our child processes, without those that serve the whole session."""
-    found = {}
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # gone meanwhile
-            command = _command(process)
-            if command and process.pid not in _helper_pids() and not _belongs_to_ray(command):
-                found[process.pid] = command[:80]
-    return found
-
-
-def _command(process: psutil.Process) -> str:
-    """Return a process's command line; nothing for a dead child of another process."""
-    if process.status() == psutil.STATUS_ZOMBIE:
-        return "a zombie" if process.ppid() == os.getpid() else ""
-    try:
-        return " ".join(process.cmdline()) or process.name()
-    except psutil.ZombieProcess:  # since a moment: the next look tells whose it is
-        return "dying"
-
-
-def _belongs_to_ray(command: str) -> bool:
-    if command.startswith("ray::"):
-        return "Host" not in command  # else it is an actor of ours
-    return "/ray/" in command and "multiprocessing" not in command
-
-
-def _helper_pids() -> tuple[int | None, ...]:
-    servers: Any = forkserver  # of other libraries' vector envs
-    trackers: Any = resource_tracker
-    return (*fork_server_pids(), servers._forkserver._forkserver_pid, trackers._resource_tracker._pid)
-
-
-def fork_server_pids() -> tuple[int, ...]:
-    """Return the ids of the fork servers, and of the processes that these are forked from."""
-    found: dict[int, None] = {}
-    for server in (SERVERS.root, *SERVERS.servers):
-        line: list[Any] = [server] if server is not None else []
-        while line and (parent := getattr(line[-1]._process, "_server", None)) is not None:
-            line.append(parent)
-        found.update(dict.fromkeys(one.pid for one in reversed(line)))
-    return tuple(found)
-
-
-def _is_foreign(thread: threading.Thread) -> bool:
-    """Whether it is one of the threads that libraries keep for the whole session."""
-    owners = {type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None) or ""}
-    return thread.daemon and (
-        thread.name.startswith("ray") or any(owner.startswith(("ray", "grpc", "tqdm")) for owner in owners)
-    )
-
-
-def _ray_runs() -> bool:
-    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
-
-
-def _listing(folder: str) -> dict[str, str]:
-    """Return the entries of a folder, each with what it is a link to, if to anything."""
-    found = {}
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        try:
-            found[name] = os.readlink(path)
-        except OSError:
-            if os.path.lexists(path):  # else it is the descriptor that listed the folder, or something that just went
-                found[name] = ""
-    return found

@@ -15,10 +15,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from faults.envs import Holding, OnlyKeywords, TwoArguments
+from modes import IN_WORKERS, ORACLE, RAY_POOLS
 
 GO_ON, RAISE, WAIT, EXIT = range(4)
-CAN_DIE = {"subproc", "ray", "ray-subproc"}  # modes whose workers are processes
-IN_CALLER = {"dummy"}  # modes in which an interrupted step cannot be resumed
+CAN_DIE = IN_WORKERS
+IN_CALLER = (ORACLE,)  # modes in which an interrupted step cannot be resumed
 
 
 class Fragile(gym.Env[Any, Any]):
@@ -91,7 +92,7 @@ def fragile(folder: Path) -> list[Any]:
 
 def two_hosts(mode: str) -> dict[str, Any]:
     """Options with which two workers are two hosts; otherwise workers of a node reply and die together."""
-    return {"hosts_per_node": 2} if mode == "ray-subproc" else {}
+    return {"hosts_per_node": 2} if mode == RAY_POOLS else {}
 
 
 @contextmanager

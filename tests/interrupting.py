@@ -17,15 +17,10 @@ _EVERYWHERE = ("parallelenv", "backends", "multiprocessing")
 
 
 class Outcome(NamedTuple):
-    """The outcome of an interrupted call.
+    """The outcome of an interrupted call."""
 
-    Attributes:
-        line: The line before which the interrupt came; empty if the call had not so many.
-        error: What it raised. No error itself: its traceback would keep alive what the call has used.
-    """
-
-    line: str
-    error: type[BaseException] | None
+    line: str  # before which the interrupt came; empty if the call had not so many
+    error: type[BaseException] | None  # no error itself: its traceback would keep alive what the call has used
 
     @property
     def is_raised(self) -> bool:

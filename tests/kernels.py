@@ -22,7 +22,6 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 
 MARK = "PARALLELENV_NOTEBOOK_TEST"
-_KERNEL_MARK = "PARALLELENV_KERNEL_TEST"
 PATIENCE = 30.0  # seconds for slow operations
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -161,14 +160,7 @@ class Notebook:
 
     def processes(self) -> set[psutil.Process]:
         """Return the kernel and the living processes that come from it, whatever their parent is now."""
-        return {process for process in psutil.process_iter() if _has_mark(process, self._mark)}
-
-
-def _has_mark(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.environ().get(_KERNEL_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:  # gone meanwhile, or of another user
-        return False
+        return set(marked(self._mark))
 
 
 @contextmanager
@@ -180,7 +172,7 @@ def open_notebook(folder: Path, definitions: str) -> Iterator[Notebook]:
     # Under pytest, of which these variables tell, a kernel does not capture what other processes print.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     nobodys_settings = str(folder / "ipython")
-    manager.start_kernel(cwd=str(folder), env={**inherited, _KERNEL_MARK: mark, "IPYTHONDIR": nobodys_settings})
+    manager.start_kernel(cwd=str(folder), env={**inherited, MARK: mark, "IPYTHONDIR": nobodys_settings})
     client: Any = manager.client()
     try:
         client.start_channels(stdin=False, hb=False, control=False)

@@ -1,17 +1,13 @@
-"""Mistakes in notebooks, and the errors that they should show.
-
-``python tests/mistakes.py`` makes each in a real kernel and prints how long its traceback is and how soon it is there.
-"""
+"""Mistakes in notebooks, and the errors that they should show."""
 
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from kernels import Notebook, open_notebook
+from kernels import Notebook
+from modes import IN_CALLER
 
 DEFINITIONS = """
 import os, signal, time
@@ -139,25 +135,20 @@ MISTAKES = {
     "a step before the first reset": Mistake("make({mode!r}).step([GO_ON] * 4)", "ResetNeededError", "reset"),
     "a step after close": Mistake("env.close()\nenv.step([GO_ON] * 4)", "ClosedError", "closed"),
     "a worker that dies": Mistake(
-        "env.step([DIE, GO_ON, GO_ON, GO_ON])", "WorkerDiedError", "is dead", unlike=("dummy", "thread")
+        "env.step([DIE, GO_ON, GO_ON, GO_ON])", "WorkerDiedError", "is dead", unlike=IN_CALLER
     ),
     "an env that hangs": Mistake(
         "late = make({mode!r}, timeout=0.3)\nlate.reset()\nlate.step([HANG, GO_ON, GO_ON, GO_ON])",
         "WorkerTimeoutError",
         "0.3 s",
-        unlike=("dummy", "thread"),  # a call in the caller's own process cannot be given up, and would be waited for
+        unlike=IN_CALLER,  # a call in the caller's own process cannot be given up, and would be waited for
     ),
 }
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The error shown after a mistake.
-
-    Attributes:
-        traceback: All of it, without colours.
-        seconds: From the cell's beginning to the traceback.
-    """
+    """The error shown after a mistake."""
 
     traceback: str
     seconds: float
@@ -181,25 +172,3 @@ def make_mistake(notebook: Notebook, mistake: Mistake, mode: str) -> Reading:
     assert notebook.evaluate("40 + 2") == 42
     notebook.run("ParallelEnv.close_all()")
     return Reading(traceback, seconds)
-
-
-def main(modes: tuple[str, ...] = ("dummy", "thread", "subproc")) -> None:
-    """Print a row for each mistake: in each mode the lines of its traceback, and the seconds until it is there."""
-    print(f"{'':40s}" + "".join(f"{mode:>20s}" for mode in modes))
-    for name, mistake in MISTAKES.items():
-        cells = []
-        for mode in modes:
-            if mode in mistake.unlike:
-                cells.append("-")
-                continue
-            try:
-                with tempfile.TemporaryDirectory() as folder, open_notebook(Path(folder), DEFINITIONS) as notebook:
-                    reading = make_mistake(notebook, mistake, mode)
-                cells.append(f"{reading.num_lines} lines, {reading.seconds:.2f} s")
-            except AssertionError:
-                cells.append("hangs")
-        print(f"{name:40s}" + "".join(f"{cell:>20s}" for cell in cells), flush=True)
-
-
-if __name__ == "__main__":
-    main()

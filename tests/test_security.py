@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from conftest import fork_server_pids
+from holdings import fork_server_pids
 
 from parallelenv import ParallelEnv
 from parallelenv.backends._fork_server import start_methods

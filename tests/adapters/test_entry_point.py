@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from modes import ORACLE, PROCESSES, here_and_in_processes
 
 from adapters.envs import Looped
 from parallelenv import ParallelEnvError
@@ -14,7 +15,7 @@ from parallelenv.errors import ArgumentError
 from parallelenv.results import difference
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_gym_register_accepts_vector_entry_point(mode: str) -> None:
     gym.register(
         "Varied-test-v0",
@@ -38,7 +39,7 @@ def test_gym_register_accepts_vector_entry_point(mode: str) -> None:
 def test_vector_entry_point_accepts_callable_with_arguments() -> None:
     from parallelenv import vector_entry_point
 
-    env = vector_entry_point(2, env=Looped, para_mode="dummy", autoreset_mode="SameStep", max_episode_steps=4, length=9)
+    env = vector_entry_point(2, env=Looped, para_mode=ORACLE, autoreset_mode="SameStep", max_episode_steps=4, length=9)
     env.reset()
     assert env.get_attr("length") == (9, 9)
     truncations = [env.step([0, 0])[3].tolist() for _ in range(4)]
@@ -47,7 +48,7 @@ def test_vector_entry_point_accepts_callable_with_arguments() -> None:
     with pytest.raises(ArgumentError, match="num_envs=0"):
         vector_entry_point(0, env=Looped)
     with pytest.raises(ValueError, match="autoreset_mode"):
-        vector_entry_point(2, env=Looped, para_mode="subproc", autoreset_mode="never")
+        vector_entry_point(2, env=Looped, para_mode=PROCESSES, autoreset_mode="never")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_vector_entry_point_accepts_callable_with_arguments() -> None:
     [
         ({"env": Looped()}, "an env itself.*Give what makes one: a registered id"),
         ({"env": Looped, "parallel_kwargs": 5}, "parallel_kwargs=5 is no dict"),
-        ({"env": Looped, "parallel_kwargs": {"para_mode": "dummy"}}, r"parallel_kwargs has \['para_mode'\] in it"),
+        ({"env": Looped, "parallel_kwargs": {"para_mode": ORACLE}}, r"parallel_kwargs has \['para_mode'\] in it"),
         ({"env": Looped, "parallel_kwargs": {"envs": [Looped]}}, r"parallel_kwargs has \['envs'\] in it"),
     ],
 )

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import MakePool
+from modes import here_and_in_processes
 from samplers import Walks
 
 from adapters.neighbours import require
 from parallelenv.errors import ExhaustedError
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 ONE_AND_NINE = [{"total": 1}, {"total": 9}]
 
 
-@nearby
+@here_and_in_processes
 def test_next_step_reports_exhaustion_once_then_raises(make_pool: MakePool) -> None:
     env = make_pool(Walks, ONE_AND_NINE)
     vector_env = env.to_gymnasium()
@@ -30,7 +30,7 @@ def test_next_step_reports_exhaustion_once_then_raises(make_pool: MakePool) -> N
         vector_env.reset()
 
 
-@nearby
+@here_and_in_processes
 def test_same_step_ends_the_last_task_then_raises(make_pool: MakePool) -> None:
     env = make_pool(Walks, [{**one, "kind": "sheet"} for one in ONE_AND_NINE])
     vector_env = env.to_gymnasium("SameStep")
@@ -46,7 +46,7 @@ def test_same_step_ends_the_last_task_then_raises(make_pool: MakePool) -> None:
             vector_env.step([1, 1])
 
 
-@nearby
+@here_and_in_processes
 def test_disabled_and_tianshou_reset_of_exhausted_env_raises(make_pool: MakePool) -> None:
     vector_env = make_pool(Walks, ONE_AND_NINE).to_gymnasium("Disabled")
     vector_env.reset(options={"length": 1})

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import IN_CALLER, PROCESSES, in_modes
 
 from adapters.neighbours import require
 from parallelenv.contract.spaces import object_array
@@ -16,8 +17,8 @@ from parallelenv.errors import ActionError
 
 pytestmark = pytest.mark.neighbours
 torch = require("torch")
-in_this_process = pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
-in_other_processes = pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+in_this_process = in_modes(*IN_CALLER)
+in_other_processes = in_modes(PROCESSES)
 TRAVELS = r"requires grad.*copied to another process.*tensor\.detach\(\).*torch\.no_grad\(\).*para_mode='dummy'"
 
 

@@ -14,6 +14,7 @@ from conftest import MakeEnv
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from modes import LOCAL, THREADS, here_and_in_processes, in_modes
 
 from adapters.envs import Fragile, Looped, Varied
 from parallelenv import ParallelEnv
@@ -22,8 +23,6 @@ from parallelenv.results import difference
 
 ZEROS = np.zeros(3, dtype=np.int64)
 ONE_ONE = np.array([0, 1, 0])
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-"""Of the modes those two between which there is a difference: without and with a process in between."""
 
 
 # -------------------------------------------------------------------- basics
@@ -54,7 +53,7 @@ def test_adapter_is_a_vector_env_in_every_mode(make: Any) -> None:
     assert env.parallel_env.closed
 
 
-@nearby
+@here_and_in_processes
 def test_adapter_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
     ours = make_env([Looped] * 3, asynchronous="restart")
     ours.reset()
@@ -73,7 +72,7 @@ def test_adapter_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
         ours.to_gymnasium("Disabled")
 
 
-@nearby
+@here_and_in_processes
 def test_autoreset_infos_match_reset_infos_of_the_parallel_env(make: Any) -> None:
     env = make([partial(Varied, mean=2.0)] * 3)
     env.reset(seed=1)
@@ -91,7 +90,7 @@ def test_rollout_is_refused_in_next_step_mode(make: Any) -> None:
         env.parallel_env.rollout(lambda states: ZEROS[: len(states)], 3)
 
 
-@nearby
+@here_and_in_processes
 def test_saved_state_restores_pending_autoresets(make: Any) -> None:
     env, other = make([partial(Varied, mean=2.0)] * 3), make([partial(Varied, mean=2.0)] * 3)
     env.reset(seed=1)
@@ -105,28 +104,7 @@ def test_saved_state_restores_pending_autoresets(make: Any) -> None:
 # -------------------------------------------------------------------- errors of Gymnasium's own vector envs
 
 
-@nearby
-def test_infos_of_different_types_keep_their_types(make: Any) -> None:
-    env = make([partial(Varied, is_plain=False)] * 3, "SameStep")
-    alone = [Varied(is_plain=False) for _ in range(3)]
-    env.reset(seed=4)
-    for number, one in enumerate(alone):
-        one.reset(seed=4 + number)
-    for _ in range(200):
-        *_, infos = env.step(ZEROS)
-        for number, one in enumerate(alone):
-            *_, terminated, truncated, info = one.step(0)
-            found = infos.get("final_info", {}) if terminated or truncated else infos
-            for key, value in info.items():
-                assert found[f"_{key}"][number]
-                if key == "odd":
-                    assert isinstance(found[key][number], (bool, np.bool_)) == isinstance(value, bool)
-                    assert np.array_equal(found[key][number], value)
-            if terminated or truncated:
-                one.reset()
-
-
-@nearby
+@here_and_in_processes
 def test_reset_mask_keeps_statistics_of_other_envs(make: Any) -> None:
     env = gym.wrappers.vector.RecordEpisodeStatistics(make([partial(Looped, 9)] * 3, "Disabled"))
     env.reset()
@@ -135,7 +113,7 @@ def test_reset_mask_keeps_statistics_of_other_envs(make: Any) -> None:
     assert env.episode_returns.tolist() == [0, 2, 2]
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc", "thread"], indirect=True)
+@in_modes(*LOCAL)
 def test_stepping_an_ended_env_without_reset_raises(make: Any) -> None:
     env = make([Looped, partial(Looped, 9), Looped], "Disabled")
     env.reset()
@@ -149,7 +127,7 @@ def test_stepping_an_ended_env_without_reset_raises(make: Any) -> None:
     assert env.step(ZEROS)[0].tolist() == [[1], [3], [1]]
 
 
-@nearby
+@here_and_in_processes
 def test_final_observations_are_not_overwritten_by_the_reset(make: Any) -> None:
     env = make(autoreset_mode="SameStep")
     env.reset()
@@ -163,7 +141,7 @@ def test_final_observations_are_not_overwritten_by_the_reset(make: Any) -> None:
 # -------------------------------------------------------------------- masks, seeds and options
 
 
-@nearby
+@here_and_in_processes
 def test_reset_mask_does_not_modify_the_options_dict(make: Any) -> None:
     env = make([Varied] * 3)
     first, _ = env.reset(seed=1)
@@ -198,7 +176,7 @@ class Spaceless:
         return 0, 0.0, False, {}
 
 
-@nearby
+@here_and_in_processes
 def test_observation_mode_different_allows_different_bounds(make_env: MakeEnv) -> None:
     env_fns = [partial(Bounded, 10 + number) for number in range(3)]
     theirs = SyncVectorEnv(env_fns, observation_mode="different")
@@ -222,42 +200,47 @@ def test_observation_mode_accepts_given_spaces(make_env: MakeEnv) -> None:
     assert env.reset()[0] in batched
 
 
-@pytest.mark.parametrize("batched", [Box(0, 50, (2, 1), np.float32), Box(0, 50, (3, 1), np.float64), Discrete(3)])
-def test_batched_space_of_wrong_shape_or_dtype_is_refused(batched: Any) -> None:
-    single = Box(0, 50, (1,), np.float32)
-    message = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
-    with ParallelEnv([partial(Bounded, 10)] * 3) as env, pytest.raises(ArgumentError, match=message):
-        env.to_gymnasium(observation_mode=(batched, single))
+class Turns(Looped):
+    action_space = Discrete(3)
+
+
+SINGLE = Box(0, 50, (1,), np.float32)
+THREE = [partial(Bounded, 10)] * 3
+SHAPES = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
 
 
 @pytest.mark.parametrize(
-    ("env_fns", "message"),
+    ("env_fns", "arguments", "error", "message"),
     [
-        ([partial(Bounded, 9), partial(Bounded, 9, (2,))], "env 1 is Box.*of other shapes or dtypes"),
-        ([Spaceless, Spaceless], "env 0 declares no observation_space.*give ParallelEnv spaces="),
+        (THREE, {"observation_mode": (Box(0, 50, (2, 1), np.float32), SINGLE)}, ArgumentError, SHAPES),
+        (THREE, {"observation_mode": (Box(0, 50, (3, 1), np.float64), SINGLE)}, ArgumentError, SHAPES),
+        (THREE, {"observation_mode": (Discrete(3), SINGLE)}, ArgumentError, SHAPES),
+        (
+            [partial(Bounded, 9), partial(Bounded, 9, (2,))],
+            {"observation_mode": "different"},
+            ArgumentError,
+            "env 1 is Box.*of other shapes or dtypes",
+        ),
+        (
+            [Spaceless, Spaceless],
+            {"observation_mode": "different"},
+            ArgumentError,
+            "env 0 declares no observation_space.*give ParallelEnv spaces=",
+        ),
+        ([Looped, Turns], {}, RuntimeError, "The action_space of env 1 is"),
+        (
+            [Looped],
+            {"autoreset_mode": "nextstep"},
+            ValueError,
+            r"'nextstep' is not known; expected one of \('NextStep', 'SameStep'",
+        ),
+        ([Looped], {"observation_mode": "any"}, ValueError, "observation_mode='any' is not known"),
     ],
 )
-def test_envs_that_cannot_be_batched_are_refused(env_fns: Any, message: str) -> None:
-    with ParallelEnv(env_fns) as env, pytest.raises(ArgumentError, match=message):
-        env.to_gymnasium(observation_mode="different")
-
-
-def test_action_spaces_must_be_equal() -> None:
-    other = Looped()
-    other.action_space = Discrete(3)
-    with ParallelEnv([Looped(), other]) as env, pytest.raises(RuntimeError, match="The action_space of env 1 is"):
-        env.to_gymnasium()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"autoreset_mode": "nextstep"}, r"'nextstep' is not known; expected one of \('NextStep', 'SameStep'"),
-        ({"observation_mode": "any"}, "observation_mode='any' is not known"),
-    ],
-)
-def test_unknown_autoreset_and_observation_modes_are_refused(arguments: Any, message: str) -> None:
-    with ParallelEnv([Looped]) as env, pytest.raises(ValueError, match=message):
+def test_envs_or_modes_that_do_not_fit_are_refused(
+    env_fns: Any, arguments: Any, error: type[Exception], message: str
+) -> None:
+    with ParallelEnv(env_fns) as env, pytest.raises(error, match=message):
         env.to_gymnasium(**arguments)
 
 
@@ -287,7 +270,7 @@ OURS: dict[str, Refused] = {
 }
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("what", [*BAD, *OURS])
 def test_bad_arguments_are_refused_with_the_errors_of_sync_vector_env(what: str, make: Any) -> None:
     expected, message, call = {**BAD, **OURS}[what]
@@ -308,7 +291,7 @@ def test_bad_arguments_are_refused_with_the_errors_of_sync_vector_env(what: str,
 # -------------------------------------------------------------------- attributes, methods, frames
 
 
-@nearby
+@here_and_in_processes
 def test_call_reaches_attributes_and_methods(make: Any) -> None:
     env = make()
     env.reset(seed=7)
@@ -326,7 +309,7 @@ def test_call_reaches_attributes_and_methods(make: Any) -> None:
     assert [frame.max() for frame in env.render()] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("mode", ["thread"], indirect=True)
+@in_modes(THREADS)
 def test_frames_are_rendered_one_at_a_time(make: Any) -> None:
     class Canvas(Looped):
         drawing = 0
@@ -342,7 +325,7 @@ def test_frames_are_rendered_one_at_a_time(make: Any) -> None:
     assert env.render() == env.call("render") == (1, 1, 1)
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
 def test_episode_of_restarted_env_is_truncated(autoreset_mode: str, make: Any) -> None:
     env = make([partial(Fragile, 9)] * 3, autoreset_mode, on_failure="restart")
@@ -359,7 +342,7 @@ def test_episode_of_restarted_env_is_truncated(autoreset_mode: str, make: Any) -
     assert env.step(ZEROS)[0].tolist() == [[3], [0 if autoreset_mode == "NextStep" else 1], [3]]
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("timeout", ["x", -1, float("nan"), True])
 def test_close_timeout_must_be_a_number(timeout: Any, make: Any) -> None:
     env = make()
@@ -370,7 +353,7 @@ def test_close_timeout_must_be_a_number(timeout: Any, make: Any) -> None:
     assert env.closed
 
 
-@nearby
+@here_and_in_processes
 def test_to_gymnasium_of_a_closed_env_is_refused(make_env: MakeEnv) -> None:
     env = make_env([Looped])
     env.close()

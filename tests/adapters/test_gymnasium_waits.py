@@ -17,16 +17,16 @@ from conftest import MakeEnv
 from fragile import GO_ON, fragile
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv
+from modes import PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from adapters.envs import Looped, Slow
 from parallelenv.errors import ArgumentError, WorkerTimeoutError
 
 ZEROS = np.zeros(3, dtype=np.int64)
 ONE_ONE = np.array([0, 1, 0])
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
-@nearby
+@here_and_in_processes
 def test_async_calls_are_completed_by_their_waits(make: Any) -> None:
     env = make()
     env.reset_async(seed=1)
@@ -61,29 +61,7 @@ WAIT: dict[str, Callable[[Any], Any]] = {
 REFUSALS = (AlreadyPendingCallError, NoAsyncCallError, ClosedEnvironmentError)
 
 
-@nearby
-@pytest.mark.parametrize("begun", BEGIN)
-def test_other_calls_before_the_wait_are_refused(begun: str, make: Any) -> None:
-    env = make()
-    env.reset()
-    BEGIN[begun](env)
-    for call in ANYTHING.values():
-        with pytest.raises(
-            AlreadyPendingCallError, match=rf"while {begun}_async\(\) waits for {begun}_wait\(\)"
-        ) as caught:
-            call(env)
-        assert caught.value.name == begun
-    for other in BEGIN.keys() - {begun}:
-        with pytest.raises(
-            NoAsyncCallError, match=rf"{other}_wait\(\) was called, but {other}_async\(\) was not"
-        ) as missing:
-            WAIT[other](env)
-        assert missing.value.name == other
-    WAIT[begun](env)
-    env.step(ZEROS)
-
-
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("name", WAIT)
 def test_wait_with_invalid_timeout_keeps_the_call_pending(name: str, make: Any) -> None:
     env = make()
@@ -96,7 +74,7 @@ def test_wait_with_invalid_timeout_keeps_the_call_pending(name: str, make: Any) 
     WAIT[name](env)
 
 
-@nearby
+@here_and_in_processes
 def test_close_warns_of_a_step_that_is_lost(make: Any) -> None:
     env = make()
     env.reset()
@@ -107,15 +85,15 @@ def test_close_warns_of_a_step_that_is_lost(make: Any) -> None:
     env.close()
 
 
-def refusal(call: Callable[[Any], Any], env: Any) -> tuple[type[Exception], str | None]:
+def refusal(call: Callable[[Any], Any], env: Any, message: str | None = None) -> tuple[type[Exception], str | None]:
     """Return the class of Gymnasium's error that a call raises, and the call that it names."""
-    with pytest.raises(REFUSALS) as caught:
+    with pytest.raises(REFUSALS, match=message) as caught:
         call(env)
     kind = next(known for known in REFUSALS if isinstance(caught.value, known))
     return kind, getattr(caught.value, "name", None)
 
 
-@nearby
+@here_and_in_processes
 def test_errors_equal_those_of_async_vector_env(make: Any) -> None:
     theirs = AsyncVectorEnv([Looped] * 3, shared_memory=False, context="forkserver")
     both = make(), theirs
@@ -123,13 +101,17 @@ def test_errors_equal_those_of_async_vector_env(make: Any) -> None:
         for env in both:
             env.reset()
         for begun in (None, *BEGIN):
-            others = [wait for name, wait in WAIT.items() if name != begun]
+            others = {
+                wait: rf"{name}_wait\(\) was called, but {name}_async\(\) was not"
+                for name, wait in WAIT.items()
+                if name != begun
+            }
             if begun is not None:
-                others += ANYTHING.values()
+                others |= dict.fromkeys(ANYTHING.values(), rf"while {begun}_async\(\) waits for {begun}_wait\(\)")
                 for env in both:
                     BEGIN[begun](env)
-            for call in others:
-                assert refusal(call, both[0]) == refusal(call, theirs)
+            for call, message in others.items():
+                assert refusal(call, both[0], message) == refusal(call, theirs)
             if begun is not None:
                 for env in both:
                     WAIT[begun](env)
@@ -141,7 +123,7 @@ def test_errors_equal_those_of_async_vector_env(make: Any) -> None:
         assert refusal(call, both[0]) == refusal(call, theirs) == (ClosedEnvironmentError, None)
 
 
-@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+@in_modes(PROCESSES, THREADS)
 def test_to_gymnasium_of_a_busy_env_raises_timeout_error(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), num_cpus=2, timeout=0.3)
     env.reset()
@@ -155,50 +137,42 @@ def test_to_gymnasium_of_a_busy_env_raises_timeout_error(make_env: MakeEnv, tmp_
     assert vector_env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
-def test_step_wait_can_be_repeated_after_timeout(make: Any) -> None:
-    env = make([partial(Slow, 9)] * 3)
-    env.reset()
-    env.step_async(ONE_ONE)
-    with pytest.raises(multiprocessing.TimeoutError, match=r"Wait on with step_wait\(\)") as caught:
-        env.step_wait(timeout=0.05)
-    assert isinstance(caught.value, WorkerTimeoutError)
-    with pytest.raises(AlreadyPendingCallError, match=r"Get it with step_wait\(\), or drop it with reset\(\)"):
-        env.step(ZEROS)
-    assert env.step_wait()[0].tolist() == [[1], [1], [1]]
-    with pytest.raises(NoAsyncCallError):
-        env.step_wait()
-    env.step_async(ONE_ONE)
-    with pytest.raises(TimeoutError):
-        env.step_wait(timeout=0.05)
-    assert env.reset()[0].tolist() == [[0], [0], [0]]
-    assert env.step(ZEROS)[0].tolist() == [[1], [1], [1]]
-
-
-@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
-@pytest.mark.parametrize("name", ["reset", "call"])
-def test_reset_wait_and_call_wait_can_be_repeated_after_timeout(name: str, make: Any) -> None:
+@in_modes(PROCESSES, THREADS)
+@pytest.mark.parametrize(("name", "expected"), [("step", [1, 1, 1]), ("reset", [0, 0, 0]), ("call", [0.3, 0.3, 0.3])])
+def test_waits_can_be_repeated_after_timeout(name: str, expected: list[float], make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
     env.reset()
     begin: dict[str, Callable[[], Any]] = {
+        "step": lambda: env.step_async(ONE_ONE),
         "reset": lambda: env.reset_async(options={"rest": 0.3}),
         "call": lambda: env.call_async("rest", 0.3),
     }
     begin[name]()
     wait = getattr(env, f"{name}_wait")
-    with pytest.raises(multiprocessing.TimeoutError) as caught:
+    message = r"Wait on with step_wait\(\)" if name == "step" else "did not answer within 0.05 s"
+    with pytest.raises(multiprocessing.TimeoutError, match=message) as caught:
         wait(timeout=0.05)
     assert isinstance(caught.value, WorkerTimeoutError)
-    if name == "call":
-        assert wait() == (0.3, 0.3, 0.3)
-    else:
-        assert wait()[0].tolist() == [[0], [0], [0]]
+    assert np.ravel(wait() if name == "call" else wait()[0]).tolist() == expected
     with pytest.raises(NoAsyncCallError):
         wait()
+    assert env.step(ZEROS)[0].tolist() == [[2 if name == "step" else 1]] * 3
+
+
+@in_modes(PROCESSES, THREADS)
+def test_late_step_can_be_dropped(make: Any) -> None:
+    env = make([partial(Slow, 9)] * 3)
+    env.reset()
+    env.step_async(ONE_ONE)
+    with pytest.raises(TimeoutError):
+        env.step_wait(timeout=0.05)
+    with pytest.raises(AlreadyPendingCallError, match=r"Get it with step_wait\(\), or drop it with reset\(\)"):
+        env.step(ZEROS)
+    assert env.reset()[0].tolist() == [[0], [0], [0]]
     assert env.step(ZEROS)[0].tolist() == [[1], [1], [1]]
 
 
-@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+@in_modes(PROCESSES, THREADS)
 def test_interrupted_step_can_be_received_or_dropped(make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
     env.reset()

@@ -13,6 +13,7 @@ import pytest
 from conftest import MakeEnv
 from gymnasium import wrappers
 from gymnasium.wrappers import vector
+from modes import here_and_in_processes
 
 from adapters.envs import Drawn, Varied
 from adapters.neighbours import require
@@ -20,7 +21,6 @@ from adapters.twins import GymnasiumTwins
 
 NUM_ENVS = 4
 BOUNDS = np.array([-1, 1], np.float32)
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 LISTS_STATISTICS = not gym.__version__.startswith(("1.1.", "1.2.0", "1.2.1"))
 """Whether Gymnasium's `DictInfoToList` takes what its `RecordEpisodeStatistics` adds."""
 
@@ -102,7 +102,7 @@ def attempt(wrap: Callable[[Any], Any], env: Any) -> tuple[Any, Any]:
         return None, (type(error), str(error))
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_behave_as_on_sync_vector_env(name: str, autoreset_mode: str, make_env: MakeEnv) -> None:
@@ -116,7 +116,7 @@ def test_wrappers_behave_as_on_sync_vector_env(name: str, autoreset_mode: str, m
         assert autoreset_mode == "SameStep"
 
 
-@nearby
+@here_and_in_processes
 def test_episode_statistics_equal_those_on_sync_vector_env(make_env: MakeEnv) -> None:
     twins = GymnasiumTwins(*map(vector.RecordEpisodeStatistics, both(make_env, Varied, "SameStep")))
     play(twins, 100)
@@ -124,7 +124,7 @@ def test_episode_statistics_equal_those_on_sync_vector_env(make_env: MakeEnv) ->
         twins.compare(getattr(twins.ours, name), getattr(twins.theirs, name))
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.neighbours
 def test_numpy_to_torch_wrapper_returns_tensors(make_env: MakeEnv) -> None:
     torch = require("torch")
@@ -136,7 +136,7 @@ def test_numpy_to_torch_wrapper_returns_tensors(make_env: MakeEnv) -> None:
     assert all(isinstance(answer, torch.Tensor) for answer in twins.ours.step(actions)[:4])
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.long
 @pytest.mark.neighbours
 @pytest.mark.skipif(not hasattr(vector, "RecordVideo"), reason="Gymnasium 1.2.1 is the first that has RecordVideo")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import here_and_in_processes
 
 from adapters.envs import Fragile
 from adapters.neighbours import require
@@ -17,7 +18,6 @@ from parallelenv.results import difference
 
 ONE_ONE = np.array([0, 1, 0])
 ENDS_FIRST = [partial(Fragile, 1), partial(Fragile, 9), partial(Fragile, 9)]
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 def begun_and_awaited(env: Any) -> None:
@@ -42,7 +42,7 @@ def failed(step: Callable[[Any], Any], env: Any) -> Any:
     return left
 
 
-@nearby
+@here_and_in_processes
 @both_ways
 def test_gymnasium_partial_result_has_episode_ends(step: Any, make: Any) -> None:
     observations, rewards, terminations, truncations, infos = failed(step, make(ENDS_FIRST, "SameStep"))
@@ -56,7 +56,7 @@ def test_gymnasium_partial_result_has_episode_ends(step: Any, make: Any) -> None
 
 
 @pytest.mark.neighbours
-@nearby
+@here_and_in_processes
 @both_ways
 def test_sb3_partial_result_has_episode_ends(step: Any, make_env: MakeEnv) -> None:
     require("stable_baselines3.common.vec_env")
@@ -71,7 +71,7 @@ def test_sb3_partial_result_has_episode_ends(step: Any, make_env: MakeEnv) -> No
     assert infos[0]["terminal_observation"].tolist() == [1]
 
 
-@nearby
+@here_and_in_processes
 def test_tianshou_partial_result_has_five_arrays(make_env: MakeEnv) -> None:
     env: Any = make_env(ENDS_FIRST).to_tianshou()
     observations, rewards, terminated, truncated, infos = failed(lambda env: env.step(ONE_ONE), env)
@@ -82,7 +82,7 @@ def test_tianshou_partial_result_has_five_arrays(make_env: MakeEnv) -> None:
     assert infos.tolist() == [{"env_id": 0}, {"env_id": 2}]
 
 
-@nearby
+@here_and_in_processes
 def test_tianshou_partial_result_is_empty_when_every_env_fails(make_env: MakeEnv) -> None:
     env: Any = make_env([Fragile]).to_tianshou()
     env.reset()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import here_and_in_processes
 
 from adapters.envs import Looped
 from adapters.neighbours import require
@@ -19,7 +20,6 @@ from parallelenv.errors import EnvContractError
 
 ZEROS = np.zeros(3, np.int64)
 Adapter = Callable[[ParallelEnv], Any]
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 class Paid(Looped):
@@ -55,7 +55,7 @@ NO_NUMBERS = {
 }
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("what", NO_NUMBERS)
 def test_reward_that_is_not_a_number_is_refused(what: str, adapted: Adapter, make_env: MakeEnv) -> None:
     reward, shown = NO_NUMBERS[what]
@@ -73,7 +73,7 @@ def test_reward_that_is_not_a_number_is_refused(what: str, adapted: Adapter, mak
     assert rewards.tolist() == [1, 1, 1]
 
 
-@nearby
+@here_and_in_processes
 def test_one_error_names_all_envs_with_invalid_rewards(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Paid, "none"), Paid, partial(Paid, "much")]))
     env.reset()
@@ -85,7 +85,7 @@ def test_one_error_names_all_envs_with_invalid_rewards(adapted: Adapter, make_en
     assert caught.value.partial.env_ids.tolist() == [1]  # type: ignore[attr-defined]
 
 
-@nearby
+@here_and_in_processes
 def test_invalid_reward_is_reported_with_other_failures(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Paid, partial(Paid, "none"), Paid]))
     env.reset()
@@ -99,7 +99,7 @@ def test_invalid_reward_is_reported_with_other_failures(adapted: Adapter, make_e
     assert error.partial.env_ids.tolist() == [2]
 
 
-@nearby
+@here_and_in_processes
 def test_rewards_of_any_number_type_are_accepted(adapted: Adapter, make_env: MakeEnv) -> None:
     given = [Fraction(1, 2), Decimal("0.25"), True, np.float16(3), np.array([[4]]), np.uint8(5), 6, None, -np.inf]
     env = adapted(make_env([partial(Paid, reward) for reward in given]))
@@ -110,7 +110,7 @@ def test_rewards_of_any_number_type_are_accepted(adapted: Adapter, make_env: Mak
     assert rewards.dtype.kind == "f"
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize(("autoreset_mode", "next_state"), [("NextStep", 0), ("SameStep", 1)])
 def test_episode_end_in_step_with_invalid_reward_is_kept(autoreset_mode: str, next_state: int, make: Any) -> None:
     env = make([Paid, partial(Paid, "none", 2), Paid], autoreset_mode)
@@ -121,7 +121,7 @@ def test_episode_end_in_step_with_invalid_reward_is_kept(autoreset_mode: str, ne
     assert env.step(ZEROS)[0].tolist() == [[3], [next_state], [3]]
 
 
-@nearby
+@here_and_in_processes
 def test_on_failure_restart_applies_to_invalid_rewards(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Paid, partial(Paid, "much"), Paid], on_failure="restart"))
     env.reset()
@@ -132,7 +132,7 @@ def test_on_failure_restart_applies_to_invalid_rewards(adapted: Adapter, make_en
 
 
 @pytest.mark.neighbours
-@nearby
+@here_and_in_processes
 def test_sb3_refuses_rewards_that_overflow_float32(make_env: MakeEnv) -> None:
     require("stable_baselines3.common.vec_env")
     env: Any = make_env([Paid, partial(Paid, -1e300), partial(Paid, np.inf)]).to_sb3()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from modes import ORACLE, PROCESSES
 
 from adapters.neighbours import require
 from parallelenv import ParallelEnv, vector_entry_point
@@ -22,7 +23,7 @@ def rllib() -> Iterator[Any]:
     ParallelEnv.close_all()
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_env_runner_samples_episodes(mode: str, rllib: Any) -> None:
     ppo, runners = rllib
     config = (

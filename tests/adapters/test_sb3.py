@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import PROCESSES, here_and_in_processes, in_modes
 
 from adapters.envs import Fragile, Looped, Varied
 from adapters.neighbours import require, seeded
@@ -26,7 +27,6 @@ pytestmark = pytest.mark.neighbours
 vec_env = require("stable_baselines3.common.vec_env")
 
 NUM_ENVS = 5
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 @pytest.mark.parametrize("kind", ["vector", "number", "image", "flat dict"])
@@ -42,7 +42,7 @@ def test_steps_and_resets_equal_those_of_dummy_vec_env(kind: str, make_env: Make
     twins.play(100)  # without seeds and options: they apply to one reset
 
 
-@nearby
+@here_and_in_processes
 def test_each_env_can_have_its_own_options(make_env: MakeEnv) -> None:
     twins = Sb3Twins(make_env([Varied] * 2).to_sb3(), vec_env.DummyVecEnv([Varied] * 2))
     for one in (twins.ours, twins.theirs):
@@ -51,7 +51,7 @@ def test_each_env_can_have_its_own_options(make_env: MakeEnv) -> None:
     twins.reset()
 
 
-@nearby
+@here_and_in_processes
 def test_modifying_results_does_not_affect_later_steps(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3).to_sb3()
     env.reset()
@@ -67,7 +67,7 @@ def test_modifying_results_does_not_affect_later_steps(make_env: MakeEnv) -> Non
     assert env.step(np.zeros(3, int))[0].tolist() == [[1]] * 3
 
 
-@nearby
+@here_and_in_processes
 def test_observations_are_copied_even_with_copy_false(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Looped, 9)] * 3, copy=False).to_sb3()
     first = env.reset()
@@ -78,7 +78,7 @@ def test_observations_are_copied_even_with_copy_false(make_env: MakeEnv) -> None
     first[:] = second[:] = 5  # they belong to the caller
 
 
-@nearby
+@here_and_in_processes
 def test_attributes_and_methods_are_reached_by_index(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Looped, 5 + number) for number in range(3)]).to_sb3()
     env.reset()
@@ -99,7 +99,7 @@ def test_attributes_and_methods_are_reached_by_index(make_env: MakeEnv) -> None:
         env.env_method("length")
 
 
-@nearby
+@here_and_in_processes
 def test_env_is_wrapped_detects_wrappers(make_env: MakeEnv) -> None:
     from stable_baselines3.common.monitor import Monitor
 
@@ -108,7 +108,7 @@ def test_env_is_wrapped_detects_wrappers(make_env: MakeEnv) -> None:
     assert env.env_is_wrapped(Monitor, 1) == [False]
 
 
-@nearby
+@here_and_in_processes
 def test_invalid_arguments_are_refused(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 2).to_sb3()
     for indices in (1.5, "x", [0, "x"], [2], [-3]):
@@ -124,7 +124,7 @@ def test_invalid_arguments_are_refused(make_env: MakeEnv) -> None:
         env.env_is_wrapped(5)
 
 
-@nearby
+@here_and_in_processes
 def test_frames_are_tiled(make_env: MakeEnv) -> None:
     class Drawn(Looped):
         render_mode = "rgb_array"
@@ -137,7 +137,7 @@ def test_frames_are_tiled(make_env: MakeEnv) -> None:
     assert (env.render() == 1).all()
 
 
-@nearby
+@here_and_in_processes
 def test_step_async_is_completed_by_step_wait(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3).to_sb3()
     env.reset()
@@ -153,7 +153,7 @@ def test_step_async_is_completed_by_step_wait(make_env: MakeEnv) -> None:
     assert env.step(np.zeros(3, int))[0].tolist() == [[1]] * 3
 
 
-@nearby
+@here_and_in_processes
 def test_restarted_env_reports_no_terminal_observation(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Fragile, 9)] * 2, on_failure="restart").to_sb3()
     env.reset()
@@ -189,7 +189,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithms_learn_the_same_as_on_dummy_vec_env(name: str, make_env: MakeEnv) -> None:
     import stable_baselines3
@@ -230,7 +230,7 @@ def learn_cart_pole(env: Any) -> tuple[list[float], float]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+@in_modes(PROCESSES)
 def test_ppo_solves_cart_pole_with_the_learning_curve_of_dummy_vec_env(make_env: MakeEnv) -> None:
     found = learn_cart_pole(make_env(["CartPole-v1"] * 8).to_sb3())
     assert found[1] >= 475

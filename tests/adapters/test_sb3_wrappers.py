@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import here_and_in_processes
 
 from adapters.envs import Drawn, Looped, Varied
 from adapters.neighbours import require
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.neighbours
 vec_env = require("stable_baselines3.common.vec_env")
 
 NUM_ENVS = 4
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 def several(env: Any) -> Any:
@@ -50,7 +50,7 @@ def make_twins(make_env: MakeEnv, kind: str, wrap: Callable[[Any], Any]) -> Sb3T
     return twins
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_behave_as_on_dummy_vec_env(name: str, make_env: MakeEnv) -> None:
     twins = make_twins(make_env, *WRAPPERS[name])
@@ -58,7 +58,7 @@ def test_wrappers_behave_as_on_dummy_vec_env(name: str, make_env: MakeEnv) -> No
     twins.compare(twins.ours.observation_space, twins.theirs.observation_space)
 
 
-@nearby
+@here_and_in_processes
 def test_vec_normalize_statistics_are_saved_and_loaded(make_env: MakeEnv, tmp_path: Path) -> None:
     twins = make_twins(make_env, "vector", vec_env.VecNormalize)
     twins.play(100)
@@ -77,7 +77,7 @@ def test_vec_normalize_statistics_are_saved_and_loaded(make_env: MakeEnv, tmp_pa
     swapped.compare(swapped.ours.get_original_reward(), swapped.theirs.get_original_reward())
 
 
-@nearby
+@here_and_in_processes
 def test_vec_monitor_writes_the_same_as_on_dummy_vec_env(make_env: MakeEnv, tmp_path: Path) -> None:
     paths = [tmp_path / "ours.monitor.csv", tmp_path / "theirs.monitor.csv"]
     free = iter(paths)
@@ -104,7 +104,7 @@ class Broken(Looped):
         return np.where(self.state == 2, np.nan, self.state).astype(np.float32), 0.0, False, False, {}
 
 
-@nearby
+@here_and_in_processes
 def test_vec_check_nan_detects_nan_observations(make_env: MakeEnv) -> None:
     texts = []
     for env in (make_env([Broken] * 2).to_sb3(), vec_env.DummyVecEnv([Broken] * 2)):
@@ -117,7 +117,7 @@ def test_vec_check_nan_detects_nan_observations(make_env: MakeEnv) -> None:
     assert texts[0] == texts[1]
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.long
 def test_recorded_videos_equal_those_of_dummy_vec_env(make_env: MakeEnv, tmp_path: Path) -> None:
     require("moviepy")

@@ -14,6 +14,7 @@ import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
+from modes import IN_CALLER, LOCAL, PROCESSES, here_and_in_processes, in_modes
 
 from adapters.envs import Looped
 from adapters.neighbours import require
@@ -27,7 +28,6 @@ from parallelenv.errors import (
 )
 from parallelenv.results import difference
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 Adapter = Callable[[ParallelEnv], Any]
 
 
@@ -64,14 +64,14 @@ class Strict(Looped):
         return self.state, {}
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.filterwarnings("ignore::parallelenv.errors.OldApiWarning")
 @pytest.mark.parametrize("env_class", [Bare, Seeded, Strict])
 def test_reset_gets_only_arguments_that_it_accepts(env_class: Any, adapted: Adapter, make_env: MakeEnv) -> None:
     adapted(make_env([env_class] * 2)).reset()
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.filterwarnings("ignore::parallelenv.errors.OldApiWarning")
 def test_options_raise_type_error_if_reset_does_not_accept_them(make_env: MakeEnv) -> None:
     env: Any = make_env([Seeded] * 2).to_gymnasium()
@@ -94,7 +94,7 @@ class Grumpy(Looped):
         raise self.error
 
 
-@nearby
+@here_and_in_processes
 def test_error_of_the_first_env_is_raised_if_several_fail(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Grumpy, KeyError("one")), partial(Grumpy, OSError("two"))]))
     env.reset()
@@ -111,7 +111,7 @@ def envs_of(env: Any) -> list[Any]:
     return [worker.env for worker in env.workers] if hasattr(type(env), "workers") else list(env.envs)
 
 
-@pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
+@in_modes(*IN_CALLER)
 def test_envs_in_the_same_process_are_accessible(adapted: Adapter, make_env: MakeEnv) -> None:
     wrapped = partial(gym.make, "CartPole-v1")
     env = adapted(make_env([wrapped] * 3, num_cpus=2))
@@ -124,7 +124,7 @@ def test_envs_in_the_same_process_are_accessible(adapted: Adapter, make_env: Mak
         envs_of(env)
 
 
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+@in_modes(PROCESSES)
 def test_envs_in_other_processes_are_not_accessible(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Looped] * 2))
     with pytest.raises(AbsentAttributeError, match=r"is absent: these envs live in other processes\. Use get_"):
@@ -162,7 +162,7 @@ def received_actions(env: Any, actions: Any) -> list[Any]:
     return [(info["told"]["value"], info["told"]["dtype"]) for info in infos]
 
 
-@nearby
+@here_and_in_processes
 def test_box_actions_keep_their_dtype(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Echo, Box(-2, 2, (1,), np.float32))] * 2))
     assert received_actions(env, np.array([[0.1], [0.2]])) == [([0.1], "float64"), ([0.2], "float64")]
@@ -170,7 +170,7 @@ def test_box_actions_keep_their_dtype(adapted: Adapter, make_env: MakeEnv) -> No
     assert received_actions(env, np.array([[0.5], [1.5]], np.float16)) == [([0.5], "float16"), ([1.5], "float16")]
 
 
-@nearby
+@here_and_in_processes
 def test_box_parts_of_dict_actions_keep_their_dtype(make_env: MakeEnv) -> None:
     space = Dict({"push": Box(-2, 2, (1,), np.float32), "gear": Discrete(3)})
 
@@ -185,7 +185,7 @@ def test_box_parts_of_dict_actions_keep_their_dtype(make_env: MakeEnv) -> None:
     assert infos["gear"].tolist() == ["int64"] * 2
 
 
-@nearby
+@here_and_in_processes
 def test_discrete_actions_may_be_whole_floats(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Echo, Discrete(3))] * 2))
     assert received_actions(env, np.array([1.0, 2.0])) == [(1, "int64"), (2, "int64")]
@@ -195,7 +195,7 @@ def test_discrete_actions_may_be_whole_floats(adapted: Adapter, make_env: MakeEn
             env.step(actions)
 
 
-@nearby
+@here_and_in_processes
 def test_every_call_after_close_is_refused(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Looped] * 2))
     env.reset()
@@ -221,7 +221,7 @@ def test_every_call_after_close_is_refused(adapted: Adapter, make_env: MakeEnv) 
 # -------------------------------------------------------------------- episodes
 
 
-@nearby
+@here_and_in_processes
 def test_step_before_the_first_reset_is_passed_to_the_envs(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Looped] * 2))
     assert env.step(np.zeros(2, int))[0].tolist() == [[1], [1]]
@@ -230,7 +230,7 @@ def test_step_before_the_first_reset_is_passed_to_the_envs(adapted: Adapter, mak
         env.step(np.zeros(2, int))
 
 
-@nearby
+@here_and_in_processes
 def test_reset_mask_that_skips_env_without_state_is_refused(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 2).to_gymnasium()
     mask = {"reset_mask": np.array([True, False])}
@@ -258,7 +258,7 @@ class Typed(Looped):
         return self.given, 1.0, True, False, {}
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize(
     ("space", "state"),
     [
@@ -278,7 +278,7 @@ def test_final_obs_has_the_type_that_the_env_returned(space: Any, state: Any, ma
     assert difference(env.step([0])[-1]["final_obs"][0], expected) is None
 
 
-@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+@in_modes(*LOCAL)
 def test_states_are_writable_with_copy_false(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 2, copy=False).to_gymnasium()
     for states in (env.reset()[0], env.step([0, 0])[0]):
@@ -292,7 +292,7 @@ def test_states_are_writable_with_copy_false(make_env: MakeEnv) -> None:
 # -------------------------------------------------------------------- Tianshou
 
 
-@nearby
+@here_and_in_processes
 def test_tianshou_accepts_negative_ids(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_tianshou()
     env.reset()
@@ -304,7 +304,7 @@ def test_tianshou_accepts_negative_ids(make_env: MakeEnv) -> None:
     assert env.get_env_attr("length") == [5, 6, [1, 2]]
 
 
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+@in_modes(PROCESSES)
 def test_tianshou_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> None:
     message = re.escape("3 envs share 2 workers")
     with pytest.warns(UserWarning, match=f"{message}.*num_cpus=len\\(envs\\)") as caught:
@@ -321,7 +321,7 @@ def test_tianshou_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> N
 
 
 @pytest.mark.neighbours
-@nearby
+@here_and_in_processes
 def test_sb3_indices_work_like_list_indices(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_sb3()
     env.reset()
@@ -336,7 +336,7 @@ def test_sb3_indices_work_like_list_indices(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.neighbours
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("state", [np.ones((1, 2), np.float32), np.float32(3), 4.0, [1, 2]])
 def test_sb3_broadcasts_states_as_dummy_vec_env_does(state: Any, make_env: MakeEnv) -> None:
     space = Box(0, 9, (2,), np.float32)
@@ -366,7 +366,7 @@ class Spread(Looped):
 
 
 @pytest.mark.neighbours
-@nearby
+@here_and_in_processes
 def test_sb3_broadcasts_states_of_smaller_shapes(make_env: MakeEnv) -> None:
     require("stable_baselines3")
     env: Any = make_env([partial(Spread, (1, 2)), partial(Spread, ()), partial(Spread, (1,))]).to_sb3()

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import ORACLE, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from adapters.dqn_loop import learn, mean_return
 from adapters.envs import Looped, Slow, Varied
@@ -20,7 +21,6 @@ from parallelenv.errors import ArgumentError, EnvBusyError, InvalidEnvError, Not
 from parallelenv.results import difference
 
 NUM_ENVS = 5
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 ZEROS = np.zeros(3, np.int64)
 
 
@@ -62,7 +62,7 @@ def test_steps_and_resets_equal_those_of_dummy_vector_env(kind: str, make_env: M
 
 
 @pytest.mark.neighbours
-@nearby
+@here_and_in_processes
 def test_normalized_observations_equal_those_of_dummy_vector_env(make_env: MakeEnv) -> None:
     env = require("tianshou.env")
     env_fns = [partial(Varied, "vector", 4.0 + number) for number in range(NUM_ENVS)]
@@ -82,7 +82,7 @@ def test_normalized_observations_equal_those_of_dummy_vector_env(make_env: MakeE
 
 @pytest.mark.filterwarnings("ignore:Using async setting")
 @pytest.mark.neighbours
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("is_async", [False, True])
 def test_collectors_collect_the_same_as_with_dummy_vector_env(is_async: bool, make_env: MakeEnv) -> None:
     torch = require("torch")
@@ -117,30 +117,22 @@ def _cart_pole() -> Any:
     return gymnasium.make("CartPole-v1")
 
 
-@nearby
-@pytest.mark.neighbours
-def test_dqn_learns_the_same_as_with_dummy_vector_env(make_env: MakeEnv) -> None:
-    ours, theirs = (learn(venv, num_steps=800) for venv in _eight_cart_poles(make_env))
-    assert ours.transitions["rew"].shape == (800,)
-    assert difference(ours[:2], theirs[:2]) is None
-
-
-@pytest.mark.long
 @pytest.mark.neighbours
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_dqn_learns_cart_pole_with_the_learning_curve_of_dummy_vector_env(make_env: MakeEnv) -> None:
-    venvs = _eight_cart_poles(make_env)
-    ours, theirs = (learn(venv, num_steps=20_000) for venv in venvs)
-    assert mean_return(ours.policy, venvs[1], 20) >= 150
+@pytest.mark.parametrize(
+    ("mode", "num_steps"),
+    [(ORACLE, 800), (PROCESSES, 800), pytest.param(PROCESSES, 20_000, marks=pytest.mark.long)],
+    indirect=["mode"],
+)
+def test_dqn_learns_the_same_as_with_dummy_vector_env(num_steps: int, make_env: MakeEnv) -> None:
+    venvs = make_env([_cart_pole] * 8).to_tianshou(), require("tianshou.env").DummyVectorEnv([_cart_pole] * 8)
+    ours, theirs = (learn(venv, num_steps) for venv in venvs)
+    assert ours.transitions["rew"].shape == (num_steps,)
     assert difference(ours[:2], theirs[:2]) is None
+    assert num_steps < 20_000 or mean_return(ours.policy, venvs[1], 20) >= 150
 
 
-def _eight_cart_poles(make_env: MakeEnv) -> tuple[Any, Any]:
-    return make_env([_cart_pole] * 8).to_tianshou(), require("tianshou.env").DummyVectorEnv([_cart_pole] * 8)
-
-
-@pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+@in_modes(THREADS, PROCESSES)
 def test_step_returns_when_wait_num_envs_have_finished(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(wait_num=2)
     assert env.is_async
@@ -168,7 +160,7 @@ def test_step_returns_when_wait_num_envs_have_finished(make_env: MakeEnv) -> Non
         env.step(None)
 
 
-@pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+@in_modes(THREADS, PROCESSES)
 def test_step_returns_finished_envs_after_timeout(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(timeout=0.2)
     env.reset()
@@ -181,7 +173,7 @@ def test_step_returns_finished_envs_after_timeout(make_env: MakeEnv) -> None:
     assert sorted(ids) == [0, 1]
 
 
-@nearby
+@here_and_in_processes
 def test_ended_env_is_not_reset_automatically(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3, asynchronous="restart").to_tianshou()
     assert len(env) == env.env_num == 3

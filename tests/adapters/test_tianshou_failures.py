@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import LOCAL, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from adapters.envs import Fragile, Looped, Slow
 from parallelenv.errors import ActionError, EnvBusyError, NothingInFlightError, WorkerDiedError, WorkerTimeoutError
 
 ZEROS = [0, 0, 0]
 ONE_ONE = [0, 1, 0]
-apart = pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+apart = in_modes(THREADS, PROCESSES)
 
 
 class Mortal(Looped):
@@ -47,7 +48,7 @@ def finish(env: Any, actions: Any) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+@in_modes(*LOCAL)
 def test_env_that_raised_is_no_longer_waiting(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Fragile, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
     env.reset()
@@ -58,7 +59,7 @@ def test_env_that_raised_is_no_longer_waiting(make_env: MakeEnv) -> None:
     assert sorted(finish(env, ZEROS)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+@in_modes(PROCESSES)
 def test_env_of_dead_worker_is_usable_after_restart(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Mortal, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
     env.reset()
@@ -123,7 +124,7 @@ def test_late_step_can_be_received_with_action_none(make_env: MakeEnv) -> None:
             assert env.step(None)[0].tolist() == [[1], [1], [1]]
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_tianshou_step_with_no_envs_returns_empty_arrays(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 2, copy=False).to_tianshou()
     env.reset()

@@ -11,12 +11,7 @@ from parallelenv.results import difference
 
 
 class Pair:
-    """Two vector envs that get the same calls.
-
-    Args:
-        ours: The adapter.
-        theirs: What it is to equal.
-    """
+    """Two vector envs that get the same calls."""
 
     def __init__(self, ours: Any, theirs: Any) -> None:
         self.ours = ours

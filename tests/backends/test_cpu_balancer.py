@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -199,16 +197,6 @@ def test_balancer_ignores_dead_workers(start: Start, moves: Moves) -> None:
     zombie.wait()
 
 
-def test_balancer_limits_how_often_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: seen.append(pids))
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
-    spreader = CpuBalancer(caller_steps=False)
-    for _ in range(5):
-        spreader.balance([1, 2])
-    assert seen == [[1, 2]]
-
-
 @pytest.mark.parametrize("what", ["sched_setaffinity", "/proc/loadavg"])
 def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
@@ -219,39 +207,3 @@ def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, m
         spreader = CpuBalancer(caller_steps=False)
     monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: pytest.fail("it looked"))
     spreader.balance([os.getpid()])
-
-
-def test_cores_of_runnable_processes_are_detected(start: Start) -> None:
-    pid = start(SPIN)
-    core = max(USABLE)
-    set_affinity(pid, {core})
-    assert _cpu_balancer._core_if_awake(pid) == core
-
-
-class Interrupt(Exception):
-    pass
-
-
-def interrupt(signum: int, frame: Any) -> None:
-    raise Interrupt
-
-
-def look_until_interrupted() -> None:
-    signal.setitimer(signal.ITIMER_VIRTUAL, 1e-6)
-    while True:
-        read(LOADAVG)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # that files were not closed by hand
-def test_interrupted_look_leaves_no_file_open() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    handler = signal.signal(signal.SIGVTALRM, interrupt)
-    try:
-        for _ in range(300):  # one in seventy comes between opening and knowing of it
-            with pytest.raises(Interrupt):
-                look_until_interrupted()
-    finally:
-        signal.signal(signal.SIGVTALRM, handler)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before

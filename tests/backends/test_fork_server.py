@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import psutil
 import pytest
-from conftest import fork_server_pids
+from holdings import fork_server_pids
+from scripts import start
 
 from parallelenv import ParallelEnv
 from parallelenv.autotune import doctor
 from parallelenv.backends._fork_server import SERVERS
-from parallelenv.contract.env_specs import modules_of
 from parallelenv.errors import ArgumentError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker imports by itself")
@@ -45,10 +44,6 @@ class Env(gym.Env):
         return 0, 0.0, False, False, {{}}
     def evaluate(self, text):
         return eval(text, globals())
-    def children(self):
-        from parallelenv import ParallelEnv
-        with ParallelEnv([Env, Env], "subproc", num_cpus=2) as env:
-            return env.customized_method("evaluate", {{"text": "os.getpid()"}})
 """
 
 
@@ -67,7 +62,7 @@ class Package:
     def write(self, body: str) -> None:
         (self.folder / "__init__.py").write_text(PACKAGE.format(imports=str(self._imports), body=body))
 
-    def env(self, body: str | None = None) -> Any:
+    def env(self) -> Any:
         return importlib.import_module(self.name).Env
 
     def imported_in(self) -> list[int]:
@@ -129,20 +124,6 @@ def test_restarted_worker_does_not_import_the_package_again(make_package: MakePa
         env.reset()
         env.reset()
     assert len(package.imported_in()) == 1
-
-
-def test_modules_of_finds_modules_named_in_pickles(monkeypatch: pytest.MonkeyPatch) -> None:
-    import fractions as some
-
-    class Local(gym.Env[Any, Any]):
-        pass
-
-    monkeypatch.setitem(gym.registry, "Mine-v7", gym.envs.registration.EnvSpec("Mine-v7", "wave:Wave_read"))
-    sources = [lambda: some.Fraction(1), lambda: gym.make("Mine-v7"), lambda: gym.make("aifc:Other-v1"), Local]
-    found = modules_of([*map(cloudpickle.dumps, sources), cloudpickle.dumps(cloudpickle.dumps(random.Random))])
-    assert {"fractions", "wave", "aifc", "random"} <= set(found)
-    assert "__main__" not in found
-    assert modules_of([b"\x80\x05\x8c\x01aN."]) == []
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
@@ -229,16 +210,11 @@ def test_workers_import_packages_that_are_unsafe_to_fork(make_package: MakePacka
     run(other.env())
     assert len(other.imported_in()) == 1
     assert SERVERS.refused[package.name].reason == reason
-    assert f"{package.name}, whose import {reason}" in doctor_says()
-    assert f"{other.name} (0." in doctor_says()
+    assert f"{package.name}, whose import {reason}" in doctor.describe()
+    assert f"{other.name} (0." in doctor.describe()
     package.write("")  # fixed
     run(package.env())
     assert len(package.imported_in()) == 1 + 2 * NUM_WORKERS + 1
-
-
-def doctor_says() -> str:
-
-    return doctor.describe()
 
 
 @pytest.mark.parametrize(
@@ -312,13 +288,6 @@ def test_workers_have_cwd_and_argv_of_caller_and_leak_no_descriptors(
     assert run(package.env(), "multiprocessing.current_process().name") == ["parallelenv-worker"] * NUM_WORKERS
 
 
-def test_env_can_start_its_own_pool(make_package: MakePackage) -> None:
-    package = make_package()
-    with ParallelEnv([package.env()], "subproc") as env:
-        inner = env.customized_method("children")[0]
-    assert len(set(inner)) == 2
-
-
 # ---------------------------------------------------------------- exit
 
 
@@ -373,15 +342,9 @@ except KeyboardInterrupt:
 SLOW = "if 'QUICK' not in os.environ and os.getpid() != int(os.environ['CALLER']):\n    import time; time.sleep(60)"
 
 
-def start(package: Package, tmp_path: Path) -> subprocess.Popen[str]:
-    command = f"import os; os.environ['CALLER'] = str(os.getpid()){SCRIPT}"
-    return subprocess.Popen(
-        [sys.executable, "-c", command, str(tmp_path), package.name],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def start_script(package: Package, tmp_path: Path) -> subprocess.Popen[str]:
+    script = f"import os; os.environ['CALLER'] = str(os.getpid()){SCRIPT}"
+    return start(script, str(tmp_path), package.name, start_new_session=True)
 
 
 def wait_for_import(package: Package, process: subprocess.Popen[str]) -> None:
@@ -395,7 +358,7 @@ def test_fork_server_exits_when_the_caller_is_killed(
     make_package: MakePackage, tmp_path: Path, is_importing: bool
 ) -> None:
     package = make_package(SLOW if is_importing else "")
-    with start(package, tmp_path) as process:
+    with start_script(package, tmp_path) as process:
         wait_for_import(package, process)
         if not is_importing:
             assert process.stdout is not None
@@ -409,7 +372,7 @@ def test_fork_server_exits_when_the_caller_is_killed(
 
 def test_ctrl_c_during_import_in_fork_server_reaches_only_the_caller(make_package: MakePackage, tmp_path: Path) -> None:
     package = make_package(SLOW)
-    with start(package, tmp_path) as process:
+    with start_script(package, tmp_path) as process:
         wait_for_import(package, process)
         os.killpg(process.pid, signal.SIGINT)
         assert process.communicate(timeout=30) == ("usable\n", "")

@@ -13,8 +13,6 @@ import signal
 import threading
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import psutil
 import pytest
 from interrupting import interrupt_at
@@ -22,6 +20,7 @@ from interrupting import interrupt_at
 from parallelenv import ParallelEnv, get_worker_info
 from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
+from parallelenv.testing.envs import Sleeper
 
 # Mode, its options, workers, and every how many lines it is interrupted: as many as some seconds allow.
 WAYS: dict[str, tuple[str, dict[str, Any], int, int]] = {
@@ -35,25 +34,11 @@ WAYS: dict[str, tuple[str, dict[str, Any], int, int]] = {
 }
 
 
-class Plain(gym.Env[Any, Any]):
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return np.zeros(2), {}
-
-    def step(self, action: Any) -> Any:
-        return np.ones(2), 1.0, False, False, {}
-
-    def pid(self) -> int:
-        return os.getpid()
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_interrupt_during_close_is_raised_and_leaks_nothing(way: str) -> None:
     mode, options, workers, stride = WAYS[way]
     for number in itertools.count(1, stride):
-        env = ParallelEnv([Plain] * 2, mode, num_cpus=workers, **options)
+        env = ParallelEnv([Sleeper] * 2, mode, num_cpus=workers, **options)
         outcome = interrupt_at(number, env.close)
         env.close()
         if not outcome.line:
@@ -71,7 +56,7 @@ def test_worker_info_is_none_after_an_interrupt_at_any_bytecode(name: str) -> No
     with contextlib.ExitStack() as opened:
         for number in itertools.count(1):
             if number == 1 or name == "close":
-                env = opened.enter_context(ParallelEnv([Plain] * 2, "dummy"))
+                env = opened.enter_context(ParallelEnv([Sleeper] * 2, "dummy"))
             env.reset()
             outcome = interrupt_at(number, functools.partial(getattr(env, name), *arguments), EXECUTORS, event="opcode")
             assert get_worker_info() is None, outcome
@@ -86,7 +71,7 @@ def test_close_after_two_interrupts_closes_the_rest(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     for number in (50, 150):
-        env = ParallelEnv([Plain] * 2, "subproc", num_cpus=2, start_method="fork")
+        env = ParallelEnv([Sleeper] * 2, "subproc", num_cpus=2, start_method="fork")
         with monkeypatch.context() as patch:
             patch.setattr(Pool, "_close_at_once", interrupted)
             assert interrupt_at(number, env.close).is_raised
@@ -102,7 +87,7 @@ OPENERS += ("parallelenv/worker/worker_log.py", "multiprocessing/connection.py")
 def test_interrupt_during_construction_is_raised_and_leaks_nothing(way: str, stride: int) -> None:
     mode, options, _, _ = WAYS[way]
     for number in itertools.count(1, stride):
-        outcome = interrupt_at(number, lambda: ParallelEnv([Plain] * 2, mode, num_cpus=1, **options), OPENERS)
+        outcome = interrupt_at(number, lambda: ParallelEnv([Sleeper] * 2, mode, num_cpus=1, **options), OPENERS)
         ParallelEnv.close_all()
         if not outcome.line:
             break
@@ -115,10 +100,10 @@ RESTARTERS = ("parallelenv/engine/worker_pool.py", *OPENERS)
 
 def test_interrupted_restart_leaks_no_worker() -> None:
     stride = 3
-    with ParallelEnv([Plain] * 2, "subproc", num_cpus=2, start_method="fork") as env:
+    with ParallelEnv([Sleeper] * 2, "subproc", num_cpus=2, start_method="fork") as env:
         before = len(psutil.Process().children())
         for number in itertools.count(1, stride):
-            os.kill(env.customized_method("pid")[1], signal.SIGKILL)
+            os.kill(env.customized_method("process")[1], signal.SIGKILL)
             with pytest.raises(WorkerDiedError):
                 env.reset()
             outcome = interrupt_at(number, lambda: env.restart([1]), RESTARTERS)
@@ -127,11 +112,11 @@ def test_interrupted_restart_leaks_no_worker() -> None:
             assert outcome.is_raised, outcome
             env.restart([1])
             assert len(psutil.Process().children()) == before, outcome
-            assert env.reset().shape == (2, 2)
+            assert env.reset().shape == (2, 3)
     assert number > stride
 
 
-class Stuck(Plain):
+class Stuck(Sleeper):
     is_over = threading.Event()
 
     def step(self, action: Any) -> Any:

@@ -7,14 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
 import pytest
 from conftest import MakeEnv
+from scripts import environment, run
 
 import parallelenv
 from parallelenv.errors import WorkerStartError
+from parallelenv.testing.envs import Counter
 
 HERE = Path(parallelenv.__file__).resolve().parent
 
@@ -46,65 +46,49 @@ atexit.register(lambda: print(forkserver._forkserver._preload_modules))
 OTHER_FIRST = "import parallelenv"  # before a folder comes first that has another
 
 
-def run(tmp_path: Path, method: str, first: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a script with its own copy of this package, where Python would otherwise find another."""
+FOUND = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
+
+
+def run_copy(tmp_path: Path, method: str, first: str = "") -> tuple[str, str]:
+    """Run a script with its own copy of this package, where Python would otherwise find another; return its outputs."""
     shutil.copytree(HERE, tmp_path / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
-    found = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(first=first), str(tmp_path), method, found],
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": found},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    script = SCRIPT.format(first=first)
+    return run(script, str(tmp_path), method, FOUND, cwd="/", env=environment(PYTHONPATH=FOUND))[:2]
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_workers_import_the_same_copy_of_the_package_as_the_caller(method: str, tmp_path: Path) -> None:
-    ended = run(tmp_path, method)
-    assert ended.stderr == ""
-    assert ended.stdout.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True"]
+    out, err = run_copy(tmp_path, method)
+    assert err == ""
+    assert out.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True"]
 
 
 def test_fork_server_of_the_user_is_not_modified(tmp_path: Path) -> None:
-    ended = run(tmp_path, "forkserver", SERVER_FIRST)
-    assert ended.stderr == ""
-    assert ended.stdout.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True", "['this']"]
+    out, err = run_copy(tmp_path, "forkserver", SERVER_FIRST)
+    assert err == ""
+    assert out.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True", "['this']"]
 
 
 def test_workers_with_another_copy_are_refused(tmp_path: Path) -> None:
-    ended = run(tmp_path, "spawn", OTHER_FIRST)
-    assert "WorkerStartError: A worker runs another copy of parallelenv than the caller" in ended.stderr
-    assert f"in {tmp_path / 'parallelenv'}, not {parallelenv.__version__} in {HERE}" in ended.stderr
-    assert f"PYTHONPATH={HERE.parent} before" in ended.stderr
-
-
-class Plain(gym.Env[Any, Any]):
-    observation_space = action_space = gym.spaces.Discrete(2)
+    _, err = run_copy(tmp_path, "spawn", OTHER_FIRST)
+    assert "WorkerStartError: A worker runs another copy of parallelenv than the caller" in err
+    assert f"in {tmp_path / 'parallelenv'}, not {parallelenv.__version__} in {HERE}" in err
+    assert f"PYTHONPATH={HERE.parent} before" in err
 
 
 @pytest.mark.parametrize("mode", ["ray"], indirect=True)
 def test_actors_need_the_same_version(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallelenv, "__version__", "0.0.1")
     with pytest.raises(WorkerStartError, match="but the caller has 0.0.1. Install the same version on all machines"):
-        make_env([Plain])
+        make_env([Counter])
 
 
 def test_copy_in_the_current_directory_is_not_imported(tmp_path: Path) -> None:
     sources, script = tmp_path / "sources", tmp_path / "script.py"
     shutil.copytree(HERE, sources / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
     script.write_text(SCRIPT.format(first=""))
-    found = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
-    ended = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), "forkserver", found],
-        cwd=sources,
-        env={**os.environ, "PYTHONPATH": found},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    command = [sys.executable, str(script), str(tmp_path), "forkserver", FOUND]
+    own = environment(PYTHONPATH=FOUND)
+    ended = subprocess.run(command, cwd=sources, env=own, capture_output=True, text=True, timeout=50, check=False)
     assert ended.stderr == ""
     assert ended.stdout.split() == [str(HERE / "__init__.py"), "True"]

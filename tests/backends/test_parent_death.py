@@ -39,20 +39,6 @@ def is_closed(end: Connection, patience: float = 0.0) -> bool:
     return bool(select.select([end], [], [], patience)[0])
 
 
-def test_owner_can_close_the_connection(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ray_actors, "_PARTING", 0.01)
-    actor, (end, _) = connect(listener)
-    assert not is_closed(end)
-    actor.close()
-    assert is_closed(end)
-
-
-def test_connection_is_closed_when_garbage_collected(listener: socket.socket) -> None:
-    actor, (end, _) = connect(listener)
-    del actor
-    assert is_closed(end)
-
-
 def test_forked_child_does_not_keep_the_connection_open(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

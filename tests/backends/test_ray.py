@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import psutil
 import pytest
 from fragile import EXIT, GO_ON, WAIT, fragile
+from scripts import run
 
 from parallelenv import ParallelEnv, progress
 from parallelenv.backends import _ray_cluster
 from parallelenv.backends._ray_actors import RayHost
 from parallelenv.backends.ray import RayBackend
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError
+from parallelenv.testing.envs import Counter
 
 
-class Small(gym.Env[Any, Any]):
-    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.ones(2, np.float32), 1.0, False, False, {}
-
-    def pid(self) -> int:
-        return os.getpid()
-
+class Small(Counter):
     def has_imported(self, module: str) -> bool:
         return module in sys.modules
 
@@ -77,18 +62,8 @@ def test_close_does_not_shut_down_a_running_cluster(mode: str) -> None:
     import ray
 
     with ParallelEnv([Small] * 3, mode) as env:
-        assert env.reset().shape == (3, 2)
+        assert env.reset().shape == (3, 3)
     assert ray.is_initialized()
-
-
-@in_ray_modes
-def test_results_from_ray_are_writable(mode: str) -> None:
-    with ParallelEnv([Small] * 3, mode) as env:
-        env.reset()
-        states, rewards, dones, _ = env.step([0, 0, 0])
-        for array in (states, rewards, dones):
-            array[0] = 0
-            assert array.flags.owndata
 
 
 @in_ray_modes
@@ -100,15 +75,54 @@ def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
     with ParallelEnv([Small] * 3, mode, direct=False) as env:
         env.reset()
         assert env.engine.pool.fileno() is None
-        assert asyncio.run(play()).states.tolist() == [[1, 1]] * 3
+        assert asyncio.run(play()).states[:, 1].tolist() == [1] * 3
 
 
 @in_ray_modes
-def test_actor_that_cannot_be_scheduled_raises(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_gpus": 1000}, r"1000 GPU.*the cluster has 0"),
+        (
+            {"ray_options": {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}},
+            r"1 of 1 Ray actors found no place: one needs 1 flux \(the cluster has 0, .*Change ray_options\.",
+        ),
+        ({"ray_options": {"accelerator_type": "A100"}}, r"accelerator_type:A100 \(the cluster has 0"),
+        (
+            {"ray_options": {"label_selector": {"zone": "moon"}, "scheduling_strategy": "SPREAD"}},
+            r"not started within 2 s.*'moon'",
+        ),
+    ],
+)
+def test_actor_that_cannot_be_scheduled_raises(
+    mode: str, arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
-    with pytest.raises(WorkerStartError, match=r"1000 GPU.*the cluster has 0"):
-        ParallelEnv([Small], mode, num_gpus=1000)
+    monkeypatch.setattr(_ray_cluster, "LONGEST_START", 1.5)
+    with pytest.raises(WorkerStartError, match=message):
+        ParallelEnv([Small], mode, **arguments)
+
+
+NOT_ACCEPTED = "ray_options=.*are not what Ray accepts"
+
+
+@in_ray_modes
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"direct": "yes"}, "direct='yes' must be True or False"),
+        ({"direct": 1}, "direct=1 must be True or False"),
+        ({"direct": None}, "direct=None must be True or False"),
+        ({"ray_options": {"num_cpus": "many"}}, "ray_options=.*'many'.*are not what Ray accepts"),
+        ({"ray_options": {"no_such_option": 1}}, NOT_ACCEPTED),
+    ],
+)
+def test_invalid_arguments_are_refused(mode: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ParallelEnv([Small], mode, **arguments)
+    if mode == "ray":
+        with pytest.raises(ArgumentError, match="name 'one', which 2 actors cannot share"):
+            ParallelEnv([Small] * 2, mode, num_cpus=2, ray_options={"name": "one"})
 
 
 @in_ray_modes
@@ -127,19 +141,7 @@ def test_interrupted_construction_releases_its_placement_group(mode: str, monkey
         with pytest.raises(KeyboardInterrupt):
             ParallelEnv([Small], mode, num_cpus=1)
     with ParallelEnv([Small] * 4, mode, num_cpus=4) as env:  # the cluster has 4
-        assert env.reset().shape == (4, 2)
-
-
-@in_ray_modes
-def test_actor_that_cannot_be_scheduled_with_ray_options_raises(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
-    options = {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}
-    with pytest.raises(
-        WorkerStartError,
-        match=r"1 of 1 Ray actors found no place: one needs 1 flux \(the cluster has 0, .*Change ray_options\.",
-    ):
-        ParallelEnv([Small], mode, ray_options=options)
+        assert env.reset().shape == (4, 3)
 
 
 @pytest.mark.parametrize("mode", ["ray"], indirect=True)
@@ -190,60 +192,6 @@ def test_death_of_worker_does_not_affect_other_workers_of_its_actor(mode: str, t
         assert env.step([GO_ON] * 4).states[:, 1].tolist() == [2, 2, 1, 1]
 
 
-@pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
-def test_death_of_actor_fails_all_of_its_workers(mode: str, tmp_path: Path) -> None:
-    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
-        env.reset()
-        (link,) = env.engine.pool._workers
-        process = psutil.Process(link.channel.process.pid)  # type: ignore[attr-defined]
-        process.kill()
-        process.wait()
-        env.send([GO_ON] * 4)
-        with pytest.raises(WorkerDiedError) as caught:
-            env.recv(min_envs=4)
-        assert caught.value.env_ids == (0, 1, 2, 3)
-        assert env.restart([0]) == (0, 1, 2, 3)
-        env.reset()
-        assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
-
-
-@in_ray_modes
-@pytest.mark.parametrize("value", ["yes", 1, None])
-def test_direct_must_be_a_bool(mode: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"direct={value!r} must be True or False"):
-        ParallelEnv([Small], mode, direct=value)
-
-
-@in_ray_modes
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accelerator_type": "A100"}, r"accelerator_type:A100 \(the cluster has 0"),
-        ({"label_selector": {"zone": "moon"}, "scheduling_strategy": "SPREAD"}, r"not started within 2 s.*'moon'"),
-    ],
-)
-def test_ray_options_that_no_node_satisfies_raise_scheduling_error(
-    mode: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
-    monkeypatch.setattr(_ray_cluster, "LONGEST_START", 1.5)
-    with pytest.raises(WorkerStartError, match=message):
-        ParallelEnv([Small], mode, ray_options=options)
-
-
-@in_ray_modes
-def test_ray_options_of_wrong_type_raise(mode: str) -> None:
-    with pytest.raises(ArgumentError, match="ray_options=.*'many'.*are not what Ray accepts"):
-        ParallelEnv([Small], mode, ray_options={"num_cpus": "many"})
-
-
-@pytest.mark.parametrize("mode", ["ray"], indirect=True)
-def test_actors_cannot_share_a_name(mode: str) -> None:
-    with pytest.raises(ArgumentError, match="name 'one', which 2 actors cannot share"):
-        ParallelEnv([Small] * 2, mode, num_cpus=2, ray_options={"name": "one"})
-
-
 @in_ray_modes
 def test_failed_start_releases_its_cluster_membership(mode: str) -> None:
     from parallelenv.backends._ray_cluster import Cluster
@@ -251,19 +199,11 @@ def test_failed_start_releases_its_cluster_membership(mode: str) -> None:
     with ParallelEnv([Small], mode):  # the cluster is joined
         cluster: Any = Cluster._present
         before = cluster._num_members - 1
-    with pytest.raises(ArgumentError, match="ray_options=.*are not what Ray accepts"):
+    with pytest.raises(ArgumentError, match=NOT_ACCEPTED):
         ParallelEnv([Small], mode, ray_options={"no_such_option": 1})
     with pytest.raises(ZeroDivisionError):
         ParallelEnv([lambda: 1 // 0], mode)
     assert cluster._num_members == before
-
-
-@in_ray_modes
-def test_two_envs_share_an_actor(mode: str) -> None:
-    with ParallelEnv([Small] * 4, mode, num_cpus=2) as env:
-        pids = env.customized_method("pid")
-        assert env.num_hosts == 2
-    assert pids[0] == pids[1] != pids[2] == pids[3]
 
 
 SCRIPT = """
@@ -340,9 +280,8 @@ print(ray.is_initialized(), os.environ["MINE"], set(os.environ) - set(before) - 
 @pytest.mark.long
 def test_ray_may_be_shut_down_while_a_pool_is_open() -> None:
     pytest.importorskip("ray")
-    command = [sys.executable, "-c", SHUT_DOWN]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=own_environment())
-    assert done.stdout.splitlines()[-1:] == ["True 2 {'MINE'}"], done.stderr
+    out, err, _ = run(SHUT_DOWN, timeout=110)
+    assert out.splitlines()[-1:] == ["True 2 {'MINE'}"], err
 
 
 REFUSED = """
@@ -362,35 +301,17 @@ assert dict(os.environ) == before
 @pytest.mark.parametrize("word", ["ray", "ray-subproc"])
 def test_ray_init_arguments_that_ray_rejects_raise(word: str) -> None:
     pytest.importorskip("ray")
-    command = [sys.executable, "-c", REFUSED, word]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=own_environment())
-    assert done.stdout.startswith("ray_init={'no_such_argument': 1} is not what Ray accepts"), done.stderr
-
-
-def own_environment() -> dict[str, str]:
-    """Return the environment variables for a program that shall not join the Ray of this process."""
-    return {**without_rays(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def without_rays() -> dict[str, str]:
-    """Return the environment variables that are not Ray's: it sets some when it is imported."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    out, err, _ = run(REFUSED, word)
+    assert out.startswith("ray_init={'no_such_argument': 1} is not what Ray accepts"), err
 
 
 @pytest.mark.parametrize("word", ["ray", "ray-subproc"])
 def test_cluster_started_by_a_pool_is_quiet_and_reused_by_the_next(word: str) -> None:
     pytest.importorskip("ray")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, word],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=own_environment(),
-    )
+    out, err, _ = run(SCRIPT, word, timeout=100)
     again = ["3.0", "3.0"] if word == "ray" else []  # with other arguments, unless another pool uses it
-    assert done.stdout.splitlines() == ["(4, 4) True True", "True", *again, "set()"], done.stderr
-    assert done.stderr == ""
+    assert out.splitlines() == ["(4, 4) True True", "True", *again, "set()"], err
+    assert err == ""
 
 
 def test_ray_start_timeout_is_not_reported_as_argument_error(monkeypatch: pytest.MonkeyPatch) -> None:

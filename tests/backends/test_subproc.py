@@ -19,7 +19,8 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from conftest import fork_server_pids
+from holdings import fork_server_pids, survivors
+from scripts import run, start
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _pipe
@@ -72,17 +73,6 @@ except KeyboardInterrupt:
 """
 
 
-def start(method: str, ending: str = "", **kwargs: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT + ending, method],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        **kwargs,
-    )
-
-
 def read_workers(process: subprocess.Popen[str]) -> list[int]:
     """Read up to the line that names the workers."""
     assert process.stdout is not None
@@ -90,20 +80,6 @@ def read_workers(process: subprocess.Popen[str]) -> list[int]:
     word, *pids = process.stdout.readline().split()
     assert word == "workers", process.communicate()
     return [int(pid) for pid in pids]
-
-
-def wait_until_gone(pids: list[int], patience: float) -> list[int]:
-    deadline = time.monotonic() + patience
-    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return alive
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,14 +91,13 @@ def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", START_METHODS)
 def test_script_without_main_guard_runs_and_leaks_nothing(method: str) -> None:
     shared_before = set(os.listdir("/dev/shm"))
-    process = start(method)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    out, err, status = run(SCRIPT, method)
+    assert status == 0, err
     assert out.count("main runs") == 1  # no worker imported it again
     assert err == ""
     workers = [int(pid) for pid in out.splitlines()[1].split()[1:]]
     assert len(workers) == 2
-    assert wait_until_gone(workers, patience=2) == []
+    assert survivors(workers, patience=2) == []
     assert set(os.listdir("/dev/shm")) <= shared_before
 
 
@@ -130,13 +105,13 @@ def test_script_without_main_guard_runs_and_leaks_nothing(method: str) -> None:
 @pytest.mark.parametrize("ending", [BUSY, IDLE], ids=["busy", "idle"])
 def test_workers_exit_when_the_caller_is_killed(method: str, ending: str) -> None:
     shared_before = set(os.listdir("/dev/shm"))
-    process = start(method, ending)
+    process = start(SCRIPT + ending, method)
     workers = read_workers(process)
     assert process.stdout is not None
     assert process.stdout.readline() == "busy\n"
     process.kill()
     process.wait()
-    assert wait_until_gone(workers, patience=2) == []
+    assert survivors(workers, patience=2) == []
     process.stdout.close()
     assert process.stderr is not None
     process.stderr.close()
@@ -145,7 +120,7 @@ def test_workers_exit_when_the_caller_is_killed(method: str, ending: str) -> Non
 
 @pytest.mark.parametrize("method", START_METHODS)
 def test_ctrl_c_to_the_process_group_does_not_stop_workers(method: str) -> None:
-    process = start(method, INTERRUPTED, start_new_session=True)
+    process = start(SCRIPT + INTERRUPTED, method, start_new_session=True)
     workers = read_workers(process)
     assert process.stdout is not None
     assert process.stdout.readline() == "busy\n"
@@ -154,7 +129,7 @@ def test_ctrl_c_to_the_process_group_does_not_stop_workers(method: str) -> None:
     out, err = process.communicate(timeout=60)
     assert out == "usable True\n", err
     assert err == ""
-    assert wait_until_gone(workers, patience=2) == []
+    assert survivors(workers, patience=2) == []
 
 
 # ---------------------------------------------------------------- environment of an env
@@ -356,24 +331,6 @@ def test_used_env_that_pickles_without_its_state_warns() -> None:
 def test_too_large_shared_memory_raises(tmp_path: Path) -> None:
     with pytest.raises(WorkerStartError, match="bytes of shared memory, which cannot be had"):
         SharedMemory.create(1 << 60)
-
-
-def test_large_arguments_and_results_do_not_deadlock() -> None:
-    class Echo(Witness):
-        action_space = gym.spaces.Text(10)  # type: ignore[assignment]  # loose: actions go through the pipe
-
-        def step(self, action: Any) -> Any:
-            return np.zeros(2, np.float32), 0.0, False, False, {"echo": action}
-
-    with ParallelEnv([Echo] * 4, "subproc", num_cpus=1) as env:
-        env.reset()
-        big = [np.full(2_000_000, number, np.float64) for number in range(4)]
-        for number in range(4):  # each larger than a pipe holds, none received yet
-            env.send([big[number]], number)
-        result = env.recv(min_envs=4)
-        for number, info in zip(result.env_ids, result.infos, strict=True):
-            assert np.array_equal(info["echo"], big[number])
-            info["echo"][0] = 1  # writable
 
 
 def test_worker_reaped_elsewhere_is_reported_as_dead() -> None:

@@ -75,13 +75,7 @@ def _await(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 class Notebook:
-    """A notebook that is open in JupyterLab.
-
-    Args:
-        page: A page of Playwright.
-        address: Of the server.
-        name: File name of the notebook.
-    """
+    """A notebook that is open in JupyterLab."""
 
     def __init__(self, page: Any, address: str, name: str) -> None:
         self.page = page

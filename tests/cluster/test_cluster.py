@@ -18,13 +18,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from fragile import WAIT, Fragile, when_begun
+from modes import ON_RAY, ORACLE, RAY, RAY_POOLS
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _ray_cluster
 from parallelenv.errors import WorkerDiedError, WorkerStartError
 
 pytestmark = pytest.mark.cluster
-modes = pytest.mark.parametrize("mode", ["ray", "ray-subproc"])
+modes = pytest.mark.parametrize("mode", ON_RAY)
 # Past Ray they are reached as workers of `subproc` are, which tests/backends/test_ray.py sees to.
 ways = pytest.mark.parametrize("direct", [pytest.param(True, marks=pytest.mark.long), False])
 
@@ -59,7 +60,7 @@ class Settled(Fragile):
 
 def fill(mode: str) -> dict[str, Any]:
     """Options with which there is one actor on each of two nodes, and no room for another."""
-    return {"num_cpus": 2, "ray_options": {"num_cpus": 2}} if mode == "ray" else {"num_cpus": 4}
+    return {"num_cpus": 2, "ray_options": {"num_cpus": 2}} if mode == RAY else {"num_cpus": 4}
 
 
 def settled(folder: Path | None = None) -> list[Any]:
@@ -72,35 +73,35 @@ def places(env: ParallelEnv) -> list[str]:
 
 @ways
 def test_each_node_has_one_actor_with_its_own_workers(nodes: Any, direct: bool) -> None:
-    with ParallelEnv(settled(), "ray-subproc", num_cpus=4, direct=direct) as env:
+    with ParallelEnv(settled(), RAY_POOLS, num_cpus=4, direct=direct) as env:
         assert places(env) in (["a"] * 4 + ["b"] * 4, ["b"] * 4 + ["a"] * 4)
         pids = [pid for _, pid in env.customized_method("place")]
         assert len(set(pids)) == 4
         assert env.num_hosts == 4
         assert f"{2 if direct else 0} of 2 actors reached directly" in repr(env)
     nodes.add("c", 1)
-    with ParallelEnv(settled(), "ray-subproc", num_cpus=3, direct=direct) as env:
+    with ParallelEnv(settled(), RAY_POOLS, num_cpus=3, direct=direct) as env:
         assert set(places(env)) == {"a", "b", "c"}
 
 
 def test_hosts_per_node_spreads_actors_evenly_over_nodes(nodes: Any) -> None:
-    with ParallelEnv(settled(), "ray-subproc", num_cpus=4, hosts_per_node=2) as env:
+    with ParallelEnv(settled(), RAY_POOLS, num_cpus=4, hosts_per_node=2) as env:
         assert sorted(places(env)) == ["a"] * 4 + ["b"] * 4
 
 
 def test_nodes_get_envs_and_workers_in_proportion_to_their_cores(nodes: Any) -> None:
     nodes.add("big", 6)
     envs = [partial(Settled, number) for number in range(10)]
-    with ParallelEnv(envs, "ray-subproc") as env:
+    with ParallelEnv(envs, RAY_POOLS) as env:
         assert Counter(places(env)) == {"big": 6, "a": 2, "b": 2}
         assert len({pid for _, pid in env.customized_method("place")}) == 10
-    with ParallelEnv(envs, "ray-subproc", num_cpus=5, hosts_per_node=2) as env:
+    with ParallelEnv(envs, RAY_POOLS, num_cpus=5, hosts_per_node=2) as env:
         assert Counter(places(env))["big"] >= 4
         assert len({pid for _, pid in env.customized_method("place")}) == 5
 
 
 def test_actor_with_a_fraction_of_a_core_is_replaced(nodes: Any) -> None:
-    with ParallelEnv(settled(), "ray", num_cpus=8) as env:
+    with ParallelEnv(settled(), RAY, num_cpus=8) as env:
         assert [share["CPU"] for share in env.customized_method("share")] == [0.5] * 8
         os.kill(env.customized_method("place", id=3)[0][1], signal.SIGKILL)
         with pytest.raises(WorkerDiedError):
@@ -139,7 +140,7 @@ def test_results_equal_those_of_dummy_mode(nodes: Any, mode: str, direct: bool) 
                 answers += [states, rewards, dones, [str(info) for info in infos]]
             return answers
 
-    for ours, expected in zip(play(mode, num_cpus=4, direct=direct), play("dummy"), strict=True):
+    for ours, expected in zip(play(mode, num_cpus=4, direct=direct), play(ORACLE), strict=True):
         np.testing.assert_array_equal(ours, expected)
 
 
@@ -197,7 +198,7 @@ def test_resource_that_no_node_has_raises_scheduling_error(
 def test_actors_get_the_requested_resources(nodes: Any) -> None:
     nodes.add("rich", 2, num_gpus=1, resources={"flux": 2})
     options = {"resources": {"flux": 1}, "memory": 2**20, "runtime_env": {"env_vars": {"FLAG": "up"}}}
-    with ParallelEnv(settled(), "ray", num_cpus=2, num_gpus=1, ray_options=options) as env:
+    with ParallelEnv(settled(), RAY, num_cpus=2, num_gpus=1, ray_options=options) as env:
         assert set(places(env)) == {"rich"}
         shares = env.customized_method("share")
         assert all(share == {"CPU": 1, "GPU": 0.5, "flux": 1, "memory": 2**20, "FLAG": "up"} for share in shares)

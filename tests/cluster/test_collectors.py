@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from modes import ORACLE, RAY
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
 from parallelenv.backends import _ray_actors
@@ -56,13 +57,13 @@ class InfoEnv:
         return actions, None, {"node": np.full(len(states), node)}
 
 
-make_envs = partial(ParallelEnv, [Steady] * 2, "dummy", "restart")
+make_envs = partial(ParallelEnv, [Steady] * 2, ORACLE, "restart")
 
 
 def on_both(direct: bool, num_workers: int = 2, **options: Any) -> CollectorSet:
     """Make collectors with one per node, or two per node if there are four."""
     resources = {"num_cpus": 4 // num_workers}
-    arguments = {"num_steps": 60, "para_mode": "ray", "seed": 1, "direct": direct, **options}
+    arguments = {"num_steps": 60, "para_mode": RAY, "seed": 1, "direct": direct, **options}
     return CollectorSet.create(num_workers, InfoEnv, make_envs, worker_resources=resources, **arguments)
 
 
@@ -85,7 +86,7 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_data_of_two_nodes_equal_those_of_one_process(nodes: Any, direct: bool) -> None:
     with (
         on_both(direct) as collectors,
-        Collector(InfoEnv, partial(ParallelEnv, [Steady] * 4, "dummy", "restart"), num_steps=60, seed=1) as single,
+        Collector(InfoEnv, partial(ParallelEnv, [Steady] * 4, ORACLE, "restart"), num_steps=60, seed=1) as single,
     ):
         for _ in range(2):
             (found, info), (expected, _) = collectors.collect(), single.collect()

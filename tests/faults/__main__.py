@@ -35,11 +35,7 @@ Cell = tuple[str, str]  # names of a fault and a column
 
 
 class Table:
-    """A plugin of pytest that records the outcome of each cell.
-
-    Args:
-        modes: Words of the modes that are asked for.
-    """
+    """A plugin of pytest that records the outcome of each cell."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         self.__name__ = PLUGIN  # what pytest calls the plugin
@@ -83,7 +79,11 @@ class Table:
         if report.when == "call":
             self.seconds[cell] = [float(str(seconds)) for _, seconds in report.user_properties]
         if report.when == "teardown":
-            outcome = "FAIL" if cell in self.failures else self.skips.get(cell, _listed(self.seconds.get(cell, [])))
+            outcome = (
+                "FAIL"
+                if cell in self.failures
+                else self.skips.get(cell, " s, ".join(f"{one:.2f}" for one in self.seconds.get(cell, [])))
+            )
             print(f"{cell[1]}: {cell[0]}: {outcome}", file=sys.stderr, flush=True)
 
     # ---------------------------------------------------------------- what is printed
@@ -112,10 +112,6 @@ class Table:
         return found
 
 
-def _listed(seconds: Sequence[float]) -> str:
-    return ", ".join(f"{one:.2f}" for one in seconds) + " s"
-
-
 def _print(table: Table) -> bool:
     """Print the table; return whether all cells passed."""
     from faults.cases import FAULTS  # not before pytest has: it lets their asserts say what was wrong
@@ -127,9 +123,9 @@ def _print(table: Table) -> bool:
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print(_LEGEND)
-    for (name, column_name), seconds in table.seconds.items():
+    for cell, seconds in table.seconds.items():
         if len(seconds) > 1:
-            print(f"* {name}, {column_name}: {_listed(seconds)}")
+            print("*", *cell, *(f"{one:.2f} s" for one in seconds))
     for reason, names in table.reasons().items():
         print(textwrap.fill(f"- {reason}. {'; '.join(names)}", 120, subsequent_indent="  "))
     for (name, column), text in table.failures.items():

@@ -22,15 +22,7 @@ _PATIENCE = 60.0
 
 
 class Caller:
-    """Runs a program of `faults.programs`, which reports in lines of JSON.
-
-    Args:
-        program: Its name.
-        column: How it is to run envs.
-        folder: Where its envs tell what they do.
-        number: For the program.
-        prefix: A command that runs the interpreter.
-    """
+    """Runs a program of `faults.programs`, which reports in lines of JSON."""
 
     def __init__(self, program: str, column: Column, folder: Path, number: int = 0, prefix: Sequence[str] = ()) -> None:
         self.folder = folder

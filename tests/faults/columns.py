@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modes import ON_RAY, ORACLE, PROCESSES, RAY, RAY_POOLS, THREADS
+
 from faults.envs import NUM_ENVS, actions, faulty
 from parallelenv import ParallelEnv
 
 
 @dataclass(frozen=True)
 class Column:
-    """One way to run envs.
-
-    Attributes:
-        mode: Word of the mode.
-        start_method: Of its worker processes; ``None`` where there is no choice.
-    """
+    """One way to run envs."""
 
     mode: str
     start_method: str | None = None
@@ -29,7 +26,7 @@ class Column:
 
     @property
     def needs_ray(self) -> bool:
-        return self.mode.startswith("ray")
+        return self.mode in ON_RAY
 
     @property
     def shutdown(self) -> float:
@@ -44,13 +41,13 @@ class Column:
 
 
 COLUMNS = (
-    Column("dummy"),
-    Column("thread"),
-    Column("subproc", "forkserver"),
-    Column("subproc", "spawn"),
-    Column("subproc", "fork"),
-    Column("ray"),
-    Column("ray-subproc"),
+    Column(ORACLE),
+    Column(THREADS),
+    Column(PROCESSES, "forkserver"),
+    Column(PROCESSES, "spawn"),
+    Column(PROCESSES, "fork"),
+    Column(RAY),
+    Column(RAY_POOLS),
 )
 
 

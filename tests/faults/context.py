@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 from fragile import when_begun
+from holdings import survivors
+from modes import ORACLE, PROCESSES, RAY_POOLS, THREADS
 
 from faults.caller import Caller
 from faults.columns import Column, begin_all
@@ -25,17 +27,12 @@ PATIENCE = 10.0
 CLOSE_PATIENCE = 3.3
 """Seconds that `ParallelEnv.close` gives envs to close and workers to leave."""
 
-IN_CALLER = {"dummy": "its envs live in the caller", "thread": "its envs live in the caller"}
-IN_THREAD_OF_CALLER = {"dummy": "a call in the caller's own thread cannot be given up"}
+NO_WORKERS = {ORACLE: "its envs live in the caller", THREADS: "its envs live in the caller"}
+IN_THREAD_OF_CALLER = {ORACLE: "a call in the caller's own thread cannot be given up"}
 
 
 class Context:
-    """A mode and a folder; envs made here are closed at the end.
-
-    Args:
-        column: How the envs are run.
-        folder: Where the envs tell what they do.
-    """
+    """A mode and a folder; envs made here are closed at the end."""
 
     def __init__(self, column: Column, folder: Path) -> None:
         self.column = column
@@ -65,18 +62,12 @@ class Context:
 
     def make_apart(self, **options: Any) -> ParallelEnv:
         """Do as `make`, with workers that answer on their own, where those of a Ray node answer together."""
-        if self.mode == "ray-subproc":
+        if self.mode == RAY_POOLS:
             options["hosts_per_node"] = 2
         return self.make(**options)
 
     def call(self, program: str, number: int = 0, prefix: Sequence[str] = ()) -> Caller:
-        """Start an interpreter, with a session of its own, that is the caller of envs.
-
-        Args:
-            program: Name of a function of `faults.programs`.
-            number: For the program.
-            prefix: A command that runs it.
-        """
+        """Start an interpreter, with a session of its own, that is the caller of envs."""
         caller = Caller(program, self.column, self.folder, number, prefix)
         self._callers.append(caller)
         return caller
@@ -88,7 +79,7 @@ class Context:
     @property
     def is_process(self) -> bool:
         """Whether workers are processes started here or by one of our actors, whose exit is observed."""
-        return "subproc" in self.mode
+        return PROCESSES in self.mode
 
     def has(self, what: str, number: int = 0) -> bool:
         """Whether an env has made the file of an event."""
@@ -155,14 +146,25 @@ FAULTS: list[Fault] = []
 Provoke = Callable[[Context], float]
 
 
+def enter(
+    name: str,
+    provoke: Callable[..., float],
+    *arguments: Any,
+    impossible: Mapping[str, str] | None = None,
+    **details: Any,
+) -> None:
+    """Add a row to the table, whose function gets these arguments before the context."""
+    FAULTS.append(Fault(name, partial(provoke, *arguments), impossible or {}, **details))
+
+
 def fault(name: str, impossible: Mapping[str, str] | None = None, **details: Any) -> Callable[[Provoke], Provoke]:
     """Add a function to the table."""
 
-    def enter(provoke: Provoke) -> Provoke:
-        FAULTS.append(Fault(name, provoke, impossible or {}, **details))
+    def decorate(provoke: Provoke) -> Provoke:
+        enter(name, provoke, impossible=impossible, **details)
         return provoke
 
-    return enter
+    return decorate
 
 
 def poll(is_true: Callable[[], Any], patience: float = PATIENCE) -> Any:
@@ -173,21 +175,9 @@ def poll(is_true: Callable[[], Any], patience: float = PATIENCE) -> Any:
     return answer
 
 
-def alive(pids: Sequence[int]) -> list[int]:
-    """Return those processes that have not ended."""
-    return [pid for pid in pids if _is_alive(pid)]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def check_gone(pids: Sequence[int], patience: float = PATIENCE) -> float:
     """Wait until processes have ended, and return the time."""
-    assert poll(lambda: not alive(pids), patience), f"of {pids} {alive(pids)} live on"
+    assert survivors(pids, patience) == []
     return time.monotonic()
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
+from holdings import is_alive
+from modes import PROCESSES, RAY
 
 from faults.columns import begin_all
 from faults.context import (
     CLOSE_PATIENCE,
-    IN_CALLER,
     IN_THREAD_OF_CALLER,
+    NO_WORKERS,
     Context,
-    alive,
     check_gone,
+    enter,
     fault,
     kill,
     poll,
@@ -26,7 +30,7 @@ from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 TIMEOUT = 0.5
 
 
-@fault("SIGKILL of an idle worker", IN_CALLER)
+@fault("SIGKILL of an idle worker", NO_WORKERS)
 def killed_idle(context: Context) -> float:
     env = context.make()
     victim = env.customized_method("pid", id=0)[0]
@@ -38,33 +42,52 @@ def killed_idle(context: Context) -> float:
     return context.rebuild(env) - began
 
 
-@fault("SIGKILL of a worker in a step", IN_CALLER)
-def killed_in_step(context: Context) -> float:
+def _die(
+    act: Callable[[Any], Any], rest: Callable[[Any], Any], ending: str, is_killed: bool, context: Context
+) -> float:
+    """Let the first worker die in a call.
+
+    Args:
+        act: The call.
+        rest: Returns the envs in the partial result.
+        ending: What the error says of a process.
+        is_killed: Whether the worker is killed as soon as env 0 has begun; else it ends by itself.
+        context: How to run envs.
+    """
     env = context.make()
     victim = env.customized_method("pid", id=0)[0]
-    with context.once_begun(lambda: kill(victim)) as moments, pytest.raises(WorkerDiedError) as caught:
-        env.step(actions("wait"))
-    context.check_obituary(caught.value, victim, "SIGKILL")
-    assert caught.value.partial.env_ids.tolist() == [2, 3]  # type: ignore[attr-defined]
+    meanwhile = context.once_begun(lambda: kill(victim)) if is_killed else contextlib.nullcontext([time.monotonic()])
+    with meanwhile as moments, pytest.raises(WorkerDiedError) as caught:
+        act(env)
+    context.check_obituary(caught.value, victim, ending)
+    if ending == "SIGSEGV" and context.is_process:  # where compiled code crashed, in terms of Python
+        assert "in crash" in str(caught.value)
+    assert rest(caught.value.partial).tolist() == [2, 3]  # type: ignore[attr-defined]
     return context.rebuild(env) - moments[0]
 
 
-@fault("SIGKILL of a worker in a reset", IN_CALLER)
-def killed_in_reset(context: Context) -> float:
-    env = context.make()
-    victim = env.customized_method("pid", id=0)[0]
-    with context.once_begun(lambda: kill(victim)) as moments, pytest.raises(WorkerDiedError) as caught:
-        env.reset(options=[{"do": "wait"}, None, None, None])
-    context.check_obituary(caught.value, victim, "SIGKILL")
-    assert caught.value.partial[:, 0].tolist() == [2, 3]  # type: ignore[attr-defined]
-    return context.rebuild(env) - moments[0]
+def _stepped(result: Any) -> Any:
+    return result.env_ids
 
 
-@fault("SIGKILL of a worker that sends a result", IN_CALLER)
+for _name, _act, _rest, _ending in (
+    ("SIGKILL of a worker in a step", lambda env: env.step(actions("wait")), _stepped, "SIGKILL"),
+    (
+        "SIGKILL of a worker in a reset",
+        lambda env: env.reset(options=[{"do": "wait"}, None, None, None]),
+        *(lambda states: states[:, 0], "SIGKILL"),
+    ),
+    ("SIGSEGV in a step", lambda env: env.step(actions("crash")), _stepped, "SIGSEGV"),
+    ("os._exit in a step", lambda env: env.step(actions("leave")), _stepped, "exit code 7"),
+):
+    enter(_name, _die, _act, _rest, _ending, _ending == "SIGKILL", impossible=NO_WORKERS)
+
+
+@fault("SIGKILL of a worker that sends a result", NO_WORKERS)
 def killed_while_sending(context: Context) -> float:
     env = context.make()
     victim = env.customized_method("pid", id=0)[0]
-    in_pipe = context.mode == "subproc"  # which is only read during calls: it holds a thousandth of the result
+    in_pipe = context.mode == PROCESSES  # which is only read during calls: it holds a thousandth of the result
     env.send(actions("hand_out_much" if in_pipe else "hand_out_slowly"))
     assert poll(lambda: context.has("began"))
     if in_pipe:
@@ -74,7 +97,7 @@ def killed_while_sending(context: Context) -> float:
     with pytest.raises(WorkerDiedError) as caught:
         _receive_all(env)
     context.check_obituary(caught.value, victim, "SIGKILL")
-    assert alive([victim]) == []
+    assert not is_alive(victim)
     return context.rebuild(env) - began
 
 
@@ -98,33 +121,7 @@ def _receive_all(env: Any) -> None:
         received += env.recv(min_envs=NUM_ENVS).env_ids.tolist()
 
 
-@fault("SIGSEGV in a step", IN_CALLER)
-def crashed(context: Context) -> float:
-    env = context.make()
-    victim = env.customized_method("pid", id=0)[0]
-    began = time.monotonic()
-    with pytest.raises(WorkerDiedError) as caught:
-        env.step(actions("crash"))
-    context.check_obituary(caught.value, victim, "SIGSEGV")
-    if context.is_process:  # where compiled code crashed, in terms of Python
-        assert "in crash" in str(caught.value)
-    assert caught.value.partial.env_ids.tolist() == [2, 3]  # type: ignore[attr-defined]
-    return context.rebuild(env) - began
-
-
-@fault("os._exit in a step", IN_CALLER)
-def left(context: Context) -> float:
-    env = context.make()
-    victim = env.customized_method("pid", id=0)[0]
-    began = time.monotonic()
-    with pytest.raises(WorkerDiedError) as caught:
-        env.step(actions("leave"))
-    context.check_obituary(caught.value, victim, "exit code 7")
-    assert caught.value.partial.env_ids.tolist() == [2, 3]  # type: ignore[attr-defined]
-    return context.rebuild(env) - began
-
-
-@fault("os._exit in __init__", IN_CALLER)
+@fault("os._exit in __init__", NO_WORKERS)
 def left_at_birth(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(WorkerDiedError, match="The worker of envs 0, 1 .* died while its envs were made") as caught:
@@ -138,7 +135,7 @@ def left_at_birth(context: Context) -> float:
 
 @fault(
     "SIGKILL of the actor that owns workers",
-    {**IN_CALLER, "subproc": "workers belong to the caller", "ray": "the actor is the worker"},
+    {**NO_WORKERS, PROCESSES: "workers belong to the caller", RAY: "the actor is the worker"},
 )
 def actor_killed(context: Context) -> float:
     env = context.make()
@@ -173,7 +170,7 @@ def hung(context: Context) -> float:
     return begin_all(env) - moments[0]
 
 
-@fault("an env ignores SIGTERM and hangs: close", IN_CALLER, patience=CLOSE_PATIENCE, is_slow=True)
+@fault("an env ignores SIGTERM and hangs: close", NO_WORKERS, patience=CLOSE_PATIENCE, is_slow=True)
 def stubborn(context: Context) -> float:
     env = context.make_apart()
     workers = sorted(set(env.customized_method("pid")))
@@ -186,7 +183,7 @@ def stubborn(context: Context) -> float:
     return gone - began
 
 
-@fault("on_failure='restart': SIGKILL of a worker in a step", IN_CALLER)
+@fault("on_failure='restart': SIGKILL of a worker in a step", NO_WORKERS)
 def killed_and_restarted(context: Context) -> float:
     env = context.make(on_failure="restart", asynchronous="restart")
     victim = env.customized_method("pid", id=0)[0]

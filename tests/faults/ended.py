@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from faults.context import CLOSE_PATIENCE, IN_CALLER, Context, check_gone, fault
+from modes import ORACLE
+
+from faults.context import CLOSE_PATIENCE, NO_WORKERS, Context, check_gone, enter, fault
 
 _GONE = 2.0
 """Seconds after the death of the caller within which its workers should be gone."""
-IN_CALLER_TOO = {mode: f"{reason} and die with it" for mode, reason in IN_CALLER.items()}
-_NO_BACKGROUND = {"dummy": "nothing happens in the background"}
+_DIE_WITH_CALLER = {mode: f"{reason} and die with it" for mode, reason in NO_WORKERS.items()}
+_NO_BACKGROUND = {ORACLE: "nothing happens in the background"}
 
 
-# ---------------------------------------------------------------- SIGINT to the whole process group
-
-
-def _interrupt(context: Context, program: str, begun: str = "began-0") -> float:
-    """Interrupt a program once one of its envs has begun; return the seconds until all step again."""
+def _interrupt(program: str, begun: str, context: Context) -> float:
+    """Send SIGINT to the process group once an env has made a file; return the seconds until all step again."""
     caller = context.call(program)
     caller.await_file(begun)
     moment = caller.interrupt()
@@ -24,34 +23,37 @@ def _interrupt(context: Context, program: str, begun: str = "began-0") -> float:
     return float(max(facts["told"], facts["usable"], gone) - moment)
 
 
-@fault("Ctrl-C in step", is_slow=True)
-def in_step(context: Context) -> float:
-    return _interrupt(context, "interrupt_step")
+def _kill(program: str, begun: tuple[str, ...], context: Context) -> float:
+    """Kill a program; return the seconds until its workers have exited."""
+    caller = context.call(program)
+    workers = caller.read()["pids"]
+    for name in begun:
+        caller.await_file(name)
+    moment = caller.kill()
+    gone = check_gone(workers)
+    # Ray's own processes exit half a minute later.
+    caller.check_nothing_left(with_processes=not context.column.needs_ray)
+    return gone - moment
 
 
-@fault("Ctrl-C in reset", is_slow=True)
-def in_reset(context: Context) -> float:
-    return _interrupt(context, "interrupt_reset")
+def _leave(program: str, context: Context) -> float:
+    """Let a program exit with open envs; return the seconds that this took."""
+    caller = context.call(program)
+    facts = caller.read()
+    gone = check_gone([caller.process.pid, *facts["pids"]])
+    caller.finish()
+    return gone - float(facts["ending"])
 
 
-@fault("Ctrl-C in customized_method", is_slow=True)
-def in_method(context: Context) -> float:
-    return _interrupt(context, "interrupt_method")
-
-
-@fault("Ctrl-C in the constructor", is_slow=True)
-def in_constructor(context: Context) -> float:
-    return _interrupt(context, "interrupt_construction")
-
-
-@fault("Ctrl-C in close", is_slow=True, patience=CLOSE_PATIENCE)
-def in_close(context: Context) -> float:
-    return _interrupt(context, "interrupt_close", "closed-0")
-
-
-@fault("Ctrl-C while on_failure='restart' rebuilds an env", is_slow=True)
-def in_recovery(context: Context) -> float:
-    return _interrupt(context, "interrupt_recovery")
+for _name, _program, _begun, _patience in (
+    ("step", "interrupt_step", "began-0", 0.0),
+    ("reset", "interrupt_reset", "began-0", 0.0),
+    ("customized_method", "interrupt_method", "began-0", 0.0),
+    ("the constructor", "interrupt_construction", "began-0", 0.0),
+    ("close", "interrupt_close", "closed-0", CLOSE_PATIENCE),
+    ("a step that rebuilds an env, by on_failure='restart'", "interrupt_recovery", "began-0", 0.0),
+):
+    enter(f"Ctrl-C in {_name}", _interrupt, _program, _begun, is_slow=True, patience=_patience)
 
 
 @fault("Ctrl-C twice", is_slow=True)
@@ -60,7 +62,7 @@ def twice(context: Context) -> float:
     caller.await_file("began-0")
     caller.interrupt()
     caller.read()
-    if context.mode == "dummy":  # the next env is stepped by recv, in the caller
+    if context.mode == ORACLE:  # the next env is stepped by recv, in the caller
         caller.await_file("began-1")
     moment = caller.interrupt()
     facts = caller.read()
@@ -68,54 +70,24 @@ def twice(context: Context) -> float:
     return float(facts["usable"]) - moment
 
 
-# ---------------------------------------------------------------- the end of the caller
-
-
-def _kill(context: Context, program: str, begun: tuple[str, ...] = ()) -> float:
-    """Kill a program; return the seconds until its workers have exited."""
-    caller = context.call(program)
-    workers = caller.read()["pids"]
-    for name in begun:
-        caller.await_file(name)
-    moment = caller.kill()
-    gone = check_gone(workers)
-    caller.check_nothing_left(
-        with_processes=not context.column.needs_ray
-    )  # Ray's own processes exit half a minute later
-    return gone - moment
-
-
-@fault("SIGKILL of the caller, idle workers", IN_CALLER_TOO, limit=_GONE, is_slow=True)
-def killed_idle(context: Context) -> float:
-    return _kill(context, "stay_idle")
-
-
-@fault("SIGKILL of the caller, busy workers", IN_CALLER_TOO, limit=_GONE, is_slow=True)
-def killed_busy(context: Context) -> float:
-    return _kill(context, "stay_busy", ("began-0", "began-2"))
-
-
-@fault("SIGKILL of the caller, worker in C code that keeps the GIL", IN_CALLER_TOO, limit=_GONE, is_slow=True)
-def killed_in_c(context: Context) -> float:
-    return _kill(context, "stay_in_c", ("began-0",))
-
-
-@fault("exit of the interpreter, idle workers", ends_interpreter=True, is_slow=True)
-def left_idle(context: Context) -> float:
-    return _leave(context, "leave_idle")
-
-
-@fault(
-    "exit of the interpreter, busy worker", _NO_BACKGROUND, patience=CLOSE_PATIENCE, ends_interpreter=True, is_slow=True
+for _name, _program, _files in (
+    ("idle workers", "stay_idle", ()),
+    ("busy workers", "stay_busy", ("began-0", "began-2")),
+    ("worker in C code that keeps the GIL", "stay_in_c", ("began-0",)),
+):
+    enter(
+        f"SIGKILL of the caller, {_name}",
+        *(_kill, _program, _files),
+        impossible=_DIE_WITH_CALLER,
+        limit=_GONE,
+        is_slow=True,
+    )
+enter("exit of the interpreter, idle workers", _leave, "leave_idle", ends_interpreter=True, is_slow=True)
+enter(
+    "exit of the interpreter, busy worker",
+    *(_leave, "leave_busy"),
+    impossible=_NO_BACKGROUND,
+    patience=CLOSE_PATIENCE,
+    ends_interpreter=True,
+    is_slow=True,
 )
-def left_busy(context: Context) -> float:
-    return _leave(context, "leave_busy")
-
-
-def _leave(context: Context, program: str) -> float:
-    """Let a program exit with open envs; return the seconds that this took."""
-    caller = context.call(program)
-    facts = caller.read()
-    gone = check_gone([caller.process.pid, *facts["pids"]])
-    caller.finish()
-    return gone - float(facts["ending"])

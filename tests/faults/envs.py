@@ -109,9 +109,6 @@ class Faulty(gym.Env[Any, Any]):
     def pid(self) -> int:
         return os.getpid()
 
-    def parent_pid(self) -> int:
-        return os.getppid()
-
     def do(self, what: str) -> Any:
         """Cause a fault, by name."""
         return getattr(self, what)()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from modes import ORACLE
 
 from faults.columns import Column, begin_all, step_all
 from faults.envs import NUM_ENVS, Faulty, actions, faulty
@@ -33,13 +34,7 @@ MANY = 8
 
 
 class Stage:
-    """The context of a program.
-
-    Args:
-        column: How it runs envs.
-        folder: Where its envs tell what they do.
-        number: How much there is of what the program lacks.
-    """
+    """The context of a program."""
 
     def __init__(self, column: Column, folder: Path, number: int) -> None:
         self.number = number
@@ -100,7 +95,7 @@ def interrupt_step(stage: Stage) -> None:
         env.step(actions())
         raise AssertionError("step() did not say that there is one under way")
     stage.release()
-    if stage.column.mode == "dummy":  # the interrupted step cannot be resumed
+    if stage.column.mode == ORACLE:  # the interrupted step cannot be resumed
         with contextlib.suppress(EnvInterruptedError):
             env.recv(min_envs=NUM_ENVS)
             raise AssertionError("recv() did not say that the step was broken off")

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from modes import IN_WORKERS, ORACLE
 
 from faults.columns import begin_all, step_all
-from faults.context import CLOSE_PATIENCE, Context, fault
+from faults.context import CLOSE_PATIENCE, Context, enter, fault
 from faults.envs import Holding, Loose, OnlyKeywords, TwoArguments, actions, faulty
 from parallelenv.errors import EnvError, EnvInterruptedError, UnpicklableError
 
@@ -20,17 +21,6 @@ def _check_message(error: BaseException, operation: str, line: str = "raise Zero
     """Check that an exception names env 1, and shows the line of the user that raised it."""
     assert f"Raised by env 1 in {operation}, process " in "".join(error.__notes__)
     assert line in "".join(traceback.format_exception(error))
-
-
-def _fail_in_do(context: Context, what: str, kind: Any, line: str) -> tuple[BaseException, float]:
-    """Let env 1 raise in a method, check the promised behaviour, and return the error and the recovery time."""
-    env = context.make()
-    began = time.monotonic()
-    with pytest.raises(kind) as caught:
-        env.customized_method("do", [{"what": word} for word in ("go", what, "go", "go")])
-    _check_message(caught.value, "do()", line)
-    assert caught.value.partial == {0: None, 2: None, 3: None}
-    return caught.value, step_all(env) - began
 
 
 @fault("an exception in __init__")
@@ -79,44 +69,6 @@ def in_several(context: Context) -> float:
     return step_all(env) - began
 
 
-@fault("an exception in a method")
-def in_method(context: Context) -> float:
-    error, seconds = _fail_in_do(context, "fall", ZeroDivisionError, "raise ZeroDivisionError(")
-    assert str(error) == "env 1 fell over"
-    return seconds
-
-
-@fault("an exception in close")
-def in_close(context: Context) -> float:
-    env = context.make(faulty(context.folder, number=1, end="fall"))
-    began = time.monotonic()
-    env.close()
-    seconds = time.monotonic() - began
-    assert env.closed
-    assert all(context.has("closed", number) for number in range(4))
-    return seconds
-
-
-@fault("SystemExit in close")
-def exit_in_close(context: Context) -> float:
-    env = context.make(faulty(context.folder, number=0, end="raise_exit"))
-    began = time.monotonic()
-    env.close()
-    seconds = time.monotonic() - began
-    assert all(context.has("closed", number) for number in range(4))
-    return seconds
-
-
-@fault("a close that never returns", {"dummy": "it is the caller's own call"}, patience=CLOSE_PATIENCE, is_slow=True)
-def hung_close(context: Context) -> float:
-    env = context.make(faulty(context.folder, number=0, end="hang"))
-    began = time.monotonic()
-    env.close()
-    seconds = time.monotonic() - began
-    assert context.has("closed", 3)
-    return seconds
-
-
 @fault("an exception in render")
 def in_render(context: Context) -> float:
     env = context.make(faulty(context.folder, number=1, picture="fall"))
@@ -127,37 +79,45 @@ def in_render(context: Context) -> float:
     return step_all(env) - began
 
 
-@fault("an exception whose constructor wants two arguments")
-def two_arguments(context: Context) -> float:
-    error, seconds = _fail_in_do(context, "raise_two", TwoArguments, "raise TwoArguments(")
-    assert isinstance(error, TwoArguments)
-    assert (str(error), error.second) == ("first-second", "second")
-    return seconds
+def _raise_in_method(what: str, kind: Any, line: str, is_kept: Callable[[Any], bool], context: Context) -> float:
+    """Let env 1 raise in a method, and check class, line and contents of the exception, and the other results."""
+    env = context.make()
+    began = time.monotonic()
+    with pytest.raises(EnvError if kind is Holding and context.mode in IN_WORKERS else kind) as caught:
+        env.customized_method("do", [{"what": word} for word in ("go", what, "go", "go")])
+    _check_message(caught.value, "do()", line)
+    assert is_kept(caught.value)
+    assert caught.value.partial == {0: None, 2: None, 3: None}
+    return step_all(env) - began
 
 
-@fault("an exception whose constructor wants keywords")
-def only_keywords(context: Context) -> float:
-    error, seconds = _fail_in_do(context, "raise_keyword", OnlyKeywords, "raise OnlyKeywords(")
-    assert isinstance(error, OnlyKeywords)
-    assert error.code == 1
-    return seconds
-
-
-@fault("an exception that holds a lock")
-def holding(context: Context) -> float:
-    kind = Holding if context.mode in ("dummy", "thread") else EnvError
-    error, seconds = _fail_in_do(context, "raise_lock", kind, "raise Holding")
-    assert "held" in str(error)
-    assert "Holding" in repr(error)
-    return seconds
-
-
-@fault("SystemExit in a method")
-def system_exit(context: Context) -> float:
-    error, seconds = _fail_in_do(context, "raise_exit", SystemExit, "raise SystemExit(3)")
-    assert isinstance(error, SystemExit)
-    assert error.code == 3
-    return seconds
+for _name, _what, _kind, _line, _is_kept in (
+    (
+        "an exception in a method",
+        "fall",
+        ZeroDivisionError,
+        "raise Zero",
+        lambda error: str(error) == "env 1 fell over",
+    ),
+    (
+        "an exception whose constructor wants two arguments",
+        *("raise_two", TwoArguments, "raise TwoArguments("),
+        lambda error: (str(error), error.second) == ("first-second", "second"),
+    ),
+    (
+        "an exception whose constructor wants keywords",
+        *("raise_keyword", OnlyKeywords, "raise OnlyKeywords("),
+        lambda error: error.code == 1,
+    ),
+    (
+        "an exception that holds a lock",
+        *("raise_lock", Holding, "raise Holding"),
+        lambda error: "held" in str(error) and "Holding" in repr(error),
+    ),
+    ("SystemExit in a method", "raise_exit", SystemExit, "raise SystemExit(3)", lambda error: error.code == 3),
+    ("endless recursion", "recurse", RecursionError, "self.recurse()", lambda error: True),
+):
+    enter(_name, _raise_in_method, _what, _kind, _line, _is_kept)
 
 
 @fault("KeyboardInterrupt raised by an env")
@@ -166,27 +126,43 @@ def keyboard_interrupt(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         env.step(actions("go", "raise_interrupt"))
-    if context.mode == "dummy":  # there it cannot be distinguished from Ctrl-C
+    if context.mode == ORACLE:  # there it cannot be distinguished from Ctrl-C
         with pytest.raises(EnvInterruptedError, match="env 1"):
             env.recv(min_envs=4)
         env.reset(1)
     return step_all(env) - began
 
 
-@fault("endless recursion")
-def recursion(context: Context) -> float:
-    _, seconds = _fail_in_do(context, "recurse", RecursionError, "self.recurse()")
+def _close(number: int, what: str, closed: range, context: Context) -> float:
+    """Close envs, in the close of one of which something happens; check that others were closed too."""
+    env = context.make(faulty(context.folder, number=number, end=what))
+    began = time.monotonic()
+    env.close()
+    seconds = time.monotonic() - began
+    assert env.closed
+    assert all(context.has("closed", env_id) for env_id in closed)
     return seconds
+
+
+enter("an exception in close", _close, 1, "fall", range(4))
+enter("SystemExit in close", _close, 0, "raise_exit", range(4))
+enter(
+    "a close that never returns",
+    *(_close, 0, "hang", range(3, 4)),
+    impossible={ORACLE: "it is the caller's own call"},
+    patience=CLOSE_PATIENCE,
+    is_slow=True,
+)
 
 
 # ---------------------------------------------------------------- objects that do not pickle
 
 
-def _check_alone(context: Context, act: Callable[[Any], Any], match: str, **options: Any) -> float:
-    """Check that an uncopyable object fails only its env and its call."""
-    env = context.make(**options)
+def _lock_in(act: Callable[[Any], Any], context: Context) -> float:
+    """Check that an object with a lock in it fails only its env and its call."""
+    env = context.make()
     began = time.monotonic()
-    with pytest.raises(UnpicklableError, match=match) as caught:
+    with pytest.raises(UnpicklableError, match="cannot be copied") as caught:
         act(env)
     text = "".join(traceback.format_exception(caught.value))
     assert "env 1" in text
@@ -194,28 +170,14 @@ def _check_alone(context: Context, act: Callable[[Any], Any], match: str, **opti
     return begin_all(env) - began
 
 
-@fault("a result that does not pickle")
-def locked_result(context: Context) -> float:
-    return _check_alone(
-        context, lambda env: env.customized_method("do", {"what": "hand_out_lock"}, 1), "cannot be copied"
-    )
-
-
-@fault("an attribute that does not pickle")
-def locked_attribute(context: Context) -> float:
-    return _check_alone(context, lambda env: env.get_env_attr("lock", 1), "cannot be copied")
-
-
-@fault("an attribute to be set that does not pickle")
-def locked_value(context: Context) -> float:
-    values = [1, threading.Lock(), 3, 4]
-    return _check_alone(context, lambda env: env.set_env_attr("thing", values=values), "cannot be copied")
-
-
-@fault("an argument that does not pickle")
-def locked_argument(context: Context) -> float:
-    data: list[Any] = [{"what": word} for word in ("go", threading.Lock(), "go", "go")]
-    return _check_alone(context, lambda env: env.customized_method("do", data), "cannot be copied")
+_DATA = [{"what": word} for word in ("go", threading.Lock(), "go", "go")]
+for _name, _act in {
+    "a result": lambda env: env.customized_method("do", {"what": "hand_out_lock"}, 1),
+    "an attribute": lambda env: env.get_env_attr("lock", 1),
+    "an attribute to be set": lambda env: env.set_env_attr("thing", values=[1, threading.Lock(), 3, 4]),
+    "an argument": lambda env: env.customized_method("do", _DATA),
+}.items():
+    enter(f"{_name} that does not pickle", _lock_in, _act)
 
 
 @fault("an action that does not pickle")

@@ -11,20 +11,22 @@ import time
 import warnings
 
 import pytest
+from holdings import is_alive
+from modes import ORACLE, RAY, RAY_POOLS, THREADS
 
 from faults.columns import begin_all, step_all
-from faults.context import Context, alive, check_gone, fault
+from faults.context import Context, check_gone, enter, fault
 from faults.envs import Vast, actions, faulty
 from parallelenv.errors import ParallelEnvError, UsageError
 
 _RAY_NEEDS_MORE = "Ray itself needs more"
 _NO_FILES = {
-    "dummy": "takes no descriptors",
-    "thread": "takes no descriptors",
-    "ray": _RAY_NEEDS_MORE,
-    "ray-subproc": _RAY_NEEDS_MORE,
+    ORACLE: "takes no descriptors",
+    THREADS: "takes no descriptors",
+    RAY: _RAY_NEEDS_MORE,
+    RAY_POOLS: _RAY_NEEDS_MORE,
 }
-_NO_PROCESSES = {"dummy": "starts nothing", "ray": _RAY_NEEDS_MORE, "ray-subproc": _RAY_NEEDS_MORE}
+_NO_PROCESSES = {ORACLE: "starts nothing", RAY: _RAY_NEEDS_MORE, RAY_POOLS: _RAY_NEEDS_MORE}
 _RIGHTS = "-all,+dac_override"
 _AS_NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", f"--inh-caps={_RIGHTS}", f"--ambient-caps={_RIGHTS}")
 """Runs a command as a user whose processes are counted, root's are not, and who may read what root may."""
@@ -46,22 +48,16 @@ def prints(context: Context) -> float:
     return seconds
 
 
-@fault("an env closes stdin", is_slow=True)
-def closes_stdin(context: Context) -> float:
-    return _run(context, "lose_stdin")
-
-
-@fault("the caller has no stdin", is_slow=True)
-def has_no_stdin(context: Context) -> float:
-    return _run(context, "have_no_stdin")
-
-
-def _run(context: Context, program: str) -> float:
+def _run(program: str, context: Context) -> float:
     """Run a program that provokes its own fault; return the seconds that it needed."""
     caller = context.call(program)
     facts = caller.read()
     caller.finish()
     return float(facts["usable"] - facts["told"])
+
+
+enter("an env closes stdin", _run, "lose_stdin", is_slow=True)
+enter("the caller has no stdin", _run, "have_no_stdin", is_slow=True)
 
 
 # ---------------------------------------------------------------- limits
@@ -83,33 +79,14 @@ def few_processes(context: Context) -> float:
         pytest.skip("root is not limited, and there is no setpriv to be someone else")
     if is_root:
         context.folder.chmod(0o777)
-    return _lack(context, "lack_processes", (20, 16, 14, 12, 3, 0), "ulimit -u", _AS_NOBODY if is_root else ())
+    prefix = _AS_NOBODY if is_root else ()
+    return _lack("lack_processes", (20, 16, 14, 12, 3, 0), "ulimit -u", context, prefix)
 
 
-@fault("a limit on descriptors", _NO_FILES, is_slow=True)
-def few_files(context: Context) -> float:
-    return _lack(context, "lack_files", (20, 6, 1, 0), "ulimit -n")
+def _lack(program: str, spare: tuple[int, ...], advice: str, context: Context, prefix: tuple[str, ...] = ()) -> float:
+    """Run a program that lacks something, and check that the error gives advice; return the longest recovery.
 
-
-@fault("a limit on descriptors at restart, after a death", _NO_FILES)
-def few_files_after_a_death(context: Context) -> float:
-    return _lack(context, "lack_files_after_a_death", (0,), "ulimit -n")
-
-
-@fault("a limit on descriptors at restart, in a hang", _NO_FILES)
-def few_files_in_a_hang(context: Context) -> float:
-    return _lack(context, "lack_files_in_a_hang", (0,), "ulimit -n")
-
-
-def _lack(context: Context, program: str, spare: tuple[int, ...], advice: str, prefix: tuple[str, ...] = ()) -> float:
-    """Run a program that lacks something, each time with so much of it to spare; return the longest recovery.
-
-    Args:
-        context: How to run envs.
-        program: Its name.
-        spare: How much there is beyond what is used already, the last of which is certainly too little.
-        advice: What the error must say.
-        prefix: As in `Context.call`.
+    It runs once for each number in ``spare``: how much there is beyond what is used already. The last is too little.
     """
     recoveries, wrong = [], []
     for number in spare:
@@ -122,6 +99,14 @@ def _lack(context: Context, program: str, spare: tuple[int, ...], advice: str, p
         caller.check_nothing_left()
     assert not wrong, "\n".join(wrong)
     return max(recoveries)
+
+
+for _name, _program, _spare in (
+    ("a limit on descriptors", "lack_files", (20, 6, 1, 0)),
+    ("a limit on descriptors at restart, after a death", "lack_files_after_a_death", (0,)),
+    ("a limit on descriptors at restart, in a hang", "lack_files_in_a_hang", (0,)),
+):
+    enter(_name, _lack, _program, _spare, "ulimit -n", impossible=_NO_FILES, is_slow=len(_spare) > 1)
 
 
 # ---------------------------------------------------------------- other users
@@ -175,7 +160,7 @@ def dropped(context: Context) -> float:
     cycle = [env]
     cycle.append(cycle)  # type: ignore[arg-type]
     del env, cycle
-    assert alive(workers) == workers
+    assert all(map(is_alive, workers))
     began = time.monotonic()
     gc.collect()
     gone = check_gone(workers)

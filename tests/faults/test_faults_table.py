@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from conftest import require_mode
@@ -10,8 +11,6 @@ from conftest import require_mode
 from faults.cases import FAULTS
 from faults.columns import COLUMNS, Column
 from faults.context import Context, Fault
-
-pytestmark = pytest.mark.long
 
 RECOVERY = 10.0
 """Seconds that a recovery may take here at least: other things run on the machine."""
@@ -24,19 +23,21 @@ def _is_for_the_table(config: pytest.Config) -> bool:
     return config.pluginmanager.has_plugin("fault-table")
 
 
-def _cells(*, of_all: bool) -> Iterator[tuple[Fault, Column]]:
-    """Return the cells; those of Ray last, so that it does not slow down the others."""
+def _cells(*, of_all: bool) -> Iterator[Any]:
+    """Return the cells; those of Ray last, so that it does not slow down the others. What takes its time is long."""
     for column in COLUMNS:
         for fault in FAULTS:
             is_spared = fault.is_slow and (column.needs_ray or column.start_method in ("spawn", "fork"))
             if column.mode not in fault.impossible and (of_all or not is_spared):
-                yield fault, column
+                is_long = fault.is_slow or column.start_method in ("spawn", "fork")
+                marks = [pytest.mark.long] if is_long else []  # in the Ray modes all are, but for some
+                yield pytest.param(fault, column, id=f"{fault.name}-{column.name}", marks=marks)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each cell; of all only for the table, as some are slow."""
     cells = list(_cells(of_all=_is_for_the_table(metafunc.config)))
-    metafunc.parametrize(("fault", "column"), cells, ids=[f"{fault.name}-{column.name}" for fault, column in cells])
+    metafunc.parametrize(("fault", "column"), cells)
 
 
 def test_fault(

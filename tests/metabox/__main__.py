@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from modes import IN_CALLER, MODES, ON_RAY, ORACLE
 
 from .train import DIFFERENTIATED, UNSEEDED, same
 
@@ -23,9 +24,6 @@ NAMES = (
     *("DEDDQN", "RLPSO", "GLEET", "RLDAS", "QLPSO", "RLHPSDE", "RLEPSO", "SYMBOL"),
     *(*DIFFERENTIATED, "Tester"),
 )
-MODES = ("dummy", "thread", "subproc", "ray", "ray-subproc")
-IN_CALLER = ("dummy", "thread")
-"""The modes whose envs live in the caller's process: gradients cross no other border."""
 REFUSED = "gradients refused"
 DRAWN = "other random numbers"
 UNUSED = ("openai", "tianshou", "xgboost")
@@ -51,11 +49,7 @@ def main() -> int:
 
 
 class Bench:
-    """Runs trainers, each in a process and a folder of its own.
-
-    Args:
-        root: Where the folders are.
-    """
+    """Runs trainers, each in a process and a folder of its own."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -69,13 +63,13 @@ class Bench:
 
     def row(self, name: str, modes: Any) -> tuple[str, dict[str, Any], dict[str, str]]:
         """Run a trainer with MetaBox's own class and with ours in these modes; return the results."""
-        light = [("own", "dummy"), *(("ours", mode) for mode in modes if not mode.startswith("ray"))]
+        light = [("own", ORACLE), *(("ours", mode) for mode in modes if mode not in ON_RAY)]
         with ThreadPoolExecutor(2) as pool:
             found = dict(zip(light, pool.map(lambda one: self.run(name, *one), light), strict=True))
         for mode in modes:
-            if mode.startswith("ray"):  # whose own start keeps the cores busy
+            if mode in ON_RAY:  # whose own start keeps the cores busy
                 found["ours", mode] = self.run(name, "ours", mode)
-        own = found["own", "dummy"]
+        own = found["own", ORACLE]
         cells = {mode: self._compare(name, own, found["ours", mode], mode) for mode in modes}
         print(f"{name}: {own.get('error') or own}, {cells}", flush=True)
         return name, own, cells

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from modes import RAY, THREADS
 
 NUM_ENVS = 4
 BUDGET = 1000  # evaluations of an episode: 20,000 are usual, and take minutes
@@ -36,7 +37,7 @@ def main(name: str, mode: str, whose: str, out: str) -> None:
     import metaevobox.environment.optimizer as optimizers
     from metaevobox.environment.problem.utils import construct_problem_set
 
-    if mode == "thread" and name in (*DIFFERENTIATED, *UNSEEDED, "Tester"):
+    if mode == THREADS and name in (*DIFFERENTIATED, *UNSEEDED, "Tester"):
         # On several threads at once envs draw from the generators of the process, and add gradients up, in any order.
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     is_test = name == "Tester"
@@ -100,7 +101,7 @@ def swap_import(mode: str | None) -> None:
 def _in_mode(mode: str, envs: Any, para_mode: str, **arguments: Any) -> Any:
     from parallelenv import ParallelEnv
 
-    assert para_mode == "ray", "MetaBox's tester asks for another mode than it did"
+    assert para_mode == RAY, "MetaBox's tester asks for another mode than it did"
     return ParallelEnv(envs, mode, **arguments)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import numpy as np
 import pytest
+from kernels import isolate
 from nbclient import NotebookClient
 
 Image = pytest.importorskip("PIL.Image")
@@ -78,18 +77,9 @@ class Listening(NotebookClient):
 
 def execute(cells: list[str], folder: Path) -> Listening:
     """Run a notebook of these cells in a kernel of this interpreter."""
-    spec = {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": "Python 3",
-        "language": "python",
-    }
-    (folder / "jupyter" / "kernels" / "python3").mkdir(parents=True)
-    (folder / "jupyter" / "kernels" / "python3" / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])  # type: ignore[no-untyped-call]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("JUPYTER_PATH", str(folder / "jupyter"))
-        patched.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
-        patched.setenv("IPYTHONDIR", str(folder / "ipython"))
+        isolate(folder, patched)
         client = Listening(notebook, timeout=60, kernel_name="python3")
         asyncio.run(client.async_execute(cwd=str(folder)))
     return client

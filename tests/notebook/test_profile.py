@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import json
 import os
-import signal
 import threading
 import time
 import weakref
@@ -20,21 +19,15 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from fragile import EXIT, GO_ON, RAISE, fragile
+from modes import IN_WORKERS, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.error_text import duration
 from parallelenv.contract.worker_info import ProcessInfo, clock_id, this_process
-from parallelenv.errors import (
-    ArgumentError,
-    ClosedError,
-    EnvBusyError,
-    UsageError,
-    WorkerDiedError,
-)
-from parallelenv.notebook.profile import CallRecorder, Profile, Recorder
-from parallelenv.notebook.recording import merge
+from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, UsageError, WorkerDiedError
+from parallelenv.notebook.profile import Profile, Recorder
 from parallelenv.testing.envs import Counter
-from parallelenv.worker.host import Host
 from parallelenv.worker.tracer import HostTracer
 
 
@@ -94,23 +87,16 @@ def test_profile_has_every_step_and_reset_of_every_env(make_env: MakeEnv) -> Non
     env.step([1] * 4)  # after the recording
 
 
-class Raising(Counter):
-    def step(self, action: int) -> Any:
-        if action == 4:
-            raise ValueError("four")
-        return super().step(action)
-
-
 def test_profile_has_sent_steps_and_those_that_raise(make_env: MakeEnv) -> None:
-    env = make_env([Raising] * 4, num_cpus=2, asynchronous="continue")
+    env = make_env(fragile(Path()), num_cpus=2, asynchronous="continue")
     env.reset(seed=0)
 
     def send_and_step() -> None:
-        env.send([1, 1, 1, 1])
+        env.send([GO_ON] * 4)
         env.recv(4)
-        env.step([1, 4, 1, 1])
+        env.step([GO_ON, RAISE, GO_ON, GO_ON])
 
-    with pytest.raises(ValueError, match="four"), env.profile() as profile:  # which keeps its recording
+    with pytest.raises(ZeroDivisionError), env.profile() as profile:  # which keeps its recording
         send_and_step()
     assert turns_of(profile) == {(env_id, "step"): 2 for env_id in range(4)}
 
@@ -171,44 +157,37 @@ def test_profile_records_steps_through_an_adapter(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- failures
 
 
-class Killed(Counter):
-    def step(self, action: int) -> Any:
-        if action == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
-
-
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+@in_modes(PROCESSES)
 def test_profile_omits_a_worker_that_died(make_env: MakeEnv) -> None:
-    env = make_env([Killed] * 4, num_cpus=2)
+    env = make_env(fragile(Path()), num_cpus=2)
     env.reset(seed=0)
     with env.profile() as profile, pytest.raises(WorkerDiedError):
-        env.step([1, 1, 1, 4])
+        env.step([GO_ON, GO_ON, GO_ON, EXIT])
     assert profile.recording.missing == (2, 3)
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
     assert "not recorded: envs [2, 3]" in repr(profile.summary())
     with env.profile() as profile:  # of the live workers
-        env.step([1, 1], [0, 1])
+        env.step([GO_ON] * 2, [0, 1])
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
 
 
-@pytest.mark.parametrize("mode", ["subproc", "ray", "ray-subproc"], indirect=True)
+@in_modes(*IN_WORKERS)
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
 def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv, on_failure: Any) -> None:
-    env = make_env([Killed] * 4, num_cpus=2, asynchronous="restart", on_failure=on_failure)
+    env = make_env(fragile(Path()), num_cpus=2, asynchronous="restart", on_failure=on_failure)
     env.reset(seed=0)
     with env.profile() as profile:
-        env.step([1, 1, 1, 1])
+        env.step([GO_ON] * 4)
         if on_failure == "raise":
             with pytest.raises(WorkerDiedError):
-                env.step([1, 1, 4, 1])
+                env.step([GO_ON, GO_ON, EXIT, GO_ON])
             rebuilt = env.restart([2, 3])
             env.reset(rebuilt)
         else:
-            rebuilt = tuple(np.flatnonzero(env.step([1, 1, 4, 1]).truncated).tolist())
+            rebuilt = tuple(np.flatnonzero(env.step([GO_ON, GO_ON, EXIT, GO_ON]).truncated).tolist())
         assert {2, 3} <= set(rebuilt)
         for _ in range(5):
-            env.step([1, 1, 1, 1])
+            env.step([GO_ON] * 4)
         env.restart([0])  # its worker is alive and continues to record
     recording = profile.recording
     assert (recording.missing, recording.rebuilt) == ((), rebuilt)
@@ -229,7 +208,7 @@ def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv, on
     assert not env.engine.pool.is_traced
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_profile_of_an_env_closed_in_the_block_has_only_calls(make_env: MakeEnv) -> None:
     env = sleepers(make_env)
     with env.profile() as profile:
@@ -241,7 +220,7 @@ def test_profile_of_an_env_closed_in_the_block_has_only_calls(make_env: MakeEnv)
         env.profile().__enter__()
 
 
-@pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+@in_modes(THREADS, PROCESSES)
 def test_profile_omits_workers_that_exceed_the_collect_timeout(
     make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +280,7 @@ def test_profile_stops_waiting_for_another_thread_after_timeout(monkeypatch: pyt
         with in_a_step(env):
             recorder.__exit__(None, None, None)
         assert profile.recording.missing == (0, 1)
+        assert profile.recording.calls[-1, 1] == profile.recording.end  # of the call that has not ended
         assert not env.engine.pool.is_traced
         Gate.is_open.set()
         with env.profile() as profile:
@@ -330,7 +310,7 @@ def test_interrupted_step_does_not_resume_at_the_end_of_the_block() -> None:
         assert host.tracer is None
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_second_concurrent_profile_is_refused(make_env: MakeEnv) -> None:
     env = sleepers(make_env)
     with env.profile() as profile:
@@ -367,16 +347,15 @@ def test_full_recording_keeps_the_latest_steps(monkeypatch: pytest.MonkeyPatch) 
 
 def test_full_recording_keeps_the_latest_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallelenv.notebook.profile.MOST_CALLS", 5)
-    calls = CallRecorder()
-    ends = []
-    for _ in range(40):
-        calls.begin()
-        calls.end()
-        ends.append(time.perf_counter())
-    spans = calls.spans(calls.since, time.perf_counter())
-    assert 2 <= len(spans) <= 6
-    assert (spans[:, 1] <= ends[-len(spans) :]).all()
-    assert ends[-len(spans) - 1] <= calls.since
+    with ParallelEnv([Counter], asynchronous="restart") as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            for _ in range(40):
+                begin = time.perf_counter()
+                env.step([1])
+    calls = profile.recording.calls
+    assert 2 <= len(calls) <= 6
+    assert calls[-1, 1] > begin
 
 
 def test_autoreset_is_recorded_with_its_step(make_env: MakeEnv) -> None:
@@ -396,18 +375,6 @@ def test_autoreset_is_recorded_with_its_step(make_env: MakeEnv) -> None:
         assert (ends <= steps[span, 1]).all()
 
 
-def test_call_without_an_end_is_recorded_up_to_the_end_of_the_block() -> None:
-    calls = CallRecorder()
-    for number in range(2):
-        calls.begin()
-        if not number:
-            calls.end()
-    end = time.perf_counter()
-    spans = calls.spans(0.0, end)
-    assert len(spans) == 2
-    assert spans[1, 1] == end
-
-
 def test_unfinished_recording_does_not_keep_the_env_alive() -> None:
     env = ParallelEnv([Counter], asynchronous="restart")
     env.reset(seed=0)
@@ -417,22 +384,6 @@ def test_unfinished_recording_does_not_keep_the_env_alive() -> None:
     del env
     gc.collect()
     assert is_there() is None
-
-
-# ---------------------------------------------------------------- no recording outside of the block
-
-
-def test_tracing_restores_the_host_afterwards() -> None:
-    with ParallelEnv([Counter]) as env:
-        env.reset(seed=0)
-        host = env.engine.pool._workers[0].channel._host  # type: ignore[attr-defined]
-        with env.profile():
-            env.step([1])
-            assert host.tracer is not None
-            assert env.engine.guard.tracer is not None
-            assert type(host) is Host  # an object whose class was changed is slower ever after
-        assert host.tracer is None
-        assert env.engine.guard.tracer is None
 
 
 # ---------------------------------------------------------------- clocks of other machines
@@ -453,17 +404,12 @@ def test_clock_of_another_machine_is_aligned() -> None:
     assert this_process() == ProcessInfo(os.getpid(), this_process().machine)
 
 
-def test_spans_are_merged() -> None:
-    assert merge(np.array([[3, 4], [0, 2], [1, 1.5], [4, 5.0]])).tolist() == [[0, 2], [3, 5]]
-    assert merge(np.zeros((0, 2))).tolist() == []
-
-
 # ---------------------------------------------------------------- timeline and trace
 
 
 @pytest.fixture(scope="module")
 def recorded() -> Profile:
-    with ParallelEnv([lambda index=index: Sleepy(index, 3) for index in range(4)], "subproc", "restart", 2) as env:
+    with ParallelEnv([lambda index=index: Sleepy(index, 3) for index in range(4)], PROCESSES, "restart", 2) as env:
         env.reset(seed=0)
         with env.profile() as profile:
             for _ in range(6):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import html.parser
 import os
 import re
-import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 from conftest import MakeEnv
+from fragile import EXIT, GO_ON, fragile
+from modes import IN_CALLER, ORACLE, PROCESSES, here_and_in_processes, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.worker_info import ProcessInfo, this_process
@@ -90,12 +92,12 @@ def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str
     portrait = repr_data(env, "")
     assert sum((worker.env_ids for worker in portrait.workers), ()) == (0, 1, 2, 3)
     assert all(worker.process.is_near and worker.memory and worker.memory > 2**20 for worker in portrait.workers)
-    assert len(portrait.workers) == (1 if mode == "dummy" else 2)
-    is_here = mode in ("dummy", "thread")
+    assert len(portrait.workers) == (1 if mode == ORACLE else 2)
+    is_here = mode in IN_CALLER
     assert all((worker.process == this_process()) == is_here for worker in portrait.workers)
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_repr_shows_each_env_state_in_its_colour_and_sign(make_env: MakeEnv) -> None:
     env = make_env(counters(0, 1, 2, 3, length=2), asynchronous="idle", num_cpus=2)
     assert states_of(env) == ["needs reset"] * 4
@@ -149,29 +151,19 @@ def test_numbers_in_the_text(states: list[str], standing: EpisodeSummary, lines:
     assert [line.strip() for line in ReprData("", states, standing, []).text().splitlines()[1:]] == lines
 
 
-class Killed(Counter):
-    def step(self, action: int) -> Any:
-        if action == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
-
-    def where(self) -> int:
-        return os.getpid()
-
-
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+@in_modes(PROCESSES)
 def test_repr_shows_envs_of_a_dead_worker_as_failed(make_env: MakeEnv) -> None:
-    env = make_env([lambda number=number: Killed(number) for number in range(4)], num_cpus=2)
+    env = make_env(fragile(Path()), num_cpus=2)
     env.reset(seed=0)
     with pytest.raises(WorkerDiedError):
-        env.step([4, 1, 1, 1])
+        env.step([EXIT, GO_ON, GO_ON, GO_ON])
     assert states_of(env) == ["failed", "failed", "running", "running"]
     assert "2 running, 2 failed (worker died)" in bundle(env)["text/plain"]
     assert [worker.env_ids for worker in repr_data(env, "").workers] == [(2, 3)]
     env.restart([0])
     assert states_of(env) == ["needs reset", "needs reset", "running", "running"]
     found = {env_id: worker.process.pid for worker in repr_data(env, "").workers for env_id in worker.env_ids}
-    assert [found[env_id] for env_id in range(4)] == env.customized_method("where")
+    assert [found[env_id] for env_id in range(4)] == env.customized_method("pid")
 
 
 def test_markup_in_texts_is_escaped() -> None:
@@ -229,7 +221,7 @@ class Slow(Counter):
         return super().step(action)
 
 
-@pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
+@in_modes(*IN_CALLER)
 def test_repr_is_shown_while_another_thread_steps(make_env: MakeEnv) -> None:
     Slow.begun, Slow.may_end = threading.Event(), threading.Event()
     env = make_env([Slow, Slow])
@@ -280,6 +272,3 @@ def test_memory_of_ended_or_remote_processes_is_unknown() -> None:
     assert ProcessInfo(os.getpid(), "elsewhere").memory() is None
     assert ProcessInfo(2**22 + 1, this_process().machine).memory() is None
     assert (this_process().memory() or 0) > 2**20
-
-
-# ---------------------------------------------------------------- other

@@ -13,11 +13,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from modes import MODES, ON_RAY
+
+from .caller import StopError
 from .course import Course
-from .signals import StopError
 from .tally import Tally, format_tallies
 
-MODES = ("dummy", "thread", "subproc", "ray", "ray-subproc")
 _say = partial(print, flush=True)
 
 
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tallies: list[Tally] = []
     try:
         for mode in options.modes:
-            with _ray() if mode.startswith("ray") else contextlib.nullcontext():
+            with _ray() if mode in ON_RAY else contextlib.nullcontext():
                 course = Course(mode, options.seed, options.num_envs, _say)
                 tallies.append(course.run(options.seconds / len(options.modes)))
     except StopError:

@@ -9,6 +9,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from modes import IN_WORKERS, ORACLE, THREADS
+
 from .envs import CUT, END, EXIT, KNOT, QUIT, RAISE, STUMBLE, WAIT
 
 PERIOD = 8
@@ -81,26 +83,19 @@ class Turn:
 
 
 class Adversary:
-    """Plans turns.
-
-    Args:
-        seed: All depends on it.
-        mode: Mode that is soaked.
-        num_envs: Number of envs.
-        timeout: The pool's.
-    """
+    """Plans turns."""
 
     def __init__(self, seed: int, mode: str, num_envs: int, timeout: float) -> None:
         self._seed = f"{seed} {mode}"
         self._num_envs = num_envs
         self._timeout = timeout
         self._kinds = list(_IN_ALL_MODES)
-        if mode != "dummy":
+        if mode != ORACLE:
             self._kinds += _WITH_CLOCK
-        if mode not in ("dummy", "thread"):
+        if mode in IN_WORKERS:
             self._kinds += _WITH_PROCESSES
         # A thread cannot be ended: its env has to come back before the soak looks for leaks.
-        self._for_long = 3 * timeout if mode == "thread" else 60.0
+        self._for_long = 3 * timeout if mode == THREADS else 60.0
 
     def dice(self, *what: Any) -> random.Random:
         """Return a source of randomness for one purpose."""

@@ -13,25 +13,16 @@ import numpy as np
 from parallelenv import ParallelEnv
 from parallelenv.errors import NothingInFlightError, WorkerDiedError, WorkerTimeoutError
 
-from .accounts import ViolationError, demand
-from .blame import blames, named
-from .caller import Caller
+from .caller import Caller, StopError, StuckError
 from .envs import Action
-from .ledger import Ledger
-from .signals import StopError, StuckError
+from .ledger import Ledger, ViolationError, blames, demand, named
 
 _MISSING: Any = object()
 _OURS = (ViolationError, StuckError, StopError)
 
 
 class Client:
-    """Uses one pool until it is closed.
-
-    Args:
-        env: The pool.
-        ledger: Its accounts.
-        caller: Makes the calls.
-    """
+    """Uses one pool until it is closed."""
 
     def __init__(self, env: ParallelEnv, ledger: Ledger, caller: Caller) -> None:
         self.env = env
@@ -42,14 +33,7 @@ class Client:
     # ---------------------------------------------------------------- steps
 
     def step(self, actions: Sequence[Action], env_ids: list[int], named_ids: Any, align: Any) -> None:
-        """Step envs.
-
-        Args:
-            actions: One per env.
-            env_ids: The envs.
-            named_ids: The same in the form in which they are to be given, ``None`` for all.
-            align: As in `ParallelEnv.step`.
-        """
+        """Step envs."""
         self.ledger.depart(env_ids, actions)
         settled = self._settle(partial(self.env.step, np.array(actions), named_ids, align), env_ids)
         demand(settled in (None, sorted(env_ids)), f"step of {sorted(env_ids)} answered for", settled)

@@ -5,32 +5,37 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import time
 import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
 
+import psutil
+from holdings import Holdings, survivors
+from modes import PROCESSES, RAY, RAY_POOLS
+
 from parallelenv import ParallelEnv
 from parallelenv.engine import recovery
 
-from .accounts import ViolationError, demand
 from .adversary import Adversary
-from .caller import Caller
+from .caller import Caller, StuckError
 from .client import Client
 from .envs import Numbered
-from .holdings import Holdings, leaks_beyond, megabytes, survivors
-from .ledger import Ledger
+from .ledger import Ledger, ViolationError, demand
 from .player import Player
-from .signals import StuckError
 from .tally import Tally
 
 _TIMEOUT = 1.0
-_TIMEOUTS = {"ray": 2.0, "ray-subproc": 2.0}
+_TIMEOUTS = {RAY: 2.0, RAY_POOLS: 2.0}
+_PATIENCE = 10.0
+"""Seconds that what is ending gets to be gone: a Ray actor takes its time."""
 _MOST_REPORTS = 5
 _GROWTH = 1.3, 30.0
 """What memory may grow by between the second quarter and the last: a factor, and MB."""
@@ -39,14 +44,7 @@ _LINES_EVERY = 5.0
 
 
 class Course:
-    """Runs the soak test of one mode.
-
-    Args:
-        mode: The mode.
-        seed: What the adversary does follows from it.
-        num_envs: Number of envs.
-        say: Told of progress and violations.
-    """
+    """Runs the soak test of one mode."""
 
     def __init__(self, mode: str, seed: int, num_envs: int, say: Callable[[str], None] = print) -> None:
         self._tally = Tally(mode)
@@ -80,7 +78,10 @@ class Course:
                 self._take_turns(seconds)
             finally:
                 self._release(is_abandoned=False)
-        self._look_for_leaks(before)
+        leaks = before.leaks(_PATIENCE)
+        self._tally.leaks += len(leaks)
+        if leaks:
+            self._report(ViolationError(f"left behind: {'; '.join(leaks)}"))
         self._look_at_memory(seconds)
         return self._tally
 
@@ -145,9 +146,9 @@ class Course:
             "copy": dice.choice((True, True, False)),
             "num_cpus": dice.randint(2, 4),
         }
-        if self._mode == "subproc":
+        if self._mode == PROCESSES:
             options["caller_steps"] = dice.random() < 0.25
-        if self._mode == "ray-subproc":
+        if self._mode == RAY_POOLS:
             options["hosts_per_node"] = dice.choice((1, 2))
         self._options = str(options)
         return done_policy, on_failure == "restart", options
@@ -165,7 +166,7 @@ class Course:
         kept = remains() if remains else None
         if kept is not None:
             kept.close()
-        left = survivors(pids)
+        left = survivors(pids - {0, os.getpid()}, _PATIENCE)
         self._tally.leaks += len(left)
         self._tally.rebuilds += 1
         self._make_pool()
@@ -195,12 +196,6 @@ class Course:
         what = f"WRONG in turn {self._tally.turns}: {error}\n{frames}in a pool with {self._options}\nseen by: {again}"
         self._say(f"{what}\nthe last events:\n{events}")
 
-    def _look_for_leaks(self, before: Holdings) -> None:
-        leaks = leaks_beyond(before)
-        self._tally.leaks += len(leaks)
-        if leaks:
-            self._report(ViolationError(f"left behind: {'; '.join(leaks)}"))
-
     def _look_at_memory(self, seconds: float) -> None:
         def typical(begin: float, end: float) -> float:
             sizes = [size for elapsed, size in self._samples if begin * seconds <= elapsed < end * seconds]
@@ -210,3 +205,12 @@ class Course:
         factor, room = _GROWTH
         if after > before * factor + room:
             self._report(ViolationError(f"memory grew from {before:.0f} to {after:.0f} MB"))
+
+
+def megabytes() -> float:
+    """Return the memory of this process: its proportional share where the system tells, else what is resident."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return float(psutil.Process().memory_info().rss) / 1e6
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1e3

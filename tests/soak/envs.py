@@ -44,11 +44,7 @@ def reward_of(env_id: int, step: int) -> float:
 
 
 class Numbered(gym.Env[Any, Any]):
-    """Numbers its lives, its episodes and its steps, and echoes its action.
-
-    Args:
-        env_id: What it is to say that it is.
-    """
+    """Numbers its lives, its episodes and its steps, and echoes its action."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (6,), np.float64)
     action_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)

@@ -1,29 +1,139 @@
-"""The accounts of all envs: the next expected transition of each. Every result is checked against them."""
+"""The accounts of all envs: the next transition expected of each. Every result and error is checked against them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from parallelenv import StepBatch, StepResult
 from parallelenv.errors import EnvInterruptedError, WorkerDiedError, WorkerTimeoutError
 
-from .accounts import Account, Flight, Row, ViolationError, demand, rows_of
-from .blame import Blame
 from .envs import CUT, END, ENDINGS, ENV_ID, NO_TOKEN, PID, STUMBLE, TOKEN, TROUBLES, Action, reward_of, speaks
 from .tally import Tally
 
+_NOTE = re.compile(r"Raised by env \d+(?: and \d+ others?)? in (.*), process \d+\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One error, without the group that it may have come in."""
+
+    error: BaseException
+    env_ids: tuple[int, ...]
+    operation: str  # empty if it is not about something that an env did
+
+    @property
+    def is_of_death(self) -> bool:
+        """Whether it reports a dead worker."""
+        return isinstance(self.error, WorkerDiedError)
+
+    @property
+    def is_of_time(self) -> bool:
+        """Whether it reports a timeout."""
+        return isinstance(self.error, WorkerTimeoutError)
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether an env raised in a step."""
+        return self.operation == "step"
+
+    @property
+    def ends_episode(self) -> bool:
+        """Whether the envs need a reset: one failed in the reset within a step, or was interrupted."""
+        return self.operation not in ("", "step")
+
+
+def blames(error: BaseException) -> Iterator[Blame]:
+    """Split an error into its parts."""
+    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
+    failures: dict[int, BaseException] = getattr(error, "failures", {})
+    for part in parts:
+        env_ids = tuple(env_id for env_id, other in failures.items() if _is_like(other, part))
+        if isinstance(part, WorkerDiedError | WorkerTimeoutError):
+            yield Blame(part, part.env_ids, "")
+        else:
+            operations = _NOTE.findall(" ".join(getattr(part, "__notes__", [])))
+            yield Blame(part, env_ids, operations[-1] if operations else "")
+
+
+def _is_like(error: BaseException, other: BaseException) -> bool:
+    return (type(error), str(error)) == (type(other), str(other))
+
+
+def named(error: BaseException) -> list[int]:
+    """Return all envs that an error names."""
+    return [env_id for blame in blames(error) for env_id in blame.env_ids]
+
+
+class ViolationError(Exception):
+    """The library violated a promise."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that was sent and not received."""
+
+    token: float
+    deed: float
+    is_absent: bool  # left out, because the env is done
+
+
+@dataclass(slots=True)
+class Account:
+    """What the caller knows of one env."""
+
+    env_id: int
+    birth: float | None = None
+    episode: int = 0
+    step: int = 0  # the latest delivered
+    pid: int = 0  # of the process that gave the latest answer
+    flight: Flight | None = None
+    is_new: bool = True  # rebuilt since its latest answer
+    is_blurred: bool = False  # episodes may have begun that were not reported, as the call was given up
+    needs_reset: bool = True
+    is_over: bool = False  # its episode ended, and it is left out of steps
+    is_dead: bool = False
+    is_late: bool = False  # known to take longer than the timeout
+    is_paused: bool = False
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a step would be accepted."""
+        return not (self.flight or self.needs_reset or self.is_dead or self.is_late or self.is_paused)
+
+
+@dataclass(slots=True)
+class Row:
+    """One env's part of a result."""
+
+    env_id: int
+    state: Any
+    reward: Any
+    done: Any
+    info: dict[str, Any]
+    terminated: Any
+    truncated: Any
+
+
+def rows_of(result: StepResult | StepBatch) -> Iterator[Row]:
+    """Split a result of either alignment into rows."""
+    items = result if isinstance(result, StepBatch) else zip(*result, strict=True)
+    flags = zip(result.terminated.tolist(), result.truncated.tolist(), strict=True)
+    for env_id, item, (terminated, truncated) in zip(result.env_ids.tolist(), items, flags, strict=True):
+        state, reward, done, info = item
+        yield Row(env_id, state, reward, done, info, terminated, truncated)
+
+
+def demand(holds: bool, text: str, *details: Any) -> None:
+    """Raise `ViolationError` unless something holds."""
+    if not holds:
+        raise ViolationError(" ".join([text, *map(str, details)]))
+
 
 class Ledger:
-    """All accounts of one pool.
-
-    Args:
-        num_envs: Number of envs.
-        done_policy: The done policy of the pool.
-        is_tough: Whether the pool restarts failed envs itself.
-        tally: Where to count.
-    """
+    """All accounts of one pool."""
 
     def __init__(self, num_envs: int, done_policy: str | None, is_tough: bool, tally: Tally) -> None:
         self.accounts = [Account(env_id) for env_id in range(num_envs)]

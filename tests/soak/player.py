@@ -9,27 +9,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from modes import THREADS
 
 from parallelenv.errors import EnvBusyError, ResetNeededError, WorkerDiedError
 
-from .accounts import Account, ViolationError, demand
 from .adversary import Turn
+from .caller import kill, meanwhile, node_of
 from .client import Client
 from .envs import EXIT, GO, TROUBLES, WAIT, Action
-from .signals import kill, meanwhile, node_of
+from .ledger import Account, ViolationError, demand
 from .tally import Tally
 
 
 class Player:
-    """Executes turns.
-
-    Args:
-        client: Uses the pool.
-        mode: Mode of the pool.
-        timeout: The pool's.
-        tokens: Numbers that were never given.
-        tally: Where to count.
-    """
+    """Executes turns."""
 
     def __init__(self, client: Client, mode: str, timeout: float, tokens: Iterator[int], tally: Tally) -> None:
         self._client = client
@@ -187,7 +180,7 @@ class Player:
         shares_process = account.pid == os.getpid()
         if deed == EXIT and shares_process:
             return GO, 0.0
-        if deed == WAIT and seconds > self._timeout and shares_process and self._mode != "thread":
+        if deed == WAIT and seconds > self._timeout and shares_process and self._mode != THREADS:
             return GO, 0.0
         self._tally.kills += deed == EXIT
         self._tally.exceptions += deed in TROUBLES

@@ -10,23 +10,7 @@ from parallelenv.contract.error_text import format_table
 
 @dataclass
 class Tally:
-    """Counts of one mode.
-
-    Attributes:
-        transitions: Steps whose results were delivered and found right.
-        kills: Workers killed from outside or ended by ``os._exit``.
-        hangs: Envs that took longer than the timeout.
-        exceptions: Envs that raised.
-        interrupts: Calls that were interrupted.
-        rebuilds: Pools closed, or let go of, and made anew.
-        restarts: Envs rebuilt by ``restart``.
-        mended: Envs restarted by the pool itself.
-        lost: Steps without a result, each of which the library announced.
-        torn: Results lost to an interrupt on their last inches, between the library and its caller.
-        wrong: Violations.
-        leaks: Things left behind.
-        memory: MB of this process in the second quarter of the time, and at the end.
-    """
+    """Counts of one mode."""
 
     mode: str
     turns: int = 0
@@ -37,12 +21,12 @@ class Tally:
     interrupts: int = 0
     rebuilds: int = 0
     restarts: int = 0
-    mended: int = 0
-    lost: int = 0
-    torn: int = 0
+    mended: int = 0  # envs restarted by the pool itself
+    lost: int = 0  # steps without a result, each of which the library announced
+    torn: int = 0  # results lost to an interrupt between the library and its caller
     wrong: int = 0
     leaks: int = 0
-    memory: tuple[float, float] = (0.0, 0.0)
+    memory: tuple[float, float] = (0.0, 0.0)  # MB in the second quarter of the time, and at the end
 
     def line(self) -> str:
         """Return the counts so far, for a line of progress."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from conftest import require_mode
+from modes import MODES
 
-from .__main__ import MODES
 from .course import Course
 from .tally import format_tallies
 
@@ -13,6 +13,7 @@ _SECONDS = 60 / len(MODES)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300, method="thread")  # SIGALRM ends calls that hang
 @pytest.mark.parametrize("mode", MODES)
 def test_soak_finds_no_wrong_result_and_no_leak(mode: str, request: pytest.FixtureRequest) -> None:
     require_mode(mode, request)

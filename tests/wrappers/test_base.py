@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, ParallelWrapper, StateWrapper
 from parallelenv.errors import (
@@ -30,7 +31,6 @@ from parallelenv.wrappers import (
     StackStates,
 )
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 ENV_FNS = [partial(Counter, number, 3 + number) for number in range(3)]
 ONES = np.ones(3, np.int64)
 
@@ -47,43 +47,36 @@ class Cheered(ParallelWrapper):
         return result
 
 
-@nearby
+def rows(result: Any) -> list[Any]:
+    """Return a result of either alignment as rows with the env ids in front, in their order."""
+    items = result if isinstance(result, list) else zip(*result, strict=True)
+    named = zip(result.env_ids.tolist(), items, strict=True)
+    return sorted(((env_id, *item) for env_id, item in named), key=lambda row: row[0])
+
+
+def twice(state: Any) -> Any:
+    return None if state is None else state * 2.0
+
+
+@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 def test_states_are_processed_in_every_kind_of_call(asynchronous: Any, make_env: MakeEnv) -> None:
-    plain: Any = make_env(ENV_FNS, asynchronous=asynchronous)
-    doubled = Doubled(make_env(ENV_FNS, asynchronous=asynchronous))
-    assert difference(plain.reset(seed=1) * 2.0, doubled.reset(seed=1)) is None
+    both: list[Any] = [make_env(ENV_FNS, asynchronous=asynchronous) for _ in range(2)]
+    both[1] = Doubled(both[1])
+    expected, found = (env.reset(seed=1) for env in both)
+    assert difference(twice(expected), found) is None
     for step in range(12):
-        if step % 3 == 0:
-            raw, found = plain.step(ONES), doubled.step(ONES)
-            pairs = zip(raw.states, found.states, strict=True)
-            assert difference(raw.rewards, found.rewards) is None
-        elif step % 3 == 1:
-            raw, found = plain.step(ONES, align="batch"), doubled.step(ONES, align="batch")
-            pairs = zip([item[0] for item in raw], [item[0] for item in found], strict=True)
-            assert difference([item[1:3] for item in raw], [item[1:3] for item in found]) is None
-        else:
-            for env in (plain, doubled):
+        if step % 3 == 2:
+            for env in both:
                 env.send(ONES)
-            raw, found = plain.recv(3), doubled.recv(3)
-            order = [raw.env_ids.tolist().index(env_id) for env_id in found.env_ids]
-            pairs = zip([raw.states[place] for place in order], found.states, strict=True)
-        for state, changed in pairs:
-            assert difference(None if state is None else state * 2.0, changed) is None
-        assert sorted(raw.env_ids) == sorted(found.env_ids)
+        results = [env.recv(3) if step % 3 == 2 else env.step(ONES, align=("item", "batch")[step % 3]) for env in both]
+        for (*names, state, reward, done, info), row in zip(*map(rows, results), strict=True):
+            if info.get("ended_state") is not None:
+                info["ended_state"] = twice(info["ended_state"])
+            assert difference((*names, twice(state), reward, done, info), row) is None
 
 
-@nearby
-def test_ended_states_are_processed(make_env: MakeEnv) -> None:
-    env = Doubled(make_env(ENV_FNS, asynchronous="restart"))
-    env.reset(seed=1)
-    env.step(ONES)
-    env.step(ONES)
-    ended = env.step(ONES).infos[0]["ended_state"]
-    assert ended[:2].tolist() == [0, 6]
-
-
-@nearby
+@here_and_in_processes
 def test_dicts_are_processed(make_env: MakeEnv) -> None:
     class Picture(StateWrapper):
         def process(self, states: Any) -> Any:
@@ -102,7 +95,7 @@ def test_dicts_are_processed(make_env: MakeEnv) -> None:
     assert result[0][3]["ended_state"]["image"].shape == (2, 3)
 
 
-@nearby
+@here_and_in_processes
 def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
     inner = make_env(ENV_FNS)
     env = Cheered(Doubled(inner))
@@ -163,7 +156,7 @@ class Watching(AnswerWrapper):
         return result
 
 
-@nearby
+@here_and_in_processes
 def test_wrapper_sees_every_result_once(make_env: MakeEnv) -> None:
     env = Watching(Doubled(make_env([partial(Fallen, number) for number in range(3)])))
     env.reset()
@@ -178,7 +171,7 @@ def test_wrapper_sees_every_result_once(make_env: MakeEnv) -> None:
     assert env.seen == [(0, 1, 2), (2, 0), (0, 2), (0, 2), (2,), (0,)]
 
 
-@nearby
+@here_and_in_processes
 def test_hooks_do_not_see_envs_that_rest(make_env: MakeEnv) -> None:
     env = Watching(
         Doubled(make_env([partial(Counter, number, 1 + number) for number in range(2)], asynchronous="idle"))
@@ -193,7 +186,7 @@ def test_hooks_do_not_see_envs_that_rest(make_env: MakeEnv) -> None:
     assert env.seen == [(0, 1), (0, 1), (1,), ()]
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("align", ["item", "batch"])
 def test_partial_results_are_processed_by_wrappers(align: Any, make_env: MakeEnv) -> None:
     env = Watching(Doubled(make_env([partial(Fallen, number) for number in range(3)])))
@@ -213,25 +206,7 @@ def test_partial_results_are_processed_by_wrappers(align: Any, make_env: MakeEnv
     assert env.get_env_attr("steps") == [1, 1, 1]
 
 
-@nearby
-@pytest.mark.parametrize("copy", [True, False])
-def test_batch_aligned_results_equal_those_of_the_env(copy: bool, make_env: MakeEnv) -> None:
-    env_fns = [partial(Sheet, number, 2 + number) for number in range(2)]
-    plain = make_env(env_fns, asynchronous="idle")
-    env = CheckFinite(make_env(env_fns, asynchronous="idle", copy=copy))
-    plain.reset(seed=1)
-    env.reset(seed=1)
-    kept = []
-    for _ in range(4):
-        actions = plain.action_space.sample()  # type: ignore[union-attr]
-        kept.append((plain.step(actions, align="batch"), env.step(actions, align="batch")))
-    for expected, found in kept:
-        assert difference(list(expected), list(found)) is None
-        assert found.env_ids.tolist() == [0, 1]
-    kept[0][1][0][0]["image"][:] = 0  # writable, too
-
-
-@nearby
+@here_and_in_processes
 def test_step_wait_is_refused_without_a_step(make_env: MakeEnv) -> None:
     env = Doubled(make_env(ENV_FNS))
     env.reset()
@@ -239,7 +214,7 @@ def test_step_wait_is_refused_without_a_step(make_env: MakeEnv) -> None:
         env.step_wait()
 
 
-@nearby
+@here_and_in_processes
 def test_observation_spaces_are_those_of_the_wrapper(make_env: MakeEnv) -> None:
     space = gym.spaces.Box(-1, 1, (3,))
     env = Doubled(make_env(ENV_FNS), space)
@@ -266,7 +241,7 @@ def test_processed_states_that_do_not_match_the_space_are_refused() -> None:
         assert error.partial.keys() == {"image", "inner", "word"}
 
 
-@nearby
+@here_and_in_processes
 def test_wrapper_around_a_converted_env_is_refused(make_env: MakeEnv) -> None:
     env = Doubled(make_env(ENV_FNS))
     env.unwrapped.to_gymnasium()
@@ -282,7 +257,7 @@ def wrapped(env: Any, stack_size: int = 2) -> RecordEpisodeStatistics:
     return RecordEpisodeStatistics(NormalizeRewards(Doubled(stacked)))
 
 
-@nearby
+@here_and_in_processes
 def test_wrappers_continue_identically_after_load_state(make_env: MakeEnv) -> None:
     env = wrapped(make_env(ENV_FNS, asynchronous="restart"))
     env.reset(seed=1)
@@ -314,7 +289,7 @@ def test_saved_state_of_wrappers_names_unsaved_envs() -> None:
         assert env.load_state(saved) == (1,)
 
 
-@nearby
+@here_and_in_processes
 def test_state_of_other_wrappers_is_refused_and_changes_nothing(make_env: MakeEnv) -> None:
     env = wrapped(make_env(ENV_FNS))
     env.reset(seed=1)

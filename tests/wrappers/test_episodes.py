@@ -12,13 +12,13 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium.wrappers import RecordEpisodeStatistics as AroundOne
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvContractError, ResetNeededError
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordEpisodeStatistics
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 LENGTHS = [3, 4, 6]
 
 
@@ -57,7 +57,7 @@ def play(env: Any) -> list[Any]:
     return told
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart"])
 def test_statistics_match_those_of_a_wrapper_around_each_env(asynchronous: Any, make_env: MakeEnv) -> None:
     theirs = make_env([partial(around_one, number) for number in range(3)], asynchronous=asynchronous)
@@ -73,7 +73,7 @@ def test_statistics_match_those_of_a_wrapper_around_each_env(asynchronous: Any, 
     assert list(ours.return_queue) == returns
 
 
-@nearby
+@here_and_in_processes
 def test_episode_statistics_have_plain_types(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([Counter]), stats_key="told")
     env.reset()
@@ -84,7 +84,7 @@ def test_episode_statistics_have_plain_types(make_env: MakeEnv) -> None:
     assert 0 < told["t"] == env.time_queue[0] < 60
 
 
-@nearby
+@here_and_in_processes
 def test_done_policy_continue_reports_an_episode_once(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2)], asynchronous="continue"), buffer_length=1)
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_done_policy_continue_reports_an_episode_once(make_env: MakeEnv) -> None
     assert len(env.return_queue) == 1
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
 def test_failed_step_counts_as_the_last_of_its_episode(asynchronous: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(Fragile, number) for number in range(2)]
@@ -112,7 +112,7 @@ def test_failed_step_counts_as_the_last_of_its_episode(asynchronous: Any, make_e
     assert with_others.infos[1]["episode"]["l"] == 2
 
 
-@nearby
+@here_and_in_processes
 def test_partial_results_are_counted(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2), partial(Fragile, 1)], asynchronous="idle"))
     env.reset()
@@ -123,7 +123,7 @@ def test_partial_results_are_counted(make_env: MakeEnv) -> None:
     assert error.partial[0][3]["episode"]["l"] == 2
 
 
-@nearby
+@here_and_in_processes
 def test_clashing_keys_and_invalid_rewards_are_refused(make_env: MakeEnv) -> None:
     twice = RecordEpisodeStatistics(make_env([partial(around_one, 0)]))
     twice.reset()
@@ -149,7 +149,7 @@ class Says(Plain):
         return (state, self.reward if self.count == 3 else 1.0, *ends, {})
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("reward", [Fraction(5, 2), Decimal("2.5")])
 def test_rewards_of_any_number_type_are_counted(reward: Any, make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Says, 3, reward)], asynchronous="restart"))
@@ -158,7 +158,7 @@ def test_rewards_of_any_number_type_are_counted(reward: Any, make_env: MakeEnv) 
     assert infos[2]["episode"]["r"] == 4.5
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("reward", ["x", 1j, np.complex128(1), 10**400, None, np.zeros(2)])
 def test_rewards_that_are_not_numbers_are_refused(reward: Any, make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Says, 3), partial(Says, 3, reward)], asynchronous="restart"))
@@ -174,7 +174,7 @@ def test_rewards_that_are_not_numbers_are_refused(reward: Any, make_env: MakeEnv
     assert env.episode_count == 0
 
 
-@nearby
+@here_and_in_processes
 def test_load_state_keeps_the_buffer_length_of_the_wrapper(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Says, 1)], asynchronous="restart"), 2)
     env.reset()

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Discrete
+from modes import here_and_in_processes
 
 from parallelenv.errors import ActionError, ArgumentError, EnvContractError
 from parallelenv.testing.envs import Counter, Old, Ragged, Sheet
 from parallelenv.wrappers import CheckFinite
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 NAN, INF = float("nan"), float("inf")
 
 
@@ -59,7 +59,7 @@ def batch(*values: float) -> Any:
     return np.array([[0.0, value] for value in values], np.float32)
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("call", ["step", "send", "step_async"])
 @pytest.mark.parametrize(
     ("kind", "actions", "where"),
@@ -84,7 +84,7 @@ def test_non_finite_actions_are_refused_before_anything_is_sent(
         ) else env.step([{"push": batch(NAN)[0], "turn": 0}], id=[2])
 
 
-@nearby
+@here_and_in_processes
 def test_tensor_actions_are_checked(make_env: MakeEnv) -> None:
     torch = pytest.importorskip("torch")
     env = env_of(Forces, make_env)
@@ -95,7 +95,7 @@ def test_tensor_actions_are_checked(make_env: MakeEnv) -> None:
         env.step(actions)
 
 
-@nearby
+@here_and_in_processes
 def test_actions_of_idle_envs_are_not_checked(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Forces, length=1), Forces], asynchronous="idle"))
     env.reset()
@@ -108,7 +108,7 @@ def test_actions_of_idle_envs_are_not_checked(make_env: MakeEnv) -> None:
         env.step(batch(NAN, 0))
 
 
-@nearby
+@here_and_in_processes
 def test_otherwise_invalid_actions_raise_action_error(make_env: MakeEnv) -> None:
     env = env_of(Parts, make_env)
     wrong: Any
@@ -121,7 +121,7 @@ def test_otherwise_invalid_actions_raise_action_error(make_env: MakeEnv) -> None
             forces.step(wrong)
 
 
-@nearby
+@here_and_in_processes
 def test_error_names_the_envs_and_the_places(make_env: MakeEnv) -> None:
     kinds = [partial(Echo, state=INF), partial(Echo, reward=NAN, state=NAN), partial(Echo, reward=2.0)]
     env = CheckFinite(make_env(kinds))
@@ -138,14 +138,14 @@ def test_error_names_the_envs_and_the_places(make_env: MakeEnv) -> None:
         begun.reset()
 
 
-@nearby
+@here_and_in_processes
 def test_last_states_are_checked(make_env: MakeEnv) -> None:
     env = env_of(partial(Echo, state=NAN, length=1), make_env, asynchronous="restart")
     with pytest.raises(EnvContractError, match="last state of envs 0, 1, 2"):
         env.step([0, 0, 0])
 
 
-@nearby
+@here_and_in_processes
 def test_check_inf_false_allows_infinite_numbers(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Echo, state=INF, reward=-INF)] * 2), check_inf=False)
     env.reset()
@@ -162,7 +162,7 @@ class Poisoned(Old):
         return (state * NAN if action > 1 else state), reward, done, info
 
 
-@nearby
+@here_and_in_processes
 def test_check_inf_must_be_a_bool(make_env: MakeEnv) -> None:
     with pytest.raises(ArgumentError, match="check_inf='no' must be True or False"):
         CheckFinite(make_env([Echo]), check_inf="no")  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_states_without_a_space_are_checked(make_env: MakeEnv) -> None:
         env.step([0.0, NAN, 0, sheet])
 
 
-@nearby
+@here_and_in_processes
 def test_finite_results_are_not_modified(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Sheet, number, 3) for number in range(2)], asynchronous="idle"))
     env.reset(seed=1)

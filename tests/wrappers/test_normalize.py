@@ -14,19 +14,14 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium.spaces import Box, Dict, Discrete
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import difference
 from parallelenv.testing.envs import Counter, Sheet, Words
-from parallelenv.wrappers import (
-    NormalizeRewards,
-    NormalizeStates,
-    RecordEpisodeStatistics,
-    RunningStatistics,
-)
+from parallelenv.wrappers import NormalizeRewards, NormalizeStates, RecordEpisodeStatistics, RunningStatistics
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 ENV_FNS = [partial(Counter, number, 3 + number) for number in range(3)]
 ONES = np.ones(3, np.int64)
 
@@ -56,7 +51,7 @@ def seen_of(env: Any, steps: int) -> list[Any]:
     return states
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 def test_statistics_cover_all_states_of_envs_that_were_stepped(asynchronous: Any, make_env: MakeEnv) -> None:
     seen = np.array(seen_of(make_env(ENV_FNS, asynchronous=asynchronous), 9), np.float64)
@@ -89,7 +84,7 @@ def test_normalization_equals_that_of_gymnasium() -> None:
     env.close()
 
 
-@nearby
+@here_and_in_processes
 def test_paused_and_unselected_envs_do_not_count(make_env: MakeEnv) -> None:
     env = NormalizeRewards(NormalizeStates(make_env([Sensor] * 3)))
     inner: Any = env.env
@@ -104,7 +99,7 @@ def test_paused_and_unselected_envs_do_not_count(make_env: MakeEnv) -> None:
     assert env.returns.tolist() == [4.0 * 0.99 + 2.0, 0.0, 8.0 * 0.99 + 2.0]
 
 
-@nearby
+@here_and_in_processes
 def test_last_states_are_normalized_but_not_counted(make_env: MakeEnv) -> None:
     plain, env = make_env(ENV_FNS, asynchronous="restart"), NormalizeStates(make_env(ENV_FNS, asynchronous="restart"))
     for one in (plain, env):
@@ -120,7 +115,7 @@ def test_last_states_are_normalized_but_not_counted(make_env: MakeEnv) -> None:
     assert found.infos[0]["ended_state"].dtype == np.float32
 
 
-@nearby
+@here_and_in_processes
 def test_only_the_given_keys_are_normalized(make_env: MakeEnv) -> None:
     env = NormalizeStates(make_env([Sensor] * 2), keys=["far"])
     assert list(env.statistics.shapes) == ["['far']"]
@@ -136,8 +131,11 @@ def test_only_the_given_keys_are_normalized(make_env: MakeEnv) -> None:
     assert states["far"][0, 0] == -states["far"][1, 0] == pytest.approx(np.sqrt(2), rel=1e-3)
     assert env.observation_space is not None
     assert states in env.observation_space
-    both = NormalizeStates(env.unwrapped)
-    assert list(both.statistics.shapes) == ["['far']", "['near']"]
+    assert list(NormalizeStates(env.unwrapped).statistics.shapes) == ["['far']", "['near']"]
+    with_text = NormalizeStates(make_env([partial(Sheet, number, 2) for number in range(2)], asynchronous="restart"))
+    with_text.reset(seed=1)
+    (first, *_), (second, *_) = with_text.step(with_text.action_space.sample(), align="batch")
+    assert (first["word"], second["image"].dtype, second["inner"]["level"]) == ("ab", np.float32, -39)
 
 
 def test_normalized_values_are_clipped() -> None:
@@ -151,21 +149,6 @@ def test_normalized_values_are_clipped() -> None:
         assert rewarded.step([-1000.0]).rewards.tolist() == [-0.5]
 
 
-def test_frozen_statistics_do_not_change() -> None:
-    env = NormalizeRewards(NormalizeStates(ParallelEnv([Sensor] * 2)))
-    with env:
-        env.reset()
-        env.step([3.0, 5.0])
-        inner: Any = env.env
-        before = pickle.dumps((inner.statistics, env.statistics))
-        inner.frozen = env.frozen = True
-        first = env.step([3.0, 5.0])
-        again = env.step([3.0, 5.0])
-        assert pickle.dumps((inner.statistics, env.statistics)) == before
-        assert difference(first.states, again.states) is None
-        assert first.rewards.tolist() == again.rewards.tolist()
-
-
 def test_frozen_on_the_outermost_wrapper_freezes_all() -> None:
     states = NormalizeStates(ParallelEnv([Sensor] * 2))
     env = RecordEpisodeStatistics(NormalizeRewards(RecordEpisodeStatistics(states)))
@@ -177,8 +160,9 @@ def test_frozen_on_the_outermost_wrapper_freezes_all() -> None:
         assert env.frozen
         assert states.frozen
         before = pickle.dumps((env.state_statistics, env.reward_statistics))
-        env.step([3.0, 5.0])
+        first, again = env.step([3.0, 5.0]), env.step([3.0, 5.0])
         assert pickle.dumps((env.state_statistics, env.reward_statistics)) == before
+        assert difference((first.states, first.rewards), (again.states, again.rewards)) is None
         states.frozen = False  # not those outside of it
         assert not env.frozen
         env.step([3.0, 5.0])
@@ -187,21 +171,15 @@ def test_frozen_on_the_outermost_wrapper_freezes_all() -> None:
         env.frozen = False
         env.step([3.0, 5.0])
         assert env.reward_statistics.count == 4
-
-
-def test_frozen_argument_freezes_only_its_wrapper() -> None:
-    with NormalizeRewards(NormalizeStates(ParallelEnv([Sensor])), frozen=True) as env:
-        assert not env.frozen
-        env.reset()
-        env.step([1.0])
-        assert (env.state_statistics.count, env.reward_statistics.count) == (2, 0)
-
-
-def test_frozen_without_normalizing_wrappers_raises() -> None:
-    with RecordEpisodeStatistics(ParallelEnv([Sensor])) as env:
+    with NormalizeRewards(NormalizeStates(ParallelEnv([Sensor])), frozen=True) as one:  # for one wrapper
+        assert not one.frozen
+        one.reset()
+        one.step([1.0])
+        assert (one.state_statistics.count, one.reward_statistics.count) == (2, 0)
+    with RecordEpisodeStatistics(ParallelEnv([Sensor])) as bare:
         with pytest.raises(AttributeError, match="'frozen'.*neither around this"):
-            env.frozen = True
-        assert not hasattr(env, "frozen")
+            bare.frozen = True
+        assert not hasattr(bare, "frozen")
 
 
 @pytest.mark.parametrize("outermost", [NormalizeStates, NormalizeRewards])
@@ -283,7 +261,7 @@ def test_failed_save_leaves_no_file(tmp_path: Path) -> None:
         statistics.save(tmp_path / "file" / "scale")
 
 
-@nearby
+@here_and_in_processes
 def test_state_saved_with_another_gamma_is_refused(make_env: MakeEnv) -> None:
     env = NormalizeRewards(make_env([Sensor]), 0.9)
     with pytest.raises(ArgumentError, match=r"'gamma': 0\.9}.*here it is .*'gamma': 0\.5}.*the same arguments"):
@@ -342,7 +320,7 @@ class Told(gym.Env[Any, Any]):
         return np.array([self.states[place]]), self.rewards[place], self.count == len(self.rewards), False, {}
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize(("wrong", "gamma"), [(1e200, 0.99), (-1e155, 1.0), (1.7e308, 1.0), (np.nan, 1.0)])
 def test_rewards_that_spoil_the_variance_are_refused(wrong: float, gamma: float, make_env: MakeEnv) -> None:
     kinds = [partial(Told, [1.0, wrong, 3.0, 5.0]), partial(Told, [1.0, 2.0, 3.0, 4.0])]
@@ -369,7 +347,7 @@ def test_returns_that_would_overflow_are_refused() -> None:
         assert np.isfinite(variance)
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("wrong", [1e200, -1.7e308, np.nan, np.inf])
 def test_states_that_spoil_the_statistics_are_refused(wrong: float, make_env: MakeEnv) -> None:
     kinds = [partial(Told, [0.0] * 4, [1.0, wrong, 3.0, 4.0]), partial(Told, [0.0] * 4, [5.0, 6.0, 7.0, 8.0])]
@@ -398,7 +376,7 @@ def test_values_whose_sum_of_squares_overflows_are_refused() -> None:
     assert statistics.leaves[""].mean == 1.5
 
 
-@nearby
+@here_and_in_processes
 def test_running_returns_restart_on_reset_and_ignore_failed_steps(make_env: MakeEnv) -> None:
     env = NormalizeRewards(make_env([partial(Fragile, number) for number in range(2)], on_failure="restart"))
     env.reset()
@@ -411,7 +389,7 @@ def test_running_returns_restart_on_reset_and_ignore_failed_steps(make_env: Make
     assert env.returns.tolist() == [1.0, 0.0]
 
 
-@nearby
+@here_and_in_processes
 def test_inner_wrapper_sees_unnormalized_rewards(make_env: MakeEnv) -> None:
     env = NormalizeRewards(RecordEpisodeStatistics(make_env(ENV_FNS, asynchronous="idle")))
     plain = make_env(ENV_FNS, asynchronous="idle")
@@ -426,7 +404,7 @@ def test_inner_wrapper_sees_unnormalized_rewards(make_env: MakeEnv) -> None:
     assert env.step(ONES).rewards[0] is None
 
 
-@nearby
+@here_and_in_processes
 def test_normalizer_can_be_used_by_a_policy_in_the_workers(make_env: MakeEnv) -> None:
     env = NormalizeStates(make_env(ENV_FNS, asynchronous="restart"))
     env.reset(seed=1)
@@ -442,13 +420,3 @@ def test_normalizer_can_be_used_by_a_policy_in_the_workers(make_env: MakeEnv) ->
     before = env.statistics.count
     env.statistics.update({"": rollout.states[rollout.valid]})
     assert env.statistics.count == before + 12
-
-
-@nearby
-def test_text_parts_of_dict_states_are_not_changed(make_env: MakeEnv) -> None:
-    env = NormalizeStates(make_env([partial(Sheet, number, 2) for number in range(2)], asynchronous="restart"))
-    env.reset(seed=1)
-    batch = env.step(env.action_space.sample(), align="batch")
-    assert batch[0][0]["word"] == "ab"
-    assert batch[1][0]["image"].dtype == np.float32
-    assert batch[1][0]["inner"]["level"] == -39

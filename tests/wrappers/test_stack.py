@@ -11,6 +11,7 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium.wrappers import FrameStackObservation
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError
@@ -18,7 +19,6 @@ from parallelenv.results import difference
 from parallelenv.testing.envs import Counter, Pair, Sheet, Words
 from parallelenv.wrappers import StackStates
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 SIZE = 3
 
 
@@ -56,7 +56,7 @@ def play(env: Any, make: Any) -> list[Any]:
     return told
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("make", [pole, pair])
 @pytest.mark.parametrize("padding_type", ["reset", "zero"])
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
@@ -73,7 +73,7 @@ def test_stacks_equal_those_of_a_wrapper_around_each_env(
     assert difference(expected, found) is None
 
 
-@nearby
+@here_and_in_processes
 def test_stacks_are_copies(make_env: MakeEnv) -> None:
     env = StackStates(make_env([Counter] * 2, copy=False), 2)
     first = env.reset(seed=1)
@@ -84,7 +84,7 @@ def test_stacks_are_copies(make_env: MakeEnv) -> None:
     assert env.step([0, 0]).states[0, :, 1].tolist() == [1, 2]
 
 
-@nearby
+@here_and_in_processes
 def test_failed_env_does_not_affect_stacks_of_other_envs(make_env: MakeEnv) -> None:
     env = StackStates(make_env([partial(Fragile, number) for number in range(2)]), 2)
     env.reset()
@@ -95,7 +95,7 @@ def test_failed_env_does_not_affect_stacks_of_other_envs(make_env: MakeEnv) -> N
     assert env.step([GO_ON], id=0).states.tolist() == [[[0, 1], [0, 2]]]
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
 def test_rebuilt_env_starts_a_new_frame_stack(asynchronous: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(Fragile, number) for number in range(2)]

@@ -12,14 +12,14 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium import spaces
+from modes import ORACLE, PROCESSES, here_and_in_processes
 
 from parallelenv import StateWrapper
 from parallelenv.errors import ArgumentError, ResetNeededError
 from parallelenv.results import difference
-from parallelenv.testing.envs import Chain, Counter, Net, Old, Pair, Ragged, Sheet, Words
+from parallelenv.testing.envs import Counter, Old, Pair, Ragged
 from parallelenv.wrappers import AnswerWrapper, CheckFinite, StackStates
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 ONES = np.ones(2, np.int64)
 
 
@@ -60,37 +60,29 @@ SAMPLED = {
 }
 
 
-@pytest.mark.parametrize("mode", ["dummy"], indirect=True)
-@pytest.mark.parametrize("space", SAMPLED.values(), ids=SAMPLED)
-@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+KINDS: dict[str, Any] = {
+    **{name: partial(Drawn, space) for name, space in SAMPLED.items()},
+    "old": Old,
+    "ragged": Ragged,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("mode", "asynchronous"),
+    [(ORACLE, None), (ORACLE, "idle"), (ORACLE, "restart"), (ORACLE, "continue"), (PROCESSES, "restart")],
+    indirect=["mode"],
+)
 @pytest.mark.parametrize("copy", [True, False])
-def test_states_of_every_space_pass_unchanged(space: Any, asynchronous: Any, copy: bool, make_env: MakeEnv) -> None:
-    plain, *wrapped = (
-        make_env([partial(Drawn, space, length) for length in (1, 2, 5)], asynchronous=asynchronous, copy=copy)
-        for _ in range(3)
-    )
+def test_states_of_every_kind_pass_unchanged(kind: str, asynchronous: Any, copy: bool, make_env: MakeEnv) -> None:
+    env_fns = [partial(KINDS[kind], length=length) for length in (1, 2, 5)]
+    plain, *wrapped = (make_env(env_fns, asynchronous=asynchronous, copy=copy) for _ in range(3))
+    actions: Any = [0.5] * 3 if plain.action_space is None else [0] * 3
     for env in (Same(wrapped[0]), Same(CheckFinite(wrapped[1]))):
         assert difference(plain.reset(seed=1), env.reset(seed=1)) is None
         for align in ("item", "batch", "item", "item"):
-            expected, found = plain.step([0, 0, 0], align=align), env.step([0, 0, 0], align=align)
+            expected, found = plain.step(actions, align=align), env.step(actions, align=align)
             assert difference(list(expected), list(found)) is None
-
-
-@nearby
-@pytest.mark.parametrize("kind", [Words, Chain, Net, Sheet, Pair, Old, Ragged])
-@pytest.mark.parametrize("asynchronous", ["idle", "restart"])
-def test_states_of_unusual_envs_pass_unchanged(kind: Any, asynchronous: Any, make_env: MakeEnv) -> None:
-    env_fns = [partial(kind, number, 2 + number) for number in range(2)]
-    plain, env = (make_env(env_fns, asynchronous=asynchronous, copy=False) for _ in range(2))
-    same = Same(env)
-    plain.reset(seed=1)
-    same.reset(seed=1)
-    if plain.action_space is not None:
-        plain.action_space.seed(1)
-    for _ in range(4):
-        actions: Any = [1.0, 0.5] if plain.action_space is None else plain.action_space.sample()
-        expected, found = plain.step(actions, align="batch"), same.step(actions, align="batch")
-        assert difference(list(expected), list(found)) is None
 
 
 class Wrong(Same):
@@ -110,7 +102,7 @@ class Wrong(Same):
         return self.answer
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("align", ["item", "batch"])
 @pytest.mark.parametrize(
     ("answer", "found"),
@@ -132,7 +124,7 @@ def test_process_result_that_is_not_a_batch_is_refused(answer: Any, found: str, 
     assert error.partial.states[1, 0] == 1.0
 
 
-@nearby
+@here_and_in_processes
 def test_process_result_of_wrong_tuple_length_is_refused(make_env: MakeEnv) -> None:
     env = Wrong(make_env([Pair] * 2), (np.zeros(2),))
     env.reset(seed=1)
@@ -152,7 +144,7 @@ class Outer(AnswerWrapper):
         return result
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("align", ["item", "batch"])
 def test_error_in_process_is_raised_as_it_is_and_asks_for_a_reset(align: Any, make_env: MakeEnv) -> None:
     envs = make_env([partial(Counter, number, 9) for number in range(2)], asynchronous="restart")
@@ -173,7 +165,7 @@ def test_error_in_process_is_raised_as_it_is_and_asks_for_a_reset(align: Any, ma
     assert env.step(ONES).states[:, :, 1].tolist() == [[1, 2], [0, 1]]
 
 
-@nearby
+@here_and_in_processes
 def test_error_in_process_of_a_first_state_asks_for_another_reset(make_env: MakeEnv) -> None:
     env = Wrong(make_env([Counter] * 2), ZeroDivisionError("mine"))
     env.reset(seed=1)
@@ -187,7 +179,7 @@ def test_error_in_process_of_a_first_state_asks_for_another_reset(make_env: Make
     env.step(ONES)
 
 
-@nearby
+@here_and_in_processes
 def test_error_of_an_env_is_the_context_of_one_raised_for_the_other_envs(make_env: MakeEnv) -> None:
     env = StackStates(Wrong(make_env([partial(Fragile, number) for number in range(2)]), IndexError("mine")), 2)
     env.reset()

@@ -11,25 +11,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from films import Image, Lamp, counts, frames_of, lamps
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, MissingDependencyError
 from parallelenv.notebook.film import save_animation
 from parallelenv.testing.envs import Counter, Old
 from parallelenv.wrappers import RecordVideo
-
-Image = pytest.importorskip("PIL.Image")
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-
-
-class Lamp(Counter):
-    """Its brightness shows its step count."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
-    render_mode = "rgb_array"
-
-    def render(self) -> Any:
-        return np.full((8 + 8 * self.number, 16, 3), 20 * self.count, np.uint8)
 
 
 class Dark(Counter):
@@ -39,21 +28,7 @@ class Dark(Counter):
         return None
 
 
-def lamps(make_env: MakeEnv, *numbers: int, **kwargs: Any) -> ParallelEnv:
-    return make_env([lambda number=number: Lamp(number, 4) for number in numbers], **kwargs)
-
-
-def read(path: Path) -> list[Any]:
-    """Return the frames of a film."""
-    with Image.open(path) as film:
-        frames = []
-        for index in range(film.n_frames):
-            film.seek(index)
-            frames.append(np.asarray(film.convert("RGB")))
-    return frames
-
-
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("video_format", ["webp", "gif", "png"])
 def test_film_shows_each_step(video_format: str, make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(lamps(make_env, 0, 1), tmp_path / "films", video_length=4, video_format=video_format)
@@ -62,9 +37,9 @@ def test_film_shows_each_step(video_format: str, make_env: MakeEnv, tmp_path: Pa
         assert env.paths == []
         env.step([0, 0])
     assert env.paths == [tmp_path / "films" / f"parallelenv-step-0.{video_format}"]
-    frames = read(env.paths[0])
+    frames = frames_of(env.paths[0])
     assert [frame.shape for frame in frames] == [(16, 32, 3)] * 4
-    assert [round(int(frame[4, 4, 0]) / 20) for frame in frames] == [0, 1, 2, 3]
+    assert counts(frames) == [0, 1, 2, 3]
     with Image.open(env.paths[0]) as film:
         film.seek(1)
         film.load()
@@ -73,7 +48,7 @@ def test_film_shows_each_step(video_format: str, make_env: MakeEnv, tmp_path: Pa
     assert len(env.paths) == 1
 
 
-@nearby
+@here_and_in_processes
 def test_step_trigger_starts_films_and_close_ends_them(make_env: MakeEnv, tmp_path: Path) -> None:
     asked: list[int] = []
 
@@ -89,21 +64,12 @@ def test_step_trigger_starts_films_and_close_ends_them(make_env: MakeEnv, tmp_pa
     assert [path.name for path in env.paths] == ["lamp-step-0.webp", "lamp-step-3.webp"][: len(env.paths)]
     env.close()
     assert [path.name for path in env.paths] == ["lamp-step-0.webp", "lamp-step-3.webp"]
-    assert len(read(env.paths[1])) == 1
+    assert len(frames_of(env.paths[1])) == 1
     assert asked == sorted(set(asked))
     env.close()
 
 
-@nearby
-def test_step_trigger_starts_only_one_film_per_step(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = RecordVideo(lamps(make_env, 0), tmp_path, lambda step: step % 2 == 0, 1)
-    env.reset()
-    for _ in range(3):
-        env.step([0])
-    assert [path.stem for path in env.paths] == ["parallelenv-step-0", "parallelenv-step-2"]
-
-
-@nearby
+@here_and_in_processes
 def test_film_of_some_envs_starts_after_their_reset(make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(lamps(make_env, 0, 1, 2), tmp_path, id=[2, 0], video_format="png")
     env.reset(0)
@@ -114,22 +80,13 @@ def test_film_of_some_envs_starts_after_their_reset(make_env: MakeEnv, tmp_path:
     env.step([0], id=0)
     path = env.save()
     assert path is not None
-    first, second = read(path)
+    first, second = frames_of(path)
     assert first.shape == (24, 32, 3)
     assert (second[:8, 16:] == 20).all()
     assert (second[:24, :16] == 0).all()
 
 
-@nearby
-def test_error_of_an_env_without_frames_has_results_in_partial(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = RecordVideo(make_env([Dark]), tmp_path)
-    with pytest.raises(ArgumentError, match="render_mode='rgb_array'") as caught:
-        env.reset(seed=1)
-    error: Any = caught.value
-    assert error.partial.shape == (1, 3)
-
-
-@nearby
+@here_and_in_processes
 def test_film_that_cannot_be_written_is_kept(make_env: MakeEnv, tmp_path: Path) -> None:
     folder = tmp_path / "films"
     env = RecordVideo(lamps(make_env, 0, asynchronous="continue"), folder, video_length=2)
@@ -146,7 +103,7 @@ def test_film_that_cannot_be_written_is_kept(make_env: MakeEnv, tmp_path: Path) 
     folder.unlink()
     path = env.save()
     assert path is not None
-    assert [round(int(frame[4, 4, 0]) / 20) for frame in read(path)] == [0, 1]
+    assert counts(frames_of(path)) == [0, 1]
     env.close()
     assert env.paths == [path]
 
@@ -170,7 +127,7 @@ def test_film_does_not_overwrite_another(tmp_path: Path) -> None:
             for _ in range(length - 1):
                 env.step([0])
         names.append(env.paths[0].stem)
-        assert len(read(env.paths[0])) == length
+        assert len(frames_of(env.paths[0])) == length
     assert names == ["parallelenv-step-0", "parallelenv-step-0-2", "parallelenv-step-0-3"]
 
 
@@ -179,13 +136,16 @@ class Bleak(Lamp):
         return super().render() / 255
 
 
-@nearby
-def test_invalid_frames_are_refused(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = RecordVideo(make_env([Bleak]), tmp_path)
-    with pytest.raises(ArgumentError, match="frame of env 0 is of shape .* and dtype float64") as caught:
-        env.reset()
-    error: Any = caught.value
-    assert error.partial.shape == (1, 3)
+@here_and_in_processes
+@pytest.mark.parametrize(
+    ("env_class", "message"),
+    [(Dark, "render_mode='rgb_array'"), (Bleak, "frame of env 0 is of shape .* and dtype float64")],
+)
+def test_invalid_frames_are_refused(env_class: Any, message: str, make_env: MakeEnv, tmp_path: Path) -> None:
+    env = RecordVideo(make_env([env_class]), tmp_path)
+    with pytest.raises(ArgumentError, match=message) as caught:
+        env.reset(seed=1)
+    assert caught.value.partial.shape == (1, 3)  # type: ignore[attr-defined]
     assert env.save() is None
 
 
@@ -245,7 +205,7 @@ def test_invalid_arguments_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_frames_of_different_sizes_are_padded_in_a_film(tmp_path: Path) -> None:
     frames = [np.full((4, 6, 3), 50, np.uint8), np.full((6, 4, 3), 90, np.uint8)]
     save_animation(tmp_path / "film.PNG", frames, fps=50)
-    first, second = read(tmp_path / "film.PNG")
+    first, second = frames_of(tmp_path / "film.PNG")
     assert first.shape == second.shape == (6, 6, 3)
     assert (first[:4] == 50).all()
     assert not first[4:].any()
@@ -264,6 +224,6 @@ def test_real_env_is_recorded(tmp_path: Path) -> None:
         env.reset(seed=1)
         for _ in range(3):
             env.step([0, 1, 0, 1])
-    frames = read(env.paths[0])
+    frames = frames_of(env.paths[0])
     assert frames[0].shape == (800, 1200, 3)
     assert len(frames) == 4

@@ -1,0 +1,32 @@
+"""Scripts that are run by an interpreter of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return environment variables with which a script finds what this process finds, and joins no Ray of it."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**own, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
+
+
+def start(script: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a script, and give its outputs as pipes of text."""
+    command: Sequence[str] = [sys.executable, "-c", script, *arguments]
+    options = {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen(command, **options)
+
+
+def run(script: str, *arguments: str, timeout: float = 60.0, **options: Any) -> tuple[str, str, int]:
+    """Run a script; return what it has written to standard output and error, and its exit status."""
+    with start(script, *arguments, **options) as process:
+        try:
+            return *process.communicate(timeout=timeout), process.returncode
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
