@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, fragile
+from modes import IN_BACKGROUND, LOCAL, ORACLE, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
 from parallelenv.backends.dummy import DummyBackend
@@ -37,8 +38,7 @@ from parallelenv.results import StepBatch, StepResult
 from parallelenv.testing.envs import Counter, Ragged, Sleeper
 from parallelenv.testing.scenario import assert_same, drain, five_env_fns
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-in_workers = pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+in_workers = in_modes(THREADS, PROCESSES)
 COUNTERS = [partial(Counter, number, 3 + number) for number in range(3)]
 
 
@@ -54,7 +54,7 @@ def env(make_env: MakeEnv) -> ParallelEnv:
     return env
 
 
-@nearby
+@here_and_in_processes
 def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
     actions = np.ones(3, np.int64)
     states, *_ = assert_type(env.step(actions), StepResult)
@@ -82,7 +82,7 @@ def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
 # ---------------------------------------------------------------- refused arguments
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize(
     ("call", "arguments", "message"),
     [
@@ -142,7 +142,7 @@ def test_shared_is_refused_by_a_backend_without_share() -> None:
         ParallelEnv(COUNTERS, Plain, shared={"a": np.zeros(2)})
 
 
-@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+@in_modes(*LOCAL)
 def test_shared_arrays_that_exceed_memory_are_refused(make_env: MakeEnv) -> None:
     with pytest.raises(WorkerStartError, match=r"^shared= needs 9,007,199,254,740,992 bytes"):
         make_env(COUNTERS, shared={"a": np.broadcast_to(np.zeros(1), (1 << 50,))})
@@ -168,7 +168,7 @@ def test_replicate_refuses_an_uncopyable_instance() -> None:
         ParallelEnv.replicate(env, 2)
 
 
-@nearby
+@here_and_in_processes
 def test_state_wrapper_refuses_asynchronous_calls(make_env: MakeEnv) -> None:
     class Doubled(StateWrapper):
         def process(self, states: Any) -> Any:
@@ -183,7 +183,7 @@ def test_state_wrapper_refuses_asynchronous_calls(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- copies of one env
 
 
-@nearby
+@here_and_in_processes
 def test_replicate_accepts_instances_callables_ids_and_specs(mode: str) -> None:
     live = Counter(7)
     for env, number in ((live, 7), (Counter, 0), (partial(Counter, 4), 4)):
@@ -223,7 +223,7 @@ def test_sentinel_states_and_actions_equal_their_string_forms(env: ParallelEnv) 
 # ---------------------------------------------------------------- streams
 
 
-@nearby
+@here_and_in_processes
 def test_stream_loses_no_result_if_the_policy_raises(env: ParallelEnv) -> None:
     calls = []
 
@@ -243,7 +243,7 @@ def test_stream_loses_no_result_if_the_policy_raises(env: ParallelEnv) -> None:
     assert not hasattr(refused.value, "partial")  # nothing was received before
 
 
-@nearby
+@here_and_in_processes
 def test_stream_passes_matching_env_ids_to_the_policy(env: ParallelEnv) -> None:
     seen: list[Any] = []
 
@@ -256,7 +256,7 @@ def test_stream_passes_matching_env_ids_to_the_policy(env: ParallelEnv) -> None:
     assert count == len(seen) == 20
 
 
-@nearby
+@here_and_in_processes
 def test_stream_ends_when_the_env_is_closed(env: ParallelEnv) -> None:
     for turn, _ in enumerate(env.stream(ones)):
         if turn == 3:
@@ -264,7 +264,7 @@ def test_stream_ends_when_the_env_is_closed(env: ParallelEnv) -> None:
     assert turn == 3
 
 
-@nearby
+@here_and_in_processes
 def test_views_stay_valid_during_the_loop_body_of_a_stream(make_env: MakeEnv) -> None:
     env = make_env(COUNTERS, asynchronous="restart", num_cpus=1, copy=False)
     env.reset(seed=1)
@@ -274,7 +274,7 @@ def test_views_stay_valid_during_the_loop_body_of_a_stream(make_env: MakeEnv) ->
         assert_same(before, result.states)
 
 
-@nearby
+@here_and_in_processes
 def test_stream_works_without_observation_spaces(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Ragged), asynchronous="restart", num_cpus=2)
     env.send_reset(seed=1)
@@ -284,7 +284,7 @@ def test_stream_works_without_observation_spaces(make_env: MakeEnv) -> None:
     assert steps == 23
 
 
-@nearby
+@here_and_in_processes
 def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), asynchronous="restart", num_cpus=2)
     env.reset()
@@ -297,7 +297,7 @@ def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path
         env.recv()
 
 
-@nearby
+@here_and_in_processes
 def test_errors_of_stream_name_the_method(env: ParallelEnv) -> None:
     state = env.save_state()
     env.load_state(state)
@@ -308,7 +308,7 @@ def test_errors_of_stream_name_the_method(env: ParallelEnv) -> None:
         list(env.stream(ones, 3))
 
 
-@nearby
+@here_and_in_processes
 def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
     with pytest.raises(UnpicklableError, match=r"^What nap\(\) was given for env 1 .* Nothing was sent"):
         env.call("nap", [[], [(item for item in range(1))], []])
@@ -373,7 +373,7 @@ def test_cancelling_arecv_during_a_step_loses_no_result() -> None:
         env.send([1, 1])
         await env.arecv(2)
 
-    with ParallelEnv([Cancelling] * 2, "dummy") as env:
+    with ParallelEnv([Cancelling] * 2, ORACLE) as env:
         env.reset()
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(play(env))
@@ -401,7 +401,7 @@ def test_arecv_yields_to_other_tasks_when_results_are_ready(make_env: MakeEnv) -
     assert log.index("watched") < 2
 
 
-@nearby
+@here_and_in_processes
 def test_bad_arguments_of_arecv_are_refused(env: ParallelEnv) -> None:
     bad: Any = (({"min_envs": 0}, "min_envs=0"), ({"align": "x"}, "align='x'"), ({"timeout": -1}, "timeout=-1"))
     for arguments, message in bad:
@@ -421,7 +421,7 @@ def test_evaluation_timeout_leaves_no_steps_in_flight(make_env: MakeEnv) -> None
         env.recv()
 
 
-@nearby
+@here_and_in_processes
 def test_run_episodes_does_not_affect_other_envs(env: ParallelEnv, make_env: MakeEnv) -> None:
     env.send([4], 2)
     with pytest.raises(EnvBusyError, match=r"\[2\]"):
@@ -439,14 +439,14 @@ def test_run_episodes_does_not_affect_other_envs(env: ParallelEnv, make_env: Mak
     assert env.step([1], 2).states[0, 1] == 2
 
 
-@nearby
+@here_and_in_processes
 def test_run_episodes_with_fewer_episodes_than_envs(env: ParallelEnv) -> None:
     found = env.run_episodes(ones, 2, id=[2, 0, 1], progress=False)
     assert found.env_ids.tolist() == [2, 0]
     assert env.step([1], 1).states[0, 1] == 1  # was not reset
 
 
-@nearby
+@here_and_in_processes
 def test_failed_run_episodes_has_finished_episodes_in_partial(make_env: MakeEnv) -> None:
     env = make_env(COUNTERS, num_cpus=2)
     calls = []
@@ -466,7 +466,7 @@ def test_failed_run_episodes_has_finished_episodes_in_partial(make_env: MakeEnv)
     env.step([1, 1, 1])
 
 
-@nearby
+@here_and_in_processes
 def test_evaluation_has_flags_infos_returns_and_pickles(env: ParallelEnv) -> None:
     def act(states: Any) -> Any:
         return np.full(len(states), 2)
@@ -481,7 +481,7 @@ def test_evaluation_has_flags_infos_returns_and_pickles(env: ParallelEnv) -> Non
     assert_same(vars(found), vars(pickle.loads(pickle.dumps(found))))
 
 
-@nearby
+@here_and_in_processes
 def test_array_rewards_are_summed_per_component(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Ragged))
     found = env.run_episodes(lambda states: [1.0] * len(states), 5, progress=False)
@@ -501,7 +501,7 @@ class Paid(Counter):
         return state, self.rewards[self.count - 1], *rest
 
 
-@nearby
+@here_and_in_processes
 def test_rewards_that_cannot_be_summed_raise(make_env: MakeEnv) -> None:
     env = make_env([partial(Paid, 1.0), partial(Paid, 2.0, {"a": 3})])
     with pytest.raises(
@@ -514,7 +514,7 @@ def test_rewards_that_cannot_be_summed_raise(make_env: MakeEnv) -> None:
     assert repr(found) == "<Evaluation of 1 episode>"
 
 
-@nearby
+@here_and_in_processes
 def test_recurrent_policy_gets_per_env_state_and_episode_starts(env: ParallelEnv) -> None:
     begun: list[int] = []
 
@@ -531,7 +531,7 @@ def test_recurrent_policy_gets_per_env_state_and_episode_starts(env: ParallelEnv
 @in_workers
 def test_evaluation_reports_episodes_truncated_by_failures(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make_env(fragile(tmp_path)[:2], on_failure="restart", num_cpus=2)
-    action = EXIT if mode == "subproc" else RAISE
+    action = EXIT if mode == PROCESSES else RAISE
 
     def act(states: Any) -> Any:
         return [GO_ON, action if next(calls) % 4 == 2 else GO_ON][: len(states)]
@@ -542,7 +542,7 @@ def test_evaluation_reports_episodes_truncated_by_failures(make_env: MakeEnv, tm
     found: Evaluation = caught.value.partial  # type: ignore[attr-defined]
     assert found.env_ids.tolist() == [1, 1]
     assert found.truncated.all()
-    kind = WorkerDiedError if mode == "subproc" else ZeroDivisionError
+    kind = WorkerDiedError if mode == PROCESSES else ZeroDivisionError
     assert all(isinstance(info["failure"], kind) for info in found.infos)
 
 
@@ -568,7 +568,7 @@ class Asking(Counter):
         return (*super().step(action)[:4], {"id": (info.env_id, info.num_envs)})
 
 
-@nearby
+@here_and_in_processes
 def test_nested_envs_have_distinct_worker_infos(make_env: MakeEnv) -> None:
     env = make_env([Nested] * 3)
     env.reset()
@@ -621,7 +621,7 @@ def test_envs_cannot_make_shared_arrays_writable(make_env: MakeEnv) -> None:
 
 
 def test_envs_of_the_caller_cannot_make_shared_arrays_writable() -> None:
-    with ParallelEnv([Meddling] * 2, "subproc", num_cpus=2, caller_steps=True, shared={"table": np.ones(4)}) as env:
+    with ParallelEnv([Meddling] * 2, PROCESSES, num_cpus=2, caller_steps=True, shared={"table": np.ones(4)}) as env:
         _assert_table_is_unchanged(env)
 
 
@@ -632,7 +632,7 @@ def _assert_table_is_unchanged(env: ParallelEnv) -> None:
         assert all("cannot set WRITEABLE flag" in one for one in told[:-1])
 
 
-@nearby
+@here_and_in_processes
 def test_worker_info_is_none_after_a_failure(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path))
     env.reset()
@@ -645,7 +645,7 @@ def test_worker_info_is_none_after_a_failure(make_env: MakeEnv, tmp_path: Path) 
 def test_close_releases_shared_memory(caller_steps: bool) -> None:
     size = 1 << 22
     shared = {"large": np.ones(size, np.uint8)}
-    env = ParallelEnv(COUNTERS, "subproc", num_cpus=2, shared=shared, caller_steps=caller_steps)
+    env = ParallelEnv(COUNTERS, PROCESSES, num_cpus=2, shared=shared, caller_steps=caller_steps)
     env.reset()
     assert max(_mapped()) >= size
     env.close()
@@ -694,7 +694,7 @@ def _counts(env: ParallelEnv, seconds: float) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["thread", "subproc", "ray", "ray-subproc"], indirect=True)
+@in_modes(*IN_BACKGROUND)
 def test_env_100_times_slower_does_not_slow_down_other_envs(mode: str) -> None:
     fast, slow = 0.01, 1.0
     rates = []

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
+from modes import ORACLE, PROCESSES, RAY, THREADS
 
 import parallelenv
 from parallelenv import ParallelEnv, ParallelEnvError
@@ -121,7 +122,7 @@ def test_same_instance_twice_raises_with_a_fix() -> None:
         ParallelEnv([twin, Counter(), twin])
 
 
-@pytest.mark.parametrize("word", ["dummy", "thread"])
+@pytest.mark.parametrize("word", [ORACLE, THREADS])
 def test_env_fns_that_return_the_same_instance_are_refused(word: str) -> None:
     given = [Counter() for _ in range(3)]
     with pytest.raises(InvalidEnvError, match=r"env fns of envs 0 and 1 .* same instance.*partial\(make, value\)"):
@@ -130,7 +131,7 @@ def test_env_fns_that_return_the_same_instance_are_refused(word: str) -> None:
 
 def test_each_env_in_workers_has_its_own_copy_of_a_shared_instance() -> None:
     twin = Counter()
-    with ParallelEnv([lambda: twin] * 3, "subproc", num_cpus=2) as env:
+    with ParallelEnv([lambda: twin] * 3, PROCESSES, num_cpus=2) as env:
         env.reset(seed=0)
         env.step([1], id=0)
         assert env.get_env_attr("steps") == [1, 0, 0]
@@ -139,7 +140,7 @@ def test_each_env_in_workers_has_its_own_copy_of_a_shared_instance() -> None:
 def test_make_refuses_backend_options_as_env_arguments() -> None:
     hint = r"caller_steps=True is no argument .*give it in backend_options=\{'caller_steps': True\}"
     with pytest.raises(ArgumentError, match=hint):
-        ParallelEnv.make("CartPole-v1", 2, "subproc", caller_steps=True)
+        ParallelEnv.make("CartPole-v1", 2, PROCESSES, caller_steps=True)
 
 
 def test_a_vector_env_is_refused() -> None:
@@ -182,15 +183,15 @@ def test_unpicklable_env_is_named_in_the_error() -> None:
         return env
 
     with pytest.raises(UnpicklableError, match=r"env 1 cannot move to its worker.*To blame: lock"):
-        ParallelEnv([Counter(), locked()], "subproc")
-    with ParallelEnv([Counter(), locked()], "dummy") as env:
+        ParallelEnv([Counter(), locked()], PROCESSES)
+    with ParallelEnv([Counter(), locked()], ORACLE) as env:
         assert len(env) == 2
 
 
 def test_num_cpus_0_and_none_mean_all_usable_cores() -> None:
     counts: list[Any] = [0, None, np.int64(0)]
     for num_cpus in counts:
-        with ParallelEnv([Counter] * 64, "thread", num_cpus=num_cpus) as env:
+        with ParallelEnv([Counter] * 64, THREADS, num_cpus=num_cpus) as env:
             assert env.num_workers == min(64, usable_cores())
 
 
@@ -221,22 +222,22 @@ def test_flags_must_be_true_or_false(name: str, value: Any) -> None:
 
 def test_an_option_of_another_backend_is_refused() -> None:
     with pytest.raises(ArgumentError, match="strat_method='fork' is no option of para_mode='subproc'.*start_method"):
-        ParallelEnv(COUNTERS, "subproc", strat_method="fork")
+        ParallelEnv(COUNTERS, PROCESSES, strat_method="fork")
     with pytest.raises(TypeError, match="accepts no further options"):
-        ParallelEnv(COUNTERS, "dummy", start_method="fork")
+        ParallelEnv(COUNTERS, ORACLE, start_method="fork")
     with pytest.raises(ArgumentError, match="start_method='threads' does not exist"):
-        ParallelEnv(COUNTERS, "subproc", start_method="threads")
+        ParallelEnv(COUNTERS, PROCESSES, start_method="threads")
 
 
 def test_misspelt_keyword_error_suggests_the_correct_name() -> None:
     misspelt: dict[str, Any] = {"num_cpu": 2}
-    for para_mode in ("dummy", "auto"):
+    for para_mode in (ORACLE, "auto"):
         with pytest.raises(ArgumentError, match=r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"):
             ParallelEnv(COUNTERS, para_mode, **misspelt)
     with pytest.raises(ArgumentError, match=r"Did you mean 'num_cpus'\?$"):
         ParallelEnv.make("CartPole-v1", 2, **misspelt)
     with pytest.raises(ArgumentError, match=r"Did you mean 'caller_steps'\?$"):
-        ParallelEnv.make("CartPole-v1", 2, "subproc", caller_step=True)
+        ParallelEnv.make("CartPole-v1", 2, PROCESSES, caller_step=True)
 
 
 def test_unpacking_a_step_result_wrongly_raises_with_a_hint() -> None:
@@ -546,9 +547,9 @@ def test_missing_package_error_says_how_to_install_it(monkeypatch: pytest.Monkey
 
     from parallelenv.errors import MissingDependencyError
 
-    monkeypatch.setitem(sys.modules, "ray", None)  # so the import system marks an absent package
+    monkeypatch.setitem(sys.modules, RAY, None)  # so the import system marks an absent package
     with pytest.raises(MissingDependencyError, match="pip install ray"):
-        ParallelEnv(COUNTERS, "ray")
+        ParallelEnv(COUNTERS, RAY)
 
 
 def test_messages_abbreviate_long_lists_of_envs(make_env: MakeEnv) -> None:

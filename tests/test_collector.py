@@ -14,7 +14,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import CAN_DIE, EXIT, GO_ON, RAISE, Fragile, two_hosts
+from fragile import EXIT, GO_ON, RAISE, Fragile, two_hosts
+from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, RAY, THREADS, in_modes
 from test_rollout import POLICIES, Scripted, counts, paced, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
@@ -50,7 +51,7 @@ def make_collector(mode: str) -> Iterator[MakeCollector]:
 
 def here(policy: Any, envs: Any, num_steps: int = 5, **kwargs: Any) -> Collector:
     """Make a `Collector` of envs in this process."""
-    return Collector(lambda: policy, lambda: ParallelEnv(envs, "dummy", "restart"), num_steps=num_steps, **kwargs)
+    return Collector(lambda: policy, lambda: ParallelEnv(envs, ORACLE, "restart"), num_steps=num_steps, **kwargs)
 
 
 class Net:
@@ -86,7 +87,7 @@ def test_collected_data_equal_a_rollout_in_every_mode(make_collector: MakeCollec
     if kind == "tensor":
         pytest.importorskip("torch")
     collector = make_collector(POLICIES[kind], KINDS[kind](), seed=3)
-    with ParallelEnv(KINDS[kind](), "dummy", "restart") as env:
+    with ParallelEnv(KINDS[kind](), ORACLE, "restart") as env:
         env.reset(seed=3)
         for num_steps in (5, 4):
             data, info = collector.collect(num_steps, progress=False)
@@ -152,7 +153,7 @@ def test_env_seeds_depend_on_rank_and_number_of_envs() -> None:
 
 
 def test_policy_factory_receives_requested_rank_and_seed() -> None:
-    make_envs = partial(ParallelEnv, counts(9), "dummy", "restart")
+    make_envs = partial(ParallelEnv, counts(9), ORACLE, "restart")
     with Collector(Net, make_envs, num_steps=1, seed=5, rank=2, world_size=3) as collector:
         assert (collector.policy.rank, collector.policy.seed) == (2, 7)  # type: ignore[attr-defined]
 
@@ -227,7 +228,7 @@ def test_initial_weights_can_be_a_torch_state_dict() -> None:
     base: Any = torch.nn.Module
     module = torch.nn.Linear(2, 5)
     states = {"weight": torch.ones(5, 2), "bias": torch.arange(5.0)}
-    make_envs = partial(ParallelEnv, counts(9), "dummy", "restart")
+    make_envs = partial(ParallelEnv, counts(9), ORACLE, "restart")
 
     class Best(base):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -269,7 +270,7 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
     collector = make_collector(zeros, counts(9, 9), 2, seed=1)
     collector.collect()
     # Both exist for a moment, and Ray in the tests has resources for one.
-    room: dict[str, Any] = {"ray_options": {"num_cpus": 0}} if mode.startswith("ray") else {}
+    room: dict[str, Any] = {"ray_options": {"num_cpus": 0}} if mode.startswith(RAY) else {}
     other = partial(ParallelEnv, counts(4, 4, 4), mode, "restart", num_cpus=2, **room)
     old = collector._envs["envs"]
     collector.replace("envs", other)
@@ -305,7 +306,7 @@ def test_failed_replace_changes_nothing() -> None:
 
 
 def test_collect_skips_paused_envs() -> None:
-    env = ParallelEnv(counts(3, 4, 5), "dummy", "restart")
+    env = ParallelEnv(counts(3, 4, 5), ORACLE, "restart")
     env.pause(1)
     with Collector(lambda: zeros, lambda: env, num_steps=7) as collector:
         lengths = [collector.collect()[1]["episode_lengths"].tolist() for _ in range(2)]
@@ -317,7 +318,7 @@ def test_collect_called_by_the_policy_is_refused() -> None:
         collector.collect()
         return zeros(states)
 
-    with Collector(lambda: collecting, lambda: ParallelEnv(counts(9), "dummy", "restart"), num_steps=3) as collector:
+    with Collector(lambda: collecting, lambda: ParallelEnv(counts(9), ORACLE, "restart"), num_steps=3) as collector:
         with pytest.raises(UsageError, match=r"collect\(\) was called within collect\(\) of this Collector"):
             collector.collect()
         collector.replace("policy", lambda: zeros)
@@ -332,7 +333,7 @@ def test_concurrent_use_by_two_threads_is_refused() -> None:
         told.wait(30)
         return zeros(states)
 
-    with Collector(lambda: waiting, lambda: ParallelEnv(counts(9), "dummy", "restart"), num_steps=3) as collector:
+    with Collector(lambda: waiting, lambda: ParallelEnv(counts(9), ORACLE, "restart"), num_steps=3) as collector:
         found: list[int] = []
         thread = threading.Thread(target=lambda: found.append(len(collector.collect()[0])))
         thread.start()
@@ -402,11 +403,8 @@ class Breaking:
         return zeros(states)
 
 
-def test_collector_raises_or_replaces_dead_worker_according_to_on_failure(
-    mode: str, make_collector: MakeCollector
-) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are threads")
+@in_modes(*IN_WORKERS)
+def test_collector_raises_or_replaces_dead_worker_according_to_on_failure(make_collector: MakeCollector) -> None:
     envs = [partial(Fragile, number) for number in range(2)]
     script = Scripted([GO_ON] * 2, [EXIT, GO_ON], [GO_ON] * 2)
     collector = make_collector(script, envs, 4, {"on_failure": "restart"})
@@ -419,13 +417,12 @@ def test_collector_raises_or_replaces_dead_worker_according_to_on_failure(
         told.collect()
     assert caught.value.partial.valid.sum(axis=0).tolist() == [1, 4]  # type: ignore[attr-defined]
     assert "A collector has no restart(): replace('envs', make_envs) gives it new ones" in caught.value.__notes__[-1]
-    told.replace("envs", lambda: ParallelEnv(envs, "thread", "restart"))
+    told.replace("envs", lambda: ParallelEnv(envs, THREADS, "restart"))
     assert told.collect()[0].valid.all()
 
 
-def test_collector_raises_timeout_error_on_a_slow_step(mode: str, make_collector: MakeCollector, tmp_path: Any) -> None:
-    if mode == "dummy":
-        pytest.skip("dummy mode has no timeouts")
+@in_modes(*IN_BACKGROUND)
+def test_collector_raises_timeout_error_on_a_slow_step(make_collector: MakeCollector, tmp_path: Any) -> None:
     envs = [partial(Fragile, number, str(tmp_path)) for number in range(2)]
     collector = make_collector(Scripted([GO_ON] * 2, [2, GO_ON], [GO_ON] * 2), envs, 3, {"timeout": 0.5})
     with pytest.raises(WorkerTimeoutError, match="did not answer within 0.5 s") as caught:
@@ -454,11 +451,11 @@ def test_collector_raises_timeout_error_on_a_slow_step(mode: str, make_collector
         ({"rank": -1}, "rank=-1 must be an int from 0 to 0: below world_size=1"),
         ({"rank": 1.5, "world_size": 3}, "rank=1.5 must be an int from 0 to 2"),
         ({"world_size": 0}, "world_size=0 must be an int of at least 1"),
-        ({"make_envs": partial(ParallelEnv, counts(9), "dummy")}, "asynchronous=None. A collector does not stop"),
+        ({"make_envs": partial(ParallelEnv, counts(9), ORACLE)}, "asynchronous=None. A collector does not stop"),
     ],
 )
 def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
-    arguments: dict[str, Any] = {"make_envs": partial(ParallelEnv, counts(9), "dummy", "restart"), "num_steps": 3}
+    arguments: dict[str, Any] = {"make_envs": partial(ParallelEnv, counts(9), ORACLE, "restart"), "num_steps": 3}
     with pytest.raises(ArgumentError, match=match):
         Collector(**{"make_policy": lambda: zeros, **arguments, **given})
 
@@ -524,7 +521,7 @@ class Writer:
         self.is_open = False
 
 
-@pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode="dummy")])
+@pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode=ORACLE)])
 def test_history_is_closed_if_the_constructor_fails(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     writer = Writer()
     monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=lambda log_dir: writer))

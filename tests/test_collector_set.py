@@ -18,7 +18,8 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import CAN_DIE, interrupt, two_hosts, when_exists
+from fragile import interrupt, two_hosts, when_exists
+from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, PROCESSES, RAY, in_modes
 from test_rollout import POLICIES, Count, counts, part, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
@@ -61,11 +62,11 @@ def rank() -> int:
 
 def own_envs(envs: Any, each: int = 2) -> ParallelEnv:
     """Make the envs of one collector."""
-    return ParallelEnv(envs[rank() * each : (rank() + 1) * each], "dummy", "restart")
+    return ParallelEnv(envs[rank() * each : (rank() + 1) * each], ORACLE, "restart")
 
 
 def few(lengths: Any = (7, 9)) -> ParallelEnv:
-    return ParallelEnv(counts(*lengths), "dummy", "restart")
+    return ParallelEnv(counts(*lengths), ORACLE, "restart")
 
 
 def returning(policy: Any) -> Any:
@@ -128,7 +129,7 @@ def test_data_of_two_collectors_equal_those_of_one_with_all_envs(make_set: MakeS
     if kind == "instances":
         envs = [partial(Wrapped, env.env) for env in envs[:4]]
     collectors = make_set(returning(policy), partial(own_envs, envs), seed=3)
-    make_envs = partial(ParallelEnv, KINDS[kind]()[:4], "dummy", "restart")
+    make_envs = partial(ParallelEnv, KINDS[kind]()[:4], ORACLE, "restart")
     with Collector(returning(policy), make_envs, num_steps=40, seed=3) as single:
         space = single._envs["envs"].single_observation_space
         for _ in range(2):
@@ -194,7 +195,7 @@ class Keyed(Count):
 
 
 def keyed() -> ParallelEnv:
-    return ParallelEnv([partial(Keyed if rank() else Count, 0)], "dummy", "restart")
+    return ParallelEnv([partial(Keyed if rank() else Count, 0)], ORACLE, "restart")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def keyed() -> ParallelEnv:
     ],
 )
 def test_data_that_cannot_be_merged_raise_and_are_kept(says: Any, make_envs: Any, match: str) -> None:
-    with CollectorSet(2, partial(Saying, says), make_envs, num_steps=20, para_mode="dummy") as collectors:
+    with CollectorSet(2, partial(Saying, says), make_envs, num_steps=20, para_mode=ORACLE) as collectors:
         for _ in range(2):
             with pytest.raises(ArgumentError, match=f"of collectors 0 and 1 cannot be put together.*{match}") as caught:
                 collectors.collect()
@@ -233,7 +234,7 @@ def test_steps_of_replaced_envs_are_returned_separately(make_set: MakeSet) -> No
 def test_each_collector_has_its_own_worker(mode: str, make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
     pids = np.unique(collectors.collect()[0].extras["pid"])
-    assert len(pids) == (2 if mode in CAN_DIE else 1)
+    assert len(pids) == (2 if mode in IN_WORKERS else 1)
 
 
 def test_collector_policies_receive_their_rank_and_seed(make_set: MakeSet) -> None:
@@ -256,7 +257,7 @@ class Slow(Count):
 
 def slow_envs() -> ParallelEnv:
     """Make an env of which a step takes 0.1 s in collector 1."""
-    return ParallelEnv([partial(Slow, 0.1 * rank())], "dummy", "restart")
+    return ParallelEnv([partial(Slow, 0.1 * rank())], ORACLE, "restart")
 
 
 def test_fraction_samples_stops_slow_collectors_without_losing_steps(make_set: MakeSet) -> None:
@@ -279,7 +280,7 @@ def test_fraction_samples_stops_slow_collectors_without_losing_steps(make_set: M
 
 def test_fraction_samples_is_not_rounded_up_by_floating_point_error() -> None:
     for fraction, enough in ((0.56, 14), (0.28, 7), (0.001, 1)):  # 0.56 * 25 is 14.000000000000002
-        with CollectorSet(25, Net, few, num_steps=1, para_mode="dummy", fraction_samples=fraction) as collectors:
+        with CollectorSet(25, Net, few, num_steps=1, para_mode=ORACLE, fraction_samples=fraction) as collectors:
             assert collectors._enough == enough
 
 
@@ -347,7 +348,7 @@ def test_set_weights_that_ctrl_c_or_a_timeout_ends_are_set_later(
     mode: str, make_set: MakeSet, tmp_path: Path, error: type[BaseException]
 ) -> None:
     is_late = error is WorkerTimeoutError
-    if is_late and mode == "dummy":
+    if is_late and mode == ORACLE:
         pytest.skip("dummy mode has no timeouts")
     collectors = make_set(partial(Pondering, tmp_path), few, 4, timeout=1.0 if is_late else None)
     match = r"^collector 1 did not answer within 1.0 s\. The next call of the set" if is_late else "^$"
@@ -430,7 +431,7 @@ def test_leaving_a_stream_loses_no_steps(make_set: MakeSet) -> None:
 
 
 def test_stream_ends_when_the_set_is_stopped() -> None:
-    with CollectorSet(2, Net, few, num_steps=4, para_mode="dummy") as collectors:
+    with CollectorSet(2, Net, few, num_steps=4, para_mode=ORACLE) as collectors:
         count = 0
         for _ in collectors.stream():
             count += 1
@@ -491,14 +492,12 @@ class Mortal(Net):
 
 
 def needs_processes(mode: str) -> None:
-    if mode not in CAN_DIE:
+    if mode not in IN_WORKERS:
         pytest.skip("its workers are not processes")
 
 
-def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(
-    mode: str, make_set: MakeSet, tmp_path: Path
-) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Mortal, tmp_path, 20), partial(few, (1000, 1000)), 60, weights=3, seed=1)
     collectors.update_policy("noise", 2)
     data, info = collectors.collect()
@@ -519,8 +518,8 @@ def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(
     assert collectors.collect()[1]["lost_samples"] == 0
 
 
-def test_stream_continues_after_death_of_a_collector(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_stream_continues_after_death_of_a_collector(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Mortal, tmp_path, 30), few, 20, weights=3)
     lost, found = [], 0
     for data, info in collectors.stream():
@@ -533,8 +532,8 @@ def test_stream_continues_after_death_of_a_collector(mode: str, make_set: MakeSe
     assert collectors.num_replaced == 1
 
 
-def test_idle_collector_that_dies_is_replaced(mode: str, make_set: MakeSet) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_idle_collector_that_dies_is_replaced(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 20, weights=3, seed=1)
     data, _ = collectors.collect()
     os.kill(int(data.extras["pid"][0, 2]), signal.SIGKILL)
@@ -546,11 +545,11 @@ def test_idle_collector_that_dies_is_replaced(mode: str, make_set: MakeSet) -> N
     assert collectors.num_replaced == 1
 
 
-def test_replacement_collector_gets_a_different_seed(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_replacement_collector_gets_a_different_seed(make_set: MakeSet, tmp_path: Path) -> None:
 
     def make_envs() -> ParallelEnv:
-        return ParallelEnv(KINDS["array"]()[:1], "dummy", "restart")
+        return ParallelEnv(KINDS["array"]()[:1], ORACLE, "restart")
 
     collectors = make_set(partial(Mortal, tmp_path, 18), make_envs, 16, seed=1)
     first, _ = collectors.collect()
@@ -559,8 +558,8 @@ def test_replacement_collector_gets_a_different_seed(mode: str, make_set: MakeSe
     assert second.states[0, 1, 2] not in first.states[:, 1, 2]
 
 
-def test_collector_is_not_replaced_beyond_max_restarts(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_collector_is_not_replaced_beyond_max_restarts(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Mortal, tmp_path, 5, again=True), few, 20, max_restarts=2)
     with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray says") as caught:
         collectors.collect()
@@ -582,15 +581,13 @@ class Examined(Net):
         return super().__call__(states)
 
 
-def test_collector_death_during_evaluation_does_not_change_the_returns(
-    mode: str, make_set: MakeSet, tmp_path: Path
-) -> None:
-    needs_processes(mode)
-    tests = partial(ParallelEnv, KINDS["array"]()[:2], "dummy")
+@in_modes(*IN_WORKERS)
+def test_collector_death_during_evaluation_does_not_change_the_returns(make_set: MakeSet, tmp_path: Path) -> None:
+    tests = partial(ParallelEnv, KINDS["array"]()[:2], ORACLE)
     collectors = make_set(partial(Examined, tmp_path), few, seed=1, weights=2, make_test_envs=tests)
     returns = collectors.evaluate(5).returns
     assert collectors.num_replaced == 1
-    calm = CollectorSet(2, Net, few, num_steps=4, para_mode="dummy", seed=1, weights=2, make_test_envs=tests)
+    calm = CollectorSet(2, Net, few, num_steps=4, para_mode=ORACLE, seed=1, weights=2, make_test_envs=tests)
     assert_same(returns, calm.evaluate(5).returns)
     calm.stop()
 
@@ -604,8 +601,8 @@ class Heir(Mortal):
             Waiting(folder, rank)(np.zeros(1))
 
 
-def test_interrupted_replacement_is_completed_later(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_interrupted_replacement_is_completed_later(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Heir, tmp_path), partial(few, (1000,)), 40, weights=3)
     with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
         collectors.collect()
@@ -635,7 +632,7 @@ class Doomed(Count):
 def test_collector_survives_death_of_one_of_its_env_workers(make_set: MakeSet, tmp_path: Path) -> None:
     def make_envs() -> ParallelEnv:
         last = partial(Doomed, tmp_path, 5) if rank() else partial(Count, 1000)
-        return ParallelEnv([*counts(1000, 1000), last], "subproc", "restart", num_cpus=3)
+        return ParallelEnv([*counts(1000, 1000), last], PROCESSES, "restart", num_cpus=3)
 
     collectors = make_set(Net, make_envs)
     with pytest.raises(WorkerDiedError, match=r"The worker of env 2 \(process \d+\) is dead") as caught:
@@ -689,9 +686,9 @@ class Once(Count):
 
 def test_error_of_an_env_ends_its_episode_at_its_last_step() -> None:
     def make_envs() -> ParallelEnv:
-        return ParallelEnv([partial(Once, 1000), partial(Count, 1000)], "dummy", "restart")
+        return ParallelEnv([partial(Once, 1000), partial(Count, 1000)], ORACLE, "restart")
 
-    with CollectorSet(1, Net, make_envs, num_steps=60, para_mode="dummy", weights=1) as collectors:
+    with CollectorSet(1, Net, make_envs, num_steps=60, para_mode=ORACLE, weights=1) as collectors:
         with pytest.raises(ZeroDivisionError, match="not today"):
             collectors.collect()
         data, info = collectors.collect(100)
@@ -712,7 +709,7 @@ def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_
     assert data.valid.all()
     assert info["num_samples"] == 80
     assert data.states[:, 0, 1].tolist() == list(range(40))
-    if mode == "dummy":  # there interrupted calls cannot be resumed
+    if mode == ORACLE:  # there interrupted calls cannot be resumed
         assert 4 <= info["lost_samples"] <= 24
         assert data.states[:, 1, 1].tolist() == [*range(16), *range(24)]
         assert np.argwhere(data.truncated).tolist() == [[15, 1]]
@@ -721,11 +718,8 @@ def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_
         assert data.states[:, 1, 1].tolist() == list(range(40))
 
 
-def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(
-    mode: str, make_set: MakeSet, tmp_path: Path
-) -> None:
-    if mode == "dummy":
-        pytest.skip("dummy mode has no timeouts")
+@in_modes(*IN_BACKGROUND)
+def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s") as caught:
         collectors.collect()
@@ -735,8 +729,8 @@ def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(
     assert data.states[:, :, 1].T.tolist() == [list(range(40))] * 2
 
 
-def test_set_with_a_hung_collector_continues_and_stops_in_time(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_set_with_a_hung_collector_continues_and_stops_in_time(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path, patience=10**4), partial(few, (1000,)), 10, timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match="^collector 1 did not answer"):
         collectors.collect()
@@ -748,9 +742,8 @@ def test_set_with_a_hung_collector_continues_and_stops_in_time(mode: str, make_s
     assert time.monotonic() - begin < 20
 
 
-def test_busy_collector_gets_new_weights_before_its_next_batch(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    if mode == "dummy":
-        pytest.skip("its collectors reply together")
+@in_modes(*IN_BACKGROUND)
+def test_busy_collector_gets_new_weights_before_its_next_batch(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 10)
     stream = collectors.stream()
     assert next(stream)[1]["collector"] == 0
@@ -768,7 +761,7 @@ def test_busy_collector_gets_new_weights_before_its_next_batch(mode: str, make_s
 
 
 def test_evaluation_is_shared_by_all_collectors(make_set: MakeSet) -> None:
-    tests = partial(ParallelEnv, KINDS["array"]()[:2], "dummy")
+    tests = partial(ParallelEnv, KINDS["array"]()[:2], ORACLE)
     collectors = make_set(Net, few, 4, seed=1, weights=2, make_test_envs=tests)
     collectors.collect()
     found = collectors.evaluate(5)
@@ -787,7 +780,7 @@ def test_evaluation_is_shared_by_all_collectors(make_set: MakeSet) -> None:
 
 
 def test_factory_can_be_pickled_and_creates_sets() -> None:
-    factory = CollectorSet.create_factory(2, Net, few, num_steps=4, para_mode="dummy")
+    factory = CollectorSet.create_factory(2, Net, few, num_steps=4, para_mode=ORACLE)
     again = cloudpickle.loads(cloudpickle.dumps(factory))
     with factory() as one, again(num_steps=6, weights=3) as other:
         assert len(one.collect()[0]) == 4
@@ -795,7 +788,7 @@ def test_factory_can_be_pickled_and_creates_sets() -> None:
         assert (len(data), data.actions[0, 0]) == (6, 3)
     with factory(num_workers=3, num_steps=5) as larger:
         assert (len(larger), len(larger.collect()[0])) == (3, 5)
-    with CollectorSet.create(1, Net, few, num_steps=3, para_mode="dummy") as made:
+    with CollectorSet.create(1, Net, few, num_steps=3, para_mode=ORACLE) as made:
         assert made.collect()[0].valid.shape == (3, 2)
 
 
@@ -814,7 +807,7 @@ def test_compressed_data_are_equal_and_smaller(make_set: MakeSet) -> None:
 def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MissingDependencyError, match="compress_data=True needs .*'zstandard'.* pip install zstandard"):
-        CollectorSet(1, Net, few, num_steps=4, para_mode="dummy", compress_data=True)
+        CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE, compress_data=True)
 
 
 # ---------------------------------------------------------------- bad input and stop
@@ -835,7 +828,7 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
         ({"para_mode": "sub"}, "para_mode='sub' is not known"),
         ({"worker_resources": {"num_cpus": 1}}, "worker_resources became the ray_options: only Ray"),
         ({"worker_resources": 3}, "worker_resources=3 must be a dict"),
-        ({"make_envs": partial(ParallelEnv, counts(9), "dummy")}, "A collector does not stop where an episode ends"),
+        ({"make_envs": partial(ParallelEnv, counts(9), ORACLE)}, "A collector does not stop where an episode ends"),
         ({"on_failure": "restart"}, "on_failure='restart' is about envs, .* in make_envs"),
         ({"make_policy": lambda: zeros, "weights": 1}, "takes no weights"),
         ({"make_policy": zeros}, "make_policy=.* needs states, but is given no more than rank, world_size and seed"),
@@ -846,7 +839,7 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
 def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
     arguments: dict[str, Any] = {"num_workers": 1, "make_policy": Net, "make_envs": few, "num_steps": 4}
     with pytest.raises(ArgumentError, match=match):
-        CollectorSet(**{**arguments, "para_mode": "dummy", **given})
+        CollectorSet(**{**arguments, "para_mode": ORACLE, **given})
 
 
 def test_invalid_callables_are_refused_before_any_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -870,16 +863,16 @@ def test_collectors_do_not_share_envs() -> None:
         few() as env,
         pytest.raises(ArgumentError, match=r"make_envs\(\) returned a ParallelEnv that a collector has already"),
     ):
-        CollectorSet(2, Net, lambda: env, num_steps=4, para_mode="dummy")
+        CollectorSet(2, Net, lambda: env, num_steps=4, para_mode=ORACLE)
 
 
 def test_unknown_option_is_refused() -> None:
     with pytest.raises(ArgumentError, match="steps=3 is no option"):
-        CollectorSet(1, Net, few, num_steps=4, para_mode="dummy", steps=3)
+        CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE, steps=3)
 
 
 def test_bad_calls_are_refused() -> None:
-    with CollectorSet(2, Net, few, num_steps=4, para_mode="dummy") as collectors:
+    with CollectorSet(2, Net, few, num_steps=4, para_mode=ORACLE) as collectors:
         for call, match in (
             (partial(collectors.collect, 0), "num_steps=0 must be"),
             (partial(collectors.collect, 1, "now"), "listen_to='now' must be a list"),
@@ -898,7 +891,7 @@ def test_bad_calls_are_refused() -> None:
 
 
 def test_every_call_after_stop_is_refused() -> None:
-    collectors = CollectorSet(2, Net, few, num_steps=4, para_mode="dummy")
+    collectors = CollectorSet(2, Net, few, num_steps=4, para_mode=ORACLE)
     assert repr(collectors) == "<parallelenv.CollectorSet of 2 collectors, para_mode='dummy', version 0>"
     collectors.stop()
     collectors.stop()
@@ -928,9 +921,8 @@ def test_failed_start_leaks_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Setting 'object_store_memory' for:DeprecationWarning")  # Ray's own advice
-def test_ray_workers_get_the_requested_resources(mode: str, make_set: MakeSet) -> None:
-    if mode != "ray":
-        pytest.skip("only Ray modes have resources")
+@in_modes(RAY)
+def test_ray_workers_get_the_requested_resources(make_set: MakeSet) -> None:
 
     class Asking(Net):
         def resources(self) -> Any:

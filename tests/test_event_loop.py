@@ -14,15 +14,16 @@ from typing import Any, NoReturn
 import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, WAIT, Fragile, fragile
+from modes import IN_BACKGROUND, IN_WORKERS, PROCESSES, THREADS, in_modes
 
 import parallelenv.env
 from parallelenv import ParallelEnv
 from parallelenv.backends._process import process_exists
 from parallelenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
 
-in_workers = pytest.mark.parametrize("mode", ["thread", "subproc", "ray", "ray-subproc"], indirect=True)
-in_processes = pytest.mark.parametrize("mode", ["subproc", "ray", "ray-subproc"], indirect=True)
-in_subproc = pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+in_workers = in_modes(*IN_BACKGROUND)
+in_processes = in_modes(*IN_WORKERS)
+in_subproc = in_modes(PROCESSES)
 
 LIMIT = 20.0
 """Seconds after which a test fails: nothing has woken the loop."""
@@ -311,7 +312,7 @@ def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
             await waiting
         assert not readers
         assert not env.engine.pool.wakers
-        if env.para_mode in ("thread", "subproc"):  # Ray opens connections when it likes
+        if env.para_mode in (THREADS, PROCESSES):  # Ray opens connections when it likes
             assert len(os.listdir("/proc/self/fd")) == descriptors
         (tmp_path / "go").touch()
 
@@ -358,7 +359,7 @@ def test_close_ends_arecv(make_env: MakeEnv, tmp_path: Path, readers: set[int]) 
 
 
 def test_loop_closed_during_arecv_does_not_affect_later_calls(tmp_path: Path) -> None:
-    with ParallelEnv(fragile(tmp_path), "thread", num_cpus=4) as env:
+    with ParallelEnv(fragile(tmp_path), THREADS, num_cpus=4) as env:
         env.reset()
         env.send([WAIT], [0])
         loop = asyncio.new_event_loop()

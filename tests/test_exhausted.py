@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv, MakePool, needs_ray
+from modes import PROCESSES, here_and_in_processes, in_modes
 from samplers import Once, Walks
 
 from parallelenv import ParallelEnv
@@ -21,7 +22,6 @@ from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 TOTALS = (1, 3, 0, 2)
 ONES = np.ones(len(TOTALS), np.int64)
 EXHAUSTED = {"exhausted": True}
@@ -82,7 +82,7 @@ def test_every_mode_equals_oracle_until_all_envs_are_exhausted(
     assert difference(expected, found) is None, difference(expected, found)
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 def test_reset_without_further_task_returns_none_and_env_is_skipped(make_env: MakeEnv, asynchronous: Any) -> None:
     env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
@@ -101,7 +101,7 @@ def test_reset_without_further_task_returns_none_and_env_is_skipped(make_env: Ma
     assert env.done[2]
 
 
-@nearby
+@here_and_in_processes
 def test_final_step_of_the_last_task_returns_full_results(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 9)))
     env.next_task(length=2)
@@ -123,7 +123,7 @@ def test_final_step_of_the_last_task_returns_full_results(make_pool: MakePool) -
     assert env.reset_infos == [EXHAUSTED, {}]
 
 
-@nearby
+@here_and_in_processes
 def test_final_states_without_declared_space_are_independent_copies(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks("bare", totals=(1,)))
     env.next_task(length=1)
@@ -133,7 +133,7 @@ def test_final_states_without_declared_space_are_independent_copies(make_pool: M
     assert state[0] == 1
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", [None, "idle", "continue"])
 def test_last_task_without_autoreset_ends_like_any_other(make_env: MakeEnv, asynchronous: Any) -> None:
     env = make_env(env_fns(totals=(1, 9)), asynchronous=asynchronous)
@@ -152,7 +152,7 @@ def test_done_policy_none_marks_only_the_exhausted_env_as_exhausted() -> None:
         assert [info for *_, info in env.step([1, 1, 1], align="batch")] == [EXHAUSTED, {}, {}]
 
 
-@nearby
+@here_and_in_processes
 def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(0, 0)))
     env.next_task()
@@ -165,7 +165,7 @@ def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> N
     assert env.step([1], id=[1]).states.dtype == np.float64
 
 
-@nearby
+@here_and_in_processes
 def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
     env = make_env([partial(Once, 2), Once], asynchronous="restart")
     env.reset()
@@ -176,7 +176,7 @@ def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
     assert env.all_exhausted()
 
 
-@nearby
+@here_and_in_processes
 def test_exhausted_error_raised_by_step_is_an_ordinary_failure(make_env: MakeEnv) -> None:
     env = make_env([partial(Once, 2), Once], asynchronous="restart")
     env.reset()
@@ -186,7 +186,7 @@ def test_exhausted_error_raised_by_step_is_an_ordinary_failure(make_env: MakeEnv
     assert not env.exhausted.any()
 
 
-@nearby
+@here_and_in_processes
 def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     env.next_task(length=9)
@@ -198,7 +198,7 @@ def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: Ma
     assert env.step(ONES[:2], id=[3, 0]).states.dtype == np.float64
 
 
-@nearby
+@here_and_in_processes
 def test_recv_does_not_wait_for_exhausted_envs(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(0, 0)), timeout=20)
     env.next_task()
@@ -208,7 +208,7 @@ def test_recv_does_not_wait_for_exhausted_envs(make_pool: MakePool) -> None:
     assert result.infos.tolist() == [EXHAUSTED, EXHAUSTED]
 
 
-@nearby
+@here_and_in_processes
 def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 0)))
     env.next_task(length=1)
@@ -251,7 +251,7 @@ def _plain(log: list[Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-@nearby
+@here_and_in_processes
 def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
     outside, beside = make_pool(Walks, walks()), make_pool(Walks, walks())
     for env in (outside, beside):
@@ -267,7 +267,7 @@ def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
     assert difference(outside.exhausted, beside.exhausted) is None
 
 
-@nearby
+@here_and_in_processes
 def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 4, 0)), timeout=60)
     env.next_task()
@@ -279,7 +279,7 @@ def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None
     assert not env.rollout(ones, 3).valid.any()
 
 
-@nearby
+@here_and_in_processes
 def test_rollout_without_autoreset_plays_one_task_per_env(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 2, 0)), auto=False)
     played = 0
@@ -363,7 +363,7 @@ class Dying(Fleeting):
         return task
 
 
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+@in_modes(PROCESSES)
 def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
     env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
     env.next_task()
@@ -374,7 +374,7 @@ def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, 
     assert env.all_exhausted()
 
 
-@nearby
+@here_and_in_processes
 def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
     env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
     env.next_task(length=9)
@@ -384,7 +384,7 @@ def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_
     assert env.all_exhausted()
 
 
-@nearby
+@here_and_in_processes
 def test_rebuilt_sampler_starts_with_its_first_task(make_pool: MakePool, no_delay: None) -> None:
     env = make_pool(Walks, [{"total": 3, "crash": (2, 1)}, {"total": 3}], on_failure="restart", max_restarts=2)
     env.next_task(length=1)
@@ -403,7 +403,7 @@ class Doubled(StateWrapper):
         return states * 2
 
 
-@nearby
+@here_and_in_processes
 def test_wrappers_process_only_envs_that_have_a_state(make_pool: MakePool) -> None:
     doubled = Doubled(RecordEpisodeStatistics(make_pool(Walks, walks())))
     states = doubled.next_task(length=2)
@@ -421,7 +421,7 @@ def test_wrappers_process_only_envs_that_have_a_state(make_pool: MakePool) -> No
     assert doubled.next_task().tolist() == [None] * 4
 
 
-@nearby
+@here_and_in_processes
 def test_normalize_and_stack_wrappers_ignore_exhausted_envs(make_pool: MakePool) -> None:
     normalized = NormalizeStates(CheckFinite(make_pool(Walks, walks(totals=(0, 9)))))
     assert normalized.next_task()[0] is None

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from faults.envs import Holding, OnlyKeywords, TwoArguments
-from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, fragile, interrupt, two_hosts, when_begun
+from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, fragile, interrupt, two_hosts, when_begun
 from gymnasium.error import ResetNeeded
+from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, ORACLE, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
@@ -135,7 +136,7 @@ def test_exceptions_with_unusual_constructors_keep_their_type(
 
 
 def test_unpicklable_exception_is_raised_with_its_traceback(env: ParallelEnv, mode: str) -> None:
-    with pytest.raises(EnvError if mode in CAN_DIE else Holding, match="held") as caught:
+    with pytest.raises(EnvError if mode in IN_WORKERS else Holding, match="held") as caught:
         env.customized_method("raise_this", {"kind": "holding"}, id=2)
     assert "raise errors[kind]" in "".join(traceback.format_exception(caught.value))
     assert steps_of(env) == [0, 0, 0, 0]
@@ -266,7 +267,7 @@ def test_step_interrupted_by_ctrl_c_can_be_received(env: ParallelEnv, folder: Pa
     with pytest.raises(EnvBusyError, match=r"was not received \(sent, .* late\).*recv\(min_envs=4\).*reset\(\)"):
         env.step([GO_ON] * 4)
     (folder / "go").touch()
-    if mode in IN_CALLER:  # the interrupted step cannot be resumed
+    if mode == ORACLE:  # the interrupted step cannot be resumed
         with pytest.raises(EnvInterruptedError, match="env 0 was interrupted in the middle of step") as caught:
             env.recv(min_envs=4)
         assert getattr(caught.value, "partial").env_ids.tolist() == [1, 2, 3]  # noqa: B009
@@ -310,9 +311,8 @@ def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
 # ---------------------------------------------------------------- time
 
 
+@in_modes(*IN_BACKGROUND)
 def test_late_result_is_never_returned_by_a_later_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
     env.reset()
     with pytest.raises(
@@ -329,9 +329,8 @@ def test_late_result_is_never_returned_by_a_later_call(make_env: MakeEnv, folder
     assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [2, 2, 2, 2]
 
 
-def test_recv_timeout_loses_no_result(env: ParallelEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
+@in_modes(*IN_BACKGROUND)
+def test_recv_timeout_loses_no_result(env: ParallelEnv, folder: Path) -> None:
     env.send([WAIT, GO_ON], [0, 2])
     with pytest.raises(WorkerTimeoutError, match="env 0 did not answer"):
         env.recv(min_envs=2, timeout=0.5)
@@ -343,9 +342,8 @@ def test_recv_timeout_loses_no_result(env: ParallelEnv, folder: Path, mode: str)
 # ---------------------------------------------------------------- deaths
 
 
-def test_killed_worker_raises_and_can_be_restarted(env: ParallelEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
+@in_modes(*IN_WORKERS)
+def test_killed_worker_raises_and_can_be_restarted(env: ParallelEnv, folder: Path) -> None:
     victim = env.customized_method("pid", id=0)[0]
     killed: list[float] = []
 
@@ -366,18 +364,16 @@ def test_killed_worker_raises_and_can_be_restarted(env: ParallelEnv, folder: Pat
     assert env.step([GO_ON] * 4)[0].tolist() == [[0, 1], [1, 1], [2, 3], [3, 3]]
 
 
-def test_worker_that_exits_raises_worker_died_error(env: ParallelEnv, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
+@in_modes(*IN_WORKERS)
+def test_worker_that_exits_raises_worker_died_error(env: ParallelEnv) -> None:
     with pytest.raises(WorkerDiedError, match="The worker of envs 2, 3 .* is dead"):
         env.step([GO_ON, GO_ON, GO_ON, EXIT])
     env.pause([2, 3])
     assert env.step([GO_ON] * 2)[0][:, 1].tolist() == [2, 2]
 
 
+@in_modes(*IN_BACKGROUND)
 def test_hung_env_can_be_restarted(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
     env.reset()
     with pytest.raises(WorkerTimeoutError):
@@ -449,9 +445,8 @@ def test_non_dict_info_raises_contract_error(make_env: MakeEnv) -> None:
         env.close()
 
 
+@in_modes(*IN_CALLER)
 def test_env_instance_in_the_same_process_cannot_be_rebuilt(mode: str) -> None:
-    if mode in CAN_DIE:
-        pytest.skip("its envs are copies, which can be made again")
     with ParallelEnv([Fragile(0), Fragile(1)], mode) as env:
         env.reset()
         env.send([GO_ON], 0)
@@ -565,7 +560,7 @@ def test_close_during_a_running_rollout_raises_closed_error(make_env: MakeEnv, f
 
 
 def test_close_all_closes_every_env_even_if_closing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    envs = [ParallelEnv([Fragile(0)], "dummy") for _ in range(3)]
+    envs = [ParallelEnv([Fragile(0)], ORACLE) for _ in range(3)]
     close = ParallelEnv.close
 
     def fail(self: ParallelEnv) -> None:

@@ -15,6 +15,7 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupting import Counting, interrupt_at
+from modes import ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import INFO_NBYTES, Batch, Layout
@@ -75,11 +76,11 @@ def columns_of(form: Any, num_envs: int = 3) -> InfoColumns:
 
 
 MODES = [
-    ("dummy", {}),
-    ("thread", {}),
-    ("subproc", {}),
-    ("subproc", {"eventfd": False}),
-    ("subproc", {"caller_steps": True}),
+    (ORACLE, {}),
+    (THREADS, {}),
+    (PROCESSES, {}),
+    (PROCESSES, {"eventfd": False}),
+    (PROCESSES, {"caller_steps": True}),
 ]
 
 
@@ -90,7 +91,7 @@ def test_infos_equal_those_without_columns(
 ) -> None:
     with (
         ParallelEnv([Telling] * NUM_ENVS, mode, asynchronous, 2, **options) as env,
-        ParallelEnv([Telling] * NUM_ENVS, "dummy", asynchronous) as oracle,
+        ParallelEnv([Telling] * NUM_ENVS, ORACLE, asynchronous) as oracle,
     ):
         monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda *_: None)
         env.reset(seed=0)
@@ -139,7 +140,7 @@ def test_infos_of_resets_equal_those_without_columns(
     monkeypatch.setattr(Engine, "plans_steps", plans)
     with (
         ParallelEnv([Brief] * NUM_ENVS, mode, "restart", 2, **options) as env,
-        ParallelEnv([Brief] * NUM_ENVS, "dummy", "restart") as oracle,
+        ParallelEnv([Brief] * NUM_ENVS, ORACLE, "restart") as oracle,
     ):
         monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda *_: None)
         env.reset(seed=0)
@@ -166,7 +167,7 @@ def test_infos_of_resets_equal_those_without_columns(
         assert all(same(rollouts[0].reset_infos[at], info) for at, info in rollouts[1].reset_infos.items())
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_infos_are_the_users_own(mode: str) -> None:
     with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", 2) as env:
         env.reset()
@@ -180,7 +181,7 @@ def test_infos_are_the_users_own(mode: str) -> None:
 
 
 def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
-    with ParallelEnv([Telling] * 4, "subproc", "idle", 2) as env:
+    with ParallelEnv([Telling] * 4, PROCESSES, "idle", 2) as env:
         env.reset()
         for _ in range(6):
             env.step([0] * 4)
@@ -193,7 +194,7 @@ def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
 
 
 def test_infos_that_wait_to_be_received_outlive_a_rebuilt_worker() -> None:
-    with ParallelEnv([Telling] * 4, "subproc", "continue", 2) as env:
+    with ParallelEnv([Telling] * 4, PROCESSES, "continue", 2) as env:
         env.reset()
         for _ in range(5):
             env.step([0] * 4)
@@ -216,7 +217,7 @@ class Exiting(Telling):
 
 
 def test_infos_outlive_the_worker_that_wrote_them() -> None:
-    with ParallelEnv([Exiting] * 3, "subproc", "continue", 1, on_failure="restart") as env:
+    with ParallelEnv([Exiting] * 3, PROCESSES, "continue", 1, on_failure="restart") as env:
         env.reset()
         for _ in range(5):
             env.step([0] * 3)
@@ -233,7 +234,7 @@ def test_infos_outlive_the_worker_that_wrote_them() -> None:
 
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_rebuilt_worker_learns_the_form_again(is_dead: bool) -> None:
-    with ParallelEnv([Exiting] * 4, "subproc", "continue", 2) as env:
+    with ParallelEnv([Exiting] * 4, PROCESSES, "continue", 2) as env:
         env.reset()
         for _ in range(6):
             env.step([0] * 4)
@@ -256,7 +257,7 @@ class Changing(Counting):
         return state, *others, info
 
 
-@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"])
+@pytest.mark.parametrize("mode", [ORACLE, THREADS, PROCESSES])
 @pytest.mark.parametrize("num_changes", [1, 2], ids=["learned", "given up"])
 def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_changes: int) -> None:
     def step_or_receive() -> None:
@@ -289,7 +290,7 @@ def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_chan
 
 
 def test_rollout_has_the_infos_of_all_steps() -> None:
-    for mode in ("dummy", "subproc"):
+    for mode in (ORACLE, PROCESSES):
         with ParallelEnv([Telling] * 4, mode, "restart", 2) as env:
             env.reset()
             for _ in range(6):

@@ -12,6 +12,7 @@ from typing import TypeVar
 import psutil
 import pytest
 from kernels import PATIENCE, Notebook, open_notebook
+from modes import ORACLE, THREADS
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +24,8 @@ NUM_WORKERS = 2
 
 START_METHODS = ["forkserver", "spawn", "fork"]
 WORDS = {
-    "dummy": "'dummy'",
-    "thread": "'thread'",
+    ORACLE: "'dummy'",
+    THREADS: "'thread'",
     **{method: f"'subproc', start_method='{method}'" for method in START_METHODS},
 }
 every_way = pytest.mark.parametrize("way", WORDS)
@@ -241,8 +242,8 @@ def test_interrupted_step_can_be_received(notebook: Notebook, tmp_path: Path, wa
     assert alive(pids) == pids
     (tmp_path / "go").touch()
     notebook.run(RECEIVE)
-    assert sorted(notebook.evaluate("received")) == ([1, 2, 3] if way == "dummy" else [0, 1, 2, 3])
-    steps = [1, 2, 2, 2] if way == "dummy" else [2, 2, 2, 2]
+    assert sorted(notebook.evaluate("received")) == ([1, 2, 3] if way == ORACLE else [0, 1, 2, 3])
+    steps = [1, 2, 2, 2] if way == ORACLE else [2, 2, 2, 2]
     assert notebook.evaluate("env.step([GO_ON] * 4)[0][:, 1].tolist()") == steps
     assert notebook.evaluate("env.customized_method('pid')") == pids
 
@@ -253,12 +254,12 @@ def test_interrupted_recv_loses_no_result(notebook: Notebook, tmp_path: Path, wa
     wait_for(tmp_path / "began-0")
     assert_interrupted(notebook, step)
     receive = notebook.send(RECEIVE)
-    wait_for(tmp_path / ("began-1" if way == "dummy" else "receiving"))
+    wait_for(tmp_path / ("began-1" if way == ORACLE else "receiving"))
     assert_interrupted(notebook, receive)
     assert alive(pids) == pids
     (tmp_path / "go").touch()
     notebook.run(RECEIVE)
-    assert sorted(notebook.evaluate("received")) == ([2, 3] if way == "dummy" else [0, 1, 2, 3])
+    assert sorted(notebook.evaluate("received")) == ([2, 3] if way == ORACLE else [0, 1, 2, 3])
     assert_unharmed(notebook, pids)
 
 
@@ -277,7 +278,7 @@ def test_reset_works_after_an_interrupted_call(notebook: Notebook, tmp_path: Pat
     assert_unharmed(notebook, pids)
 
 
-@pytest.mark.parametrize("way", ["thread", "forkserver"])
+@pytest.mark.parametrize("way", [THREADS, "forkserver"])
 def test_interrupt_at_the_start_of_a_step_is_not_missed(notebook: Notebook, way: str) -> None:
     notebook.run(f"{constructing(way)}\nstates = env.reset()")
     notebook.run(INTERRUPTED_STEPS)
@@ -376,7 +377,7 @@ def test_rerun_cell_closes_envs_that_the_kernel_keeps(notebook: Notebook, ending
 def test_rerun_cell_prints_how_many_envs_it_closed(notebook: Notebook) -> None:
     said = []
     for _ in range(3):
-        request = notebook.send(constructing("dummy"), "c9")
+        request = notebook.send(constructing(ORACLE), "c9")
         notebook.finish(request)
         said.append(notebook.printed[request])
     line = "Closed 1 ParallelEnv that an earlier run of this cell had made (keep=True prevents that).\n"

@@ -12,6 +12,7 @@ from conftest import needs_ray, require_mode
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from modes import ORACLE
 from samplers import Walks
 
 from parallelenv import Evaluation, ParallelEnv, TaskPool, registry
@@ -50,7 +51,7 @@ class Twins:
         """Bring both into the same state; they are rebuilt only after a failure."""
         if not self.is_sound:
             self.close()
-            self._made = [self._make(self._mode), self._make("dummy")]
+            self._made = [self._make(self._mode), self._make(ORACLE)]
             self.oracle.engine.plans_steps = False
             self.is_sound = True
         for env in self._made:
@@ -252,7 +253,7 @@ def run(machine_type: type[Machine], twins: Twins, mode: str, number: int) -> No
         )
 
 
-in_other_modes = pytest.mark.parametrize("word", [word for word in registry.known_modes() if word != "dummy"])
+in_other_modes = pytest.mark.parametrize("word", [word for word in registry.known_modes() if word != ORACLE])
 
 
 @pytest.mark.parametrize("done_policy", DONE_POLICIES)

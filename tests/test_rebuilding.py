@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from conftest import MakeEnv, needs_ray
-from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, interrupt, two_hosts, when_begun
+from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, interrupt, two_hosts, when_begun
+from modes import IN_BACKGROUND, IN_WORKERS, LOCAL, ORACLE, PROCESSES, THREADS, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.engine import recovery
@@ -92,9 +93,8 @@ def test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour(make_env: Mak
     assert lives(env) == [2, 1, 1, 1]
 
 
-def test_restart_also_rebuilds_a_neighbour_that_times_out(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
+@in_modes(*IN_BACKGROUND)
+def test_restart_also_rebuilds_a_neighbour_that_times_out(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(slow(folder), num_cpus=1, timeout=0.5)
     env.reset()
     env.send([WAIT], [1])
@@ -103,9 +103,8 @@ def test_restart_also_rebuilds_a_neighbour_that_times_out(make_env: MakeEnv, fol
     assert lives(env)[:2] == [2, 2]
 
 
+@in_modes(*IN_WORKERS)
 def test_worker_died_error_names_only_envs_of_the_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
     env = make_env(slow(folder), num_cpus=2, **two_hosts(mode))
     env.reset()
     env.send([EXIT], [0])
@@ -118,9 +117,8 @@ def test_worker_died_error_names_only_envs_of_the_call(make_env: MakeEnv, folder
     assert named == [(0,), (1,)]
 
 
+@in_modes(*IN_WORKERS)
 def test_failure_info_of_a_rebuilt_env_names_only_that_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
     env = make_env(slow(folder), num_cpus=2, **RECOVERING, **two_hosts(mode))
     env.reset()
     infos = env.step([EXIT, GO_ON, GO_ON, GO_ON]).infos
@@ -139,9 +137,8 @@ def test_env_that_raises_worker_died_error_itself_is_usable(make_env: MakeEnv, f
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
 
 
+@in_modes(*IN_WORKERS)
 def test_refused_reset_drops_no_step_in_flight(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
     env = make_env(slow(folder), num_cpus=2, **two_hosts(mode))
     env.reset()
     kill_worker_of(env, 0)
@@ -167,7 +164,7 @@ def test_reset_is_needed_after_ctrl_c_in_restart(make_env: MakeEnv, folder: Path
     with pytest.raises(ResetNeededError, match=r"envs \[0, 1\]"):
         env.step([GO_ON] * 4)
     assert env.step([GO_ON] * 2, [2, 3]).states[:, 1].tolist() == [1, 1]
-    if mode in IN_CALLER:  # the interrupted rebuild cannot be resumed
+    if mode == ORACLE:  # the interrupted rebuild cannot be resumed
         with pytest.raises(InvalidEnvError, match=r"could not be rebuilt. Try restart\(\) again"):
             env.reset([0, 1])
         assert env.restart(1) == (1,)
@@ -175,9 +172,8 @@ def test_reset_is_needed_after_ctrl_c_in_restart(make_env: MakeEnv, folder: Path
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 2, 2]
 
 
-def test_reset_is_needed_after_ctrl_c_in_restart_of_a_dead_worker(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
+@in_modes(*IN_WORKERS)
+def test_reset_is_needed_after_ctrl_c_in_restart_of_a_dead_worker(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(slow(folder), num_cpus=1)
     env.reset()
     kill_worker_of(env, 0)
@@ -207,7 +203,7 @@ def test_results_can_be_received_after_ctrl_c_during_a_rebuild(make_env: MakeEnv
     assert result.truncated.tolist() == [False, True, False, False]
     assert isinstance(result.infos[1]["failure"], ZeroDivisionError)
     assert not any("failure" in info for info in result.infos[[0, 2, 3]])
-    births = 3 if mode in IN_CALLER else 2  # there the interrupt aborted the constructor
+    births = 3 if mode == ORACLE else 2  # there the interrupt aborted the constructor
     assert lives(env) == [1, births, 1, 1]
 
 
@@ -231,7 +227,7 @@ def make_fail_and_drop(make: Callable[..., ParallelEnv], folder: Path, deed: int
 @pytest.mark.parametrize("deed", [RAISE, EXIT])
 def test_failures_do_not_keep_the_env_alive(mode: str, folder: Path, deed: int) -> None:
     """An exception in an info holds frames, and numpy's arrays of objects hide it from garbage collection."""
-    if deed == EXIT and mode not in CAN_DIE:
+    if deed == EXIT and mode not in IN_WORKERS:
         pytest.skip("its workers are not processes")
     if needs_ray(mode):
         pytest.skip("the traceback is rebuilt by the same code as in subproc")
@@ -240,15 +236,14 @@ def test_failures_do_not_keep_the_env_alive(mode: str, folder: Path, deed: int) 
     assert kept() is None
 
 
+@in_modes(*LOCAL)
 def test_unfetched_failure_does_not_keep_the_env_alive(mode: str, folder: Path) -> None:
-    if needs_ray(mode):
-        pytest.skip("the traceback is rebuilt by the same code as in subproc")
 
     def make_fail_and_drop_in_flight() -> weakref.ref[ParallelEnv]:
         env = ParallelEnv(slow(folder), mode, num_cpus=2)
         env.reset()
         env.send([RAISE], [0])
-        env.send([GO_ON if mode in IN_CALLER else WAIT], [3])
+        env.send([GO_ON if mode == ORACLE else WAIT], [3])
         env.get_env_attr("number", [0])  # the failure arrives meanwhile
         threading.Timer(0.0, (folder / "go").touch).start()
         return weakref.ref(env)
@@ -258,9 +253,8 @@ def test_unfetched_failure_does_not_keep_the_env_alive(mode: str, folder: Path) 
     assert kept() is None
 
 
+@in_modes(THREADS, PROCESSES)
 def test_failure_received_before_other_results_does_not_keep_the_env_alive(mode: str, folder: Path) -> None:
-    if mode == "dummy" or needs_ray(mode):
-        pytest.skip("one result does not arrive before the other, or as in subproc")
 
     def make_catch_and_drop() -> weakref.ref[ParallelEnv]:
         env = ParallelEnv(slow(folder), mode, num_cpus=2)
@@ -278,7 +272,7 @@ def test_failure_received_before_other_results_does_not_keep_the_env_alive(mode:
 
 @pytest.mark.parametrize("options", [{}, {"caller_steps": True}], ids=str)
 def test_interrupted_step_does_not_keep_the_engine_alive(mode: str, options: dict[str, Any]) -> None:
-    if needs_ray(mode) or (options and mode != "subproc"):
+    if needs_ray(mode) or (options and mode != PROCESSES):
         pytest.skip("as in subproc, or without this option")
 
     def make_interrupt_and_drop() -> weakref.ref[Any]:
@@ -296,9 +290,8 @@ def test_interrupted_step_does_not_keep_the_engine_alive(mode: str, options: dic
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["stepped", "sent"])
+@in_modes(*LOCAL)
 def test_raised_failure_does_not_keep_the_env_alive(mode: str, folder: Path, is_sent: bool) -> None:
-    if needs_ray(mode):
-        pytest.skip("the traceback is rebuilt by the same code as in subproc")
 
     def make_catch_and_drop() -> weakref.ref[ParallelEnv]:
         env = ParallelEnv(slow(folder), mode, num_cpus=2)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
 from fragile import two_hosts
+from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, ORACLE, PROCESSES, THREADS, in_modes
 
 from parallelenv import ParallelEnv, errors
 from parallelenv.contract.protocol import Lookup
@@ -111,7 +112,7 @@ def actions(**of_env: int) -> np.ndarray[Any, Any]:
 
 
 def in_process(mode: str) -> bool:
-    return mode in ("dummy", "thread")
+    return mode in (ORACLE, THREADS)
 
 
 def births(folder: Path) -> list[int]:
@@ -159,9 +160,8 @@ def test_steps_after_a_failure_follow_the_done_policy(
     assert not any("failure" in info for info in infos)
 
 
+@in_modes(*IN_WORKERS)
 def test_death_of_worker_truncates_only_episodes_of_its_envs(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     pids = env.customized_method("pid")
@@ -177,11 +177,10 @@ def test_death_of_worker_truncates_only_episodes_of_its_envs(make_env: MakeEnv, 
     assert not after.dones.any()
 
 
+@in_modes(*IN_WORKERS)
 def test_idle_envs_of_a_dead_worker_are_truncated_at_their_next_step(
     make_env: MakeEnv, tmp_path: Path, mode: str
 ) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     env.step([EXIT], id=[0])
@@ -192,9 +191,8 @@ def test_idle_envs_of_a_dead_worker_are_truncated_at_their_next_step(
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
+@in_modes(*IN_WORKERS)
 def test_worker_killed_between_two_calls_is_restarted_by_the_next(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
@@ -205,9 +203,8 @@ def test_worker_killed_between_two_calls_is_restarted_by_the_next(make_env: Make
     assert not env.step(actions()).dones.any()
 
 
+@in_modes(*IN_WORKERS)
 def test_reset_restarts_a_killed_worker(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     first = env.reset(seed=3)
     os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
@@ -219,11 +216,10 @@ def test_reset_restarts_a_killed_worker(make_env: MakeEnv, tmp_path: Path, mode:
 
 
 @pytest.mark.parametrize("call", ["step", "reset", "rollout"])
+@in_modes(*IN_WORKERS)
 def test_worker_killed_while_waiting_for_another_is_restarted(
     make_env: MakeEnv, tmp_path: Path, mode: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     pool = env.engine.pool
@@ -257,9 +253,8 @@ def test_error_of_the_reset_of_an_env_is_raised(make_env: MakeEnv, tmp_path: Pat
     assert births(tmp_path) == [1] * NUM_ENVS
 
 
+@in_modes(*IN_BACKGROUND)
 def test_step_timeout_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if mode == "dummy":
-        pytest.skip("a call in the caller's own thread has no timeout")
     env = make(make_env, tmp_path, mode, timeout=1.0)
     env.reset(seed=3)
     result = env.step(actions(e3=HANG))
@@ -269,9 +264,8 @@ def test_step_timeout_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str)
     assert not env.step(actions()).dones.any()
 
 
+@in_modes(*IN_WORKERS)
 def test_sent_reset_is_repeated_if_the_worker_dies(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     Path(tmp_path, "cursed-1").touch()
@@ -288,14 +282,13 @@ def test_sent_reset_is_repeated_if_the_worker_dies(make_env: MakeEnv, tmp_path: 
     assert result.states[:, 1].tolist() == [0, 1, 1, 1]
 
 
+@in_modes(*IN_BACKGROUND)
 def test_sent_reset_is_repeated_after_timeout(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if mode == "dummy":
-        pytest.skip("dummy mode has no timeouts")
     env = make(make_env, tmp_path, mode, timeout=1.0)
     env.reset(seed=3)
     Path(tmp_path, "lame-2").touch()
     env.send_reset(2, seed=[40])
-    landed = asyncio.run(env.arecv()) if mode == "subproc" else env.recv()
+    landed = asyncio.run(env.arecv()) if mode == PROCESSES else env.recv()
     drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(40))).random()
     assert landed.states.tolist() == [[2, 0, drawn]]
     assert landed.dones.tolist() == [False]
@@ -316,9 +309,8 @@ def test_error_of_a_sent_reset_is_raised(make_env: MakeEnv, tmp_path: Path, mode
     assert env.step(actions()).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
+@in_modes(*IN_BACKGROUND)
 def test_timeout_of_a_sent_step_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if mode == "dummy":
-        pytest.skip("a call in the caller's own thread has no timeout")
     env = make(make_env, tmp_path, mode, timeout=1.0)
     env.reset(seed=3)
     env.send(actions(e3=HANG))
@@ -328,9 +320,8 @@ def test_timeout_of_a_sent_step_is_a_failure(make_env: MakeEnv, tmp_path: Path, 
     assert dict(zip(result.env_ids.tolist(), result.truncated.tolist(), strict=True))[3]
 
 
+@in_modes(*IN_WORKERS)
 def test_step_sent_to_a_worker_that_dies_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     env.send(actions(e0=EXIT))
@@ -342,9 +333,8 @@ def test_step_sent_to_a_worker_that_dies_is_a_failure(make_env: MakeEnv, tmp_pat
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
+@in_modes(*IN_WORKERS)
 def test_received_step_is_kept_if_its_worker_dies_later(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     env.send([GO], id=[1])
@@ -416,9 +406,8 @@ def test_delays_between_restarts_grow_and_old_restarts_expire(monkeypatch: pytes
     assert budget.spend([0]) == ([], 0.0)
 
 
+@in_modes(*IN_CALLER)
 def test_on_failure_restart_refuses_env_instances_in_the_same_process(mode: str) -> None:
-    if not in_process(mode):
-        pytest.skip("its envs are copies, which can be made again")
     with pytest.raises(errors.InvalidEnvError, match="Give an env fn"):
         ParallelEnv([gym.make("CartPole-v1")], mode, on_failure="restart")
 

@@ -21,10 +21,11 @@ import numpy as np
 import pytest
 import tqdm
 from conftest import MakeEnv
-from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
+from fragile import EXIT, GO_ON, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
 from gymnasium.spaces import Box, Dict, Discrete
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, LOCAL, ORACLE, in_modes
 
 from parallelenv import ParallelEnv, Rollout
 from parallelenv.contract.spaces import object_array
@@ -552,9 +553,8 @@ class Token:
         Witness.alive -= 1
 
 
-def test_policy_is_released_after_the_rollout(make_env: MakeEnv, mode: str) -> None:
-    if mode in CAN_DIE:
-        pytest.skip("its workers are other processes")
+@in_modes(*IN_CALLER)
+def test_policy_is_released_after_the_rollout(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9), asynchronous="restart")
     env.reset()
     env.rollout(Witness(), 3)
@@ -649,9 +649,8 @@ def test_failed_env_is_restarted_with_on_failure_restart(
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [11, 6, 11, 11]
 
 
+@in_modes(*IN_WORKERS)
 def test_death_of_worker_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     env.rollout(zeros, 2)
@@ -672,11 +671,10 @@ def test_death_of_worker_raises_with_other_steps_in_partial(make_env: MakeEnv, f
 
 @pytest.mark.usefixtures("_no_delay")
 @pytest.mark.parametrize("done_policy", ["restart", "idle"])
+@in_modes(*IN_WORKERS)
 def test_dead_worker_is_replaced_with_on_failure_restart(
     make_env: MakeEnv, folder: Path, mode: str, done_policy: str
 ) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous=done_policy, on_failure="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     rollout = env.rollout(At(4, folder, e1=EXIT), 100)
@@ -696,9 +694,8 @@ def test_dead_worker_is_replaced_with_on_failure_restart(
     assert env.done.tolist() == [done_policy == "idle"] * 2 + [False] * 2
 
 
+@in_modes(*IN_BACKGROUND)
 def test_timeout_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, timeout=1.0, **two_hosts(mode))
     env.reset()
     with pytest.raises(WorkerTimeoutError, match=r"are lost: begin anew with reset\(\[0, 1\]\)") as caught:
@@ -712,9 +709,8 @@ def test_timeout_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: P
     assert env.rollout(zeros, 2).states[0, :, 1].tolist() == [0, 0, 1, 1]
 
 
-def test_rollout_times_out_if_the_worker_is_busy_with_another_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
+@in_modes(*IN_BACKGROUND)
+def test_rollout_times_out_if_the_worker_is_busy_with_another_env(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=1, timeout=0.5)
     env.reset()
     with pytest.raises(WorkerTimeoutError, match=r"env 1 did not .* Wait on with recv\(min_envs=1\)"):
@@ -730,9 +726,8 @@ def test_rollout_times_out_if_the_worker_is_busy_with_another_env(make_env: Make
 
 
 @pytest.mark.usefixtures("_no_delay")
-def test_busy_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
+@in_modes(*IN_BACKGROUND)
+def test_busy_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=1, timeout=0.5)
     env.reset()
     env.send([WAIT], id=[1])
@@ -744,9 +739,8 @@ def test_busy_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, fold
 
 
 @pytest.mark.usefixtures("_no_delay")
+@in_modes(*IN_WORKERS)
 def test_worker_that_died_before_the_rollout_is_replaced(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
@@ -781,11 +775,10 @@ def _die_once(folder: str) -> Any:
 
 @pytest.mark.usefixtures("_no_delay")
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
+@in_modes(*IN_WORKERS)
 def test_worker_killed_by_the_policy_raises_or_is_replaced(
     make_env: MakeEnv, folder: Path, mode: str, on_failure: Any
 ) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous="restart", on_failure=on_failure, num_cpus=2, **two_hosts(mode))
     env.reset()
     if on_failure == "raise":
@@ -931,7 +924,7 @@ def by_env(states: Any) -> Any:
 def test_extras_that_differ_between_workers_raise(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
-    if mode in IN_CALLER:  # one worker
+    if mode == ORACLE:  # one worker
         return
     with pytest.raises(ArgumentError, match=r"extras\['v'\] .* or of other envs") as caught:
         env.rollout(by_env, 20)
@@ -965,7 +958,7 @@ def dated_by_worker(states: Any, rnn_state: Any, done: Any) -> Any:
 def test_recurrent_state_that_differs_between_workers_raises(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
-    if mode in IN_CALLER:  # one worker
+    if mode == ORACLE:  # one worker
         return
     with pytest.raises(ArgumentError, match=r"rnn_state is \['array'\] for some envs, but {'m': 'array'}") as caught:
         env.rollout(by_worker, 5)
@@ -1163,9 +1156,8 @@ def test_uncopyable_info_fails_only_its_env(make_env: MakeEnv) -> None:
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_sequence_of_rollouts_and_steps_equals_steps(make_env: MakeEnv, mode: str, data: st.DataObject) -> None:
-    if mode.startswith("ray"):
-        pytest.skip("an example takes seconds")
+@in_modes(*LOCAL)
+def test_any_sequence_of_rollouts_and_steps_equals_steps(make_env: MakeEnv, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     done_policy: Any = data.draw(st.sampled_from(["restart", "continue"]))
     env = make_env(paced(zoo.Pair, lengths), asynchronous=done_policy, num_cpus=2)

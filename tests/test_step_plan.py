@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
+from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
@@ -28,7 +29,7 @@ from parallelenv.testing.envs import Sleeper
 from parallelenv.testing.scenario import assert_same
 
 NUM_ENVS = 6
-MODES = [("dummy", {}), ("subproc", {}), ("subproc", {"caller_steps": True})]
+MODES = [(ORACLE, {}), (PROCESSES, {}), (PROCESSES, {"caller_steps": True})]
 VECTOR = Box(-10, 10, (3,), np.float32)
 
 
@@ -82,7 +83,7 @@ def is_planned(env: ParallelEnv) -> bool:
     return any(plan.is_valid() for plan in env.engine.plans.values())
 
 
-def planned(make: Any, mode: str = "subproc", env_fns: Any = None, **options: Any) -> ParallelEnv:
+def planned(make: Any, mode: str = PROCESSES, env_fns: Any = None, **options: Any) -> ParallelEnv:
     """Return a `ParallelEnv` whose next step of all envs is planned."""
     options.setdefault("asynchronous", "continue")
     env: ParallelEnv = make(env_fns or [Ending] * NUM_ENVS, mode, num_cpus=2, **options)
@@ -106,7 +107,7 @@ def test_results_equal_those_without_plans(
 ) -> None:
     env_fns = [lambda length=length: Ending(space, length) for length in range(3, 3 + NUM_ENVS)]
     one = make(env_fns, mode, asynchronous, 2, **options)
-    other = make(env_fns, "dummy", asynchronous, plans=False)
+    other = make(env_fns, ORACLE, asynchronous, plans=False)
     one.reset()
     other.reset()
     num_planned = 0
@@ -128,7 +129,7 @@ def test_results_equal_those_without_plans(
 
 
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_adapters_take_the_beaten_path_through_the_ends_of_episodes(mode: str, autoreset_mode: str, make: Any) -> None:
     env_fns = [lambda length=length: Ending(VECTOR, length) for length in range(3, 3 + NUM_ENVS)]
     env = make(env_fns, mode, num_cpus=2)
@@ -167,7 +168,7 @@ def test_results_are_the_users_own(make: Any) -> None:
     assert before[1].tolist() == [1.0] * NUM_ENVS
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 @pytest.mark.parametrize(
     ("act", "error"),
     [
@@ -200,7 +201,7 @@ def test_calls_on_other_things_leave_a_plan_valid(make: Any) -> None:
     assert env.step([0] * NUM_ENVS).rewards.tolist() == [0.0] * NUM_ENVS
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_wrong_actions_are_refused_and_nothing_is_stepped(mode: str, make: Any) -> None:
     env = planned(make, mode)
     for action in ([0] * (NUM_ENVS - 1), np.zeros((NUM_ENVS, 2), int), ["a"] * NUM_ENVS):
@@ -279,7 +280,7 @@ def test_paused_envs_are_refused_by_id(make: Any) -> None:
         env.step([0, 0], [1, 2])
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_paused_envs_that_rest_are_left_out(mode: str, make: Any) -> None:
     """The envs that are stepped stay the same, those of the result do not."""
     env = make([Ending] * 3, mode, "idle", 2)
@@ -303,14 +304,14 @@ def test_mask_of_bools_is_not_taken_for_ids(make: Any) -> None:
 
 
 def test_many_shapes_keep_few_plans(make: Any) -> None:
-    env = planned(make, "dummy", [Ending] * 100)
+    env = planned(make, ORACLE, [Ending] * 100)
     for number in range(100):
         for _ in range(3):
             env.step([0], [number])
     assert len(env.engine.plans) <= 64
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_halves_that_take_turns_are_planned(mode: str, make: Any) -> None:
     env = make([Ending] * NUM_ENVS, mode, "restart", 2)
     env.reset()

@@ -22,6 +22,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _cpu_balancer, _pipe, _wire, subproc
@@ -171,7 +172,7 @@ with_bell = pytest.mark.skipif(not _bell.HAS_BELL, reason="there is no bell on t
 @contextmanager
 def settled(
     spaces: tuple[gym.Space[Any], gym.Space[Any]] = SPACES["vector"],
-    mode: str = "subproc",
+    mode: str = PROCESSES,
     num_envs: int = 8,
     num_cpus: int = 2,
     copy: bool = True,
@@ -179,8 +180,8 @@ def settled(
     **kwargs: Any,
 ) -> Iterator[tuple[ParallelEnv, Callable[[], Any]]]:
     """Make a pool that has made some steps, and a function that makes one more."""
-    options = options if mode == "subproc" else {}
-    first_of_each_worker = range(0, num_envs, num_envs // num_cpus) if mode == "subproc" else ()
+    options = options if mode == PROCESSES else {}
+    first_of_each_worker = range(0, num_envs, num_envs // num_cpus) if mode == PROCESSES else ()
     env_fns = [
         partial(Constant, *spaces, watches=number in first_of_each_worker, **kwargs) for number in range(num_envs)
     ]
@@ -370,7 +371,7 @@ def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, m
 
 
 @pytest.mark.parametrize(("copy", "copies"), [(True, 1), (False, 0)])
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_states_are_copied_once(mode: str, copy: bool, copies: int) -> None:
     large = Box(0, 255, (256, 256), np.uint8)
     with settled((large, Discrete(2)), mode, copy=copy) as (_, step):
@@ -378,11 +379,11 @@ def test_states_are_copied_once(mode: str, copy: bool, copies: int) -> None:
 
 
 CALLS = {
-    ("dummy", 1, False): 33,
-    ("subproc", 1, False): 60,
-    ("subproc", 2, False): 75,
-    ("subproc", 1, True): 30,
-    ("subproc", 2, True): 30,
+    (ORACLE, 1, False): 33,
+    (PROCESSES, 1, False): 60,
+    (PROCESSES, 2, False): 75,
+    (PROCESSES, 1, True): 30,
+    (PROCESSES, 2, True): 30,
 }
 """Python calls of a step of 16 envs, by mode, number of workers, and whether a bell announces it."""
 
