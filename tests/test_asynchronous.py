@@ -115,23 +115,6 @@ def test_bad_arguments_of_asynchronous_calls_are_refused(
     assert env.step([1, 1, 1]).states[:, 1].tolist() == [1, 1, 1]  # nothing was reset or stepped
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seed": [1, 2, 3]}, r"seed=\[1, 2, 3\] is no int.*seed\(\[\.\.\.\]\)"),
-        ({"seed": -1}, "seed=-1 is no seed"),
-        ({"shared": [np.zeros(2)]}, "shared is a list. Give a dict of numpy arrays"),
-        ({"shared": {3: np.zeros(2)}}, "shared has the name 3, which is no str"),
-        ({"shared": {"a": [1, 2]}}, r"shared\['a'\] is a list"),
-        ({"shared": {"a": np.ma.masked_array([1, 2], [True, False])}}, r"shared\['a'\] is a MaskedArray.*array\.mask"),
-        ({"shared": {"a": np.array([{}])}}, r"shared\['a'\] is an array of object.*env fns"),
-    ],
-)
-def test_bad_constructor_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ParallelEnv(COUNTERS, **arguments)
-
-
 def test_shared_is_refused_by_a_backend_without_share() -> None:
     class Plain(DummyBackend):
         share = None  # type: ignore[assignment]
@@ -275,16 +258,6 @@ def test_views_stay_valid_during_the_loop_body_of_a_stream(make_env: MakeEnv) ->
 
 
 @here_and_in_processes
-def test_stream_works_without_observation_spaces(make_env: MakeEnv) -> None:
-    env = make_env(five_env_fns(Ragged), asynchronous="restart", num_cpus=2)
-    env.send_reset(seed=1)
-    steps = 0
-    for _, result in env.stream(lambda states: [1.0] * len(states), 23, max_envs=2):
-        steps += sum(not info["reset"] or bool(done) for info, done in zip(result.infos, result.dones, strict=True))
-    assert steps == 23
-
-
-@here_and_in_processes
 def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), asynchronous="restart", num_cpus=2)
     env.reset()
@@ -315,47 +288,6 @@ def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
 
 
 # ---------------------------------------------------------------- awaiting
-
-
-@in_workers
-def test_arecv_does_not_block_the_event_loop(make_env: MakeEnv) -> None:
-    env = make_env(five_env_fns(Sleeper), num_cpus=5)
-    env.reset()
-
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0)
-            ticks += 1
-
-    async def play() -> list[int]:
-        ticking = asyncio.ensure_future(tick())
-        env.send([20] * 5)
-        players = [asyncio.ensure_future(env.arecv(1, 1)) for _ in range(5)]
-        received = [int((await player).env_ids[0]) for player in players]
-        ticking.cancel()
-        return received
-
-    assert sorted(asyncio.run(play())) == [0, 1, 2, 3, 4]
-    assert ticks > 20
-
-
-@in_workers
-def test_arecv_timeout_loses_no_result(make_env: MakeEnv) -> None:
-    env = make_env(five_env_fns(Sleeper), num_cpus=5)
-    env.reset()
-    env.send([60, 0], [2, 4])
-
-    async def play() -> None:
-        with pytest.raises(WorkerTimeoutError, match=r"env 2 did not answer within 0.05 s. Wait on with recv"):
-            await env.arecv(min_envs=2, timeout=0.05)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(env.arecv(min_envs=2), 0.05)
-        assert sorted((await env.arecv(min_envs=2)).env_ids) == [2, 4]
-
-    asyncio.run(play())
 
 
 class Cancelling(Counter):

@@ -143,35 +143,12 @@ def test_command_is_sent_to_all_or_selected_envs(env: Any) -> None:
     assert env.command("any text", [1, 2], id=[2, 0]) == [("any text 2", [1, 2]), ("any text 0", [1, 2])]
 
 
-@here_and_in_processes
-def test_arguments_and_return_values_are_copies(env: Any) -> None:
-    given: list[Any] = []
-    returned = env.call("keep", [[given]] * 4)
-    assert given == []
-    assert returned == [[0], [1], [2], [3]]
-    returned[0].append("mine")
-    assert env.attr("notes") == [[0], [1], [2], [3]]
-    data: dict[str, Any] = {"a": []}
-    answers = env.command("go", data)
-    answers[0][1]["a"].append(1)
-    assert data == {"a": []}
-    assert answers[1][1] == {"a": []}
-
-
 def test_failed_call_has_other_return_values_in_partial(env: Any) -> None:
     with pytest.raises(ZeroDivisionError, match="by env 1") as caught:
         env.call(["add", "fail", "fail", "add"], [[1], None, None, [1]])
     assert caught.value.partial == {0: 1, 2: None, 3: 4}  # type: ignore[attr-defined]
     with pytest.raises(AbsentAttributeError, match=r"Read it with get_env_attr\('number'\)"):
         env.call("number")
-
-
-@here_and_in_processes
-def test_names_are_resolved_through_wrappers(make_env: MakeEnv) -> None:
-    env: Any = make_env([lambda: TimeLimit(Asked(7), 3)])
-    assert env.call("add", [[1]]) == [8]
-    assert env.attr("_max_episode_steps") == [3]
-    assert env.command("go", 1) == [("go 7", 1)]
 
 
 @here_and_in_processes
@@ -195,13 +172,6 @@ def test_invalid_arguments_are_refused_and_no_env_is_called(env: Any) -> None:
     with pytest.raises(IdRangeError):
         env.call("keep", [[[]]], id=4)
     assert env.attr("notes") == [[]] * 4
-
-
-@here_and_in_processes
-def test_command_raises_for_envs_without_a_command_method(make_env: MakeEnv) -> None:
-    env: Any = make_env(["CartPole-v1"])
-    with pytest.raises(AbsentAttributeError, match="CartPoleEnv has no method 'command'"):
-        env.command("go")
 
 
 class Finds:

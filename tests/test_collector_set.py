@@ -404,18 +404,6 @@ def test_max_in_flight_limits_staleness_of_weights(make_set: MakeSet) -> None:
     assert versions[-1] >= 4
 
 
-def test_collectors_wait_when_the_stream_consumer_is_slower(make_set: MakeSet) -> None:
-    collectors = make_set(Net, few, 4)
-    stream = collectors.stream()
-    for _ in range(3):
-        next(stream)
-        assert len(collectors._scheduler.in_flight) <= 2
-    stream.close()  # type: ignore[attr-defined]
-    data, info = collectors.collect(10)
-    assert (info["num_steps"] >= 10).all()
-    assert data.valid.sum() == info["num_samples"]
-
-
 def test_leaving_a_stream_loses_no_steps(make_set: MakeSet) -> None:
     collectors = make_set(Net, partial(few, (10**6,)), 8)
     last = np.zeros(2, int)
@@ -489,11 +477,6 @@ class Mortal(Net):
             grave.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(states)
-
-
-def needs_processes(mode: str) -> None:
-    if mode not in IN_WORKERS:
-        pytest.skip("its workers are not processes")
 
 
 @in_modes(*IN_WORKERS)
@@ -817,8 +800,6 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
     ("given", "match"),
     [
         ({"num_workers": 0}, "num_workers=0 must be an int of at least 1"),
-        ({"num_steps": 1.5}, "num_steps=1.5 must be"),
-        ({"start_steps": -1}, "start_steps=-1 must be"),
         ({"max_restarts": 0}, "max_restarts=0 must be"),
         ({"compress_data": "lz4"}, "compress_data='lz4' must be True or False"),
         ({"fraction_samples": 0}, "fraction_samples=0 must be a number above 0, and 1 at most"),
@@ -828,11 +809,11 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
         ({"para_mode": "sub"}, "para_mode='sub' is not known"),
         ({"worker_resources": {"num_cpus": 1}}, "worker_resources became the ray_options: only Ray"),
         ({"worker_resources": 3}, "worker_resources=3 must be a dict"),
-        ({"make_envs": partial(ParallelEnv, counts(9), ORACLE)}, "A collector does not stop where an episode ends"),
         ({"on_failure": "restart"}, "on_failure='restart' is about envs, .* in make_envs"),
         ({"make_policy": lambda: zeros, "weights": 1}, "takes no weights"),
         ({"make_policy": zeros}, "make_policy=.* needs states, but is given no more than rank, world_size and seed"),
-        ({"make_envs": [few]}, "make_envs=.* cannot be called. Give a function without arguments"),
+        ({"make_test_envs": 3}, "make_test_envs=3 cannot be called"),
+        ({"steps": 3}, "steps=3 is no option"),
         ({"make_test_envs": lambda rank: few()}, "make_test_envs=.* needs rank. Give a function without arguments"),
     ],
 )
@@ -842,33 +823,12 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
         CollectorSet(**{**arguments, "para_mode": ORACLE, **given})
 
 
-def test_invalid_callables_are_refused_before_any_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.collect.collector_set.ParallelEnv", None)
-    for given, match in (({"make_policy": zeros}, "needs states"), ({"make_test_envs": 3}, "cannot be called")):
-        arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4, **given}
-        with pytest.raises(ArgumentError, match=match):
-            CollectorSet(1, **arguments)
-
-
 @pytest.mark.parametrize("name", ["make_policy", "make_envs", "make_test_envs"])
 def test_unpicklable_collector_set_argument_is_named_in_the_error(name: str) -> None:
     lock = threading.Lock()
     arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4}
     with pytest.raises(UnpicklableError, match=f"_thread.lock.* makes such things(.|\n)* {name}=.* does not pickle"):
         CollectorSet(1, **{**arguments, name: lambda: lock})
-
-
-def test_collectors_do_not_share_envs() -> None:
-    with (
-        few() as env,
-        pytest.raises(ArgumentError, match=r"make_envs\(\) returned a ParallelEnv that a collector has already"),
-    ):
-        CollectorSet(2, Net, lambda: env, num_steps=4, para_mode=ORACLE)
-
-
-def test_unknown_option_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="steps=3 is no option"):
-        CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE, steps=3)
 
 
 def test_bad_calls_are_refused() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import pytest
 from conftest import MakeEnv
@@ -56,6 +57,14 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return watched
 
 
+@pytest.fixture
+def env(make_env: MakeEnv, tmp_path: Path) -> ParallelEnv:
+    """Four envs in four workers, after a reset."""
+    env = make_env(fragile(tmp_path), num_cpus=4)
+    env.reset()
+    return env
+
+
 async def until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + LIMIT
     while not condition():
@@ -77,9 +86,7 @@ def run(play: Any) -> Any:
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_a_reply_wakes_the_loop(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
+def test_a_reply_wakes_the_loop(env: ParallelEnv, tmp_path: Path, readers: set[int]) -> None:
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
@@ -87,6 +94,10 @@ def test_a_reply_wakes_the_loop(make_env: MakeEnv, tmp_path: Path, readers: set[
         waiting = asyncio.ensure_future(env.arecv())
         await begun(env, tmp_path)
         assert len(readers) == 1
+        with patch.object(type(env.engine), "look") as look:
+            for _ in range(50):
+                await asyncio.sleep(0)
+        assert not look.called  # it is idle until the next reply
         (tmp_path / "go").touch()
         assert (await waiting).states.tolist() == [[0, 1]]
 
@@ -97,9 +108,7 @@ def test_a_reply_wakes_the_loop(make_env: MakeEnv, tmp_path: Path, readers: set[
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_no_reply_is_missed(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=2)
-    env.reset()
+def test_no_reply_is_missed(env: ParallelEnv) -> None:
 
     async def serve() -> None:
         for _ in range(50):
@@ -131,40 +140,9 @@ def test_reply_just_before_the_wait_is_not_missed(make_env: MakeEnv, tmp_path: P
     del vars(pool)["fileno"]
 
 
-@in_workers
-@pytest.mark.usefixtures("without_timer")
-def test_arecv_is_idle_until_the_next_reply(make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
-    looks: list[int] = []
-    look = type(env.engine).look
-
-    def count(engine: Any, min_envs: int, *arguments: Any) -> bool:
-        looks.append(min_envs)
-        return look(engine, min_envs, *arguments)
-
-    monkeypatch.setattr(type(env.engine), "look", count)
-    env.send([WAIT, GO_ON, GO_ON, GO_ON])
-
-    async def play() -> None:
-        waiting = asyncio.ensure_future(env.arecv(4))
-        await begun(env, tmp_path)
-        await until(lambda: env.engine.table.arrived)
-        looks_before = len(looks)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert len(looks) <= looks_before + 3  # one per reply that came meanwhile
-        (tmp_path / "go").touch()
-        await waiting
-
-    run(play())
-
-
 @in_processes
 @pytest.mark.usefixtures("without_timer")
-def test_the_end_of_a_worker_wakes_the_loop(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
+def test_the_end_of_a_worker_wakes_the_loop(env: ParallelEnv, readers: set[int]) -> None:
     env.send([EXIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
@@ -260,12 +238,10 @@ def test_death_is_noticed_while_a_child_keeps_the_pipe_open(make_env: MakeEnv, t
 
 
 @in_workers
-def test_loop_without_add_reader_polls(make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_without_add_reader_polls(env: ParallelEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(error: type[Exception], *_: Any) -> NoReturn:
         raise error
 
-    env = make_env(fragile(tmp_path), num_cpus=2)
-    env.reset()
     for error in (NotImplementedError, OSError):
         monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", partial(refuse, error))
         if error is NotImplementedError:
@@ -291,10 +267,8 @@ def test_loop_without_add_reader_polls(make_env: MakeEnv, tmp_path: Path, monkey
 @in_workers
 @pytest.mark.usefixtures("without_timer")
 def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
-    make_env: MakeEnv, tmp_path: Path, readers: set[int]
+    env: ParallelEnv, tmp_path: Path, readers: set[int]
 ) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
@@ -341,9 +315,7 @@ def test_timeout_of_the_pool_ends_arecv(make_env: MakeEnv, tmp_path: Path) -> No
 
 
 @in_subproc
-def test_close_ends_arecv(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
+def test_close_ends_arecv(env: ParallelEnv, tmp_path: Path, readers: set[int]) -> None:
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from functools import partial
 from typing import Any
@@ -11,13 +10,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv, MakePool, needs_ray
-from modes import PROCESSES, here_and_in_processes, in_modes
+from modes import here_and_in_processes
 from samplers import Once, Walks
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.value_difference import difference
 from parallelenv.engine import recovery
-from parallelenv.errors import ExhaustedError, ResetNeededError, WorkerDiedError
+from parallelenv.errors import ExhaustedError, ResetNeededError
 from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
@@ -310,15 +309,6 @@ def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asyn
         assert difference(exhausted, other.exhausted) is None
 
 
-def test_saved_state_without_exhausted_flags_can_be_loaded() -> None:
-    with ParallelEnv(env_fns(totals=(3, 3)), asynchronous="restart") as env:
-        env.reset()
-        state = env.save_state()
-        del vars(state.checkpoint)["exhausted"]
-        assert env.load_state(pickle.loads(pickle.dumps(state))) == ()
-        assert not env.exhausted.any()
-
-
 # ---------------------------------------------------------------- failures
 
 
@@ -351,27 +341,6 @@ def test_rebuilt_sampler_may_have_no_task(
     assert result.infos[0]["exhausted"] is True
     assert env.all_exhausted()
     assert env.step([1], align="batch") == [(None, None, True, EXHAUSTED)]
-
-
-class Dying(Fleeting):
-    """Its first task ends the worker."""
-
-    def next_task(self, *args: Any, **kwargs: Any) -> Any:
-        task: Any = super().next_task(*args, **kwargs)
-        if task is not None:
-            task.step = lambda action: os._exit(3)
-        return task
-
-
-@in_modes(PROCESSES)
-def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
-    env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
-    env.next_task()
-    result = env.step([1])
-    assert isinstance(result.infos[0]["failure"], WorkerDiedError)
-    assert result.infos[0]["exhausted"] is True
-    assert result.states["word"] == (None,)
-    assert env.all_exhausted()
 
 
 @here_and_in_processes

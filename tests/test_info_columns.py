@@ -167,19 +167,6 @@ def test_infos_of_resets_equal_those_without_columns(
         assert all(same(rollouts[0].reset_infos[at], info) for at, info in rollouts[1].reset_infos.items())
 
 
-@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
-def test_infos_are_the_users_own(mode: str) -> None:
-    with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", 2) as env:
-        env.reset()
-        results = [env.step([0] * NUM_ENVS) for _ in range(6)]
-        before = [result.infos[1]["trace"].copy() for result in results]
-        results[-1].infos[0]["trace"][:] = -1
-        results[-1].infos[0]["x"] = "mine"
-        env.step([0] * NUM_ENVS)
-        assert [result.infos[1]["trace"].tolist() for result in results] == [array.tolist() for array in before]
-        assert [array[0] for array in before] == [1, 2, 3, 4, 5, 6]
-
-
 def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
     with ParallelEnv([Telling] * 4, PROCESSES, "idle", 2) as env:
         env.reset()
@@ -191,20 +178,6 @@ def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
         infos = dict(zip(result.env_ids.tolist(), result.infos, strict=True))
         assert infos[2] == {"other": "x"}
         assert infos[0] == {"begun": 1, "reset": True}
-
-
-def test_infos_that_wait_to_be_received_outlive_a_rebuilt_worker() -> None:
-    with ParallelEnv([Telling] * 4, PROCESSES, "continue", 2) as env:
-        env.reset()
-        for _ in range(5):
-            env.step([0] * 4)
-        env.send([0], [3])
-        env.restart([0, 1])
-        env.reset([0, 1])
-        for _ in range(3):
-            env.step([0, 0], [0, 1])  # its infos are learned anew
-            env.step([0], [2])
-        assert env.recv().infos[0]["i"] == 6
 
 
 class Exiting(Telling):
@@ -289,26 +262,6 @@ def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_chan
     assert number > 10
 
 
-def test_rollout_has_the_infos_of_all_steps() -> None:
-    for mode in (ORACLE, PROCESSES):
-        with ParallelEnv([Telling] * 4, mode, "restart", 2) as env:
-            env.reset()
-            for _ in range(6):
-                env.step([0] * 4)
-            env.reset()
-            for policy in (Zeros(), lambda states: np.zeros(len(states), int)):
-                env.reset()
-                rollout = env.rollout(policy, 5)
-                assert [rollout.infos[step, 2]["i"] for step in range(5)] == [1, 2, 3, 4, 5]
-
-
-class Zeros:
-    """A policy that can be pickled, so that it acts in the workers."""
-
-    def __call__(self, states: Any) -> Any:
-        return np.zeros(len(states), int)
-
-
 # ---------------------------------------------------------------- forms and columns
 
 
@@ -372,17 +325,6 @@ def test_info_of_another_form_is_not_written(info: Any) -> None:
     assert not list(columns.read(slice(0, 3), 3))
 
 
-def test_form_is_learned_after_a_few_steps_and_given_up_after_many_others() -> None:
-    learner = InfoLearner()
-    assert [learner.note([STEADY, STEADY], 2, 0, 1) for _ in range(4)] == [False, False, False, True]
-    assert learner.form == form_of(STEADY)
-    assert not learner.note([], 2, 0, 1)
-    assert learner.note([], 2, 1, 1)  # a worker was replaced
-    given_up = [learner.note([{"x": "y"}, {"x": "y"}], 2, 1, 1) for _ in range(16)]
-    assert given_up == [False] * 15 + [True]
-    assert not learner.form
-
-
 def test_form_that_keeps_changing_is_given_up_for_good() -> None:
     learner = InfoLearner()
     told_times = 0
@@ -391,24 +333,6 @@ def test_form_that_keeps_changing_is_given_up_for_good() -> None:
         told_times += learner.note([kind, kind], 2, 0, 1)
     assert told_times < 20
     assert not learner.form
-
-
-def test_ends_of_episodes_between_steady_steps_keep_the_form() -> None:
-    learner = InfoLearner()
-    for _ in range(4):
-        learner.note([STEADY], 1, 0, 1)
-    assert learner.form
-    assert not any(learner.note([{"episode": {}}], 1, 0, 100) for _ in range(50))
-    assert learner.form
-
-
-def test_few_infos_of_many_envs_are_not_learned() -> None:
-    learner = InfoLearner()
-    assert not any(learner.note([STEADY], 4, 0, 1) for _ in range(10))
-
-
-def test_batch_whose_rows_travel_has_no_room_for_infos() -> None:
-    assert not Layout(None, None, 0, 4, has_infos=True).part((1, 2)).has_infos
 
 
 @pytest.mark.parametrize(

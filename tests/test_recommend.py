@@ -122,27 +122,6 @@ def test_fastest_mode_and_number_of_workers_are_chosen(
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_envs", "cores", "opened"),
-    [
-        (BRIEF, 2, 64, ["dummy 1"]),
-        (BRIEF, 16, 2, ["dummy 1", "subproc 2", "subproc 2 caller_steps"]),
-        (LONG, 64, 64, ["dummy 1", "thread 2", "subproc 64", "subproc 64 caller_steps"]),
-        (RELEASING, 64, 4, ["dummy 1", "thread 2", "thread 4"]),
-        (WAITING, 64, 2, ["dummy 1", "thread 32"]),
-        (WAITING_WITH_LOCK, 16, 2, ["dummy 1", "thread 16", "subproc 16"]),
-        (SLOW, 16, 2, []),
-        (SLOW_TO_MAKE, 16, 2, ["dummy 1"]),
-    ],
-)
-def test_only_candidates_that_could_be_faster_are_tried(
-    kind: Kind, num_envs: int, cores: int, opened: list[str], pretend: Pretend
-) -> None:
-    found = pretend(kind, cores)
-    recommend(["CartPole-v1"] * num_envs)
-    assert found == opened
-
-
-@pytest.mark.parametrize(
     ("kind", "num_envs", "cores", "label"),
     [
         (BRIEF, 2, 2, "dummy 1"),
@@ -317,12 +296,6 @@ def test_results_of_auto_mode_equal_those_of_dummy_mode(
     assert env.recommendation is not None  # after close too
 
 
-def test_make_accepts_auto_and_returns_the_recommendation() -> None:
-    with ParallelEnv.make("CartPole-v1", 2, "auto", max_episode_steps=3) as env:
-        assert isinstance(env.recommendation, Recommendation)
-        assert env.reset(seed=0).shape == (2, 4)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -360,8 +333,3 @@ def test_recommend_command_prints_recommendations(pretend: Pretend, capsys: pyte
     assert main(["recommend", "CartPole-v1", "--num-cpus", "1"]) == 0
     assert "para_mode='dummy'" in capsys.readouterr().out
     assert main(["recommend", "NoSuchEnv-v0"]) == 2
-
-
-def test_compare_command_refuses_auto(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "CartPole-v1", "--modes", "auto"]) == 2
-    assert "--modes auto is not known; expected some of dummy, " in capsys.readouterr().err

@@ -152,22 +152,6 @@ def test_views_without_copies_are_read_only(make: Any) -> None:
     assert is_planned(env)
 
 
-def test_results_are_the_users_own(make: Any) -> None:
-    env = planned(make, asynchronous="restart")
-    first = env.step([1] * NUM_ENVS)
-    before = [np.copy(part) for part in (first.states, first.rewards, first.dones)]
-    flags = first.terminated, first.truncated, first.env_ids
-    for part in (first.states, first.rewards, first.dones, *flags):
-        part[:] = 1
-    first.infos[0]["mine"] = 1
-    second = env.step([1] * NUM_ENVS)
-    assert second.env_ids.tolist() == list(range(NUM_ENVS))
-    assert "mine" not in second.infos[0]
-    assert all(part.flags.owndata or part.base is None for part in (second.states, second.rewards, second.dones))
-    assert not np.shares_memory(second.states, env.engine.pool.batch.single_state)
-    assert before[1].tolist() == [1.0] * NUM_ENVS
-
-
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 @pytest.mark.parametrize(
     ("act", "error"),
@@ -191,14 +175,6 @@ def test_anything_else_ends_a_plan(act: Any, error: Any, mode: str, make: Any) -
     else:
         with pytest.raises(error):
             env.step(np.zeros(num_envs, int))
-
-
-def test_calls_on_other_things_leave_a_plan_valid(make: Any) -> None:
-    env = planned(make)
-    assert env.get_env_attr("total") == [3] * NUM_ENVS
-    env.set_env_attr("mark", 1)
-    assert is_planned(env)
-    assert env.step([0] * NUM_ENVS).rewards.tolist() == [0.0] * NUM_ENVS
 
 
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
@@ -271,15 +247,6 @@ def test_another_thread_is_refused_during_a_planned_step(make: Any) -> None:
     env.step([0, 0])
 
 
-def test_paused_envs_are_refused_by_id(make: Any) -> None:
-    env = planned(make)
-    for _ in range(3):
-        env.step([0, 0], [1, 2])
-    env.pause(2)
-    with pytest.raises(EnvBusyError):
-        env.step([0, 0], [1, 2])
-
-
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_paused_envs_that_rest_are_left_out(mode: str, make: Any) -> None:
     """The envs that are stepped stay the same, those of the result do not."""
@@ -301,14 +268,6 @@ def test_mask_of_bools_is_not_taken_for_ids(make: Any) -> None:
     for _ in range(3):
         env.step([0, 0], [1, 0])
     assert env.step([0], [True, False]).env_ids.tolist() == [0]
-
-
-def test_many_shapes_keep_few_plans(make: Any) -> None:
-    env = planned(make, ORACLE, [Ending] * 100)
-    for number in range(100):
-        for _ in range(3):
-            env.step([0], [number])
-    assert len(env.engine.plans) <= 64
 
 
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])

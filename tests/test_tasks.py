@@ -329,29 +329,6 @@ def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: A
 
 
 @here_and_in_processes
-def test_each_call_sends_one_message_per_worker(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = make_pool(Walks, FOUR)
-    sent: list[Any] = []
-    for link in env.engine.pool._workers:
-        monkeypatch.setattr(link.channel, "pack", partial(_noted, sent, link.channel.pack))
-    calls: list[Any] = [
-        env.next_task, env.get_observations, env.reset_all, partial(env.set_seeds, 3), env.next_task,
-        partial(env.call, ["name", "is_done", "name", "is_done"]), partial(env.attr, "number"),
-        partial(env.command, "turn"), partial(env.step, [1, 1, 1, 1]),
-    ]  # fmt: skip
-    for call in calls:
-        sent.clear()
-        call()
-        assert len(sent) == env.num_hosts, call
-    assert len(calls) == 9
-
-
-def _noted(log: list[Any], function: Any, *args: Any) -> Any:
-    log.append(args)
-    return function(*args)
-
-
-@here_and_in_processes
 def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
     assert env.get_env_attr("given", id=0) == [0]

@@ -21,7 +21,6 @@ from modes import ORACLE, PROCESSES
 from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import recommend as recommending
 from parallelenv.autotune import stand_in, timing
-from parallelenv.contract.env_specs import make_factories
 from parallelenv.errors import ExhaustedError
 
 MS = 1e-3
@@ -84,21 +83,6 @@ def test_tried_env_is_made_stepped_and_closed() -> None:
         assert_one_life(life)
     assert found.step_cost is not None
     assert found.step_cost > 0
-
-
-def test_each_env_is_tried_by_its_own_kind_or_a_near_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recommending.Trial, "run_here", lambda trial: recommending.Recommendation(ORACLE, 1))
-
-    def kinds(num_kinds: int, num_envs: int) -> list[int]:
-        env_fns = [partial(Witness) for _ in range(num_kinds)]
-        factories = make_factories([env_fns[index * num_kinds // num_envs] for index in range(num_envs)])
-        trial = recommending.Trial(factories, 1, None, caller_busy=False, env_options={}, find_obstacle=str)
-        trial.run()
-        return [one.env_id for one in trial.factories]
-
-    assert kinds(1, 4) == [0, 0, 0, 0]
-    assert kinds(2, 4) == [0, 0, 2, 2]
-    assert kinds(10, 10) == [0, 0, 0, 0, 4, 4, 4, 7, 7, 7]
 
 
 @pytest.fixture
@@ -335,14 +319,3 @@ def test_busy_caller_is_part_of_the_trial(try_all: None, tmp_path: Path) -> None
     assert "caller_steps" not in found.reason
     counts = counted(tmp_path)
     assert counts["close"] == counts["made"]
-
-
-def test_trial_can_run_inside_an_env() -> None:
-    with ParallelEnv([Nesting] * 2, PROCESSES, num_cpus=2) as env:
-        assert all("2 envs made" in reason for reason in env.get_env_attr("reason"))
-
-
-class Nesting(Witness):
-    def __init__(self) -> None:
-        super().__init__()
-        self.reason = recommend([Sleepy] * 2).reason
