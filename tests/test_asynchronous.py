@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, fragile
-from modes import IN_BACKGROUND, LOCAL, ORACLE, PROCESSES, THREADS, here_and_in_processes, in_modes
+from modes import IN_BACKGROUND, LOCAL, PROCESSES, THREADS, here_and_in_processes, in_modes
 
-from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
+from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.errors import (
     ActionError,
@@ -290,49 +290,6 @@ def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
 # ---------------------------------------------------------------- awaiting
 
 
-class Cancelling(Counter):
-    """Cancels the task in which it is stepped."""
-
-    def step(self, action: int) -> Any:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        return super().step(action)
-
-
-def test_cancelling_arecv_during_a_step_loses_no_result() -> None:
-    async def play(env: ParallelEnv) -> None:
-        env.send([1, 1])
-        await env.arecv(2)
-
-    with ParallelEnv([Cancelling] * 2, ORACLE) as env:
-        env.reset()
-        with pytest.raises(asyncio.CancelledError):
-            asyncio.run(play(env))
-        assert env.recv(2).states[:, 1].tolist() == [1, 1]
-
-
-def test_arecv_yields_to_other_tasks_when_results_are_ready(make_env: MakeEnv) -> None:
-    env = make_env([Counter])
-    env.reset()
-    log: list[str] = []
-
-    async def play() -> None:
-        for _ in range(3):
-            env.send_reset()
-            await env.arecv()
-            log.append("played")
-
-    async def watch() -> None:
-        log.append("watched")
-
-    async def both() -> None:
-        await asyncio.gather(play(), watch())
-
-    asyncio.run(both())
-    assert log.index("watched") < 2
-
-
 @here_and_in_processes
 def test_bad_arguments_of_arecv_are_refused(env: ParallelEnv) -> None:
     bad: Any = (({"min_envs": 0}, "min_envs=0"), ({"align": "x"}, "align='x'"), ({"timeout": -1}, "timeout=-1"))
@@ -509,25 +466,6 @@ def test_nested_envs_have_distinct_worker_infos(make_env: MakeEnv) -> None:
     assert infos[2]["inside"] == [(0, 2), (1, 2)]
 
 
-class Curious(Counter):
-    """Needs worker info in its constructor."""
-
-    def __init__(self) -> None:
-        info = get_worker_info()
-        assert info is not None
-        super().__init__(info.env_id)
-        self.found = info.num_envs, info.seed, sum(array.sum() for array in info.shared.values())
-
-
-def test_env_tried_by_recommend_can_call_get_worker_info() -> None:
-    assert "could be tried" not in recommend([Curious] * 2).reason
-    with ParallelEnv([Curious] * 3, "auto", seed=3, shared={"ones": np.ones(4)}) as env:
-        assert env.recommendation is not None
-        assert "could be tried" not in env.recommendation.reason
-        assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
-    assert get_worker_info() is None
-
-
 class Meddling(Counter):
     """Tries to write into shared arrays."""
 
@@ -562,15 +500,6 @@ def _assert_table_is_unchanged(env: ParallelEnv) -> None:
         assert told[-1] == "sum 4.0"
         assert len(told) > 1
         assert all("cannot set WRITEABLE flag" in one for one in told[:-1])
-
-
-@here_and_in_processes
-def test_worker_info_is_none_after_a_failure(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = make_env(fragile(tmp_path))
-    env.reset()
-    with pytest.raises(ZeroDivisionError):
-        env.step([GO_ON, RAISE, GO_ON, GO_ON])
-    assert get_worker_info() is None
 
 
 @pytest.mark.parametrize("caller_steps", [False, True])

@@ -28,7 +28,6 @@ from parallelenv.autotune.timing import TimedEnv
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.cli import main
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.error_text import format_table
 from parallelenv.contract.protocol import Placement
 from parallelenv.errors import MissingDependencyError, WorkerStartError
 from parallelenv.registry import known_modes
@@ -251,25 +250,6 @@ def test_mode_and_oracle_are_timed_alternately_and_compared_per_round() -> None:
     assert "".join(order) == "lmmllmmllm"
 
 
-def test_modes_are_opened_one_at_a_time_beside_the_oracle(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    events: list[str] = []
-
-    class Noted(parallelenv.ParallelEnv):
-        def __init__(self, envs: Any, **options: Any) -> None:
-            super().__init__(envs, **options)
-            events.append(f"+{options['para_mode']}")
-
-        def close(self, timeout: float | None = None) -> None:
-            super().close(timeout)
-            events.append(f"-{self.para_mode}")
-
-    monkeypatch.setattr(compare, "ParallelEnv", Noted)
-    assert main(["compare", "CartPole-v1", "--modes", OTHER, THIRD, *QUICK]) == 0
-    assert events == ["+dummy", "-dummy", "+dummy", f"+{OTHER}", f"-{OTHER}", f"+{THIRD}", f"-{THIRD}", "-dummy"]
-
-
 def test_compare_uses_the_number_of_workers_that_recommend_chooses(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,11 +291,6 @@ def test_choice_of_recommend_is_kept_unless_a_correct_mode_is_clearly_faster(
         rf"^Recommended for Env-v0: para_mode=.*, num_cpus=2.* \({reason}\)\.", str(compared), re.MULTILINE
     )
     assert (f"recommend(), which tries for a moment, chose para_mode='{chosen}" in str(compared)) == (best != chosen)
-
-
-def test_table_aligns_columns_and_omits_empty_ones() -> None:
-    table = format_table(("mode", "n", "note"), [("a", "1", ""), ("long", "100", "")], left=("mode",))
-    assert table == "mode    n\na       1\nlong  100"
 
 
 # ------------------------------------------------------------------ pictures

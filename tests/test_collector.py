@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -18,7 +16,7 @@ from fragile import EXIT, GO_ON, RAISE, Fragile, two_hosts
 from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, RAY, THREADS, in_modes
 from test_rollout import POLICIES, Scripted, counts, paced, zeros
 
-from parallelenv import Collector, CollectorSet, ParallelEnv
+from parallelenv import Collector, ParallelEnv
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
@@ -185,17 +183,6 @@ def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollect
     nothing, info = collector.collect(listen_to=[bell.event])
     assert (nothing.states.shape, info["num_samples"]) == ((0, 2, 2), 0)
     assert collector.collect(1)[0].states[:, :, 1].tolist() == [[0, 6]]
-
-
-def test_collection_without_steps_leaves_episodes_at_their_beginning(make_collector: MakeCollector) -> None:
-    collector = make_collector(zeros, counts(3, 9))
-    nothing, info = collector.collect(listen_to=[lambda: True])
-    assert (len(nothing), info["num_samples"]) == (0, 0)
-    assert nothing.starts.all()
-    data, info = collector.collect(4)
-    assert data.starts.all()
-    assert data.states[0, :, 1].tolist() == [0, 0]
-    assert (info["episode_lengths"].tolist(), data.whole_episodes.tolist()) == ([3], [True])
 
 
 @pytest.mark.parametrize("wrong", ["now", 3, [3]])
@@ -512,22 +499,6 @@ def test_history_counts_samples_and_seconds_and_can_be_plotted() -> None:
         for wrong in (figure.axes[:1], figure.axes[0], [1, 2], 3):
             with pytest.raises(ArgumentError, match=r"axes=.* are not two axes of matplotlib"):
                 collector.plot(wrong)
-
-
-class Writer:
-    is_open = True
-
-    def close(self) -> None:
-        self.is_open = False
-
-
-@pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode=ORACLE)])
-def test_history_is_closed_if_the_constructor_fails(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    writer = Writer()
-    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=lambda log_dir: writer))
-    with pytest.raises(ArgumentError, match=r"make_envs\(\) returned a int"):
-        kind(make_policy=lambda: zeros, make_envs=lambda: 3, num_steps=3, log_dir="anywhere")
-    assert not writer.is_open
 
 
 def test_tensorboard_log_is_written_or_the_missing_package_named(tmp_path: Any) -> None:

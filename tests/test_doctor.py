@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from modes import RAY
 
 from parallelenv.autotune import doctor
 from parallelenv.cli import main
@@ -21,7 +20,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Hide clusters of other programs, and return the file where Ray records its cluster."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    (tmp_path / RAY).mkdir()
+    (tmp_path / "ray").mkdir()
     return tmp_path / "ray/ray_current_cluster"
 
 
@@ -37,7 +36,7 @@ def test_doctor_prints_every_subject_and_imports_no_ray(capsys: pytest.CaptureFi
     output = capsys.readouterr().out
     titles = [text for text in output.splitlines() if text and not text.startswith(" ")]
     assert titles == ["Cores", "Worker processes", "Memory", "Ray", "Versions"]
-    assert RAY not in set(sys.modules) - before
+    assert "ray" not in set(sys.modules) - before
 
 
 def test_doctor_shows_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,17 +248,3 @@ def test_module_of_an_env_is_imported_before_the_env_is_made(
             assert env.get_env_attr("first") == [Chances(5 + number).random() for number in range(4)]
     finally:
         del gym.registry["Importing-v0"]
-
-
-def test_interrupt_restores_global_generators_of_the_process() -> None:
-    class Interrupted(Gambler):
-        def step(self, action: Any) -> Any:
-            np.random.random()
-            raise KeyboardInterrupt
-
-    with ParallelEnv([Interrupted], seed_globals=True) as env, seeded(5):
-        env.reset()
-        before = random.getstate(), np.random.get_state(legacy=False)
-        with pytest.raises(KeyboardInterrupt):
-            env.step([0])
-        assert difference((random.getstate(), np.random.get_state(legacy=False)), before) is None

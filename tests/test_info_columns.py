@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 from collections import OrderedDict
@@ -14,7 +13,6 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupting import Counting, interrupt_at
 from modes import ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv
@@ -219,47 +217,6 @@ def test_rebuilt_worker_learns_the_form_again(is_dead: bool) -> None:
         for number in range(1, 6):
             result = env.step([0] * 2, [0, 1])
             assert [info["i"] for info in result.infos] == [number] * 2
-
-
-class Changing(Counting):
-    """The info has the number of the step, too, and gets another form after eight."""
-
-    def step(self, action: Any) -> Any:
-        state, *others, _ = super().step(action)
-        info = {"n": self.count} if self.count <= 8 else {"n": self.count, "other": [self.count]}
-        return state, *others, info
-
-
-@pytest.mark.parametrize("mode", [ORACLE, THREADS, PROCESSES])
-@pytest.mark.parametrize("num_changes", [1, 2], ids=["learned", "given up"])
-def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_changes: int) -> None:
-    def step_or_receive() -> None:
-        result = env.recv(2) if env.engine.under_way else env.step([0, 0])
-        assert [info["n"] for info in result.infos] == result.states[:, 0].tolist()
-
-    def num_steps_until(change: int) -> int:
-        columns, seen, steps = [env.engine.pool.batch.info_columns], 0, 0
-        while seen < change:
-            step_or_receive()
-            steps += 1
-            columns.append(env.engine.pool.batch.info_columns)
-            seen += columns[-1] is not columns[-2]
-        return steps
-
-    with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
-        env.reset()
-        num_steps = num_steps_until(num_changes)
-    for number in itertools.count(1):
-        with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
-            env.reset()
-            for _ in range(num_steps - 1):
-                step_or_receive()
-            outcome = interrupt_at(number, step_or_receive, ("engine/worker_pool.py", "engine/info_learner.py"))
-            for _ in range(4):
-                step_or_receive()
-        if not outcome.line:
-            break
-    assert number > 10
 
 
 # ---------------------------------------------------------------- forms and columns

@@ -12,7 +12,7 @@ from typing import TypeVar
 import psutil
 import pytest
 from kernels import PATIENCE, Notebook, open_notebook
-from modes import ORACLE, THREADS
+from modes import ORACLE, PROCESSES, THREADS
 
 pytestmark = pytest.mark.slow
 
@@ -24,20 +24,19 @@ NUM_WORKERS = 2
 
 START_METHODS = ["forkserver", "spawn", "fork"]
 WORDS = {
-    ORACLE: "'dummy'",
-    THREADS: "'thread'",
-    **{method: f"'subproc', start_method='{method}'" for method in START_METHODS},
+    ORACLE: repr(ORACLE),
+    THREADS: repr(THREADS),
+    **{method: f"{PROCESSES!r}, start_method={method!r}" for method in START_METHODS},
 }
 every_way = pytest.mark.parametrize("way", WORDS)
 every_start_method = pytest.mark.parametrize("way", START_METHODS)
 
 DEFINITIONS = """
-import os, signal, threading, time
+import os, signal, time
 from functools import partial
 from pathlib import Path
 import gymnasium as gym, numpy as np
 from parallelenv import ParallelEnv
-from parallelenv.errors import EnvInterruptedError
 
 GO_ON, WAIT, PRINT, INTERRUPT = range(4)
 
@@ -53,11 +52,9 @@ class Patient(gym.Env):
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(4)
 
-    def __init__(self, number, folder, moment=None):
-        self.number, self.folder, self.moment = number, folder, moment
+    def __init__(self, number, folder):
+        self.number, self.folder = number, folder
         self.steps, self.delay = 0, 0.0
-        if moment == 'construction':
-            self.wait()
 
     def wait(self, limit=60):
         hold(Path(self.folder, f'began-{self.number}'), Path(self.folder, 'go'), limit)
@@ -85,20 +82,8 @@ class Patient(gym.Env):
 
     def pid(self):
         return os.getpid()
-
-    def close(self):
-        if self.moment == 'close':
-            self.wait()
 """
 
-RECEIVE = """
-Path(folder, 'receiving').touch()
-try:
-    received = env.recv(min_envs=4).env_ids.tolist()
-except (EnvInterruptedError, ExceptionGroup) as error:  # nobody else could go on with what was interrupted
-    received = error.partial.env_ids.tolist()
-    env.reset([env_id for env_id in range(4) if env_id not in received])
-"""
 
 INTERRUPTED_STEPS = """
 seconds = []
@@ -138,12 +123,11 @@ WorkerProcess.__init__ = hold_and_take_note
 """
 
 STEP = "env.step([WAIT, GO_ON, GO_ON, GO_ON])"
-THREADS = "[thread.name for thread in threading.enumerate() if thread.name.startswith('parallelenv-')]"
 
 
-def constructing(way: str, moment: str | None = None, *, name: str = "env", options: str = "") -> str:
+def constructing(way: str, *, name: str = "env", options: str = "") -> str:
     """Return a cell that assigns four envs in two workers."""
-    envs = f"[partial(Patient, number, folder, {moment!r}) for number in range(4)]"
+    envs = "[partial(Patient, number, folder) for number in range(4)]"
     return f"{name} = ParallelEnv({envs}, {WORDS[way]}, num_cpus={NUM_WORKERS}{options})"
 
 
@@ -235,35 +219,6 @@ def assert_unharmed(notebook: Notebook, pids: list[int]) -> None:
 
 
 @every_way
-def test_interrupted_step_can_be_received(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
-    step = notebook.send(STEP)
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, step)
-    assert alive(pids) == pids
-    (tmp_path / "go").touch()
-    notebook.run(RECEIVE)
-    assert sorted(notebook.evaluate("received")) == ([1, 2, 3] if way == ORACLE else [0, 1, 2, 3])
-    steps = [1, 2, 2, 2] if way == ORACLE else [2, 2, 2, 2]
-    assert notebook.evaluate("env.step([GO_ON] * 4)[0][:, 1].tolist()") == steps
-    assert notebook.evaluate("env.customized_method('pid')") == pids
-
-
-@every_way
-def test_interrupted_recv_loses_no_result(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
-    step = notebook.send("env.step([WAIT, WAIT, GO_ON, GO_ON])")
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, step)
-    receive = notebook.send(RECEIVE)
-    wait_for(tmp_path / ("began-1" if way == ORACLE else "receiving"))
-    assert_interrupted(notebook, receive)
-    assert alive(pids) == pids
-    (tmp_path / "go").touch()
-    notebook.run(RECEIVE)
-    assert sorted(notebook.evaluate("received")) == ([2, 3] if way == ORACLE else [0, 1, 2, 3])
-    assert_unharmed(notebook, pids)
-
-
-@every_way
 @pytest.mark.parametrize(
     "call",
     [STEP, "env.reset(options={'wait': True})", "env.customized_method('wait')"],
@@ -284,19 +239,6 @@ def test_interrupt_at_the_start_of_a_step_is_not_missed(notebook: Notebook, way:
     notebook.run(INTERRUPTED_STEPS)
     assert notebook.evaluate("len(seconds)") == 200
     assert notebook.evaluate("max(seconds)") < SOON
-
-
-@every_way
-def test_interrupted_construction_leaks_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
-    before = notebook.processes()
-    request = notebook.send(constructing(way, "construction"))
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, request)
-    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    (tmp_path / "go").touch()  # for threads, which cannot be killed
-    assert not wait_until_empty(lambda: notebook.evaluate(THREADS), GONE)
-    notebook.run(constructing(way))
-    assert notebook.evaluate("env.reset()[:, 1].tolist()") == [0, 0, 0, 0]
 
 
 def treats_interrupts(process: psutil.Process, *ways: str) -> bool:
@@ -337,19 +279,6 @@ def test_interrupt_during_worker_start_does_not_stop_the_fork_server(notebook: N
     harmed = before - notebook.processes()
     assert not harmed
     assert not notebook.printed
-
-
-@every_way
-def test_interrupted_close_leaks_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
-    before = notebook.processes()
-    notebook.run(constructing(way, "close"))
-    request = notebook.send("env.close()")
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, request)
-    assert notebook.evaluate("env.closed")
-    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    (tmp_path / "go").touch()  # for threads, which cannot be killed
-    assert not wait_until_empty(lambda: notebook.evaluate(THREADS), GONE)
 
 
 # ---------------------------------------------------------------- rerun cells

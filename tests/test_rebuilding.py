@@ -37,9 +37,6 @@ class Slow(Fragile):
         if Path(folder, f"slow-{number}").exists():
             self.wait()
 
-    def fail_as_if_dead(self) -> None:
-        raise WorkerDiedError("a worker of this env's own", (0,))
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
@@ -127,24 +124,6 @@ def test_worker_died_error_names_only_envs_of_the_call(make: Make) -> None:
 
 
 @in_modes(*IN_WORKERS)
-def test_failure_info_of_a_rebuilt_env_names_only_that_env(make: Make) -> None:
-    env = make(num_cpus=2, **RECOVERING)
-    infos = env.step([EXIT, GO_ON, GO_ON, GO_ON]).infos
-    assert [info["failure"].env_ids for info in infos if "failure" in info] == [(0,), (1,)]
-    env.step([EXIT], [2])
-    failure = env.step([GO_ON] * 4).infos[3]["failure"]
-    assert isinstance(failure, WorkerDiedError)
-    assert failure.env_ids == (3,)
-
-
-def test_env_that_raises_worker_died_error_itself_is_usable(make: Make) -> None:
-    env = make()
-    with pytest.raises(WorkerDiedError, match="of this env's own"):
-        env.customized_method("fail_as_if_dead", id=[1])
-    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
-
-
-@in_modes(*IN_WORKERS)
 def test_refused_reset_drops_no_step_in_flight(make: Make) -> None:
     env = make(num_cpus=2)
     kill_worker_of(env, 0)
@@ -175,23 +154,6 @@ def test_reset_is_needed_after_ctrl_c_in_restart(make: Make, folder: Path, mode:
         assert env.restart(1) == (1,)
     assert env.reset([0, 1])[:, 1].tolist() == [0, 0]
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 2, 2]
-
-
-@in_modes(*IN_WORKERS)
-def test_reset_is_needed_after_ctrl_c_in_restart_of_a_dead_worker(make: Make, folder: Path) -> None:
-    env = make()
-    kill_worker_of(env, 0)
-    with pytest.raises(WorkerDiedError):
-        env.get_env_attr("number")
-    (folder / "slow-1").touch()
-    with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
-        env.restart(0)
-    (folder / "go").touch()
-    with pytest.raises(ResetNeededError, match=r"envs \[0, 1, 2, 3\]"):
-        env.step([GO_ON] * 4)
-    assert env.reset()[:, 1].tolist() == [0] * 4
-    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
-    assert lives(env) == [2] * 4
 
 
 def test_results_can_be_received_after_ctrl_c_during_a_rebuild(make: Make, folder: Path, mode: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
 from fragile import two_hosts
-from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, PROCESSES, in_modes
+from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, in_modes
 
 from parallelenv import ParallelEnv, errors
 from parallelenv.engine import recovery
@@ -239,18 +238,6 @@ def test_sent_reset_is_repeated_if_the_worker_dies(make: Make, tmp_path: Path) -
     assert result.states[:, 1].tolist() == [0, 1, 1, 1]
 
 
-@in_modes(*IN_BACKGROUND)
-def test_sent_reset_is_repeated_after_timeout(make: Make, tmp_path: Path, mode: str) -> None:
-    env = make(timeout=1.0)
-    Path(tmp_path, "lame-2").touch()
-    env.send_reset(2, seed=[40])
-    landed = asyncio.run(env.arecv()) if mode == PROCESSES else env.recv()
-    drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(40))).random()
-    assert landed.states.tolist() == [[2, 0, drawn]]
-    assert landed.dones.tolist() == [False]
-    assert births(tmp_path) == [1, 1, 2, 2]
-
-
 def test_error_of_a_sent_reset_is_raised(make: Make, tmp_path: Path) -> None:
     env = make()
     env.send_reset([0, 2], options=[{"fail": True}, None])
@@ -262,16 +249,6 @@ def test_error_of_a_sent_reset_is_raised(make: Make, tmp_path: Path) -> None:
         env.step(actions())
     env.reset(0)
     assert env.step(actions()).states[:, 1].tolist() == [1, 1, 1, 1]
-
-
-@in_modes(*IN_BACKGROUND)
-def test_timeout_of_a_sent_step_is_a_failure(make: Make) -> None:
-    env = make(timeout=1.0)
-    env.send(actions(e3=HANG))
-    with pytest.raises(errors.WorkerTimeoutError):
-        env.recv(min_envs=NUM_ENVS, timeout=0.1)
-    result = env.recv(min_envs=NUM_ENVS)
-    assert dict(zip(result.env_ids.tolist(), result.truncated.tolist(), strict=True))[3]
 
 
 @in_modes(*IN_WORKERS)

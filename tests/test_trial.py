@@ -15,7 +15,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
-from gymnasium.utils import EzPickle
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv, recommend
@@ -299,18 +298,6 @@ def test_mode_that_fails_is_not_chosen(try_all: None) -> None:
     for what in ("Threads", "Other processes"):
         text = f"{what} are out of the question: a trial of them failed (OSError: the licence server said no)."
         assert text in found.reason
-
-
-class Rebuilt(Witness, EzPickle):
-    def __init__(self) -> None:
-        super().__init__()
-        EzPickle.__init__(self)
-
-
-def test_trial_of_an_instance_does_not_warn_of_lost_state() -> None:
-    env = Rebuilt()
-    env.reset(seed=0)
-    assert recommend([env]).step_cost is not None
 
 
 def test_busy_caller_is_part_of_the_trial(try_all: None, tmp_path: Path) -> None:
