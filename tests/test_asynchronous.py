@@ -13,9 +13,9 @@ from typing import Any, assert_type
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import MakeEnv
+from conftest import MakeEnv, require_mode
 from fragile import EXIT, GO_ON, RAISE, fragile
-from modes import IN_BACKGROUND, LOCAL, PROCESSES, THREADS, here_and_in_processes, in_modes
+from modes import IN_BACKGROUND, LOCAL, MODES, ORACLE, PROCESSES, THREADS, in_modes
 
 from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info
 from parallelenv.backends.dummy import DummyBackend
@@ -42,6 +42,12 @@ in_workers = in_modes(THREADS, PROCESSES)
 COUNTERS = [partial(Counter, number, 3 + number) for number in range(3)]
 
 
+@pytest.fixture(params=[ORACLE, PROCESSES])
+def mode(request: pytest.FixtureRequest) -> str:
+    """The modes of a test that names none: messages are pickled in one of them."""
+    return require_mode(request.param, request)
+
+
 def ones(states: Any) -> Any:
     return np.ones(len(states), np.int64)
 
@@ -54,7 +60,6 @@ def env(make_env: MakeEnv) -> ParallelEnv:
     return env
 
 
-@here_and_in_processes
 def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
     actions = np.ones(3, np.int64)
     states, *_ = assert_type(env.step(actions), StepResult)
@@ -82,7 +87,6 @@ def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
 # ---------------------------------------------------------------- refused arguments
 
 
-@here_and_in_processes
 @pytest.mark.parametrize(
     ("call", "arguments", "message"),
     [
@@ -151,7 +155,6 @@ def test_replicate_refuses_an_uncopyable_instance() -> None:
         ParallelEnv.replicate(env, 2)
 
 
-@here_and_in_processes
 def test_state_wrapper_refuses_asynchronous_calls(make_env: MakeEnv) -> None:
     class Doubled(StateWrapper):
         def process(self, states: Any) -> Any:
@@ -166,7 +169,6 @@ def test_state_wrapper_refuses_asynchronous_calls(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- copies of one env
 
 
-@here_and_in_processes
 def test_replicate_accepts_instances_callables_ids_and_specs(mode: str) -> None:
     live = Counter(7)
     for env, number in ((live, 7), (Counter, 0), (partial(Counter, 4), 4)):
@@ -206,7 +208,6 @@ def test_sentinel_states_and_actions_equal_their_string_forms(env: ParallelEnv) 
 # ---------------------------------------------------------------- streams
 
 
-@here_and_in_processes
 def test_stream_loses_no_result_if_the_policy_raises(env: ParallelEnv) -> None:
     calls = []
 
@@ -226,7 +227,6 @@ def test_stream_loses_no_result_if_the_policy_raises(env: ParallelEnv) -> None:
     assert not hasattr(refused.value, "partial")  # nothing was received before
 
 
-@here_and_in_processes
 def test_stream_passes_matching_env_ids_to_the_policy(env: ParallelEnv) -> None:
     seen: list[Any] = []
 
@@ -239,7 +239,6 @@ def test_stream_passes_matching_env_ids_to_the_policy(env: ParallelEnv) -> None:
     assert count == len(seen) == 20
 
 
-@here_and_in_processes
 def test_stream_ends_when_the_env_is_closed(env: ParallelEnv) -> None:
     for turn, _ in enumerate(env.stream(ones)):
         if turn == 3:
@@ -247,7 +246,6 @@ def test_stream_ends_when_the_env_is_closed(env: ParallelEnv) -> None:
     assert turn == 3
 
 
-@here_and_in_processes
 def test_views_stay_valid_during_the_loop_body_of_a_stream(make_env: MakeEnv) -> None:
     env = make_env(COUNTERS, asynchronous="restart", num_cpus=1, copy=False)
     env.reset(seed=1)
@@ -257,7 +255,6 @@ def test_views_stay_valid_during_the_loop_body_of_a_stream(make_env: MakeEnv) ->
         assert_same(before, result.states)
 
 
-@here_and_in_processes
 def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), asynchronous="restart", num_cpus=2)
     env.reset()
@@ -270,7 +267,6 @@ def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path
         env.recv()
 
 
-@here_and_in_processes
 def test_errors_of_stream_name_the_method(env: ParallelEnv) -> None:
     state = env.save_state()
     env.load_state(state)
@@ -281,7 +277,6 @@ def test_errors_of_stream_name_the_method(env: ParallelEnv) -> None:
         list(env.stream(ones, 3))
 
 
-@here_and_in_processes
 def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
     with pytest.raises(UnpicklableError, match=r"^What nap\(\) was given for env 1 .* Nothing was sent"):
         env.call("nap", [[], [(item for item in range(1))], []])
@@ -290,7 +285,6 @@ def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
 # ---------------------------------------------------------------- awaiting
 
 
-@here_and_in_processes
 def test_bad_arguments_of_arecv_are_refused(env: ParallelEnv) -> None:
     bad: Any = (({"min_envs": 0}, "min_envs=0"), ({"align": "x"}, "align='x'"), ({"timeout": -1}, "timeout=-1"))
     for arguments, message in bad:
@@ -310,7 +304,6 @@ def test_evaluation_timeout_leaves_no_steps_in_flight(make_env: MakeEnv) -> None
         env.recv()
 
 
-@here_and_in_processes
 def test_run_episodes_does_not_affect_other_envs(env: ParallelEnv, make_env: MakeEnv) -> None:
     env.send([4], 2)
     with pytest.raises(EnvBusyError, match=r"\[2\]"):
@@ -328,14 +321,12 @@ def test_run_episodes_does_not_affect_other_envs(env: ParallelEnv, make_env: Mak
     assert env.step([1], 2).states[0, 1] == 2
 
 
-@here_and_in_processes
 def test_run_episodes_with_fewer_episodes_than_envs(env: ParallelEnv) -> None:
     found = env.run_episodes(ones, 2, id=[2, 0, 1], progress=False)
     assert found.env_ids.tolist() == [2, 0]
     assert env.step([1], 1).states[0, 1] == 1  # was not reset
 
 
-@here_and_in_processes
 def test_failed_run_episodes_has_finished_episodes_in_partial(make_env: MakeEnv) -> None:
     env = make_env(COUNTERS, num_cpus=2)
     calls = []
@@ -355,7 +346,6 @@ def test_failed_run_episodes_has_finished_episodes_in_partial(make_env: MakeEnv)
     env.step([1, 1, 1])
 
 
-@here_and_in_processes
 def test_evaluation_has_flags_infos_returns_and_pickles(env: ParallelEnv) -> None:
     def act(states: Any) -> Any:
         return np.full(len(states), 2)
@@ -370,7 +360,6 @@ def test_evaluation_has_flags_infos_returns_and_pickles(env: ParallelEnv) -> Non
     assert_same(vars(found), vars(pickle.loads(pickle.dumps(found))))
 
 
-@here_and_in_processes
 def test_array_rewards_are_summed_per_component(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Ragged))
     found = env.run_episodes(lambda states: [1.0] * len(states), 5, progress=False)
@@ -390,7 +379,6 @@ class Paid(Counter):
         return state, self.rewards[self.count - 1], *rest
 
 
-@here_and_in_processes
 def test_rewards_that_cannot_be_summed_raise(make_env: MakeEnv) -> None:
     env = make_env([partial(Paid, 1.0), partial(Paid, 2.0, {"a": 3})])
     with pytest.raises(
@@ -403,7 +391,6 @@ def test_rewards_that_cannot_be_summed_raise(make_env: MakeEnv) -> None:
     assert repr(found) == "<Evaluation of 1 episode>"
 
 
-@here_and_in_processes
 def test_recurrent_policy_gets_per_env_state_and_episode_starts(env: ParallelEnv) -> None:
     begun: list[int] = []
 
@@ -457,7 +444,6 @@ class Asking(Counter):
         return (*super().step(action)[:4], {"id": (info.env_id, info.num_envs)})
 
 
-@here_and_in_processes
 def test_nested_envs_have_distinct_worker_infos(make_env: MakeEnv) -> None:
     env = make_env([Nested] * 3)
     env.reset()
@@ -485,17 +471,11 @@ class Meddling(Counter):
         return [*refused, f"sum {info.shared['table'].sum()}"]
 
 
-def test_envs_cannot_make_shared_arrays_writable(make_env: MakeEnv) -> None:
-    env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)})
-    _assert_table_is_unchanged(env)
-
-
-def test_envs_of_the_caller_cannot_make_shared_arrays_writable() -> None:
-    with ParallelEnv([Meddling] * 2, PROCESSES, num_cpus=2, caller_steps=True, shared={"table": np.ones(4)}) as env:
-        _assert_table_is_unchanged(env)
-
-
-def _assert_table_is_unchanged(env: ParallelEnv) -> None:
+@pytest.mark.parametrize(
+    ("mode", "options"), [*((mode, {}) for mode in MODES), (PROCESSES, {"caller_steps": True})], indirect=["mode"]
+)
+def test_envs_cannot_make_shared_arrays_writable(make_env: MakeEnv, options: dict[str, Any]) -> None:
+    env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)}, **options)
     for told in env.customized_method("unlock"):
         assert told[-1] == "sum 4.0"
         assert len(told) > 1

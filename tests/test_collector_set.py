@@ -479,7 +479,6 @@ def test_stream_continues_after_death_of_a_collector(make_set: MakeSet, tmp_path
 
 @in_modes(*IN_WORKERS)
 def test_replacement_collector_gets_a_different_seed(make_set: MakeSet, tmp_path: Path) -> None:
-
     def make_envs() -> ParallelEnv:
         return ParallelEnv(KINDS["array"]()[:1], ORACLE, "restart")
 
@@ -742,7 +741,6 @@ def test_failed_start_leaks_nothing() -> None:
 @pytest.mark.filterwarnings("ignore:Setting 'object_store_memory' for:DeprecationWarning")  # Ray's own advice
 @in_modes(RAY)
 def test_ray_workers_get_the_requested_resources(make_set: MakeSet) -> None:
-
     class Asking(Net):
         def resources(self) -> Any:
             import ray

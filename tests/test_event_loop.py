@@ -109,7 +109,6 @@ def test_a_reply_wakes_the_loop(env: ParallelEnv, tmp_path: Path, readers: set[i
 @in_workers
 @pytest.mark.usefixtures("without_timer")
 def test_no_reply_is_missed(env: ParallelEnv) -> None:
-
     async def serve() -> None:
         for _ in range(50):
             env.send([GO_ON], (await env.arecv(1, 1)).env_ids)

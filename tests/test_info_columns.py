@@ -23,6 +23,7 @@ from parallelenv.contract.rollout_data import EpisodeEnds, RolloutChunk
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.errors import WorkerDiedError
+from parallelenv.testing.scenario import DONE_POLICIES
 
 NUM_ENVS = 5
 STEADY = {"a float": 0.5, "an int": 3, "a bool": True, "f4": np.float32(2.5), "f2": np.float16(1), "i": np.int64(7)}
@@ -82,29 +83,6 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
-@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
-def test_infos_equal_those_without_columns(
-    mode: str, options: dict[str, Any], asynchronous: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        ParallelEnv([Telling] * NUM_ENVS, mode, asynchronous, 2, **options) as env,
-        ParallelEnv([Telling] * NUM_ENVS, ORACLE, asynchronous) as oracle,
-    ):
-        monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda *_: None)
-        env.reset(seed=0)
-        oracle.reset(seed=0)
-        for number in range(1, 100):
-            ids = None if number % 3 else [0, 4, 2]
-            actions = np.zeros(3 if ids else NUM_ENVS, int)
-            found, expected = env.step(actions, ids), oracle.step(actions, ids)
-            assert all(map(same, found.infos, expected.infos)), number
-            if asynchronous != "restart" and oracle.all_done():
-                env.reset()
-                oracle.reset()
-        assert env.engine.pool.batch.info_columns is not None
-
-
 class Brief(gym.Env[Any, Any]):
     """Episodes of one to three steps, whose resets say something, mostly of one form."""
 
@@ -130,39 +108,46 @@ class Brief(gym.Env[Any, Any]):
         return state, 1.0, self.left == 0, False, {"left": self.left} if self.episode % 5 else {"odd": [1]}
 
 
-@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
 @pytest.mark.parametrize("plans", [True, False])
-def test_infos_of_resets_equal_those_without_columns(
-    mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "asynchronous"),
+    [*((Telling, done_policy) for done_policy in DONE_POLICIES), (Brief, "restart")],
+)
+@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
+def test_infos_equal_those_without_columns(
+    mode: str, options: dict[str, Any], kind: Any, asynchronous: Any, plans: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "plans_steps", plans)
     with (
-        ParallelEnv([Brief] * NUM_ENVS, mode, "restart", 2, **options) as env,
-        ParallelEnv([Brief] * NUM_ENVS, ORACLE, "restart") as oracle,
+        ParallelEnv([kind] * NUM_ENVS, mode, asynchronous, 2, **options) as env,
+        ParallelEnv([kind] * NUM_ENVS, ORACLE, asynchronous) as oracle,
     ):
         monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda *_: None)
         env.reset(seed=0)
         oracle.reset(seed=0)
         kept: list[Any] = []
-        for number in range(1, 80):
-            ids = None if number % 4 else [0, 4, 2]
+        for number in range(1, 100):
+            ids = None if number % 3 else [0, 4, 2]
             actions = np.zeros(3 if ids else NUM_ENVS, int)
-            if number % 9:
-                found, expected = env.step(actions, ids), oracle.step(actions, ids)
+            expected = oracle.step(actions, ids)
+            if number % 9 or asynchronous != "restart":
+                kept.append((env.step(actions, ids).infos, expected.infos))
             else:
                 env.send(actions, ids)
-                found, expected = env.recv(NUM_ENVS), oracle.step(actions, ids)
-                order = np.argsort(found.env_ids)
-                assert all(map(same, found.infos[order], expected.infos[np.argsort(expected.env_ids)])), number
-                continue
-            assert all(map(same, found.infos, expected.infos)), number
+                found = env.recv(NUM_ENVS)
+                kept.append((found.infos[np.argsort(found.env_ids)], expected.infos[np.argsort(expected.env_ids)]))
+            assert all(map(same, *kept[-1])), number
             assert same(env.reset_infos, oracle.reset_infos), number
-            kept.append((found.infos, expected.infos))
-        assert env.engine.pool.batch.reset_columns is not None
+            if asynchronous != "restart" and oracle.all_done():
+                env.reset()
+                oracle.reset()
+        batch = env.engine.pool.batch
+        assert (batch.info_columns if kind is Telling else batch.reset_columns) is not None
         assert all(all(map(same, *pair)) for pair in kept)  # none changed later
-        rollouts = [one.rollout(lambda states: np.zeros(len(states), int), 9) for one in (env, oracle)]
-        assert rollouts[0].reset_infos.keys() == rollouts[1].reset_infos.keys()
-        assert all(same(rollouts[0].reset_infos[at], info) for at, info in rollouts[1].reset_infos.items())
+        if asynchronous == "restart":
+            rollouts = [one.rollout(lambda states: np.zeros(len(states), int), 9) for one in (env, oracle)]
+            assert rollouts[0].reset_infos.keys() == rollouts[1].reset_infos.keys()
+            assert all(same(rollouts[0].reset_infos[at], info) for at, info in rollouts[1].reset_infos.items())
 
 
 def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -98,29 +96,6 @@ for _ in range(200):
     Path(folder, 'go').unlink()
 """
 
-# These delay the start of a worker, so that the time of the interrupt is deterministic.
-HOLD_STARTING = """
-from multiprocessing import reduction
-send = reduction.sendfds
-
-def hold_and_send(*arguments):  # to the fork server, which waits for it now
-    reduction.sendfds = send
-    hold(Path(folder, 'held'), Path(folder, 'go'))
-    send(*arguments)
-
-reduction.sendfds = hold_and_send
-"""
-HOLD_STARTED = """
-from parallelenv.backends._process import WorkerProcess
-take_note = WorkerProcess.__init__
-
-def hold_and_take_note(*arguments):
-    WorkerProcess.__init__ = take_note
-    hold(Path(folder, 'held'), Path(folder, 'go'))
-    take_note(*arguments)
-
-WorkerProcess.__init__ = hold_and_take_note
-"""
 
 STEP = "env.step([WAIT, GO_ON, GO_ON, GO_ON])"
 
@@ -241,46 +216,6 @@ def test_interrupt_at_the_start_of_a_step_is_not_missed(notebook: Notebook, way:
     assert notebook.evaluate("max(seconds)") < SOON
 
 
-def treats_interrupts(process: psutil.Process, *ways: str) -> bool:
-    """Whether a process handles SIGINT in one of these ways, fields of its ``/proc`` entry."""
-    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
-    return any(int(status[way], 16) >> (signal.SIGINT - 1) & 1 for way in ways)
-
-
-@pytest.mark.parametrize(
-    ("way", "treatments"),
-    [("spawn", ["SigCgt", "SigIgn"]), *((way, ["SigIgn"]) for way in START_METHODS)],
-    ids=["spawn-booting", *START_METHODS],
-)
-def test_interrupt_during_worker_start_leaks_nothing(
-    notebook: Notebook, tmp_path: Path, way: str, treatments: list[str]
-) -> None:
-    before = notebook.processes()
-    request = notebook.send(HOLD_STARTED + constructing(way))
-    wait_for(tmp_path / "held")
-    (worker,) = notebook.processes() - before
-    assert not wait_until_empty(lambda: [] if treats_interrupts(worker, *treatments) else [worker], PATIENCE)
-    notebook.manager.interrupt_kernel()
-    (tmp_path / "go").touch()  # for an interrupt that is held back until the worker is known
-    assert notebook.finish(request).get("ename") == "KeyboardInterrupt"
-    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    notebook.run(constructing(way))
-    assert not notebook.printed
-
-
-def test_interrupt_during_worker_start_does_not_stop_the_fork_server(notebook: Notebook, tmp_path: Path) -> None:
-    before = notebook.processes()
-    request = notebook.send(HOLD_STARTING + constructing("forkserver"))
-    wait_for(tmp_path / "held")
-    notebook.manager.interrupt_kernel()
-    (tmp_path / "go").touch()
-    assert notebook.finish(request).get("ename") == "KeyboardInterrupt"
-    notebook.run(constructing("forkserver"))
-    harmed = before - notebook.processes()
-    assert not harmed
-    assert not notebook.printed
-
-
 # ---------------------------------------------------------------- rerun cells
 
 
@@ -328,24 +263,6 @@ def begin_step(notebook: Notebook, folder: Path, cell: str) -> None:
     """Send a cell that waits in its last line, for the longest step of all."""
     notebook.send(cell)
     wait_for(folder / "began-0")
-
-
-@pytest.mark.parametrize(
-    ("is_busy", "way"),
-    [(False, "forkserver"), *((True, way) for way in START_METHODS)],
-    ids=["idle-forkserver", *(f"busy-{way}" for way in START_METHODS)],
-)
-def test_workers_exit_when_the_kernel_is_killed(tmp_path: Path, way: str, is_busy: bool) -> None:
-    shared_before = set(os.listdir("/dev/shm"))
-    with open_notebook(tmp_path, DEFINITIONS) as notebook:
-        notebook.run(f"{constructing(way)}\nstates = env.reset()")
-        assert len(notebook.processes()) > NUM_WORKERS
-        kernel = notebook.evaluate("os.getpid()")
-        if is_busy:
-            begin_step(notebook, tmp_path, STEP)
-        os.kill(kernel, signal.SIGKILL)
-        assert not wait_until_empty(notebook.processes, GONE)
-        assert set(os.listdir("/dev/shm")) <= shared_before
 
 
 @pytest.mark.parametrize(("is_busy", "now"), [(False, False), (True, True)], ids=["idle-graceful", "busy-now"])

@@ -217,13 +217,3 @@ def test_worker_died_error_includes_the_last_output(started: ParallelEnv, how: s
     assert "    these are my last words" in str(caught.value)
     if how == "segfault":
         assert "in speak_and_die" in str(caught.value)
-
-
-def test_log_deleted_at_interpreter_exit_prints_nothing() -> None:
-    code = """
-import parallelenv.worker.worker_log as module
-log = module.WorkerLog.create()
-module.DeferSigint = None  # as the end of the interpreter may leave it
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import EntryPoint
 from typing import Any, get_args
 
@@ -64,11 +63,3 @@ def test_import_error_within_a_backend_is_raised_unchanged(monkeypatch: pytest.M
     monkeypatch.setattr(registry, "import_module", import_module)
     with pytest.raises(ModuleNotFoundError, match="something_else"):
         registry.load_backend("thread")
-
-
-def test_ray_and_torch_are_not_imported_by_the_package() -> None:
-    import subprocess
-
-    code = "import sys, parallelenv, parallelenv.backends.subproc; print({'ray', 'torch'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
