@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any, assert_type
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv, require_mode
 from fragile import EXIT, GO_ON, RAISE, fragile
-from modes import IN_BACKGROUND, LOCAL, MODES, ORACLE, PROCESSES, THREADS, in_modes
+from modes import LOCAL, MODES, ORACLE, PROCESSES, THREADS, in_modes
 
 from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info
 from parallelenv.backends.dummy import DummyBackend
@@ -500,56 +499,3 @@ def _mapped() -> list[int]:
     lines = Path("/proc/self/maps").read_text(encoding="ascii", errors="replace").splitlines()
     spans = [line.split()[0].split("-") for line in lines if "memfd:parallelenv" in line]
     return [int(end, 16) - int(begin, 16) for begin, end in spans]
-
-
-# ---------------------------------------------------------------- cost of a slow env for the others
-
-
-class Slow(Counter):
-    """Sleeps, so that its speed does not depend on the number of cores."""
-
-    def __init__(self, number: int, seconds: float) -> None:
-        super().__init__(number, 10**9)
-        self.seconds = seconds
-
-    def step(self, action: int) -> Any:
-        time.sleep(self.seconds)
-        return super().step(action)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if options:
-            time.sleep(options["sleep"])
-        return super().reset(seed=seed)
-
-
-def _counts(env: ParallelEnv, seconds: float) -> np.ndarray[Any, Any]:
-    """Return how many steps each env makes in some seconds."""
-    counts = np.zeros(len(env), np.int64)
-    begin = time.monotonic()
-    for env_ids, _ in env.stream(ones):
-        counts[env_ids] += 1
-        if time.monotonic() > begin + seconds:
-            break
-    drain(env)
-    return counts
-
-
-@pytest.mark.long
-@in_modes(*IN_BACKGROUND)
-def test_env_100_times_slower_does_not_slow_down_other_envs(mode: str) -> None:
-    fast, slow = 0.01, 1.0
-    rates = []
-    for first in (fast, slow):
-        env_fns = [partial(Slow, number, first if number == 0 else fast) for number in range(8)]
-        with ParallelEnv(env_fns, mode, "restart", num_cpus=8) as env:
-            env.reset(seed=1)
-            _counts(env, 0.5)
-            rates.append(_counts(env, 4.0))
-            print(mode, first, rates[-1].tolist())
-            if first == slow:  # a slow reset has the same cost
-                env.send_reset(0, options={"sleep": slow})
-                rates.append(_counts(env, 4.0))
-                print(mode, "reset", rates[-1].tolist())
-    for slowed in rates[1:]:
-        assert slowed[1:].min() > 0.75 * rates[0][1:].mean()
-        assert 2 <= slowed[0] <= 5

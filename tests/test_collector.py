@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +17,7 @@ from fragile import EXIT, GO_ON, RAISE, Fragile, two_hosts
 from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, RAY, THREADS, in_modes
 from test_rollout import POLICIES, Scripted, counts, paced, zeros
 
-from parallelenv import Collector, ParallelEnv
+from parallelenv import Collector, CollectorSet, ParallelEnv
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
@@ -312,28 +313,6 @@ def test_collect_called_by_the_policy_is_refused() -> None:
         assert len(collector.collect()[0]) == 3
 
 
-def test_concurrent_use_by_two_threads_is_refused() -> None:
-    within, told = threading.Event(), threading.Event()
-
-    def waiting(states: Any) -> Any:
-        within.set()
-        told.wait(30)
-        return zeros(states)
-
-    with Collector(lambda: waiting, lambda: ParallelEnv(counts(9), ORACLE, "restart"), num_steps=3) as collector:
-        found: list[int] = []
-        thread = threading.Thread(target=lambda: found.append(len(collector.collect()[0])))
-        thread.start()
-        assert within.wait(30)
-        calls: Any = {"collect": (), "evaluate": (), "set_weights": (3,), "update_policy": ("x", 3)}
-        for call, given in {**calls, "replace": ("policy", lambda: zeros)}.items():
-            with pytest.raises(UsageError, match=rf"{call}\(\) was called while another thread is in collect"):
-                getattr(collector, call)(*given)
-        told.set()
-        thread.join()
-        assert found == [3]
-
-
 # ---------------------------------------------------------------- evaluation
 
 
@@ -447,24 +426,66 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
         Collector(**{"make_policy": lambda: zeros, **arguments, **given})
 
 
-def test_every_call_after_stop_is_refused() -> None:
-    collector = here(zeros, counts(9))
-    env = collector._envs["envs"]
-    assert repr(collector) == "<parallelenv.Collector of 1 env, version 0>"
+KINDS_OF_COLLECTORS = {"Collector": Collector, "CollectorSet": partial(CollectorSet, 1, para_mode=THREADS)}
+CALLS: dict[str, tuple[Any, ...]] = {
+    "collect": (),
+    "evaluate": (),
+    "set_weights": (1,),
+    "update_policy": ("noise", 1),
+    "replace": ("policy", Net),
+}
+
+
+def calls_of(collector: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    for name, arguments in CALLS.items():
+        yield name, partial(getattr(collector, name), *arguments)
+    if isinstance(collector, CollectorSet):
+        yield "stream", lambda: next(iter(collector.stream()))
+
+
+@pytest.mark.parametrize("name", KINDS_OF_COLLECTORS)
+def test_every_call_after_stop_is_refused(name: str) -> None:
+    kind: Any = KINDS_OF_COLLECTORS[name]
+    collector = kind(make_policy=Net, make_envs=partial(ParallelEnv, counts(9), ORACLE, "restart"), num_steps=3)
+    assert re.search(rf"<parallelenv\.{name} of 1 (env|collector), (para_mode=.*, )?version 0>", repr(collector))
     collector.stop()
     collector.stop()
-    assert (env.closed, collector.closed) == (True, True)
-    assert repr(collector) == "<parallelenv.Collector of 1 env, stopped>"
-    calls: list[Any] = [
-        collector.collect,
-        collector.evaluate,
-        lambda: collector.set_weights(1),
-        lambda: collector.update_policy("x", 1),
-        lambda: collector.replace("policy", lambda: zeros),
-    ]
-    for call in calls:
-        with pytest.raises(ClosedError, match="on a stopped Collector. Make a new one"):
+    assert collector.closed
+    assert repr(collector).endswith("stopped>")
+    for _, call in calls_of(collector):
+        with pytest.raises(ClosedError, match=f"on a stopped {name}. Make a new one"):
             call()
+
+
+class Waiting(Net):
+    """Waits for an event in its first call, until another one is set."""
+
+    within, told = threading.Event(), threading.Event()
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        self.within.set()
+        self.told.wait(30)
+        return super().__call__(*arguments, **keywords)
+
+
+@pytest.mark.parametrize("name", KINDS_OF_COLLECTORS)
+def test_concurrent_use_by_two_threads_is_refused(name: str) -> None:
+    kind: Any = KINDS_OF_COLLECTORS[name]
+    Waiting.within.clear()
+    Waiting.told.clear()
+    with kind(
+        make_policy=Waiting, make_envs=partial(ParallelEnv, counts(9), ORACLE, "restart"), num_steps=3
+    ) as collector:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(len(collector.collect()[0])))
+        thread.start()
+        assert Waiting.within.wait(30)
+        for call_name, call in calls_of(collector):
+            with pytest.raises(UsageError, match=rf"{call_name}\(\) was called while another thread is in collect"):
+                call()
+        Waiting.told.set()
+        thread.join()
+        assert found == [3]
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,6 @@ from parallelenv.errors import (
     ClosedError,
     MissingDependencyError,
     UnpicklableError,
-    UsageError,
     WorkerDiedError,
     WorkerTimeoutError,
 )
@@ -406,22 +405,6 @@ def test_stream_ends_when_another_thread_stops_the_set(make_set: MakeSet, tmp_pa
         collectors.collect()
 
 
-def test_concurrent_use_by_two_threads_is_refused(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Waiting, tmp_path), few, 4)
-    refused: list[str] = []
-
-    def use() -> None:
-        for call, given in {"collect": (), "evaluate": (), "set_weights": (1,), "replace": ("policy", Net)}.items():
-            with pytest.raises(UsageError, match=rf"{call}\(\) was called while another thread is in stream"):
-                getattr(collectors, call)(*given)
-            refused.append(call)
-        (tmp_path / "go").touch()
-
-    with when_waiting(tmp_path, use):
-        assert {info["collector"] for _, info in collectors.stream(num_collections=2)} <= {0, 1}
-    assert len(refused) == 4
-
-
 # ---------------------------------------------------------------- deaths
 
 
@@ -706,26 +689,6 @@ def test_bad_calls_are_refused() -> None:
                 call()
         assert collectors.version == 0
         assert len(collectors.collect()[0]) == 4
-
-
-def test_every_call_after_stop_is_refused() -> None:
-    collectors = CollectorSet(2, Net, few, num_steps=4, para_mode=ORACLE)
-    assert repr(collectors) == "<parallelenv.CollectorSet of 2 collectors, para_mode='dummy', version 0>"
-    collectors.stop()
-    collectors.stop()
-    assert collectors.closed
-    assert repr(collectors).endswith("stopped>")
-    calls: list[Any] = [
-        collectors.collect,
-        collectors.stream,
-        collectors.evaluate,
-        partial(collectors.set_weights, 1),
-        partial(collectors.update_policy, "noise", 1),
-        partial(collectors.replace, "policy", Net),
-    ]
-    for call in calls:
-        with pytest.raises(ClosedError, match="on a stopped CollectorSet. Make a new one"):
-            call()
 
 
 def test_failed_start_leaks_nothing() -> None:

@@ -101,7 +101,7 @@ class Liar(Fragile):
         return self.answers[action]
 
 
-RIGHT = np.zeros(2), 0.0, False, False, {}
+RIGHT: tuple[Any, ...] = np.zeros(2), 0.0, False, False, {}
 
 
 @pytest.mark.parametrize("done_policy", [None, "restart"])

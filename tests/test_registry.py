@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 from typing import Any, get_args
 
 import pytest
+from modes import MODES, THREADS
 
 from parallelenv import ParallelEnv, registry
 from parallelenv.backends.dummy import DummyBackend
@@ -51,7 +52,7 @@ def test_entry_point_adds_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
         return [point] if group == registry.ENTRY_POINT_GROUP else []
 
     monkeypatch.setattr(registry, "entry_points", entry_points)
-    assert registry.known_modes() == ("dummy", "thread", "subproc", "ray", "ray-subproc", "louder")
+    assert registry.known_modes() == (*MODES, "louder")
     with ParallelEnv(["CartPole-v1"] * 2, "louder", volume=2) as env:
         assert env.reset(seed=0).shape == (2, 4)
 
@@ -62,4 +63,4 @@ def test_import_error_within_a_backend_is_raised_unchanged(monkeypatch: pytest.M
 
     monkeypatch.setattr(registry, "import_module", import_module)
     with pytest.raises(ModuleNotFoundError, match="something_else"):
-        registry.load_backend("thread")
+        registry.load_backend(THREADS)

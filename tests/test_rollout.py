@@ -21,9 +21,7 @@ import tqdm
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
 from gymnasium.spaces import Box, Dict, Discrete
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from modes import IN_BACKGROUND, IN_WORKERS, LOCAL, in_modes
+from modes import IN_BACKGROUND, IN_WORKERS, in_modes
 
 from parallelenv import ParallelEnv, Rollout
 from parallelenv.contract.spaces import object_array
@@ -952,30 +950,6 @@ def test_rollout_data_are_copies(make_env: MakeEnv) -> None:
     for array in (rollout.rewards, rollout.valid, rollout.terminated, rollout.truncated, rollout.actions["move"]):
         array[:] = 1
     assert env.rollout(_of_dict, 1).states["image"].any()
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-@in_modes(*LOCAL)
-def test_any_sequence_of_rollouts_and_steps_equals_steps(make_env: MakeEnv, data: st.DataObject) -> None:
-    lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
-    done_policy: Any = data.draw(st.sampled_from(["restart", "continue"]))
-    env = make_env(paced(zoo.Pair, lengths), asynchronous=done_policy, num_cpus=2)
-    with ParallelEnv(paced(zoo.Pair, lengths), asynchronous=done_policy) as twin:
-        env.reset(seed=5)
-        states = twin.reset(seed=5)
-        for num_steps in data.draw(st.lists(st.integers(0, 9), max_size=5)):
-            if not num_steps:
-                actions = _of_tuple(states)
-                states = twin.step(actions).states
-                assert_same(states, env.step(actions).states)
-                continue
-            outside = Outside(twin, _of_tuple)
-            outside.run(num_steps, states, list(range(len(lengths))), False)
-            rollout = env.rollout(_of_tuple, num_steps)
-            check_same(rollout, outside, done_policy == "restart")
-            states = rollout.final_states
-    env.close()
 
 
 # ---------------------------------------------------------------- progress bar

@@ -15,16 +15,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 from modes import ORACLE, PROCESSES
 
-from parallelenv import ParallelEnv
-from parallelenv.errors import (
-    ActionError,
-    ClosedError,
-    EnvBusyError,
-    ResetNeededError,
-    UsageError,
-    WorkerDiedError,
-    WorkerTimeoutError,
-)
+from parallelenv import ParallelEnv, errors
 from parallelenv.testing.envs import Sleeper
 from parallelenv.testing.scenario import assert_same
 
@@ -157,13 +148,14 @@ def test_views_without_copies_are_read_only(make: Any) -> None:
     ("act", "error"),
     [
         (lambda env: env.pause(2), None),
+        (lambda env: env.resume(), None),
         (lambda env: env.reset(), None),
-        (lambda env: env.send([0], [1]), EnvBusyError),
+        (lambda env: env.send([0], [1]), errors.EnvBusyError),
         (lambda env: env.load_state(env.save_state()), None),
-        (lambda env: env.close(), ClosedError),
-        (lambda env: env.restart(1), ResetNeededError),
+        (lambda env: env.close(), errors.ClosedError),
+        (lambda env: env.restart(1), errors.ResetNeededError),
     ],
-    ids=["pause", "reset", "send", "load_state", "close", "restart"],
+    ids=["pause", "resume", "reset", "send", "load_state", "close", "restart"],
 )
 def test_anything_else_ends_a_plan(act: Any, error: Any, mode: str, make: Any) -> None:
     env = planned(make, mode)
@@ -181,7 +173,7 @@ def test_anything_else_ends_a_plan(act: Any, error: Any, mode: str, make: Any) -
 def test_wrong_actions_are_refused_and_nothing_is_stepped(mode: str, make: Any) -> None:
     env = planned(make, mode)
     for action in ([0] * (NUM_ENVS - 1), np.zeros((NUM_ENVS, 2), int), ["a"] * NUM_ENVS):
-        with pytest.raises(ActionError):
+        with pytest.raises(errors.ActionError):
             env.step(action)
     assert env.get_env_attr("total") == [3] * NUM_ENVS
     assert is_planned(env)
@@ -202,7 +194,7 @@ def test_failure_of_an_env_keeps_the_results_of_the_others(mode: str, options: A
 def test_death_before_a_planned_step_is_an_error(make: Any) -> None:
     env = planned(make, env_fns=[Sleeper] * 4, asynchronous="continue")
     os.kill(env.customized_method("process", id=0)[0], signal.SIGKILL)
-    with pytest.raises(WorkerDiedError) as caught:
+    with pytest.raises(errors.WorkerDiedError) as caught:
         env.step([0, 0, 0, 0])
     assert caught.value.env_ids == (0, 1)
 
@@ -218,7 +210,7 @@ class Gated(Ending):
 
 def test_timeout_counts_from_the_call_and_the_result_is_received_later(make: Any) -> None:
     env = planned(make, env_fns=[Gated] * 2, timeout=0.1)
-    with pytest.raises(WorkerTimeoutError, match="within 0.1 s"):
+    with pytest.raises(errors.WorkerTimeoutError, match="within 0.1 s"):
         env.step([1, 0])
     assert env.recv(2, timeout=10).env_ids.tolist() == [0, 1]
     env.step([0, 0])
@@ -235,7 +227,7 @@ def test_another_thread_is_refused_during_a_planned_step(make: Any) -> None:
             pass
         try:
             env.step([0, 0])
-        except UsageError as error:
+        except errors.UsageError as error:
             found.append(error)
 
     thread = threading.Thread(target=other)
@@ -258,7 +250,7 @@ def test_paused_envs_that_rest_are_left_out(mode: str, make: Any) -> None:
         act(2)
         for _ in range(3):
             assert env.step([0] * num_envs).env_ids.tolist() == list(range(num_envs))
-            with pytest.raises(ActionError):
+            with pytest.raises(errors.ActionError):
                 env.step([0] * (5 - num_envs))
             env.reset([0, 1])  # they would end soon
 
