@@ -7,7 +7,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from modes import ORACLE, PROCESSES, THREADS, here_and_in_processes, in_modes
+from modes import ORACLE, THREADS, here_and_in_processes, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.value_difference import difference
@@ -211,40 +210,3 @@ def test_torch_generator_is_isolated_after_torch_is_imported(monkeypatch: pytest
         sys.modules.pop("torch", None)
     chances = [Chances(3), Chances(4)]
     assert drawn == [[one.random() for one in chances] for _ in range(2)]
-
-
-IMPORTING = """
-import random, sys
-from types import SimpleNamespace
-import gymnasium
-
-class Chances(random.Random):
-    get_state, set_state, manual_seed = random.Random.getstate, random.Random.setstate, random.Random.seed
-
-sys.modules["torch"] = SimpleNamespace(default_generator=Chances(0))
-
-class Drawer(gymnasium.Env):
-    def __init__(self):
-        self.first = sys.modules["torch"].default_generator.random()
-
-    def reset(self, *, seed=None, options=None):
-        return 0, {}
-
-    def step(self, action):
-        return 0, 0.0, False, False, {}
-"""
-
-
-@pytest.mark.parametrize("num_cpus", [1, 2])
-def test_module_of_an_env_is_imported_before_the_env_is_made(
-    num_cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So the first env of each worker is made with its own state of torch's generator, too."""
-    (tmp_path / "importing.py").write_text(IMPORTING)
-    monkeypatch.syspath_prepend(tmp_path)
-    gym.register("Importing-v0", "importing:Drawer", disable_env_checker=True)
-    try:
-        with ParallelEnv(["Importing-v0"] * 4, PROCESSES, num_cpus=num_cpus, seed=5, seed_globals=True) as env:
-            assert env.get_env_attr("first") == [Chances(5 + number).random() for number in range(4)]
-    finally:
-        del gym.registry["Importing-v0"]

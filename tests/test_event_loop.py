@@ -121,24 +121,6 @@ def test_no_reply_is_missed(env: ParallelEnv) -> None:
     assert run(play()) == 204
 
 
-@in_workers
-@pytest.mark.usefixtures("without_timer")
-def test_reply_just_before_the_wait_is_not_missed(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = make_env(fragile(tmp_path)[:1])
-    env.reset()
-    env.send([WAIT])
-    pool, fileno = env.engine.pool, env.engine.pool.fileno
-
-    def reply_first() -> int | None:
-        (tmp_path / "go").touch()
-        time.sleep(0.2)
-        return fileno()
-
-    vars(pool)["fileno"] = reply_first
-    run(env.arecv())
-    del vars(pool)["fileno"]
-
-
 @in_processes
 @pytest.mark.usefixtures("without_timer")
 def test_the_end_of_a_worker_wakes_the_loop(env: ParallelEnv, readers: set[int]) -> None:
@@ -327,20 +309,6 @@ def test_close_ends_arecv(env: ParallelEnv, tmp_path: Path, readers: set[int]) -
 
     run(play())
     assert not readers
-
-
-def test_loop_closed_during_arecv_does_not_affect_later_calls(tmp_path: Path) -> None:
-    with ParallelEnv(fragile(tmp_path), THREADS, num_cpus=4) as env:
-        env.reset()
-        env.send([WAIT], [0])
-        loop = asyncio.new_event_loop()
-        waiting = loop.create_task(env.arecv())
-        loop.run_until_complete(begun(env, tmp_path))
-        loop.close()
-        (tmp_path / "go").touch()
-        assert env.recv().env_ids.tolist() == [0]
-        vars(loop)["call_exception_handler"] = lambda context: None  # of the task that is dropped
-        del waiting
 
 
 # -------------------------------------------------------------------- several at the same time

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-from collections import OrderedDict
 from typing import Any
 
 import gymnasium as gym
@@ -18,10 +16,7 @@ from modes import ORACLE, PROCESSES, THREADS
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import INFO_NBYTES, Batch, Layout
 from parallelenv.contract.info_columns import InfoColumns, InfoForms, form_of
-from parallelenv.contract.protocol import Extra
-from parallelenv.contract.rollout_data import EpisodeEnds, RolloutChunk
 from parallelenv.engine.engine import Engine
-from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.errors import WorkerDiedError
 from parallelenv.testing.scenario import DONE_POLICIES
 
@@ -265,40 +260,3 @@ def test_info_of_another_form_is_not_written(info: Any) -> None:
     columns = columns_of(form)
     assert not columns.write(0, info)
     assert not list(columns.read(slice(0, 3), 3))
-
-
-def test_form_that_keeps_changing_is_given_up_for_good() -> None:
-    learner = InfoLearner()
-    told_times = 0
-    for number in range(2000):
-        kind = {"x": 1.0} if number // 20 % 2 else {"y": 1}
-        told_times += learner.note([kind, kind], 2, 0, 1)
-    assert told_times < 20
-    assert not learner.form
-
-
-@pytest.mark.parametrize(
-    ("first", "places"),
-    [(STEADY, {(0, 0), (0, 1), (3, 1)}), ({"n": 1}, {(0, 0)}), (OrderedDict(n=1), set()), ({"other": "x"}, set())],
-    ids=str,
-)
-def test_chunk_of_a_rollout_pickles_infos_of_one_form_as_arrays(first: dict[str, Any], places: set[Any]) -> None:
-    nothing = np.zeros((2, 2))
-    ends = EpisodeEnds(np.zeros(0, int), np.zeros(0, int), [])
-    said = {
-        (0, 0): Extra(first),
-        (0, 1): Extra({**STEADY, "an int": 2**40}),
-        (1, 0): Extra({"other": "x"}),
-        (1, 1): Extra(dict(STEADY), reset_info={"begun": 1}),
-        (2, 0): Extra(None, reward=("none",)),
-        (2, 1): Extra({"n": 2**70}),
-        (3, 0): Extra(OrderedDict(n=2)),
-        (3, 1): Extra(dict(STEADY)),
-    }
-    chunk = RolloutChunk((0, 1), [nothing], [nothing], nothing, nothing > 0, nothing > 0, ends, said=dict(said))
-    rest, _ = chunk.__getstate__()["said"]
-    assert said.keys() - rest.keys() == places
-    found = pickle.loads(pickle.dumps(chunk)).said
-    assert found.keys() == said.keys()
-    for place, extra in said.items():
-        assert all(same(*pair) for pair in zip(found[place], extra, strict=True))

@@ -104,44 +104,27 @@ def plain(action: Any) -> Any:
     )
 
 
-class Outside:
-    """Steps an env as a rollout should, and notes each step by its number and env id."""
-
-    def __init__(self, env: ParallelEnv, policy: Policy) -> None:
-        self.env = env
-        self.policy = policy
-        self.space = env.single_observation_space
-        self.steps: dict[tuple[int, int], Any] = {}
-        self.last: dict[int, Any] = {}
-
-    def begin(self, seed: int) -> Any:
-        return self._note_last(range(len(self.env)), self.env.reset(seed=seed))
-
-    def _note_last(self, env_ids: Any, states: Any) -> Any:
-        self.last.update({env_id: part(states, row, self.space) for row, env_id in enumerate(env_ids)})
-        return states
-
-    def run(self, num_steps: int, states: Any, env_ids: list[int], rests: bool) -> None:
-        for number in range(num_steps):
-            if not env_ids:
-                return
-            actions = self.policy(states)
-            result = self.env.step(actions, env_ids)
-            for row, env_id in enumerate(env_ids):
-                self.steps[number, env_id] = (
-                    part(states, row, self.space),
-                    part(actions, row, self.env.single_action_space),
-                    result.rewards[row],
-                    result.terminated[row],
-                    result.truncated[row],
-                    result.infos[row],
-                )
-            states = self._note_last(env_ids, result.states)
-            if rests and result.dones.any():
-                alive = np.flatnonzero(~result.dones)
-                env_ids = [env_ids[row] for row in alive]
-                states = [part(states, row, self.space) for row in alive]
-                states = batched(states, self.space)
+def steps_outside(env: ParallelEnv, policy: Policy, num_steps: int, rests: bool) -> tuple[dict[Any, Any], Any]:
+    """Step envs as a rollout should; return each step by its number and env id, and the last states by env id."""
+    space, action_space = env.single_observation_space, env.single_action_space
+    steps, last = {}, {}
+    env_ids, states = list(range(len(env))), env.reset(seed=3)
+    for number in range(num_steps):
+        if not env_ids:
+            break
+        actions = policy(states)
+        result = env.step(actions, env_ids)
+        flags = result.terminated, result.truncated
+        for row, env_id in enumerate(env_ids):
+            taken = part(states, row, space), part(actions, row, action_space), result.rewards[row]
+            steps[number, env_id] = (*taken, *(flag[row] for flag in flags), result.infos[row])
+            last[env_id] = part(result.states, row, space)
+        states = result.states
+        if rests and result.dones.any():
+            alive = np.flatnonzero(~result.dones)
+            env_ids = [env_ids[row] for row in alive]
+            states = batched([part(states, row, space) for row in alive], space)
+    return steps, last
 
 
 def batched(states: list[Any], space: Any) -> Any:
@@ -151,19 +134,16 @@ def batched(states: list[Any], space: Any) -> Any:
     return gym.vector.utils.concatenate(space, states, empty)
 
 
-def check_same(rollout: Rollout, outside: Outside, autoreset: bool) -> None:
+def check_same(rollout: Rollout, steps: dict[Any, Any], env: ParallelEnv, autoreset: bool) -> None:
     """Fail unless a rollout has the steps that were made outside, and no others."""
-    space, action_space = outside.space, outside.env.single_action_space
-    env_ids = rollout.env_ids.tolist()
-    found = {(step, env_ids[column]) for step, column in np.argwhere(rollout.valid).tolist()}
-    assert found == outside.steps.keys()
+    space, env_ids = env.single_observation_space, rollout.env_ids.tolist()
+    assert {(step, env_ids[column]) for step, column in np.argwhere(rollout.valid).tolist()} == steps.keys()
     ended: list[Any] = []
-    for place in sorted(found, key=lambda one: (one[0], env_ids.index(one[1]))):
-        number, env_id = place
-        at = number, env_ids.index(env_id)
-        state, action, reward, terminated, truncated, info = outside.steps[place]
+    for place in sorted(steps, key=lambda one: (one[0], env_ids.index(one[1]))):
+        at = place[0], env_ids.index(place[1])
+        state, action, reward, terminated, truncated, info = steps[place]
         assert_same(state, part(rollout.states, at, space), f"state {place}")
-        assert plain(action) == plain(part(rollout.actions, at, action_space))
+        assert plain(action) == plain(part(rollout.actions, at, env.single_action_space))
         assert_same(np.asarray(reward), np.asarray(rollout.rewards[at]), f"reward {place}")
         assert (terminated, truncated) == (rollout.terminated[at], rollout.truncated[at])
         assert rollout.dones[at] == (terminated or truncated)
@@ -173,12 +153,9 @@ def check_same(rollout: Rollout, outside: Outside, autoreset: bool) -> None:
         assert_same(reset_info or {}, rollout.reset_infos.get(place, {}), f"reset info {place}")
         if terminated or truncated:
             assert bool(is_reset) == autoreset
-            ended.append((place, last))
-    for row, (place, last) in enumerate(ended):
-        if autoreset:
-            assert_same(last, part(rollout.ended_states, row, space), f"ended state {place}")
-    for column, env_id in enumerate(env_ids):
-        assert_same(outside.last[env_id], part(rollout.final_states, column, space), f"final state {env_id}")
+            ended.append(last)
+    for row, last in enumerate(ended if autoreset else ()):
+        assert_same(last, part(rollout.ended_states, row, space), f"ended state {row}")
 
 
 CASES = [(kind, "restart") for kind in POLICIES] + [
@@ -194,13 +171,13 @@ def test_rollout_equals_steps_made_outside(make_env: MakeEnv, kind: str, done_po
         pytest.importorskip("torch")
     policy = POLICIES[kind]
     env = make_env(KINDS[kind](), asynchronous=done_policy, num_cpus=2)
-    states = env.reset(seed=3)
+    env.reset(seed=3)
     with ParallelEnv(KINDS[kind](), asynchronous=done_policy) as twin:
-        outside = Outside(twin, policy)
-        outside.begin(3)
-        outside.run(11, states, list(range(NUM_ENVS)), done_policy == "idle")
+        steps, last = steps_outside(twin, policy, 11, done_policy == "idle")
         rollout = env.rollout(policy, 11)
-        check_same(rollout, outside, done_policy == "restart")
+        check_same(rollout, steps, twin, done_policy == "restart")
+        for env_id in range(NUM_ENVS):
+            assert_same(last[env_id], part(rollout.final_states, env_id, twin.single_observation_space))
         assert_same(twin.done, env.done)
         assert_same(twin.reset_infos, env.reset_infos)
         if done_policy == "idle":

@@ -119,23 +119,6 @@ def test_results_equal_those_without_plans(
     assert num_planned > 5
 
 
-@pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
-def test_adapters_take_the_beaten_path_through_the_ends_of_episodes(mode: str, autoreset_mode: str, make: Any) -> None:
-    env_fns = [lambda length=length: Ending(VECTOR, length) for length in range(3, 3 + NUM_ENVS)]
-    env = make(env_fns, mode, num_cpus=2)
-    ours = env.to_gymnasium(autoreset_mode)
-    theirs = gym.vector.SyncVectorEnv(env_fns, autoreset_mode=autoreset_mode)
-    assert_same(ours.reset()[0], theirs.reset()[0])
-    num_planned = 0
-    for _ in range(40):
-        num_planned += is_planned(env)
-        found, expected = (one.step(np.ones(NUM_ENVS, int)) for one in (ours, theirs))
-        for one, other in zip(found[:4], expected[:4], strict=True):
-            assert_same(one, other)
-    assert num_planned > 30
-
-
 def test_views_without_copies_are_read_only(make: Any) -> None:
     env = planned(make, copy=False)
     states = env.step([0] * NUM_ENVS).states
@@ -260,19 +243,3 @@ def test_mask_of_bools_is_not_taken_for_ids(make: Any) -> None:
     for _ in range(3):
         env.step([0, 0], [1, 0])
     assert env.step([0], [True, False]).env_ids.tolist() == [0]
-
-
-@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
-def test_halves_that_take_turns_are_planned(mode: str, make: Any) -> None:
-    env = make([Ending] * NUM_ENVS, mode, "restart", 2)
-    env.reset()
-    halves = [0, 1, 4], [2, 3, 5]
-    for _ in range(3):
-        for half in halves:
-            env.step([0] * 3, half)
-    plans = [env.engine.plans["item", tuple(half)] for half in halves]
-    for _ in range(10):
-        for half, plan in zip(halves, plans, strict=True):
-            assert plan.is_valid()
-            result = env.step([0] * 3, half)
-            assert env.done[half].tolist() == result.dones.tolist()
