@@ -285,6 +285,7 @@ def assert_untouched(env: ParallelEnv) -> None:
         (True, ArgumentError, "id=True names no envs"),
         ("0", ArgumentError, "id='0' names no envs"),
         ({0}, ArgumentError, "names no envs"),
+        (slice("a", None), ArgumentError, "is no usable slice"),
     ],
 )
 def test_invalid_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exception], message: str) -> None:
