@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any, assert_type
@@ -13,10 +12,11 @@ from typing import Any, assert_type
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import MakeEnv
+from conftest import MakeEnv, require_mode
 from fragile import EXIT, GO_ON, RAISE, fragile
+from modes import LOCAL, MODES, ORACLE, PROCESSES, THREADS, in_modes
 
-from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
+from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.errors import (
     ActionError,
@@ -37,9 +37,14 @@ from parallelenv.results import StepBatch, StepResult
 from parallelenv.testing.envs import Counter, Ragged, Sleeper
 from parallelenv.testing.scenario import assert_same, drain, five_env_fns
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-in_workers = pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+in_workers = in_modes(THREADS, PROCESSES)
 COUNTERS = [partial(Counter, number, 3 + number) for number in range(3)]
+
+
+@pytest.fixture(params=[ORACLE, PROCESSES])
+def mode(request: pytest.FixtureRequest) -> str:
+    """The modes of a test that names none: messages are pickled in one of them."""
+    return require_mode(request.param, request)
 
 
 def ones(states: Any) -> Any:
@@ -54,7 +59,6 @@ def env(make_env: MakeEnv) -> ParallelEnv:
     return env
 
 
-@nearby
 def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
     actions = np.ones(3, np.int64)
     states, *_ = assert_type(env.step(actions), StepResult)
@@ -82,7 +86,6 @@ def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
 # ---------------------------------------------------------------- refused arguments
 
 
-@nearby
 @pytest.mark.parametrize(
     ("call", "arguments", "message"),
     [
@@ -115,23 +118,6 @@ def test_bad_arguments_of_asynchronous_calls_are_refused(
     assert env.step([1, 1, 1]).states[:, 1].tolist() == [1, 1, 1]  # nothing was reset or stepped
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seed": [1, 2, 3]}, r"seed=\[1, 2, 3\] is no int.*seed\(\[\.\.\.\]\)"),
-        ({"seed": -1}, "seed=-1 is no seed"),
-        ({"shared": [np.zeros(2)]}, "shared is a list. Give a dict of numpy arrays"),
-        ({"shared": {3: np.zeros(2)}}, "shared has the name 3, which is no str"),
-        ({"shared": {"a": [1, 2]}}, r"shared\['a'\] is a list"),
-        ({"shared": {"a": np.ma.masked_array([1, 2], [True, False])}}, r"shared\['a'\] is a MaskedArray.*array\.mask"),
-        ({"shared": {"a": np.array([{}])}}, r"shared\['a'\] is an array of object.*env fns"),
-    ],
-)
-def test_bad_constructor_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ParallelEnv(COUNTERS, **arguments)
-
-
 def test_shared_is_refused_by_a_backend_without_share() -> None:
     class Plain(DummyBackend):
         share = None  # type: ignore[assignment]
@@ -142,7 +128,7 @@ def test_shared_is_refused_by_a_backend_without_share() -> None:
         ParallelEnv(COUNTERS, Plain, shared={"a": np.zeros(2)})
 
 
-@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+@in_modes(*LOCAL)
 def test_shared_arrays_that_exceed_memory_are_refused(make_env: MakeEnv) -> None:
     with pytest.raises(WorkerStartError, match=r"^shared= needs 9,007,199,254,740,992 bytes"):
         make_env(COUNTERS, shared={"a": np.broadcast_to(np.zeros(1), (1 << 50,))})
@@ -168,7 +154,6 @@ def test_replicate_refuses_an_uncopyable_instance() -> None:
         ParallelEnv.replicate(env, 2)
 
 
-@nearby
 def test_state_wrapper_refuses_asynchronous_calls(make_env: MakeEnv) -> None:
     class Doubled(StateWrapper):
         def process(self, states: Any) -> Any:
@@ -183,7 +168,6 @@ def test_state_wrapper_refuses_asynchronous_calls(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- copies of one env
 
 
-@nearby
 def test_replicate_accepts_instances_callables_ids_and_specs(mode: str) -> None:
     live = Counter(7)
     for env, number in ((live, 7), (Counter, 0), (partial(Counter, 4), 4)):
@@ -223,7 +207,6 @@ def test_sentinel_states_and_actions_equal_their_string_forms(env: ParallelEnv) 
 # ---------------------------------------------------------------- streams
 
 
-@nearby
 def test_stream_loses_no_result_if_the_policy_raises(env: ParallelEnv) -> None:
     calls = []
 
@@ -243,7 +226,6 @@ def test_stream_loses_no_result_if_the_policy_raises(env: ParallelEnv) -> None:
     assert not hasattr(refused.value, "partial")  # nothing was received before
 
 
-@nearby
 def test_stream_passes_matching_env_ids_to_the_policy(env: ParallelEnv) -> None:
     seen: list[Any] = []
 
@@ -256,7 +238,6 @@ def test_stream_passes_matching_env_ids_to_the_policy(env: ParallelEnv) -> None:
     assert count == len(seen) == 20
 
 
-@nearby
 def test_stream_ends_when_the_env_is_closed(env: ParallelEnv) -> None:
     for turn, _ in enumerate(env.stream(ones)):
         if turn == 3:
@@ -264,7 +245,6 @@ def test_stream_ends_when_the_env_is_closed(env: ParallelEnv) -> None:
     assert turn == 3
 
 
-@nearby
 def test_views_stay_valid_during_the_loop_body_of_a_stream(make_env: MakeEnv) -> None:
     env = make_env(COUNTERS, asynchronous="restart", num_cpus=1, copy=False)
     env.reset(seed=1)
@@ -274,17 +254,6 @@ def test_views_stay_valid_during_the_loop_body_of_a_stream(make_env: MakeEnv) ->
         assert_same(before, result.states)
 
 
-@nearby
-def test_stream_works_without_observation_spaces(make_env: MakeEnv) -> None:
-    env = make_env(five_env_fns(Ragged), asynchronous="restart", num_cpus=2)
-    env.send_reset(seed=1)
-    steps = 0
-    for _, result in env.stream(lambda states: [1.0] * len(states), 23, max_envs=2):
-        steps += sum(not info["reset"] or bool(done) for info, done in zip(result.infos, result.dones, strict=True))
-    assert steps == 23
-
-
-@nearby
 def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), asynchronous="restart", num_cpus=2)
     env.reset()
@@ -297,7 +266,6 @@ def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path
         env.recv()
 
 
-@nearby
 def test_errors_of_stream_name_the_method(env: ParallelEnv) -> None:
     state = env.save_state()
     env.load_state(state)
@@ -308,7 +276,6 @@ def test_errors_of_stream_name_the_method(env: ParallelEnv) -> None:
         list(env.stream(ones, 3))
 
 
-@nearby
 def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
     with pytest.raises(UnpicklableError, match=r"^What nap\(\) was given for env 1 .* Nothing was sent"):
         env.call("nap", [[], [(item for item in range(1))], []])
@@ -317,91 +284,6 @@ def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
 # ---------------------------------------------------------------- awaiting
 
 
-@in_workers
-def test_arecv_does_not_block_the_event_loop(make_env: MakeEnv) -> None:
-    env = make_env(five_env_fns(Sleeper), num_cpus=5)
-    env.reset()
-
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0)
-            ticks += 1
-
-    async def play() -> list[int]:
-        ticking = asyncio.ensure_future(tick())
-        env.send([20] * 5)
-        players = [asyncio.ensure_future(env.arecv(1, 1)) for _ in range(5)]
-        received = [int((await player).env_ids[0]) for player in players]
-        ticking.cancel()
-        return received
-
-    assert sorted(asyncio.run(play())) == [0, 1, 2, 3, 4]
-    assert ticks > 20
-
-
-@in_workers
-def test_arecv_timeout_loses_no_result(make_env: MakeEnv) -> None:
-    env = make_env(five_env_fns(Sleeper), num_cpus=5)
-    env.reset()
-    env.send([60, 0], [2, 4])
-
-    async def play() -> None:
-        with pytest.raises(WorkerTimeoutError, match=r"env 2 did not answer within 0.05 s. Wait on with recv"):
-            await env.arecv(min_envs=2, timeout=0.05)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(env.arecv(min_envs=2), 0.05)
-        assert sorted((await env.arecv(min_envs=2)).env_ids) == [2, 4]
-
-    asyncio.run(play())
-
-
-class Cancelling(Counter):
-    """Cancels the task in which it is stepped."""
-
-    def step(self, action: int) -> Any:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        return super().step(action)
-
-
-def test_cancelling_arecv_during_a_step_loses_no_result() -> None:
-    async def play(env: ParallelEnv) -> None:
-        env.send([1, 1])
-        await env.arecv(2)
-
-    with ParallelEnv([Cancelling] * 2, "dummy") as env:
-        env.reset()
-        with pytest.raises(asyncio.CancelledError):
-            asyncio.run(play(env))
-        assert env.recv(2).states[:, 1].tolist() == [1, 1]
-
-
-def test_arecv_yields_to_other_tasks_when_results_are_ready(make_env: MakeEnv) -> None:
-    env = make_env([Counter])
-    env.reset()
-    log: list[str] = []
-
-    async def play() -> None:
-        for _ in range(3):
-            env.send_reset()
-            await env.arecv()
-            log.append("played")
-
-    async def watch() -> None:
-        log.append("watched")
-
-    async def both() -> None:
-        await asyncio.gather(play(), watch())
-
-    asyncio.run(both())
-    assert log.index("watched") < 2
-
-
-@nearby
 def test_bad_arguments_of_arecv_are_refused(env: ParallelEnv) -> None:
     bad: Any = (({"min_envs": 0}, "min_envs=0"), ({"align": "x"}, "align='x'"), ({"timeout": -1}, "timeout=-1"))
     for arguments, message in bad:
@@ -421,7 +303,6 @@ def test_evaluation_timeout_leaves_no_steps_in_flight(make_env: MakeEnv) -> None
         env.recv()
 
 
-@nearby
 def test_run_episodes_does_not_affect_other_envs(env: ParallelEnv, make_env: MakeEnv) -> None:
     env.send([4], 2)
     with pytest.raises(EnvBusyError, match=r"\[2\]"):
@@ -439,14 +320,12 @@ def test_run_episodes_does_not_affect_other_envs(env: ParallelEnv, make_env: Mak
     assert env.step([1], 2).states[0, 1] == 2
 
 
-@nearby
 def test_run_episodes_with_fewer_episodes_than_envs(env: ParallelEnv) -> None:
     found = env.run_episodes(ones, 2, id=[2, 0, 1], progress=False)
     assert found.env_ids.tolist() == [2, 0]
     assert env.step([1], 1).states[0, 1] == 1  # was not reset
 
 
-@nearby
 def test_failed_run_episodes_has_finished_episodes_in_partial(make_env: MakeEnv) -> None:
     env = make_env(COUNTERS, num_cpus=2)
     calls = []
@@ -466,7 +345,6 @@ def test_failed_run_episodes_has_finished_episodes_in_partial(make_env: MakeEnv)
     env.step([1, 1, 1])
 
 
-@nearby
 def test_evaluation_has_flags_infos_returns_and_pickles(env: ParallelEnv) -> None:
     def act(states: Any) -> Any:
         return np.full(len(states), 2)
@@ -481,7 +359,6 @@ def test_evaluation_has_flags_infos_returns_and_pickles(env: ParallelEnv) -> Non
     assert_same(vars(found), vars(pickle.loads(pickle.dumps(found))))
 
 
-@nearby
 def test_array_rewards_are_summed_per_component(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Ragged))
     found = env.run_episodes(lambda states: [1.0] * len(states), 5, progress=False)
@@ -501,7 +378,6 @@ class Paid(Counter):
         return state, self.rewards[self.count - 1], *rest
 
 
-@nearby
 def test_rewards_that_cannot_be_summed_raise(make_env: MakeEnv) -> None:
     env = make_env([partial(Paid, 1.0), partial(Paid, 2.0, {"a": 3})])
     with pytest.raises(
@@ -514,7 +390,6 @@ def test_rewards_that_cannot_be_summed_raise(make_env: MakeEnv) -> None:
     assert repr(found) == "<Evaluation of 1 episode>"
 
 
-@nearby
 def test_recurrent_policy_gets_per_env_state_and_episode_starts(env: ParallelEnv) -> None:
     begun: list[int] = []
 
@@ -531,7 +406,7 @@ def test_recurrent_policy_gets_per_env_state_and_episode_starts(env: ParallelEnv
 @in_workers
 def test_evaluation_reports_episodes_truncated_by_failures(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make_env(fragile(tmp_path)[:2], on_failure="restart", num_cpus=2)
-    action = EXIT if mode == "subproc" else RAISE
+    action = EXIT if mode == PROCESSES else RAISE
 
     def act(states: Any) -> Any:
         return [GO_ON, action if next(calls) % 4 == 2 else GO_ON][: len(states)]
@@ -542,7 +417,7 @@ def test_evaluation_reports_episodes_truncated_by_failures(make_env: MakeEnv, tm
     found: Evaluation = caught.value.partial  # type: ignore[attr-defined]
     assert found.env_ids.tolist() == [1, 1]
     assert found.truncated.all()
-    kind = WorkerDiedError if mode == "subproc" else ZeroDivisionError
+    kind = WorkerDiedError if mode == PROCESSES else ZeroDivisionError
     assert all(isinstance(info["failure"], kind) for info in found.infos)
 
 
@@ -568,32 +443,12 @@ class Asking(Counter):
         return (*super().step(action)[:4], {"id": (info.env_id, info.num_envs)})
 
 
-@nearby
 def test_nested_envs_have_distinct_worker_infos(make_env: MakeEnv) -> None:
     env = make_env([Nested] * 3)
     env.reset()
     infos = env.step([1, 1, 1]).infos
     assert [info["id"] for info in infos] == [0, 1, 2]
     assert infos[2]["inside"] == [(0, 2), (1, 2)]
-
-
-class Curious(Counter):
-    """Needs worker info in its constructor."""
-
-    def __init__(self) -> None:
-        info = get_worker_info()
-        assert info is not None
-        super().__init__(info.env_id)
-        self.found = info.num_envs, info.seed, sum(array.sum() for array in info.shared.values())
-
-
-def test_env_tried_by_recommend_can_call_get_worker_info() -> None:
-    assert "could be tried" not in recommend([Curious] * 2).reason
-    with ParallelEnv([Curious] * 3, "auto", seed=3, shared={"ones": np.ones(4)}) as env:
-        assert env.recommendation is not None
-        assert "could be tried" not in env.recommendation.reason
-        assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
-    assert get_worker_info() is None
 
 
 class Meddling(Counter):
@@ -615,37 +470,22 @@ class Meddling(Counter):
         return [*refused, f"sum {info.shared['table'].sum()}"]
 
 
-def test_envs_cannot_make_shared_arrays_writable(make_env: MakeEnv) -> None:
-    env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)})
-    _assert_table_is_unchanged(env)
-
-
-def test_envs_of_the_caller_cannot_make_shared_arrays_writable() -> None:
-    with ParallelEnv([Meddling] * 2, "subproc", num_cpus=2, caller_steps=True, shared={"table": np.ones(4)}) as env:
-        _assert_table_is_unchanged(env)
-
-
-def _assert_table_is_unchanged(env: ParallelEnv) -> None:
+@pytest.mark.parametrize(
+    ("mode", "options"), [*((mode, {}) for mode in MODES), (PROCESSES, {"caller_steps": True})], indirect=["mode"]
+)
+def test_envs_cannot_make_shared_arrays_writable(make_env: MakeEnv, options: dict[str, Any]) -> None:
+    env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)}, **options)
     for told in env.customized_method("unlock"):
         assert told[-1] == "sum 4.0"
         assert len(told) > 1
         assert all("cannot set WRITEABLE flag" in one for one in told[:-1])
 
 
-@nearby
-def test_worker_info_is_none_after_a_failure(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = make_env(fragile(tmp_path))
-    env.reset()
-    with pytest.raises(ZeroDivisionError):
-        env.step([GO_ON, RAISE, GO_ON, GO_ON])
-    assert get_worker_info() is None
-
-
 @pytest.mark.parametrize("caller_steps", [False, True])
 def test_close_releases_shared_memory(caller_steps: bool) -> None:
     size = 1 << 22
     shared = {"large": np.ones(size, np.uint8)}
-    env = ParallelEnv(COUNTERS, "subproc", num_cpus=2, shared=shared, caller_steps=caller_steps)
+    env = ParallelEnv(COUNTERS, PROCESSES, num_cpus=2, shared=shared, caller_steps=caller_steps)
     env.reset()
     assert max(_mapped()) >= size
     env.close()
@@ -659,56 +499,3 @@ def _mapped() -> list[int]:
     lines = Path("/proc/self/maps").read_text(encoding="ascii", errors="replace").splitlines()
     spans = [line.split()[0].split("-") for line in lines if "memfd:parallelenv" in line]
     return [int(end, 16) - int(begin, 16) for begin, end in spans]
-
-
-# ---------------------------------------------------------------- cost of a slow env for the others
-
-
-class Slow(Counter):
-    """Sleeps, so that its speed does not depend on the number of cores."""
-
-    def __init__(self, number: int, seconds: float) -> None:
-        super().__init__(number, 10**9)
-        self.seconds = seconds
-
-    def step(self, action: int) -> Any:
-        time.sleep(self.seconds)
-        return super().step(action)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if options:
-            time.sleep(options["sleep"])
-        return super().reset(seed=seed)
-
-
-def _counts(env: ParallelEnv, seconds: float) -> np.ndarray[Any, Any]:
-    """Return how many steps each env makes in some seconds."""
-    counts = np.zeros(len(env), np.int64)
-    begin = time.monotonic()
-    for env_ids, _ in env.stream(ones):
-        counts[env_ids] += 1
-        if time.monotonic() > begin + seconds:
-            break
-    drain(env)
-    return counts
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["thread", "subproc", "ray", "ray-subproc"], indirect=True)
-def test_env_100_times_slower_does_not_slow_down_other_envs(mode: str) -> None:
-    fast, slow = 0.01, 1.0
-    rates = []
-    for first in (fast, slow):
-        env_fns = [partial(Slow, number, first if number == 0 else fast) for number in range(8)]
-        with ParallelEnv(env_fns, mode, "restart", num_cpus=8) as env:
-            env.reset(seed=1)
-            _counts(env, 0.5)
-            rates.append(_counts(env, 4.0))
-            print(mode, first, rates[-1].tolist())
-            if first == slow:  # a slow reset has the same cost
-                env.send_reset(0, options={"sleep": slow})
-                rates.append(_counts(env, 4.0))
-                print(mode, "reset", rates[-1].tolist())
-    for slowed in rates[1:]:
-        assert slowed[1:].min() > 0.75 * rates[0][1:].mean()
-        assert 2 <= slowed[0] <= 5

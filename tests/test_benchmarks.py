@@ -51,34 +51,23 @@ def measured(children: Scripted, pace: Pace | None = None) -> Outcome:
     return outcomes["dummy"]
 
 
-def test_quiet_round_is_measured_once() -> None:
-    children = Scripted(2.0, 0.0)
-    outcome = measured(children)
-    assert outcome.values("others_percent") == [2.0]
-    assert not outcome.disturbed
-    assert children.script == [0.0]
-
-
-def test_disturbed_round_is_repeated_until_it_is_quiet() -> None:
-    children = Scripted(50.0, 9.0, 1.0, 0.0)
-    outcome = measured(children)
-    assert outcome.rounds == {0: {"rate": 999.0, "others_percent": 1.0}}
-    assert not outcome.disturbed
-    assert children.script == [0.0]
-
-
-def test_quietest_of_disturbed_rounds_is_kept_and_marked() -> None:
-    children = Scripted(*([50.0] * (REPEATS - 1)), 7.0, 30.0)
-    outcome = measured(children)
-    assert outcome.values("others_percent") == [7.0]
-    assert outcome.disturbed == {0}
-    assert not children.script
-
-
-def test_quick_run_marks_disturbed_rounds_and_does_not_repeat_them() -> None:
-    outcome = measured(Scripted(50.0), Pace(is_quick=True))
-    assert outcome.values("others_percent") == [50.0]
-    assert outcome.disturbed == {0}
+@pytest.mark.parametrize(
+    ("script", "is_quick", "kept", "is_disturbed", "num_left"),
+    [
+        ((2.0, 0.0), False, 2.0, False, 1),  # a quiet round is measured once
+        ((50.0, 9.0, 1.0, 0.0), False, 1.0, False, 1),  # a disturbed one until it is quiet
+        ((*([50.0] * (REPEATS - 1)), 7.0, 30.0), False, 7.0, True, 0),  # the quietest is kept
+        ((50.0, 0.0), True, 50.0, True, 1),  # a quick run repeats none
+    ],
+)
+def test_disturbed_rounds_are_repeated_or_marked(
+    script: tuple[float, ...], is_quick: bool, kept: float, is_disturbed: bool, num_left: int
+) -> None:
+    children = Scripted(*script)
+    outcome = measured(children, Pace(is_quick=is_quick))
+    assert outcome.rounds == {0: {"rate": 1000 - kept, "others_percent": kept}}
+    assert outcome.disturbed == ({0} if is_disturbed else set())
+    assert len(children.script) == num_left
 
 
 def test_failure_of_a_repeat_is_a_failure() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from gymnasium.wrappers import TimeLimit
+from modes import here_and_in_processes
 
 from parallelenv.errors import (
     AbsentAttributeError,
@@ -19,7 +20,7 @@ from parallelenv.errors import (
     IdRangeError,
 )
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+pytestmark = here_and_in_processes
 
 
 class Component:
@@ -123,7 +124,6 @@ def test_attribute_that_may_be_absent_does_not_warn(env: Any) -> None:
         env.set_env_attr("numbr", 1)  # env 2 has it
 
 
-@nearby
 def test_warning_through_an_adapter_points_at_the_user_code(env: Any) -> None:
     vector = env.to_gymnasium()
     with pytest.warns(AbsentAttributeWarning, match=r"Did you mean 'number'\?") as caught:
@@ -144,21 +144,6 @@ def test_command_is_sent_to_all_or_selected_envs(env: Any) -> None:
     assert env.command("any text", [1, 2], id=[2, 0]) == [("any text 2", [1, 2]), ("any text 0", [1, 2])]
 
 
-@nearby
-def test_arguments_and_return_values_are_copies(env: Any) -> None:
-    given: list[Any] = []
-    returned = env.call("keep", [[given]] * 4)
-    assert given == []
-    assert returned == [[0], [1], [2], [3]]
-    returned[0].append("mine")
-    assert env.attr("notes") == [[0], [1], [2], [3]]
-    data: dict[str, Any] = {"a": []}
-    answers = env.command("go", data)
-    answers[0][1]["a"].append(1)
-    assert data == {"a": []}
-    assert answers[1][1] == {"a": []}
-
-
 def test_failed_call_has_other_return_values_in_partial(env: Any) -> None:
     with pytest.raises(ZeroDivisionError, match="by env 1") as caught:
         env.call(["add", "fail", "fail", "add"], [[1], None, None, [1]])
@@ -167,15 +152,6 @@ def test_failed_call_has_other_return_values_in_partial(env: Any) -> None:
         env.call("number")
 
 
-@nearby
-def test_names_are_resolved_through_wrappers(make_env: MakeEnv) -> None:
-    env: Any = make_env([lambda: TimeLimit(Asked(7), 3)])
-    assert env.call("add", [[1]]) == [8]
-    assert env.attr("_max_episode_steps") == [3]
-    assert env.command("go", 1) == [("go 7", 1)]
-
-
-@nearby
 def test_invalid_arguments_are_refused_and_no_env_is_called(env: Any) -> None:
     ways: list[tuple[Any, str]] = [
         (lambda: env.call(["add"] * 3), "function_names has 3 items for 4 envs"),
@@ -196,13 +172,6 @@ def test_invalid_arguments_are_refused_and_no_env_is_called(env: Any) -> None:
     with pytest.raises(IdRangeError):
         env.call("keep", [[[]]], id=4)
     assert env.attr("notes") == [[]] * 4
-
-
-@nearby
-def test_command_raises_for_envs_without_a_command_method(make_env: MakeEnv) -> None:
-    env: Any = make_env(["CartPole-v1"])
-    with pytest.raises(AbsentAttributeError, match="CartPoleEnv has no method 'command'"):
-        env.command("go")
 
 
 class Finds:
@@ -241,7 +210,6 @@ def parts(make_env: MakeEnv, request: pytest.FixtureRequest) -> Any:
     return make_env([partial(request.param, number) for number in range(4)], num_cpus=2)
 
 
-@nearby
 def test_get_env_attr_falls_back_to_the_lookup_of_the_env(parts: Any) -> None:
     assert parts.get_env_attr("cost") == [[0.0], [1.0], [2.0], [3.0]]
     assert parts.attr("cost", [3, 1]) == [[3.0], [1.0]]
@@ -256,7 +224,6 @@ def test_get_env_attr_falls_back_to_the_lookup_of_the_env(parts: Any) -> None:
         assert parts.get_env_attr("budgt") == [None] * 4
 
 
-@nearby
 def test_set_env_attr_falls_back_to_the_setter_of_the_env(parts: Any) -> None:
     parts.set_env_attr("cost", 7.0, id=[1, 2])
     assert parts.get_env_attr("part.cost") == [[0.0], 7.0, 7.0, [3.0]]
@@ -267,14 +234,12 @@ def test_set_env_attr_falls_back_to_the_setter_of_the_env(parts: Any) -> None:
     assert "env 3" in "".join(caught.value.__notes__)
 
 
-@nearby
 def test_exception_of_the_lookup_of_an_env_is_raised(make_env: MakeEnv) -> None:
     env = make_env([partial(Finds, number) for number in range(2)])
     with pytest.raises(ZeroDivisionError):
         env.get_env_attr("wrong")
 
 
-@nearby
 def test_lookup_of_an_env_is_used_through_wrappers(make_env: MakeEnv) -> None:
     class Parts(Asked):
         def get_env_attr(self, key: str) -> Any:
@@ -290,7 +255,6 @@ def test_lookup_of_an_env_is_used_through_wrappers(make_env: MakeEnv) -> None:
     assert env.get_env_attr("outside") == [None] * 2
 
 
-@nearby
 def test_list_passed_to_set_env_attr_has_one_item_per_env(env: Any) -> None:
     env.set_env_attr("number", [10, 20], [1, 3])
     assert env.attr("number") == [0, 10, 2, 20]
@@ -304,7 +268,6 @@ def test_list_passed_to_set_env_attr_has_one_item_per_env(env: Any) -> None:
     assert env.attr("notes") == [[5, 6]] * 4
 
 
-@nearby
 def test_array_with_one_row_per_env_is_refused_by_set_env_attr(env: Any) -> None:
     for array in (np.arange(3), np.float64(2.0), np.array(3.0), np.zeros((2, 4))):
         env.set_env_attr("notes", array)
@@ -342,7 +305,6 @@ def test_object_without_step_supports_calls_and_attributes(make_env: MakeEnv) ->
     assert env.call("inner.add", [[1]] * 3) == [1, 2, 3]
 
 
-@nearby
 def test_object_without_step_cannot_be_reset_or_stepped(make_env: MakeEnv) -> None:
     env = make_env([Worker(), partial(Asked, 1), Worker], asynchronous="restart")
     calls: dict[str, Any] = {
@@ -362,7 +324,6 @@ def test_object_without_step_cannot_be_reset_or_stepped(make_env: MakeEnv) -> No
     assert env.customized_method("work", {"hours": 4}, [2, 0]) == [8, 8]
 
 
-@nearby
 def test_rollout_without_policy_names_the_missing_method(make_env: MakeEnv) -> None:
     env: Any = make_env([Unit(0), Worker()])
     with pytest.raises(

@@ -13,6 +13,7 @@ import pytest
 from conftest import MakeEnv, needs_ray
 from gymnasium.utils import EzPickle
 from gymnasium.wrappers import TimeLimit
+from modes import ORACLE
 
 from parallelenv import ParallelEnv, errors
 
@@ -95,7 +96,7 @@ def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str
 
 def test_saved_state_can_be_loaded_in_another_mode(make_env: MakeEnv) -> None:
     envs = [partial(limited, Walk)] * NUM_ENVS
-    with ParallelEnv(envs, "dummy", "restart") as env:
+    with ParallelEnv(envs, ORACLE, "restart") as env:
         env.reset(seed=5)
         play(env, 5, seed=1)
         state = env.save_state()

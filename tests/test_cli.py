@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
+from modes import ORACLE, PROCESSES, THREADS
 
 import parallelenv
 from parallelenv import Recommendation, registry
@@ -28,7 +29,6 @@ from parallelenv.autotune.compare import Comparison, ComparisonRow
 from parallelenv.autotune.timing import TimedEnv
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.error_text import format_table
 from parallelenv.contract.protocol import Placement
 from parallelenv.errors import MissingDependencyError, WorkerStartError
 from parallelenv.registry import known_modes
@@ -152,7 +152,7 @@ def test_compare_distinguishes_irreproducible_envs_from_incorrect_modes(
 ) -> None:
     assert main(["compare", registered("irreproducible"), "--modes", OTHER, *QUICK]) == 0
     output = capsys.readouterr().out
-    assert row_of(output, "dummy")[-2] == "no"
+    assert row_of(output, ORACLE)[-2] == "no"
     assert "is not reproducible from its seeds" in output
     assert "Recommended for" in output
 
@@ -201,7 +201,7 @@ def test_invalid_numbers_are_refused(words: str, capsys: pytest.CaptureFixture[s
 
 
 def test_modes_are_listed_once_after_the_oracle() -> None:
-    assert cli._modes([f"{OTHER},dummy", OTHER]) == ("dummy", OTHER)
+    assert cli._modes([f"{OTHER},dummy", OTHER]) == (ORACLE, OTHER)
     assert cli._modes([]) == compare.comparable_words()
     assert [word for word in compare.comparable_words() if word != "subproc+caller_steps"] == list(known_modes())
 
@@ -218,14 +218,14 @@ def test_progress_bar_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, op
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     assert main(["compare", "CartPole-v1", "--modes", OTHER, *option, *QUICK]) == 0
-    for mode in "dummy", OTHER:
+    for mode in ORACLE, OTHER:
         assert (f"CartPole-v1: {mode} " in terminal.getvalue()) == (not option)
 
 
 def test_busy_machine_is_mentioned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for load, is_mentioned in (0.1, False), (1000.0, True):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
-        assert main(["compare", "CartPole-v1", "--modes", "dummy", *QUICK]) == 0
+        assert main(["compare", "CartPole-v1", "--modes", ORACLE, *QUICK]) == 0
         assert ("keep cores busy" in capsys.readouterr().out) == is_mentioned
 
 
@@ -251,52 +251,33 @@ def test_mode_and_oracle_are_timed_alternately_and_compared_per_round() -> None:
     assert "".join(order) == "lmmllmmllm"
 
 
-def test_modes_are_opened_one_at_a_time_beside_the_oracle(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    events: list[str] = []
-
-    class Noted(parallelenv.ParallelEnv):
-        def __init__(self, envs: Any, **options: Any) -> None:
-            super().__init__(envs, **options)
-            events.append(f"+{options['para_mode']}")
-
-        def close(self, timeout: float | None = None) -> None:
-            super().close(timeout)
-            events.append(f"-{self.para_mode}")
-
-    monkeypatch.setattr(compare, "ParallelEnv", Noted)
-    assert main(["compare", "CartPole-v1", "--modes", OTHER, THIRD, *QUICK]) == 0
-    assert events == ["+dummy", "-dummy", "+dummy", f"+{OTHER}", f"-{OTHER}", f"+{THIRD}", f"-{THIRD}", "-dummy"]
-
-
 def test_compare_uses_the_number_of_workers_that_recommend_chooses(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compare, "recommend", lambda envs, num_cpus: Recommendation("thread", 3))
-    words = ["compare", "CartPole-v1", "--num-cpus", "2", "--modes", "thread", "subproc+caller_steps", *QUICK]
+    monkeypatch.setattr(compare, "recommend", lambda envs, num_cpus: Recommendation(THREADS, 3))
+    words = ["compare", "CartPole-v1", "--num-cpus", "2", "--modes", THREADS, "subproc+caller_steps", *QUICK]
     assert main(words) == 0
     output = capsys.readouterr().out
-    assert [row_of(output, mode)[1] for mode in ("dummy", "thread", "subproc+caller_steps")] == ["1", "3", "3"]
+    assert [row_of(output, mode)[1] for mode in (ORACLE, THREADS, "subproc+caller_steps")] == ["1", "3", "3"]
 
 
 def row(mode: str, ratio: float | None = None, **findings: Any) -> ComparisonRow:
     return ComparisonRow(mode, 2, 2, 0.5, ratio and 100 * ratio, ratio, **findings)
 
 
-LOOP, THREAD, CALLER = row("dummy", 1), row("thread", 2.0), row("subproc+caller_steps", 2.04)
+LOOP, THREAD, CALLER = row(ORACLE, 1), row(THREADS, 2.0), row("subproc+caller_steps", 2.04)
 
 
 @pytest.mark.parametrize(
     ("rows", "chosen", "best"),
     [
-        ([LOOP, row("thread", 1.04)], "dummy", "dummy"),
-        ([LOOP, row("thread", 1.06)], "dummy", "thread"),
-        ([LOOP, row("thread", 9.0, deviation="step 1"), row("subproc", 2.0)], "thread", "subproc"),
-        ([LOOP, row("thread", failure="no")], "thread", "dummy"),
-        ([row("dummy", 1, deviation="step 1"), row("thread", 3.0, deviation="step 1")], "dummy", "thread"),
-        ([LOOP, THREAD, CALLER], "dummy", "thread"),
-        ([LOOP, THREAD, CALLER], "thread", "thread"),
+        ([LOOP, row(THREADS, 1.04)], ORACLE, ORACLE),
+        ([LOOP, row(THREADS, 1.06)], ORACLE, THREADS),
+        ([LOOP, row(THREADS, 9.0, deviation="step 1"), row(PROCESSES, 2.0)], THREADS, PROCESSES),
+        ([LOOP, row(THREADS, failure="no")], THREADS, ORACLE),
+        ([row(ORACLE, 1, deviation="step 1"), row(THREADS, 3.0, deviation="step 1")], ORACLE, THREADS),
+        ([LOOP, THREAD, CALLER], ORACLE, THREADS),
+        ([LOOP, THREAD, CALLER], THREADS, THREADS),
         ([LOOP, THREAD, CALLER], "subproc+caller_steps", "subproc+caller_steps"),
     ],
 )
@@ -306,16 +287,11 @@ def test_choice_of_recommend_is_kept_unless_a_correct_mode_is_clearly_faster(
     compared = Comparison("Env-v0", tuple(rows), chosen)
     found = compared.recommended()
     assert found.mode == best
-    reason = "no other mode is clearly faster here" if best == "dummy" else f"{found.ratio:.1f} times as fast as dummy"
+    reason = "no other mode is clearly faster here" if best == ORACLE else f"{found.ratio:.1f} times as fast as dummy"
     assert re.search(
         rf"^Recommended for Env-v0: para_mode=.*, num_cpus=2.* \({reason}\)\.", str(compared), re.MULTILINE
     )
     assert (f"recommend(), which tries for a moment, chose para_mode='{chosen}" in str(compared)) == (best != chosen)
-
-
-def test_table_aligns_columns_and_omits_empty_ones() -> None:
-    table = format_table(("mode", "n", "note"), [("a", "1", ""), ("long", "100", "")], left=("mode",))
-    assert table == "mode    n\na       1\nlong  100"
 
 
 # ------------------------------------------------------------------ pictures
@@ -372,13 +348,13 @@ def test_compare_json_prints_only_json(
     assert set(first) == documented("compare")
     plain, missing, caller = first["modes"]
     assert set(plain) == documented("Of each mode")
-    assert plain["arguments"] == {"para_mode": "dummy"}
+    assert plain["arguments"] == {"para_mode": ORACLE}
     assert plain["ratio"] == 1.0
-    assert caller["arguments"] | {"num_cpus": 0} == {"para_mode": "subproc", "num_cpus": 0, "caller_steps": True}
+    assert caller["arguments"] | {"num_cpus": 0} == {"para_mode": PROCESSES, "num_cpus": 0, "caller_steps": True}
     assert caller["steps_per_second"] > 0
     assert "rocket" in missing["failure"]
     assert missing["ratio"] is None
-    assert first["recommended"]["para_mode"] in ("dummy", "subproc")
+    assert first["recommended"]["para_mode"] in (ORACLE, PROCESSES)
 
 
 def documented(heading: str) -> set[str]:

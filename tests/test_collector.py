@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import io
-import sys
+import re
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import CAN_DIE, EXIT, GO_ON, RAISE, Fragile, two_hosts
+from fragile import EXIT, GO_ON, RAISE, Fragile, two_hosts
+from modes import IN_BACKGROUND, IN_WORKERS, ON_RAY, ORACLE, THREADS, in_modes
 from test_rollout import POLICIES, Scripted, counts, paced, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
@@ -51,7 +51,7 @@ def make_collector(mode: str) -> Iterator[MakeCollector]:
 
 def here(policy: Any, envs: Any, num_steps: int = 5, **kwargs: Any) -> Collector:
     """Make a `Collector` of envs in this process."""
-    return Collector(lambda: policy, lambda: ParallelEnv(envs, "dummy", "restart"), num_steps=num_steps, **kwargs)
+    return Collector(lambda: policy, lambda: ParallelEnv(envs, ORACLE, "restart"), num_steps=num_steps, **kwargs)
 
 
 class Net:
@@ -87,7 +87,7 @@ def test_collected_data_equal_a_rollout_in_every_mode(make_collector: MakeCollec
     if kind == "tensor":
         pytest.importorskip("torch")
     collector = make_collector(POLICIES[kind], KINDS[kind](), seed=3)
-    with ParallelEnv(KINDS[kind](), "dummy", "restart") as env:
+    with ParallelEnv(KINDS[kind](), ORACLE, "restart") as env:
         env.reset(seed=3)
         for num_steps in (5, 4):
             data, info = collector.collect(num_steps, progress=False)
@@ -160,7 +160,7 @@ def test_env_seeds_depend_on_rank_and_number_of_envs() -> None:
 
 
 def test_policy_factory_receives_requested_rank_and_seed() -> None:
-    make_envs = partial(ParallelEnv, counts(9), "dummy", "restart")
+    make_envs = partial(ParallelEnv, counts(9), ORACLE, "restart")
     with Collector(Net, make_envs, num_steps=1, seed=5, rank=2, world_size=3) as collector:
         assert (collector.policy.rank, collector.policy.seed) == (2, 7)  # type: ignore[attr-defined]
 
@@ -194,23 +194,6 @@ def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollect
     assert collector.collect(1)[0].states[:, :, 1].tolist() == [[0, 6]]
 
 
-def test_collection_without_steps_leaves_episodes_at_their_beginning(make_collector: MakeCollector) -> None:
-    collector = make_collector(zeros, counts(3, 9))
-    nothing, info = collector.collect(listen_to=[lambda: True])
-    assert (len(nothing), info["num_samples"]) == (0, 0)
-    assert nothing.starts.all()
-    data, info = collector.collect(4)
-    assert data.starts.all()
-    assert data.states[0, :, 1].tolist() == [0, 0]
-    assert (info["episode_lengths"].tolist(), data.whole_episodes.tolist()) == ([3], [True])
-
-
-@pytest.mark.parametrize("wrong", ["now", 3, [3]])
-def test_invalid_listen_to_is_refused(wrong: Any) -> None:
-    with here(zeros, counts(9)) as collector, pytest.raises(ArgumentError, match="Give .*events, as threading.Event"):
-        collector.collect(listen_to=wrong)
-
-
 # ---------------------------------------------------------------- weights, settings and replacement
 
 
@@ -224,9 +207,6 @@ def test_set_weights_passes_weights_uncopied_and_counts_versions() -> None:
         collector.set_weights(weights, version=7)
         collector.set_weights(weights)
         assert (collector.version, collector.collect()[1]["version"]) == (8, 8)
-        for wrong in (-1, 1.5, True, "2"):
-            with pytest.raises(ArgumentError, match="version=.* must be an int of 0 or more"):
-                collector.set_weights({}, wrong)  # type: ignore[arg-type]
         assert collector.policy.weights is weights  # type: ignore[attr-defined]
 
 
@@ -235,7 +215,7 @@ def test_initial_weights_can_be_a_torch_state_dict() -> None:
     base: Any = torch.nn.Module
     module = torch.nn.Linear(2, 5)
     states = {"weight": torch.ones(5, 2), "bias": torch.arange(5.0)}
-    make_envs = partial(ParallelEnv, counts(9), "dummy", "restart")
+    make_envs = partial(ParallelEnv, counts(9), ORACLE, "restart")
 
     class Best(base):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -265,19 +245,13 @@ def test_update_policy_sets_an_attribute_to_a_copy() -> None:
     with here(Net(), counts(9)) as collector:
         collector.update_policy("weights", value)
         assert (collector.policy.weights, collector.policy.weights is value) == ([1], False)  # type: ignore[attr-defined]
-        with pytest.raises(AbsentAttributeError, match="name='nois': the policy, a Net, has no such attribute"):
-            collector.update_policy("nois", 1)
-        with pytest.raises(AbsentAttributeError, match="name='noise.part': .* has no such"):
-            collector.update_policy("noise.part", 1)
-        with pytest.raises(ArgumentError, match="is no name"):
-            collector.update_policy("a b", 1)
 
 
 def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: MakeCollector) -> None:
     collector = make_collector(zeros, counts(9, 9), 2, seed=1)
     collector.collect()
     # Both exist for a moment, and Ray in the tests has resources for one.
-    room: dict[str, Any] = {"ray_options": {"num_cpus": 0}} if mode.startswith("ray") else {}
+    room: dict[str, Any] = {"ray_options": {"num_cpus": 0}} if mode in ON_RAY else {}
     other = partial(ParallelEnv, counts(4, 4, 4), mode, "restart", num_cpus=2, **room)
     old = collector._envs["envs"]
     collector.replace("envs", other)
@@ -296,15 +270,33 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
     assert not data.starts.any()
 
 
-def test_failed_replace_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    ("call", "arguments", "match"),
+    [
+        *[("collect", (1, wrong), "Give .*events, as threading.Event") for wrong in ("now", 3, [3])],
+        *[("set_weights", ({}, wrong), "version=.* must be an int of 0 or more") for wrong in (-1, 1.5, True, "2")],
+        ("update_policy", ("nois", 1), "name='nois': the policy, a Net, has no such attribute"),
+        ("update_policy", ("noise.part", 1), "name='noise.part': .* has no such"),
+        ("update_policy", ("a b", 1), "is no name"),
+        ("replace", ("env", dict), r"component='env' is not known; expected one of \('policy', 'envs'"),
+        ("replace", ("envs", list), r"make\(\) returned a list. Give a function .* returns a ParallelEnv"),
+        ("replace", ("policy", lambda: 3), "cannot be called"),
+        ("evaluate", (), "no test envs. Give make_test_envs"),
+    ],
+)
+def test_bad_calls_are_refused_and_change_nothing(call: str, arguments: Any, match: str) -> None:
+    with here(Net(), counts(9)) as collector:
+        policy = collector.policy
+        is_absent = "has no such" in match
+        with pytest.raises(AbsentAttributeError if is_absent else ArgumentError, match=match):
+            getattr(collector, call)(*arguments)
+        assert (collector.version, collector.policy) == (0, policy)
+        assert len(collector.collect()[0]) == 5
+
+
+def test_envs_of_a_collector_are_not_taken_again() -> None:
     with here(zeros, counts(9)) as collector:
         env = collector._envs["envs"]
-        with pytest.raises(ArgumentError, match=r"component='env' is not known; expected one of \('policy', 'envs'"):
-            collector.replace("env", lambda: None)
-        with pytest.raises(ArgumentError, match=r"make\(\) returned a list. Give a function .* returns a ParallelEnv"):
-            collector.replace("envs", lambda: [])
-        with pytest.raises(ArgumentError, match="cannot be called"):
-            collector.replace("policy", lambda: 3)
         for component in ("envs", "test_envs"):
             with pytest.raises(ArgumentError, match=r"make\(\) returned a ParallelEnv that a collector has already"):
                 collector.replace(component, lambda: env)
@@ -313,7 +305,7 @@ def test_failed_replace_changes_nothing() -> None:
 
 
 def test_collect_skips_paused_envs() -> None:
-    env = ParallelEnv(counts(3, 4, 5), "dummy", "restart")
+    env = ParallelEnv(counts(3, 4, 5), ORACLE, "restart")
     env.pause(1)
     with Collector(lambda: zeros, lambda: env, num_steps=7) as collector:
         lengths = [collector.collect()[1]["episode_lengths"].tolist() for _ in range(2)]
@@ -325,33 +317,11 @@ def test_collect_called_by_the_policy_is_refused() -> None:
         collector.collect()
         return zeros(states)
 
-    with Collector(lambda: collecting, lambda: ParallelEnv(counts(9), "dummy", "restart"), num_steps=3) as collector:
+    with Collector(lambda: collecting, lambda: ParallelEnv(counts(9), ORACLE, "restart"), num_steps=3) as collector:
         with pytest.raises(UsageError, match=r"collect\(\) was called within collect\(\) of this Collector"):
             collector.collect()
         collector.replace("policy", lambda: zeros)
         assert len(collector.collect()[0]) == 3
-
-
-def test_concurrent_use_by_two_threads_is_refused() -> None:
-    within, told = threading.Event(), threading.Event()
-
-    def waiting(states: Any) -> Any:
-        within.set()
-        told.wait(30)
-        return zeros(states)
-
-    with Collector(lambda: waiting, lambda: ParallelEnv(counts(9), "dummy", "restart"), num_steps=3) as collector:
-        found: list[int] = []
-        thread = threading.Thread(target=lambda: found.append(len(collector.collect()[0])))
-        thread.start()
-        assert within.wait(30)
-        calls: Any = {"collect": (), "evaluate": (), "set_weights": (3,), "update_policy": ("x", 3)}
-        for call, given in {**calls, "replace": ("policy", lambda: zeros)}.items():
-            with pytest.raises(UsageError, match=rf"{call}\(\) was called while another thread is in collect"):
-                getattr(collector, call)(*given)
-        told.set()
-        thread.join()
-        assert found == [3]
 
 
 # ---------------------------------------------------------------- evaluation
@@ -369,11 +339,6 @@ def test_evaluation_plays_whole_episodes_deterministically(mode: str, make_colle
     assert net.was_deterministic[:2] == [False, False]
     assert all(net.was_deterministic[2:])
     assert collector.collect()[0].states[0, 0, 1] == 2  # collecting continues where it was
-
-
-def test_evaluation_without_test_envs_says_what_to_give() -> None:
-    with here(zeros, counts(9)) as collector, pytest.raises(ArgumentError, match="no test envs. Give make_test_envs"):
-        collector.evaluate()
 
 
 # ---------------------------------------------------------------- failures
@@ -410,11 +375,8 @@ class Breaking:
         return zeros(states)
 
 
-def test_collector_raises_or_replaces_dead_worker_according_to_on_failure(
-    mode: str, make_collector: MakeCollector
-) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are threads")
+@in_modes(*IN_WORKERS)
+def test_collector_raises_or_replaces_dead_worker_according_to_on_failure(make_collector: MakeCollector) -> None:
     envs = [partial(Fragile, number) for number in range(2)]
     script = Scripted([GO_ON] * 2, [EXIT, GO_ON], [GO_ON] * 2)
     collector = make_collector(script, envs, 4, {"on_failure": "restart"})
@@ -427,13 +389,12 @@ def test_collector_raises_or_replaces_dead_worker_according_to_on_failure(
         told.collect()
     assert caught.value.partial.valid.sum(axis=0).tolist() == [1, 4]  # type: ignore[attr-defined]
     assert "A collector has no restart(): replace('envs', make_envs) gives it new ones" in caught.value.__notes__[-1]
-    told.replace("envs", lambda: ParallelEnv(envs, "thread", "restart"))
+    told.replace("envs", lambda: ParallelEnv(envs, THREADS, "restart"))
     assert told.collect()[0].valid.all()
 
 
-def test_collector_raises_timeout_error_on_a_slow_step(mode: str, make_collector: MakeCollector, tmp_path: Any) -> None:
-    if mode == "dummy":
-        pytest.skip("dummy mode has no timeouts")
+@in_modes(*IN_BACKGROUND)
+def test_collector_raises_timeout_error_on_a_slow_step(make_collector: MakeCollector, tmp_path: Any) -> None:
     envs = [partial(Fragile, number, str(tmp_path)) for number in range(2)]
     collector = make_collector(Scripted([GO_ON] * 2, [2, GO_ON], [GO_ON] * 2), envs, 3, {"timeout": 0.5})
     with pytest.raises(WorkerTimeoutError, match="did not answer within 0.5 s") as caught:
@@ -462,33 +423,75 @@ def test_collector_raises_timeout_error_on_a_slow_step(mode: str, make_collector
         ({"rank": -1}, "rank=-1 must be an int from 0 to 0: below world_size=1"),
         ({"rank": 1.5, "world_size": 3}, "rank=1.5 must be an int from 0 to 2"),
         ({"world_size": 0}, "world_size=0 must be an int of at least 1"),
-        ({"make_envs": partial(ParallelEnv, counts(9), "dummy")}, "asynchronous=None. A collector does not stop"),
+        ({"make_envs": partial(ParallelEnv, counts(9), ORACLE)}, "asynchronous=None. A collector does not stop"),
     ],
 )
 def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
-    arguments: dict[str, Any] = {"make_envs": partial(ParallelEnv, counts(9), "dummy", "restart"), "num_steps": 3}
+    arguments: dict[str, Any] = {"make_envs": partial(ParallelEnv, counts(9), ORACLE, "restart"), "num_steps": 3}
     with pytest.raises(ArgumentError, match=match):
         Collector(**{"make_policy": lambda: zeros, **arguments, **given})
 
 
-def test_every_call_after_stop_is_refused() -> None:
-    collector = here(zeros, counts(9))
-    env = collector._envs["envs"]
-    assert repr(collector) == "<parallelenv.Collector of 1 env, version 0>"
+KINDS_OF_COLLECTORS = {"Collector": Collector, "CollectorSet": partial(CollectorSet, 1, para_mode=THREADS)}
+CALLS: dict[str, tuple[Any, ...]] = {
+    "collect": (),
+    "evaluate": (),
+    "set_weights": (1,),
+    "update_policy": ("noise", 1),
+    "replace": ("policy", Net),
+}
+
+
+def calls_of(collector: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    for name, arguments in CALLS.items():
+        yield name, partial(getattr(collector, name), *arguments)
+    if isinstance(collector, CollectorSet):
+        yield "stream", lambda: next(iter(collector.stream()))
+
+
+@pytest.mark.parametrize("name", KINDS_OF_COLLECTORS)
+def test_every_call_after_stop_is_refused(name: str) -> None:
+    kind: Any = KINDS_OF_COLLECTORS[name]
+    collector = kind(make_policy=Net, make_envs=partial(ParallelEnv, counts(9), ORACLE, "restart"), num_steps=3)
+    assert re.search(rf"<parallelenv\.{name} of 1 (env|collector), (para_mode=.*, )?version 0>", repr(collector))
     collector.stop()
     collector.stop()
-    assert (env.closed, collector.closed) == (True, True)
-    assert repr(collector) == "<parallelenv.Collector of 1 env, stopped>"
-    calls: list[Any] = [
-        collector.collect,
-        collector.evaluate,
-        lambda: collector.set_weights(1),
-        lambda: collector.update_policy("x", 1),
-        lambda: collector.replace("policy", lambda: zeros),
-    ]
-    for call in calls:
-        with pytest.raises(ClosedError, match="on a stopped Collector. Make a new one"):
+    assert collector.closed
+    assert repr(collector).endswith("stopped>")
+    for _, call in calls_of(collector):
+        with pytest.raises(ClosedError, match=f"on a stopped {name}. Make a new one"):
             call()
+
+
+class Waiting(Net):
+    """Waits for an event in its first call, until another one is set."""
+
+    within, told = threading.Event(), threading.Event()
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        self.within.set()
+        self.told.wait(30)
+        return super().__call__(*arguments, **keywords)
+
+
+@pytest.mark.parametrize("name", KINDS_OF_COLLECTORS)
+def test_concurrent_use_by_two_threads_is_refused(name: str) -> None:
+    kind: Any = KINDS_OF_COLLECTORS[name]
+    Waiting.within.clear()
+    Waiting.told.clear()
+    with kind(
+        make_policy=Waiting, make_envs=partial(ParallelEnv, counts(9), ORACLE, "restart"), num_steps=3
+    ) as collector:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(len(collector.collect()[0])))
+        thread.start()
+        assert Waiting.within.wait(30)
+        for call_name, call in calls_of(collector):
+            with pytest.raises(UsageError, match=rf"{call_name}\(\) was called while another thread is in collect"):
+                call()
+        Waiting.told.set()
+        thread.join()
+        assert found == [3]
 
 
 @pytest.fixture(scope="session")
@@ -523,22 +526,6 @@ def test_history_counts_samples_and_seconds_and_can_be_plotted() -> None:
         for wrong in (figure.axes[:1], figure.axes[0], [1, 2], 3):
             with pytest.raises(ArgumentError, match=r"axes=.* are not two axes of matplotlib"):
                 collector.plot(wrong)
-
-
-class Writer:
-    is_open = True
-
-    def close(self) -> None:
-        self.is_open = False
-
-
-@pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode="dummy")])
-def test_history_is_closed_if_the_constructor_fails(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    writer = Writer()
-    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=lambda log_dir: writer))
-    with pytest.raises(ArgumentError, match=r"make_envs\(\) returned a int"):
-        kind(make_policy=lambda: zeros, make_envs=lambda: 3, num_steps=3, log_dir="anywhere")
-    assert not writer.is_open
 
 
 def test_tensorboard_log_is_written_or_the_missing_package_named(tmp_path: Any) -> None:

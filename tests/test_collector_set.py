@@ -18,7 +18,8 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import CAN_DIE, interrupt, two_hosts, when_exists
+from fragile import interrupt, two_hosts, when_exists
+from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, PROCESSES, RAY, in_modes
 from test_rollout import POLICIES, Count, counts, part, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
@@ -28,7 +29,6 @@ from parallelenv.errors import (
     ClosedError,
     MissingDependencyError,
     UnpicklableError,
-    UsageError,
     WorkerDiedError,
     WorkerTimeoutError,
 )
@@ -61,11 +61,11 @@ def rank() -> int:
 
 def own_envs(envs: Any, each: int = 2) -> ParallelEnv:
     """Make the envs of one collector."""
-    return ParallelEnv(envs[rank() * each : (rank() + 1) * each], "dummy", "restart")
+    return ParallelEnv(envs[rank() * each : (rank() + 1) * each], ORACLE, "restart")
 
 
 def few(lengths: Any = (7, 9)) -> ParallelEnv:
-    return ParallelEnv(counts(*lengths), "dummy", "restart")
+    return ParallelEnv(counts(*lengths), ORACLE, "restart")
 
 
 def returning(policy: Any) -> Any:
@@ -128,7 +128,7 @@ def test_data_of_two_collectors_equal_those_of_one_with_all_envs(make_set: MakeS
     if kind == "instances":
         envs = [partial(Wrapped, env.env) for env in envs[:4]]
     collectors = make_set(returning(policy), partial(own_envs, envs), seed=3)
-    make_envs = partial(ParallelEnv, KINDS[kind]()[:4], "dummy", "restart")
+    make_envs = partial(ParallelEnv, KINDS[kind]()[:4], ORACLE, "restart")
     with Collector(returning(policy), make_envs, num_steps=40, seed=3) as single:
         space = single._envs["envs"].single_observation_space
         for _ in range(2):
@@ -194,7 +194,7 @@ class Keyed(Count):
 
 
 def keyed() -> ParallelEnv:
-    return ParallelEnv([partial(Keyed if rank() else Count, 0)], "dummy", "restart")
+    return ParallelEnv([partial(Keyed if rank() else Count, 0)], ORACLE, "restart")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def keyed() -> ParallelEnv:
     ],
 )
 def test_data_that_cannot_be_merged_raise_and_are_kept(says: Any, make_envs: Any, match: str) -> None:
-    with CollectorSet(2, partial(Saying, says), make_envs, num_steps=20, para_mode="dummy") as collectors:
+    with CollectorSet(2, partial(Saying, says), make_envs, num_steps=20, para_mode=ORACLE) as collectors:
         for _ in range(2):
             with pytest.raises(ArgumentError, match=f"of collectors 0 and 1 cannot be put together.*{match}") as caught:
                 collectors.collect()
@@ -233,7 +233,7 @@ def test_steps_of_replaced_envs_are_returned_separately(make_set: MakeSet) -> No
 def test_each_collector_has_its_own_worker(mode: str, make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
     pids = np.unique(collectors.collect()[0].extras["pid"])
-    assert len(pids) == (2 if mode in CAN_DIE else 1)
+    assert len(pids) == (2 if mode in IN_WORKERS else 1)
 
 
 def test_collector_policies_receive_their_rank_and_seed(make_set: MakeSet) -> None:
@@ -256,7 +256,7 @@ class Slow(Count):
 
 def slow_envs() -> ParallelEnv:
     """Make an env of which a step takes 0.1 s in collector 1."""
-    return ParallelEnv([partial(Slow, 0.1 * rank())], "dummy", "restart")
+    return ParallelEnv([partial(Slow, 0.1 * rank())], ORACLE, "restart")
 
 
 def test_fraction_samples_stops_slow_collectors_without_losing_steps(make_set: MakeSet) -> None:
@@ -275,12 +275,6 @@ def test_fraction_samples_stops_slow_collectors_without_losing_steps(make_set: M
         reached += info["num_steps"]
         assert not data.dones.any()
     assert_same(data.final_states[:, 1], reached.astype(float))
-
-
-def test_fraction_samples_is_not_rounded_up_by_floating_point_error() -> None:
-    for fraction, enough in ((0.56, 14), (0.28, 7), (0.001, 1)):  # 0.56 * 25 is 14.000000000000002
-        with CollectorSet(25, Net, few, num_steps=1, para_mode="dummy", fraction_samples=fraction) as collectors:
-            assert collectors._enough == enough
 
 
 def test_listen_to_stops_all_collectors(make_set: MakeSet, tmp_path: Path) -> None:
@@ -330,38 +324,6 @@ def test_weights_refused_by_the_policy_raise(make_set: MakeSet) -> None:
     assert (collectors.collect()[0].actions == 1).all()
 
 
-class Pondering(Net):
-    """Collector 1 waits for a file before it takes weights."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        super().__init__(rank)
-        self._folder = folder
-
-    def set_weights(self, weights: Any) -> None:
-        Waiting(self._folder, self.rank)(np.zeros(1))
-        super().set_weights(weights)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, WorkerTimeoutError])
-def test_set_weights_that_ctrl_c_or_a_timeout_ends_are_set_later(
-    mode: str, make_set: MakeSet, tmp_path: Path, error: type[BaseException]
-) -> None:
-    is_late = error is WorkerTimeoutError
-    if is_late and mode == "dummy":
-        pytest.skip("dummy mode has no timeouts")
-    collectors = make_set(partial(Pondering, tmp_path), few, 4, timeout=1.0 if is_late else None)
-    match = r"^collector 1 did not answer within 1.0 s\. The next call of the set" if is_late else "^$"
-    with pytest.raises(error, match=match), when_waiting(tmp_path, (lambda: None) if is_late else interrupt):
-        collectors.set_weights(5)
-    (tmp_path / "go").touch()
-    assert collectors.version == 1
-    data, info = collectors.collect()
-    assert (data.actions == 5).all()
-    assert (info["version"].tolist(), info["staleness"].tolist()) == ([1, 1], [0, 0])
-    collectors.set_weights(6)
-    assert collectors.collect()[1]["version"].tolist() == [2, 2]
-
-
 def test_unpicklable_weights_are_refused_before_anything_is_sent(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
     with pytest.raises(UnpicklableError, match=r"What set_weights\(\) was given cannot be copied .* Nothing was sent"):
@@ -403,18 +365,6 @@ def test_max_in_flight_limits_staleness_of_weights(make_set: MakeSet) -> None:
     assert versions[-1] >= 4
 
 
-def test_collectors_wait_when_the_stream_consumer_is_slower(make_set: MakeSet) -> None:
-    collectors = make_set(Net, few, 4)
-    stream = collectors.stream()
-    for _ in range(3):
-        next(stream)
-        assert len(collectors._scheduler.in_flight) <= 2
-    stream.close()  # type: ignore[attr-defined]
-    data, info = collectors.collect(10)
-    assert (info["num_steps"] >= 10).all()
-    assert data.valid.sum() == info["num_samples"]
-
-
 def test_leaving_a_stream_loses_no_steps(make_set: MakeSet) -> None:
     collectors = make_set(Net, partial(few, (10**6,)), 8)
     last = np.zeros(2, int)
@@ -430,7 +380,7 @@ def test_leaving_a_stream_loses_no_steps(make_set: MakeSet) -> None:
 
 
 def test_stream_ends_when_the_set_is_stopped() -> None:
-    with CollectorSet(2, Net, few, num_steps=4, para_mode="dummy") as collectors:
+    with CollectorSet(2, Net, few, num_steps=4, para_mode=ORACLE) as collectors:
         count = 0
         for _ in collectors.stream():
             count += 1
@@ -455,22 +405,6 @@ def test_stream_ends_when_another_thread_stops_the_set(make_set: MakeSet, tmp_pa
         collectors.collect()
 
 
-def test_concurrent_use_by_two_threads_is_refused(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Waiting, tmp_path), few, 4)
-    refused: list[str] = []
-
-    def use() -> None:
-        for call, given in {"collect": (), "evaluate": (), "set_weights": (1,), "replace": ("policy", Net)}.items():
-            with pytest.raises(UsageError, match=rf"{call}\(\) was called while another thread is in stream"):
-                getattr(collectors, call)(*given)
-            refused.append(call)
-        (tmp_path / "go").touch()
-
-    with when_waiting(tmp_path, use):
-        assert {info["collector"] for _, info in collectors.stream(num_collections=2)} <= {0, 1}
-    assert len(refused) == 4
-
-
 # ---------------------------------------------------------------- deaths
 
 
@@ -490,15 +424,8 @@ class Mortal(Net):
         return super().__call__(states)
 
 
-def needs_processes(mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
-
-
-def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(
-    mode: str, make_set: MakeSet, tmp_path: Path
-) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Mortal, tmp_path, 20), partial(few, (1000, 1000)), 60, weights=3, seed=1)
     collectors.update_policy("noise", 2)
     data, info = collectors.collect()
@@ -519,8 +446,8 @@ def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(
     assert collectors.collect()[1]["lost_samples"] == 0
 
 
-def test_stream_continues_after_death_of_a_collector(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_stream_continues_after_death_of_a_collector(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Mortal, tmp_path, 30), few, 20, weights=3)
     lost, found = [], 0
     for data, info in collectors.stream():
@@ -533,24 +460,10 @@ def test_stream_continues_after_death_of_a_collector(mode: str, make_set: MakeSe
     assert collectors.num_replaced == 1
 
 
-def test_idle_collector_that_dies_is_replaced(mode: str, make_set: MakeSet) -> None:
-    needs_processes(mode)
-    collectors = make_set(Net, few, 20, weights=3, seed=1)
-    data, _ = collectors.collect()
-    os.kill(int(data.extras["pid"][0, 2]), signal.SIGKILL)
-    for _ in range(3):  # the death may be noticed after the next command was sent
-        data, info = collectors.collect()
-        assert info["lost_samples"] <= 40
-        assert (data.actions == 3).all()
-        assert data.valid.all()
-    assert collectors.num_replaced == 1
-
-
-def test_replacement_collector_gets_a_different_seed(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    needs_processes(mode)
-
+@in_modes(*IN_WORKERS)
+def test_replacement_collector_gets_a_different_seed(make_set: MakeSet, tmp_path: Path) -> None:
     def make_envs() -> ParallelEnv:
-        return ParallelEnv(KINDS["array"]()[:1], "dummy", "restart")
+        return ParallelEnv(KINDS["array"]()[:1], ORACLE, "restart")
 
     collectors = make_set(partial(Mortal, tmp_path, 18), make_envs, 16, seed=1)
     first, _ = collectors.collect()
@@ -559,62 +472,13 @@ def test_replacement_collector_gets_a_different_seed(mode: str, make_set: MakeSe
     assert second.states[0, 1, 2] not in first.states[:, 1, 2]
 
 
-def test_collector_is_not_replaced_beyond_max_restarts(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_collector_is_not_replaced_beyond_max_restarts(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Mortal, tmp_path, 5, again=True), few, 20, max_restarts=2)
     with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray says") as caught:
         collectors.collect()
     assert "It was collector 1 of a set, which has died more often" in caught.value.__notes__[-1]
     assert collectors.num_replaced == 2
-
-
-class Examined(Net):
-    """Collector 1 dies when it is first evaluated."""
-
-    def __init__(self, folder: Path, rank: int, seed: int | None = None) -> None:
-        super().__init__(rank, seed)
-        self._grave = folder / "grave"
-
-    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
-        if deterministic and self.rank == 1 and not self._grave.exists():
-            self._grave.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(states)
-
-
-def test_collector_death_during_evaluation_does_not_change_the_returns(
-    mode: str, make_set: MakeSet, tmp_path: Path
-) -> None:
-    needs_processes(mode)
-    tests = partial(ParallelEnv, KINDS["array"]()[:2], "dummy")
-    collectors = make_set(partial(Examined, tmp_path), few, seed=1, weights=2, make_test_envs=tests)
-    returns = collectors.evaluate(5).returns
-    assert collectors.num_replaced == 1
-    calm = CollectorSet(2, Net, few, num_steps=4, para_mode="dummy", seed=1, weights=2, make_test_envs=tests)
-    assert_same(returns, calm.evaluate(5).returns)
-    calm.stop()
-
-
-class Heir(Mortal):
-    """The replacement of collector 1 waits for a file in its constructor."""
-
-    def __init__(self, folder: Path, rank: int, seed: int | None = None) -> None:
-        super().__init__(folder, 20, rank, seed)
-        if rank == 1 and (folder / "grave").exists():
-            Waiting(folder, rank)(np.zeros(1))
-
-
-def test_interrupted_replacement_is_completed_later(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    needs_processes(mode)
-    collectors = make_set(partial(Heir, tmp_path), partial(few, (1000,)), 40, weights=3)
-    with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
-        collectors.collect()
-    (tmp_path / "go").touch()
-    data, info = collectors.collect()
-    assert info["num_steps"].tolist() == [40, 40]
-    assert (data.actions == 3).all()
-    assert collectors.num_replaced >= 1
-    assert 3 <= info["lost_samples"] <= 24
 
 
 class Doomed(Count):
@@ -635,7 +499,7 @@ class Doomed(Count):
 def test_collector_survives_death_of_one_of_its_env_workers(make_set: MakeSet, tmp_path: Path) -> None:
     def make_envs() -> ParallelEnv:
         last = partial(Doomed, tmp_path, 5) if rank() else partial(Count, 1000)
-        return ParallelEnv([*counts(1000, 1000), last], "subproc", "restart", num_cpus=3)
+        return ParallelEnv([*counts(1000, 1000), last], PROCESSES, "restart", num_cpus=3)
 
     collectors = make_set(Net, make_envs)
     with pytest.raises(WorkerDiedError, match=r"The worker of env 2 \(process \d+\) is dead") as caught:
@@ -675,34 +539,6 @@ def test_error_of_a_policy_keeps_steps_for_the_next_collect(make_set: MakeSet) -
     assert (info["num_samples"], info["lost_samples"], collectors.num_replaced) == (120, 0, 0)
 
 
-class Once(Count):
-    """An env that raises in its 17th step, the first after a collector has sent 16."""
-
-    calls = 0
-
-    def step(self, action: Any) -> Any:
-        self.calls += 1
-        if self.calls == 17:
-            raise ZeroDivisionError("not today")
-        return super().step(action)
-
-
-def test_error_of_an_env_ends_its_episode_at_its_last_step() -> None:
-    def make_envs() -> ParallelEnv:
-        return ParallelEnv([partial(Once, 1000), partial(Count, 1000)], "dummy", "restart")
-
-    with CollectorSet(1, Net, make_envs, num_steps=60, para_mode="dummy", weights=1) as collectors:
-        with pytest.raises(ZeroDivisionError, match="not today"):
-            collectors.collect()
-        data, info = collectors.collect(100)
-    assert data.truncated[15].tolist() == [True, False]
-    assert data.truncated.sum(axis=0).tolist() == [1, 1]
-    assert not data.valid[16, 0]
-    assert info["episode_lengths"][0] == info["episode_returns"][0] == 16
-    assert data.ended_states[0].tolist() == [1000, 16]
-    assert data.valid[-1].all()
-
-
 def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path, when=20), partial(few, (1000,)), 40)
     with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
@@ -712,7 +548,7 @@ def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_
     assert data.valid.all()
     assert info["num_samples"] == 80
     assert data.states[:, 0, 1].tolist() == list(range(40))
-    if mode == "dummy":  # there interrupted calls cannot be resumed
+    if mode == ORACLE:  # there interrupted calls cannot be resumed
         assert 4 <= info["lost_samples"] <= 24
         assert data.states[:, 1, 1].tolist() == [*range(16), *range(24)]
         assert np.argwhere(data.truncated).tolist() == [[15, 1]]
@@ -721,11 +557,8 @@ def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_
         assert data.states[:, 1, 1].tolist() == list(range(40))
 
 
-def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(
-    mode: str, make_set: MakeSet, tmp_path: Path
-) -> None:
-    if mode == "dummy":
-        pytest.skip("dummy mode has no timeouts")
+@in_modes(*IN_BACKGROUND)
+def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s") as caught:
         collectors.collect()
@@ -735,8 +568,8 @@ def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(
     assert data.states[:, :, 1].T.tolist() == [list(range(40))] * 2
 
 
-def test_set_with_a_hung_collector_continues_and_stops_in_time(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    needs_processes(mode)
+@in_modes(*IN_WORKERS)
+def test_set_with_a_hung_collector_continues_and_stops_in_time(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path, patience=10**4), partial(few, (1000,)), 10, timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match="^collector 1 did not answer"):
         collectors.collect()
@@ -748,27 +581,11 @@ def test_set_with_a_hung_collector_continues_and_stops_in_time(mode: str, make_s
     assert time.monotonic() - begin < 20
 
 
-def test_busy_collector_gets_new_weights_before_its_next_batch(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    if mode == "dummy":
-        pytest.skip("its collectors reply together")
-    collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 10)
-    stream = collectors.stream()
-    assert next(stream)[1]["collector"] == 0
-    collectors.set_weights(4)
-    (tmp_path / "go").touch()
-    found: dict[int, list[int]] = {0: [], 1: []}
-    while len(found[1]) < 2:
-        data, info = next(stream)
-        assert (data.actions == 4 * info["version"]).all()
-        found[info["collector"]].append(info["version"])
-    assert found[1] == [0, 1]
-
-
 # ---------------------------------------------------------------- evaluation, factories, compression
 
 
 def test_evaluation_is_shared_by_all_collectors(make_set: MakeSet) -> None:
-    tests = partial(ParallelEnv, KINDS["array"]()[:2], "dummy")
+    tests = partial(ParallelEnv, KINDS["array"]()[:2], ORACLE)
     collectors = make_set(Net, few, 4, seed=1, weights=2, make_test_envs=tests)
     collectors.collect()
     found = collectors.evaluate(5)
@@ -787,7 +604,7 @@ def test_evaluation_is_shared_by_all_collectors(make_set: MakeSet) -> None:
 
 
 def test_factory_can_be_pickled_and_creates_sets() -> None:
-    factory = CollectorSet.create_factory(2, Net, few, num_steps=4, para_mode="dummy")
+    factory = CollectorSet.create_factory(2, Net, few, num_steps=4, para_mode=ORACLE)
     again = cloudpickle.loads(cloudpickle.dumps(factory))
     with factory() as one, again(num_steps=6, weights=3) as other:
         assert len(one.collect()[0]) == 4
@@ -795,7 +612,7 @@ def test_factory_can_be_pickled_and_creates_sets() -> None:
         assert (len(data), data.actions[0, 0]) == (6, 3)
     with factory(num_workers=3, num_steps=5) as larger:
         assert (len(larger), len(larger.collect()[0])) == (3, 5)
-    with CollectorSet.create(1, Net, few, num_steps=3, para_mode="dummy") as made:
+    with CollectorSet.create(1, Net, few, num_steps=3, para_mode=ORACLE) as made:
         assert made.collect()[0].valid.shape == (3, 2)
 
 
@@ -814,7 +631,7 @@ def test_compressed_data_are_equal_and_smaller(make_set: MakeSet) -> None:
 def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MissingDependencyError, match="compress_data=True needs .*'zstandard'.* pip install zstandard"):
-        CollectorSet(1, Net, few, num_steps=4, para_mode="dummy", compress_data=True)
+        CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE, compress_data=True)
 
 
 # ---------------------------------------------------------------- bad input and stop
@@ -824,8 +641,6 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
     ("given", "match"),
     [
         ({"num_workers": 0}, "num_workers=0 must be an int of at least 1"),
-        ({"num_steps": 1.5}, "num_steps=1.5 must be"),
-        ({"start_steps": -1}, "start_steps=-1 must be"),
         ({"max_restarts": 0}, "max_restarts=0 must be"),
         ({"compress_data": "lz4"}, "compress_data='lz4' must be True or False"),
         ({"fraction_samples": 0}, "fraction_samples=0 must be a number above 0, and 1 at most"),
@@ -835,26 +650,18 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
         ({"para_mode": "sub"}, "para_mode='sub' is not known"),
         ({"worker_resources": {"num_cpus": 1}}, "worker_resources became the ray_options: only Ray"),
         ({"worker_resources": 3}, "worker_resources=3 must be a dict"),
-        ({"make_envs": partial(ParallelEnv, counts(9), "dummy")}, "A collector does not stop where an episode ends"),
         ({"on_failure": "restart"}, "on_failure='restart' is about envs, .* in make_envs"),
         ({"make_policy": lambda: zeros, "weights": 1}, "takes no weights"),
         ({"make_policy": zeros}, "make_policy=.* needs states, but is given no more than rank, world_size and seed"),
-        ({"make_envs": [few]}, "make_envs=.* cannot be called. Give a function without arguments"),
+        ({"make_test_envs": 3}, "make_test_envs=3 cannot be called"),
+        ({"steps": 3}, "steps=3 is no option"),
         ({"make_test_envs": lambda rank: few()}, "make_test_envs=.* needs rank. Give a function without arguments"),
     ],
 )
 def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
     arguments: dict[str, Any] = {"num_workers": 1, "make_policy": Net, "make_envs": few, "num_steps": 4}
     with pytest.raises(ArgumentError, match=match):
-        CollectorSet(**{**arguments, "para_mode": "dummy", **given})
-
-
-def test_invalid_callables_are_refused_before_any_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.collect.collector_set.ParallelEnv", None)
-    for given, match in (({"make_policy": zeros}, "needs states"), ({"make_test_envs": 3}, "cannot be called")):
-        arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4, **given}
-        with pytest.raises(ArgumentError, match=match):
-            CollectorSet(1, **arguments)
+        CollectorSet(**{**arguments, "para_mode": ORACLE, **given})
 
 
 @pytest.mark.parametrize("name", ["make_policy", "make_envs", "make_test_envs"])
@@ -865,21 +672,8 @@ def test_unpicklable_collector_set_argument_is_named_in_the_error(name: str) -> 
         CollectorSet(1, **{**arguments, name: lambda: lock})
 
 
-def test_collectors_do_not_share_envs() -> None:
-    with (
-        few() as env,
-        pytest.raises(ArgumentError, match=r"make_envs\(\) returned a ParallelEnv that a collector has already"),
-    ):
-        CollectorSet(2, Net, lambda: env, num_steps=4, para_mode="dummy")
-
-
-def test_unknown_option_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="steps=3 is no option"):
-        CollectorSet(1, Net, few, num_steps=4, para_mode="dummy", steps=3)
-
-
 def test_bad_calls_are_refused() -> None:
-    with CollectorSet(2, Net, few, num_steps=4, para_mode="dummy") as collectors:
+    with CollectorSet(2, Net, few, num_steps=4, para_mode=ORACLE) as collectors:
         for call, match in (
             (partial(collectors.collect, 0), "num_steps=0 must be"),
             (partial(collectors.collect, 1, "now"), "listen_to='now' must be a list"),
@@ -897,26 +691,6 @@ def test_bad_calls_are_refused() -> None:
         assert len(collectors.collect()[0]) == 4
 
 
-def test_every_call_after_stop_is_refused() -> None:
-    collectors = CollectorSet(2, Net, few, num_steps=4, para_mode="dummy")
-    assert repr(collectors) == "<parallelenv.CollectorSet of 2 collectors, para_mode='dummy', version 0>"
-    collectors.stop()
-    collectors.stop()
-    assert collectors.closed
-    assert repr(collectors).endswith("stopped>")
-    calls: list[Any] = [
-        collectors.collect,
-        collectors.stream,
-        collectors.evaluate,
-        partial(collectors.set_weights, 1),
-        partial(collectors.update_policy, "noise", 1),
-        partial(collectors.replace, "policy", Net),
-    ]
-    for call in calls:
-        with pytest.raises(ClosedError, match="on a stopped CollectorSet. Make a new one"):
-            call()
-
-
 def test_failed_start_leaks_nothing() -> None:
     def make_envs() -> ParallelEnv:
         if rank() == 1:
@@ -928,10 +702,8 @@ def test_failed_start_leaks_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Setting 'object_store_memory' for:DeprecationWarning")  # Ray's own advice
-def test_ray_workers_get_the_requested_resources(mode: str, make_set: MakeSet) -> None:
-    if mode != "ray":
-        pytest.skip("only Ray modes have resources")
-
+@in_modes(RAY)
+def test_ray_workers_get_the_requested_resources(make_set: MakeSet) -> None:
     class Asking(Net):
         def resources(self) -> Any:
             import ray

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import needs_ray
+from modes import PROCESSES, RAY, here_and_in_processes, in_modes
 
 from parallelenv.engine.engine import Engine
 from parallelenv.testing import BackendContract
@@ -16,21 +17,21 @@ class TestContract(BackendContract):
         self.starts_slowly = needs_ray(mode)
 
 
-@pytest.mark.parametrize("mode", ["ray"], indirect=True)
+@in_modes(RAY)
 class TestContractByRaysCalls(TestContract):
     """With Ray calls, as in a cluster whose actors are on other machines."""
 
     backend_options = {"direct": False}  # noqa: RUF012 (as a third party would write it)
 
 
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+@in_modes(PROCESSES)
 class TestContractByPipes(TestContract):
     """Without a bell, as on systems that have none."""
 
     backend_options = {"eventfd": False}  # noqa: RUF012 (as a third party would write it)
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 class TestContractWithoutPlans(TestContract):
     """Every step takes the general way."""
 

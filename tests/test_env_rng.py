@@ -7,7 +7,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +14,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from modes import ORACLE, THREADS, here_and_in_processes, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import difference
 
 MakeEnv = Callable[..., ParallelEnv]
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 class Gambler(gym.Env[Any, Any]):
@@ -98,14 +97,14 @@ def make_three(make_env: MakeEnv, **arguments: Any) -> ParallelEnv:
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 3])
 def test_results_with_seed_globals_are_equal_in_every_mode(num_cpus: int, mode: str, make_env: MakeEnv) -> None:
-    if mode == "thread" and num_cpus > 1:
+    if mode == THREADS and num_cpus > 1:
         pytest.skip("its workers share generators")
     with make_three(ParallelEnv) as alone:
         expected = play(alone)
     assert difference(play(make_three(make_env, num_cpus=num_cpus)), expected) is None
 
 
-@nearby
+@here_and_in_processes
 def test_results_equal_those_of_an_env_in_its_own_process(make_env: MakeEnv) -> None:
     env = make_three(make_env, num_cpus=1)
     found = [env.reset(seed=3)[2], *(env.step([0] * 3).states[2] for _ in range(4))]
@@ -116,7 +115,7 @@ def test_results_equal_those_of_an_env_in_its_own_process(make_env: MakeEnv) -> 
     assert difference(found, expected) is None
 
 
-@pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
+@in_modes(ORACLE, THREADS)
 def test_global_generators_of_the_process_are_not_modified(make_env: MakeEnv) -> None:
     with seeded(5):
         expected = np.random.normal(), np.random.normal(), random.random()
@@ -141,14 +140,14 @@ def test_policy_draws_from_the_global_generators_of_the_process() -> None:
         assert [np.random.random() for _ in range(4)][3] == found
 
 
-@nearby
+@here_and_in_processes
 def test_envs_without_a_seed_draw_different_numbers(make_env: MakeEnv) -> None:
     env = make_env([Gambler] * 3, seed_globals=True, num_cpus=1)
     assert len(np.unique(env.reset()[:, 1:])) == 6
     assert len(set(env.get_env_attr("first"))) == 3
 
 
-@nearby
+@here_and_in_processes
 def test_save_state_includes_global_generators(make_env: MakeEnv) -> None:
     env = make_three(make_env, num_cpus=2)
     env.reset(seed=1)
@@ -166,7 +165,7 @@ def test_save_state_includes_global_generators(make_env: MakeEnv) -> None:
 
 def test_seed_globals_is_refused_with_several_threads() -> None:
     with pytest.raises(ArgumentError, match=r"3 threads cannot step envs side by side.*num_cpus=1, or para_mode='sub"):
-        ParallelEnv([Gambler] * 3, "thread", num_cpus=3, seed_globals=True)
+        ParallelEnv([Gambler] * 3, THREADS, num_cpus=3, seed_globals=True)
     with pytest.raises(ArgumentError, match="seed_globals=1 must be True or False"):
         ParallelEnv([Gambler], seed_globals=1)  # type: ignore[arg-type]
 
@@ -211,54 +210,3 @@ def test_torch_generator_is_isolated_after_torch_is_imported(monkeypatch: pytest
         sys.modules.pop("torch", None)
     chances = [Chances(3), Chances(4)]
     assert drawn == [[one.random() for one in chances] for _ in range(2)]
-
-
-IMPORTING = """
-import random, sys
-from types import SimpleNamespace
-import gymnasium
-
-class Chances(random.Random):
-    get_state, set_state, manual_seed = random.Random.getstate, random.Random.setstate, random.Random.seed
-
-sys.modules["torch"] = SimpleNamespace(default_generator=Chances(0))
-
-class Drawer(gymnasium.Env):
-    def __init__(self):
-        self.first = sys.modules["torch"].default_generator.random()
-
-    def reset(self, *, seed=None, options=None):
-        return 0, {}
-
-    def step(self, action):
-        return 0, 0.0, False, False, {}
-"""
-
-
-@pytest.mark.parametrize("num_cpus", [1, 2])
-def test_module_of_an_env_is_imported_before_the_env_is_made(
-    num_cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So the first env of each worker is made with its own state of torch's generator, too."""
-    (tmp_path / "importing.py").write_text(IMPORTING)
-    monkeypatch.syspath_prepend(tmp_path)
-    gym.register("Importing-v0", "importing:Drawer", disable_env_checker=True)
-    try:
-        with ParallelEnv(["Importing-v0"] * 4, "subproc", num_cpus=num_cpus, seed=5, seed_globals=True) as env:
-            assert env.get_env_attr("first") == [Chances(5 + number).random() for number in range(4)]
-    finally:
-        del gym.registry["Importing-v0"]
-
-
-def test_interrupt_restores_global_generators_of_the_process() -> None:
-    class Interrupted(Gambler):
-        def step(self, action: Any) -> Any:
-            np.random.random()
-            raise KeyboardInterrupt
-
-    with ParallelEnv([Interrupted], seed_globals=True) as env, seeded(5):
-        env.reset()
-        before = random.getstate(), np.random.get_state(legacy=False)
-        with pytest.raises(KeyboardInterrupt):
-            env.step([0])
-        assert difference((random.getstate(), np.random.get_state(legacy=False)), before) is None

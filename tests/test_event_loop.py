@@ -10,19 +10,21 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, WAIT, Fragile, fragile
+from modes import IN_BACKGROUND, IN_WORKERS, PROCESSES, THREADS, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.backends._process import process_exists
 from parallelenv.engine import event_loop
 from parallelenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
 
-in_workers = pytest.mark.parametrize("mode", ["thread", "subproc", "ray", "ray-subproc"], indirect=True)
-in_processes = pytest.mark.parametrize("mode", ["subproc", "ray", "ray-subproc"], indirect=True)
-in_subproc = pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+in_workers = in_modes(*IN_BACKGROUND)
+in_processes = in_modes(*IN_WORKERS)
+in_subproc = in_modes(PROCESSES)
 
 LIMIT = 20.0
 """Seconds after which a test fails: nothing has woken the loop."""
@@ -55,6 +57,14 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return watched
 
 
+@pytest.fixture
+def env(make_env: MakeEnv, tmp_path: Path) -> ParallelEnv:
+    """Four envs in four workers, after a reset."""
+    env = make_env(fragile(tmp_path), num_cpus=4)
+    env.reset()
+    return env
+
+
 async def until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + LIMIT
     while not condition():
@@ -76,9 +86,7 @@ def run(play: Any) -> Any:
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_a_reply_wakes_the_loop(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
+def test_a_reply_wakes_the_loop(env: ParallelEnv, tmp_path: Path, readers: set[int]) -> None:
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
@@ -86,6 +94,10 @@ def test_a_reply_wakes_the_loop(make_env: MakeEnv, tmp_path: Path, readers: set[
         waiting = asyncio.ensure_future(env.arecv())
         await begun(env, tmp_path)
         assert len(readers) == 1
+        with patch.object(type(env.engine), "look") as look:
+            for _ in range(50):
+                await asyncio.sleep(0)
+        assert not look.called  # it is idle until the next reply
         (tmp_path / "go").touch()
         assert (await waiting).states.tolist() == [[0, 1]]
 
@@ -96,10 +108,7 @@ def test_a_reply_wakes_the_loop(make_env: MakeEnv, tmp_path: Path, readers: set[
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_no_reply_is_missed(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=2)
-    env.reset()
-
+def test_no_reply_is_missed(env: ParallelEnv) -> None:
     async def serve() -> None:
         for _ in range(50):
             env.send([GO_ON], (await env.arecv(1, 1)).env_ids)
@@ -112,58 +121,9 @@ def test_no_reply_is_missed(make_env: MakeEnv, tmp_path: Path) -> None:
     assert run(play()) == 204
 
 
-@in_workers
-@pytest.mark.usefixtures("without_timer")
-def test_reply_just_before_the_wait_is_not_missed(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = make_env(fragile(tmp_path)[:1])
-    env.reset()
-    env.send([WAIT])
-    pool, fileno = env.engine.pool, env.engine.pool.fileno
-
-    def reply_first() -> int | None:
-        (tmp_path / "go").touch()
-        time.sleep(0.2)
-        return fileno()
-
-    vars(pool)["fileno"] = reply_first
-    run(env.arecv())
-    del vars(pool)["fileno"]
-
-
-@in_workers
-@pytest.mark.usefixtures("without_timer")
-def test_arecv_is_idle_until_the_next_reply(make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
-    polls: list[int] = []
-    poll = type(env.engine).poll
-
-    def count(engine: Any, min_envs: int, *arguments: Any) -> bool:
-        polls.append(min_envs)
-        return poll(engine, min_envs, *arguments)
-
-    monkeypatch.setattr(type(env.engine), "poll", count)
-    env.send([WAIT, GO_ON, GO_ON, GO_ON])
-
-    async def play() -> None:
-        waiting = asyncio.ensure_future(env.arecv(4))
-        await begun(env, tmp_path)
-        await until(lambda: env.engine.table.arrived)
-        polls_before = len(polls)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert len(polls) <= polls_before + 3  # one per reply that came meanwhile
-        (tmp_path / "go").touch()
-        await waiting
-
-    run(play())
-
-
 @in_processes
 @pytest.mark.usefixtures("without_timer")
-def test_the_end_of_a_worker_wakes_the_loop(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
+def test_the_end_of_a_worker_wakes_the_loop(env: ParallelEnv, readers: set[int]) -> None:
     env.send([EXIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
@@ -259,12 +219,10 @@ def test_death_is_noticed_while_a_child_keeps_the_pipe_open(make_env: MakeEnv, t
 
 
 @in_workers
-def test_loop_without_add_reader_polls(make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_without_add_reader_polls(env: ParallelEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(error: type[Exception], *_: Any) -> NoReturn:
         raise error
 
-    env = make_env(fragile(tmp_path), num_cpus=2)
-    env.reset()
     for error in (NotImplementedError, OSError):
         monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", partial(refuse, error))
         if error is NotImplementedError:
@@ -290,10 +248,8 @@ def test_loop_without_add_reader_polls(make_env: MakeEnv, tmp_path: Path, monkey
 @in_workers
 @pytest.mark.usefixtures("without_timer")
 def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
-    make_env: MakeEnv, tmp_path: Path, readers: set[int]
+    env: ParallelEnv, tmp_path: Path, readers: set[int]
 ) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
@@ -311,7 +267,7 @@ def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
             await waiting
         assert not readers
         assert not env.engine.pool.wakers
-        if env.para_mode in ("thread", "subproc"):  # Ray opens connections when it likes
+        if env.para_mode in (THREADS, PROCESSES):  # Ray opens connections when it likes
             assert len(os.listdir("/proc/self/fd")) == descriptors
         (tmp_path / "go").touch()
 
@@ -340,9 +296,7 @@ def test_timeout_of_the_pool_ends_arecv(make_env: MakeEnv, tmp_path: Path) -> No
 
 
 @in_subproc
-def test_close_ends_arecv(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
+def test_close_ends_arecv(env: ParallelEnv, tmp_path: Path, readers: set[int]) -> None:
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
@@ -355,20 +309,6 @@ def test_close_ends_arecv(make_env: MakeEnv, tmp_path: Path, readers: set[int]) 
 
     run(play())
     assert not readers
-
-
-def test_loop_closed_during_arecv_does_not_affect_later_calls(tmp_path: Path) -> None:
-    with ParallelEnv(fragile(tmp_path), "thread", num_cpus=4) as env:
-        env.reset()
-        env.send([WAIT], [0])
-        loop = asyncio.new_event_loop()
-        waiting = loop.create_task(env.arecv())
-        loop.run_until_complete(begun(env, tmp_path))
-        loop.close()
-        (tmp_path / "go").touch()
-        assert env.recv().env_ids.tolist() == [0]
-        vars(loop)["call_exception_handler"] = lambda context: None  # of the task that is dropped
-        del waiting
 
 
 # -------------------------------------------------------------------- several at the same time

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from modes import ORACLE
 
 from parallelenv import ParallelEnv
 from parallelenv.testing import BackendContract
@@ -37,7 +38,7 @@ class TestPipedBackend(BackendContract):
 
 def test_results_of_example_backend_equal_those_of_dummy_mode() -> None:
     answers = []
-    for mode in ("dummy", _backend()):
+    for mode in (ORACLE, _backend()):
         with ParallelEnv(["CartPole-v1"] * 3, mode, "restart", num_cpus=2, shared={"table": np.arange(3)}) as env:
             answers.append([env.reset(seed=1), *(env.step([0, 1, step % 2]).states for step in range(60))])
     assert np.array_equal(np.array(answers[0]), np.array(answers[1]))

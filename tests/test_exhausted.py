@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from functools import partial
 from typing import Any
@@ -10,21 +9,27 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import MakeEnv, MakePool, needs_ray
+from conftest import MakeEnv, MakePool, needs_ray, require_mode
+from modes import MODES, ORACLE, PROCESSES, in_modes
 from samplers import Once, Walks
 
 from parallelenv import ParallelEnv
 from parallelenv.engine import recovery
-from parallelenv.errors import ExhaustedError, ResetNeededError, WorkerDiedError
+from parallelenv.errors import ExhaustedError, ResetNeededError
 from parallelenv.results import difference
 from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 TOTALS = (1, 3, 0, 2)
 ONES = np.ones(len(TOTALS), np.int64)
 EXHAUSTED = {"exhausted": True}
+
+
+@pytest.fixture(params=[ORACLE, PROCESSES])
+def mode(request: pytest.FixtureRequest) -> str:
+    """The modes of a test that names none: messages are pickled in one of them."""
+    return require_mode(request.param, request)
 
 
 def walks(kind: str = "plain", totals: Any = TOTALS) -> list[dict[str, Any]]:
@@ -69,6 +74,7 @@ def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
     return log
 
 
+@in_modes(*MODES)
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 @pytest.mark.parametrize("kind", ["plain", "sheet", "bare"])
 def test_every_mode_equals_oracle_until_all_envs_are_exhausted(
@@ -82,7 +88,6 @@ def test_every_mode_equals_oracle_until_all_envs_are_exhausted(
     assert difference(expected, found) is None, difference(expected, found)
 
 
-@nearby
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 def test_reset_without_further_task_returns_none_and_env_is_skipped(make_env: MakeEnv, asynchronous: Any) -> None:
     env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
@@ -101,7 +106,6 @@ def test_reset_without_further_task_returns_none_and_env_is_skipped(make_env: Ma
     assert env.done[2]
 
 
-@nearby
 def test_final_step_of_the_last_task_returns_full_results(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 9)))
     env.next_task(length=2)
@@ -123,7 +127,6 @@ def test_final_step_of_the_last_task_returns_full_results(make_pool: MakePool) -
     assert env.reset_infos == [EXHAUSTED, {}]
 
 
-@nearby
 def test_final_states_without_declared_space_are_independent_copies(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks("bare", totals=(1,)))
     env.next_task(length=1)
@@ -133,7 +136,6 @@ def test_final_states_without_declared_space_are_independent_copies(make_pool: M
     assert state[0] == 1
 
 
-@nearby
 @pytest.mark.parametrize("asynchronous", [None, "idle", "continue"])
 def test_last_task_without_autoreset_ends_like_any_other(make_env: MakeEnv, asynchronous: Any) -> None:
     env = make_env(env_fns(totals=(1, 9)), asynchronous=asynchronous)
@@ -152,7 +154,6 @@ def test_done_policy_none_marks_only_the_exhausted_env_as_exhausted() -> None:
         assert [info for *_, info in env.step([1, 1, 1], align="batch")] == [EXHAUSTED, {}, {}]
 
 
-@nearby
 def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(0, 0)))
     env.next_task()
@@ -165,7 +166,6 @@ def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> N
     assert env.step([1], id=[1]).states.dtype == np.float64
 
 
-@nearby
 def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
     env = make_env([partial(Once, 2), Once], asynchronous="restart")
     env.reset()
@@ -176,7 +176,6 @@ def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
     assert env.all_exhausted()
 
 
-@nearby
 def test_exhausted_error_raised_by_step_is_an_ordinary_failure(make_env: MakeEnv) -> None:
     env = make_env([partial(Once, 2), Once], asynchronous="restart")
     env.reset()
@@ -186,7 +185,6 @@ def test_exhausted_error_raised_by_step_is_an_ordinary_failure(make_env: MakeEnv
     assert not env.exhausted.any()
 
 
-@nearby
 def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     env.next_task(length=9)
@@ -198,7 +196,6 @@ def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: Ma
     assert env.step(ONES[:2], id=[3, 0]).states.dtype == np.float64
 
 
-@nearby
 def test_recv_does_not_wait_for_exhausted_envs(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(0, 0)), timeout=20)
     env.next_task()
@@ -208,7 +205,6 @@ def test_recv_does_not_wait_for_exhausted_envs(make_pool: MakePool) -> None:
     assert result.infos.tolist() == [EXHAUSTED, EXHAUSTED]
 
 
-@nearby
 def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 0)))
     env.next_task(length=1)
@@ -224,6 +220,7 @@ def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> 
 # ---------------------------------------------------------------- rollouts
 
 
+@in_modes(*MODES)
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
 def test_rollout_skips_exhausted_envs(make_pool: MakePool, mode: str, kind: str) -> None:
     rollouts: list[list[Any]] = []
@@ -251,7 +248,6 @@ def _plain(log: list[Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-@nearby
 def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
     outside, beside = make_pool(Walks, walks()), make_pool(Walks, walks())
     for env in (outside, beside):
@@ -267,7 +263,6 @@ def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
     assert difference(outside.exhausted, beside.exhausted) is None
 
 
-@nearby
 def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 4, 0)), timeout=60)
     env.next_task()
@@ -279,7 +274,6 @@ def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None
     assert not env.rollout(ones, 3).valid.any()
 
 
-@nearby
 def test_rollout_without_autoreset_plays_one_task_per_env(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 2, 0)), auto=False)
     played = 0
@@ -293,6 +287,7 @@ def test_rollout_without_autoreset_plays_one_task_per_env(make_pool: MakePool) -
 # ---------------------------------------------------------------- saved states
 
 
+@in_modes(*MODES)
 @pytest.mark.parametrize("asynchronous", ["idle", "restart"])
 def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asynchronous: Any) -> None:
     env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
@@ -308,15 +303,6 @@ def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asyn
         found = [list(other.step(ONES)) for _ in range(6)]
         assert difference(expected, found) is None, difference(expected, found)
         assert difference(exhausted, other.exhausted) is None
-
-
-def test_saved_state_without_exhausted_flags_can_be_loaded() -> None:
-    with ParallelEnv(env_fns(totals=(3, 3)), asynchronous="restart") as env:
-        env.reset()
-        state = env.save_state()
-        del vars(state.checkpoint)["exhausted"]
-        assert env.load_state(pickle.loads(pickle.dumps(state))) == ()
-        assert not env.exhausted.any()
 
 
 # ---------------------------------------------------------------- failures
@@ -353,38 +339,6 @@ def test_rebuilt_sampler_may_have_no_task(
     assert env.step([1], align="batch") == [(None, None, True, EXHAUSTED)]
 
 
-class Dying(Fleeting):
-    """Its first task ends the worker."""
-
-    def next_task(self, *args: Any, **kwargs: Any) -> Any:
-        task: Any = super().next_task(*args, **kwargs)
-        if task is not None:
-            task.step = lambda action: os._exit(3)
-        return task
-
-
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
-    env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
-    env.next_task()
-    result = env.step([1])
-    assert isinstance(result.infos[0]["failure"], WorkerDiedError)
-    assert result.infos[0]["exhausted"] is True
-    assert result.states["word"] == (None,)
-    assert env.all_exhausted()
-
-
-@nearby
-def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
-    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
-    env.next_task(length=9)
-    rollout = env.rollout(ones, 6)
-    assert rollout.valid[:, 0].tolist() == [True, True, False, False, False, False]
-    assert rollout.truncated[:, 0].tolist() == [False, True, False, False, False, False]
-    assert env.all_exhausted()
-
-
-@nearby
 def test_rebuilt_sampler_starts_with_its_first_task(make_pool: MakePool, no_delay: None) -> None:
     env = make_pool(Walks, [{"total": 3, "crash": (2, 1)}, {"total": 3}], on_failure="restart", max_restarts=2)
     env.next_task(length=1)
@@ -403,7 +357,6 @@ class Doubled(StateWrapper):
         return states * 2
 
 
-@nearby
 def test_wrappers_process_only_envs_that_have_a_state(make_pool: MakePool) -> None:
     doubled = Doubled(RecordEpisodeStatistics(make_pool(Walks, walks())))
     states = doubled.next_task(length=2)
@@ -421,7 +374,6 @@ def test_wrappers_process_only_envs_that_have_a_state(make_pool: MakePool) -> No
     assert doubled.next_task().tolist() == [None] * 4
 
 
-@nearby
 def test_normalize_and_stack_wrappers_ignore_exhausted_envs(make_pool: MakePool) -> None:
     normalized = NormalizeStates(CheckFinite(make_pool(Walks, walks(totals=(0, 9)))))
     assert normalized.next_task()[0] is None

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from modes import ON_RAY, PROCESSES, RAY_POOLS
 
 from parallelenv import registry
 
@@ -25,7 +26,6 @@ with ParallelEnv([Looking, Looking], {mode!r}, num_cpus=2, **{options!r}) as env
     print("FOUND", json.dumps(env.customized_method("modules")[1]))
 """
 _OF_USERS = {"adapters", "autotune", "collect", "notebook", "tasks", "testing", "wrappers"}
-_OF_CALLERS = {"cli", "engine", "env", "registry", "results", "rollouts", *_OF_USERS}
 
 
 def found(code: str) -> set[str]:
@@ -64,11 +64,11 @@ print("FOUND", json.dumps([name for name in dir(parallelenv) if getattr(parallel
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_worker_imports_only_contract_worker_and_backend(start_method: str) -> None:
-    modules = found(_SCRIPT.format(mode="subproc", options={"start_method": start_method}))
+    modules = found(_SCRIPT.format(mode=PROCESSES, options={"start_method": start_method}))
     assert rings(modules) == {"backends", "contract", "errors", "worker"}
 
 
-@pytest.mark.parametrize("mode", ["ray", "ray-subproc"])
+@pytest.mark.parametrize("mode", ON_RAY)
 def test_ray_actor_imports_no_user_facing_modules(mode: str) -> None:
     pytest.importorskip("ray")
     modules = found(_SCRIPT.format(mode=mode, options={}))
@@ -84,7 +84,7 @@ registry.known_words()
 print("FOUND", json.dumps([name for name in sys.modules if name.startswith("parallelenv.backends")]))
 """
     assert found(code) == set()
-    assert "ray-subproc" in registry.known_words()
+    assert RAY_POOLS in registry.known_words()
 
 
 def test_pyproject_lists_all_packages() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import pickle
-from collections import OrderedDict
 from typing import Any
 
 import gymnasium as gym
@@ -14,15 +11,13 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupting import Counting, interrupt_at
+from modes import ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import INFO_NBYTES, Batch, InfoColumns, InfoForms, Layout, form_of
-from parallelenv.contract.protocol import Extra
-from parallelenv.contract.rollout_data import EpisodeEnds, RolloutChunk
 from parallelenv.engine.engine import Engine
-from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.errors import WorkerDiedError
+from parallelenv.testing.scenario import DONE_POLICIES
 
 NUM_ENVS = 5
 STEADY = {"a float": 0.5, "an int": 3, "a bool": True, "f4": np.float32(2.5), "f2": np.float16(1), "i": np.int64(7)}
@@ -74,35 +69,12 @@ def columns_of(form: Any, num_envs: int = 3) -> InfoColumns:
 
 
 MODES = [
-    ("dummy", {}),
-    ("thread", {}),
-    ("subproc", {}),
-    ("subproc", {"eventfd": False}),
-    ("subproc", {"caller_steps": True}),
+    (ORACLE, {}),
+    (THREADS, {}),
+    (PROCESSES, {}),
+    (PROCESSES, {"eventfd": False}),
+    (PROCESSES, {"caller_steps": True}),
 ]
-
-
-@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
-@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
-def test_infos_equal_those_without_columns(
-    mode: str, options: dict[str, Any], asynchronous: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        ParallelEnv([Telling] * NUM_ENVS, mode, asynchronous, 2, **options) as env,
-        ParallelEnv([Telling] * NUM_ENVS, "dummy", asynchronous) as oracle,
-    ):
-        monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda *_: None)
-        env.reset(seed=0)
-        oracle.reset(seed=0)
-        for number in range(1, 100):
-            ids = None if number % 3 else [0, 4, 2]
-            actions = np.zeros(3 if ids else NUM_ENVS, int)
-            found, expected = env.step(actions, ids), oracle.step(actions, ids)
-            assert all(map(same, found.infos, expected.infos)), number
-            if asynchronous != "restart" and oracle.all_done():
-                env.reset()
-                oracle.reset()
-        assert env.engine.pool.batch.info_columns is not None
 
 
 class Brief(gym.Env[Any, Any]):
@@ -130,56 +102,50 @@ class Brief(gym.Env[Any, Any]):
         return state, 1.0, self.left == 0, False, {"left": self.left} if self.episode % 5 else {"odd": [1]}
 
 
-@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
 @pytest.mark.parametrize("plans", [True, False])
-def test_infos_of_resets_equal_those_without_columns(
-    mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "asynchronous"),
+    [*((Telling, done_policy) for done_policy in DONE_POLICIES), (Brief, "restart")],
+)
+@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
+def test_infos_equal_those_without_columns(
+    mode: str, options: dict[str, Any], kind: Any, asynchronous: Any, plans: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "plans_steps", plans)
     with (
-        ParallelEnv([Brief] * NUM_ENVS, mode, "restart", 2, **options) as env,
-        ParallelEnv([Brief] * NUM_ENVS, "dummy", "restart") as oracle,
+        ParallelEnv([kind] * NUM_ENVS, mode, asynchronous, 2, **options) as env,
+        ParallelEnv([kind] * NUM_ENVS, ORACLE, asynchronous) as oracle,
     ):
         monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda *_: None)
         env.reset(seed=0)
         oracle.reset(seed=0)
         kept: list[Any] = []
-        for number in range(1, 80):
-            ids = None if number % 4 else [0, 4, 2]
+        for number in range(1, 100):
+            ids = None if number % 3 else [0, 4, 2]
             actions = np.zeros(3 if ids else NUM_ENVS, int)
-            if number % 9:
-                found, expected = env.step(actions, ids), oracle.step(actions, ids)
+            expected = oracle.step(actions, ids)
+            if number % 9 or asynchronous != "restart":
+                kept.append((env.step(actions, ids).infos, expected.infos))
             else:
                 env.send(actions, ids)
-                found, expected = env.recv(NUM_ENVS), oracle.step(actions, ids)
-                order = np.argsort(found.env_ids)
-                assert all(map(same, found.infos[order], expected.infos[np.argsort(expected.env_ids)])), number
-                continue
-            assert all(map(same, found.infos, expected.infos)), number
+                found = env.recv(NUM_ENVS)
+                kept.append((found.infos[np.argsort(found.env_ids)], expected.infos[np.argsort(expected.env_ids)]))
+            assert all(map(same, *kept[-1])), number
             assert same(env.reset_infos, oracle.reset_infos), number
-            kept.append((found.infos, expected.infos))
-        assert env.engine.pool.batch.reset_columns is not None
+            if asynchronous != "restart" and oracle.all_done():
+                env.reset()
+                oracle.reset()
+        batch = env.engine.pool.batch
+        assert (batch.info_columns if kind is Telling else batch.reset_columns) is not None
         assert all(all(map(same, *pair)) for pair in kept)  # none changed later
-        rollouts = [one.rollout(lambda states: np.zeros(len(states), int), 9) for one in (env, oracle)]
-        assert rollouts[0].reset_infos.keys() == rollouts[1].reset_infos.keys()
-        assert all(same(rollouts[0].reset_infos[at], info) for at, info in rollouts[1].reset_infos.items())
-
-
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
-def test_infos_are_the_users_own(mode: str) -> None:
-    with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", 2) as env:
-        env.reset()
-        results = [env.step([0] * NUM_ENVS) for _ in range(6)]
-        before = [result.infos[1]["trace"].copy() for result in results]
-        results[-1].infos[0]["trace"][:] = -1
-        results[-1].infos[0]["x"] = "mine"
-        env.step([0] * NUM_ENVS)
-        assert [result.infos[1]["trace"].tolist() for result in results] == [array.tolist() for array in before]
-        assert [array[0] for array in before] == [1, 2, 3, 4, 5, 6]
+        if asynchronous == "restart":
+            rollouts = [one.rollout(lambda states: np.zeros(len(states), int), 9) for one in (env, oracle)]
+            assert rollouts[0].reset_infos.keys() == rollouts[1].reset_infos.keys()
+            assert all(same(rollouts[0].reset_infos[at], info) for at, info in rollouts[1].reset_infos.items())
 
 
 def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
-    with ParallelEnv([Telling] * 4, "subproc", "idle", 2) as env:
+    with ParallelEnv([Telling] * 4, PROCESSES, "idle", 2) as env:
         env.reset()
         for _ in range(6):
             env.step([0] * 4)
@@ -189,20 +155,6 @@ def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
         infos = dict(zip(result.env_ids.tolist(), result.infos, strict=True))
         assert infos[2] == {"other": "x"}
         assert infos[0] == {"begun": 1, "reset": True}
-
-
-def test_infos_that_wait_to_be_received_outlive_a_rebuilt_worker() -> None:
-    with ParallelEnv([Telling] * 4, "subproc", "continue", 2) as env:
-        env.reset()
-        for _ in range(5):
-            env.step([0] * 4)
-        env.send([0], [3])
-        env.restart([0, 1])
-        env.reset([0, 1])
-        for _ in range(3):
-            env.step([0, 0], [0, 1])  # its infos are learned anew
-            env.step([0], [2])
-        assert env.recv().infos[0]["i"] == 6
 
 
 class Exiting(Telling):
@@ -215,7 +167,7 @@ class Exiting(Telling):
 
 
 def test_infos_outlive_the_worker_that_wrote_them() -> None:
-    with ParallelEnv([Exiting] * 3, "subproc", "continue", 1, on_failure="restart") as env:
+    with ParallelEnv([Exiting] * 3, PROCESSES, "continue", 1, on_failure="restart") as env:
         env.reset()
         for _ in range(5):
             env.step([0] * 3)
@@ -232,7 +184,7 @@ def test_infos_outlive_the_worker_that_wrote_them() -> None:
 
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_rebuilt_worker_learns_the_form_again(is_dead: bool) -> None:
-    with ParallelEnv([Exiting] * 4, "subproc", "continue", 2) as env:
+    with ParallelEnv([Exiting] * 4, PROCESSES, "continue", 2) as env:
         env.reset()
         for _ in range(6):
             env.step([0] * 4)
@@ -244,67 +196,6 @@ def test_rebuilt_worker_learns_the_form_again(is_dead: bool) -> None:
         for number in range(1, 6):
             result = env.step([0] * 2, [0, 1])
             assert [info["i"] for info in result.infos] == [number] * 2
-
-
-class Changing(Counting):
-    """The info has the number of the step, too, and gets another form after eight."""
-
-    def step(self, action: Any) -> Any:
-        state, *others, _ = super().step(action)
-        info = {"n": self.count} if self.count <= 8 else {"n": self.count, "other": [self.count]}
-        return state, *others, info
-
-
-@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"])
-@pytest.mark.parametrize("num_changes", [1, 2], ids=["learned", "given up"])
-def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_changes: int) -> None:
-    def step_or_receive() -> None:
-        result = env.recv(2) if env.engine.under_way else env.step([0, 0])
-        assert [info["n"] for info in result.infos] == result.states[:, 0].tolist()
-
-    def num_steps_until(change: int) -> int:
-        columns, seen, steps = [env.engine.pool.batch.info_columns], 0, 0
-        while seen < change:
-            step_or_receive()
-            steps += 1
-            columns.append(env.engine.pool.batch.info_columns)
-            seen += columns[-1] is not columns[-2]
-        return steps
-
-    with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
-        env.reset()
-        num_steps = num_steps_until(num_changes)
-    for number in itertools.count(1):
-        with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
-            env.reset()
-            for _ in range(num_steps - 1):
-                step_or_receive()
-            outcome = interrupt_at(number, step_or_receive, ("engine/worker_pool.py", "engine/info_learner.py"))
-            for _ in range(4):
-                step_or_receive()
-        if not outcome.line:
-            break
-    assert number > 10
-
-
-def test_rollout_has_the_infos_of_all_steps() -> None:
-    for mode in ("dummy", "subproc"):
-        with ParallelEnv([Telling] * 4, mode, "restart", 2) as env:
-            env.reset()
-            for _ in range(6):
-                env.step([0] * 4)
-            env.reset()
-            for policy in (Zeros(), lambda states: np.zeros(len(states), int)):
-                env.reset()
-                rollout = env.rollout(policy, 5)
-                assert [rollout.infos[step, 2]["i"] for step in range(5)] == [1, 2, 3, 4, 5]
-
-
-class Zeros:
-    """A policy that can be pickled, so that it acts in the workers."""
-
-    def __call__(self, states: Any) -> Any:
-        return np.zeros(len(states), int)
 
 
 # ---------------------------------------------------------------- forms and columns
@@ -368,69 +259,3 @@ def test_info_of_another_form_is_not_written(info: Any) -> None:
     columns = columns_of(form)
     assert not columns.write(0, info)
     assert not list(columns.read(slice(0, 3), 3))
-
-
-def test_form_is_learned_after_a_few_steps_and_given_up_after_many_others() -> None:
-    learner = InfoLearner()
-    assert [learner.learn([STEADY, STEADY], 2, 0, 1) for _ in range(4)] == [False, False, False, True]
-    assert learner.form == form_of(STEADY)
-    assert not learner.learn([], 2, 0, 1)
-    assert learner.learn([], 2, 1, 1)  # a worker was replaced
-    given_up = [learner.learn([{"x": "y"}, {"x": "y"}], 2, 1, 1) for _ in range(16)]
-    assert given_up == [False] * 15 + [True]
-    assert not learner.form
-
-
-def test_form_that_keeps_changing_is_given_up_for_good() -> None:
-    learner = InfoLearner()
-    told_times = 0
-    for number in range(2000):
-        kind = {"x": 1.0} if number // 20 % 2 else {"y": 1}
-        told_times += learner.learn([kind, kind], 2, 0, 1)
-    assert told_times < 20
-    assert not learner.form
-
-
-def test_ends_of_episodes_between_steady_steps_keep_the_form() -> None:
-    learner = InfoLearner()
-    for _ in range(4):
-        learner.learn([STEADY], 1, 0, 1)
-    assert learner.form
-    assert not any(learner.learn([{"episode": {}}], 1, 0, 100) for _ in range(50))
-    assert learner.form
-
-
-def test_few_infos_of_many_envs_are_not_learned() -> None:
-    learner = InfoLearner()
-    assert not any(learner.learn([STEADY], 4, 0, 1) for _ in range(10))
-
-
-def test_batch_whose_rows_travel_has_no_room_for_infos() -> None:
-    assert not Layout(None, None, 0, 4, has_infos=True).part((1, 2)).has_infos
-
-
-@pytest.mark.parametrize(
-    ("first", "places"),
-    [(STEADY, {(0, 0), (0, 1), (3, 1)}), ({"n": 1}, {(0, 0)}), (OrderedDict(n=1), set()), ({"other": "x"}, set())],
-    ids=str,
-)
-def test_chunk_of_a_rollout_pickles_infos_of_one_form_as_arrays(first: dict[str, Any], places: set[Any]) -> None:
-    nothing = np.zeros((2, 2))
-    ends = EpisodeEnds(np.zeros(0, int), np.zeros(0, int), [])
-    said = {
-        (0, 0): Extra(first),
-        (0, 1): Extra({**STEADY, "an int": 2**40}),
-        (1, 0): Extra({"other": "x"}),
-        (1, 1): Extra(dict(STEADY), reset_info={"begun": 1}),
-        (2, 0): Extra(None, reward=("none",)),
-        (2, 1): Extra({"n": 2**70}),
-        (3, 0): Extra(OrderedDict(n=2)),
-        (3, 1): Extra(dict(STEADY)),
-    }
-    chunk = RolloutChunk((0, 1), [nothing], [nothing], nothing, nothing > 0, nothing > 0, ends, said=dict(said))
-    rest, _ = chunk.__getstate__()["said"]
-    assert said.keys() - rest.keys() == places
-    found = pickle.loads(pickle.dumps(chunk)).said
-    assert found.keys() == said.keys()
-    for place, extra in said.items():
-        assert all(same(*pair) for pair in zip(found[place], extra, strict=True))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from interrupting import Counting, interrupt_at
+from modes import ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _cpu_balancer
@@ -31,7 +32,7 @@ def receive(env: ParallelEnv) -> list[float] | None:
 
 @pytest.mark.parametrize("env_ids", [None, [2, 0, 3]], ids=["all", "some"])
 @pytest.mark.parametrize("first", [False, True], ids=["", "first"])
-@pytest.mark.parametrize("mode", ["thread", pytest.param("subproc", marks=with_bell)])
+@pytest.mark.parametrize("mode", [THREADS, pytest.param(PROCESSES, marks=with_bell)])
 def test_interrupt_while_a_step_is_planned_or_returned_loses_hardly_any_result(
     mode: str, first: bool, env_ids: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,15 +65,15 @@ def test_interrupt_while_a_step_is_planned_or_returned_loses_hardly_any_result(
 @pytest.mark.parametrize(
     ("mode", "options", "plans"),
     [
-        ("dummy", {}, False),
-        ("dummy", {}, True),
-        ("subproc", {"eventfd": False}, False),
-        pytest.param("subproc", {"eventfd": True}, False, marks=with_bell),
-        pytest.param("subproc", {"eventfd": True}, True, marks=with_bell),
-        ("subproc", {"caller_steps": True}, False),
-        ("subproc", {"caller_steps": True}, True),
+        (ORACLE, {}, False),
+        (ORACLE, {}, True),
+        (PROCESSES, {"eventfd": False}, False),
+        pytest.param(PROCESSES, {"eventfd": True}, False, marks=with_bell),
+        pytest.param(PROCESSES, {"eventfd": True}, True, marks=with_bell),
+        (PROCESSES, {"caller_steps": True}, False),
+        (PROCESSES, {"caller_steps": True}, True),
     ],
-    ids=["dummy", "dummy-plan", "pipes", "bell", "bell-plan", "caller_steps", "caller_steps-plan"],
+    ids=[ORACLE, "dummy-plan", "pipes", "bell", "bell-plan", "caller_steps", "caller_steps-plan"],
 )
 def test_interrupted_step_is_delivered_once_and_in_order(
     mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TypeVar
 import psutil
 import pytest
 from kernels import PATIENCE, Notebook, open_notebook
+from modes import ORACLE, PROCESSES, THREADS
 
 pytestmark = pytest.mark.slow
 
@@ -23,20 +22,19 @@ NUM_WORKERS = 2
 
 START_METHODS = ["forkserver", "spawn", "fork"]
 WORDS = {
-    "dummy": "'dummy'",
-    "thread": "'thread'",
-    **{method: f"'subproc', start_method='{method}'" for method in START_METHODS},
+    ORACLE: repr(ORACLE),
+    THREADS: repr(THREADS),
+    **{method: f"{PROCESSES!r}, start_method={method!r}" for method in START_METHODS},
 }
 every_way = pytest.mark.parametrize("way", WORDS)
 every_start_method = pytest.mark.parametrize("way", START_METHODS)
 
 DEFINITIONS = """
-import os, signal, threading, time
+import os, signal, time
 from functools import partial
 from pathlib import Path
 import gymnasium as gym, numpy as np
 from parallelenv import ParallelEnv
-from parallelenv.errors import EnvInterruptedError
 
 GO_ON, WAIT, PRINT, INTERRUPT = range(4)
 
@@ -52,11 +50,9 @@ class Patient(gym.Env):
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(4)
 
-    def __init__(self, number, folder, moment=None):
-        self.number, self.folder, self.moment = number, folder, moment
+    def __init__(self, number, folder):
+        self.number, self.folder = number, folder
         self.steps, self.delay = 0, 0.0
-        if moment == 'construction':
-            self.wait()
 
     def wait(self, limit=60):
         hold(Path(self.folder, f'began-{self.number}'), Path(self.folder, 'go'), limit)
@@ -84,20 +80,8 @@ class Patient(gym.Env):
 
     def pid(self):
         return os.getpid()
-
-    def close(self):
-        if self.moment == 'close':
-            self.wait()
 """
 
-RECEIVE = """
-Path(folder, 'receiving').touch()
-try:
-    received = env.recv(min_envs=4).env_ids.tolist()
-except (EnvInterruptedError, ExceptionGroup) as error:  # nobody else could go on with what was interrupted
-    received = error.partial.env_ids.tolist()
-    env.reset([env_id for env_id in range(4) if env_id not in received])
-"""
 
 INTERRUPTED_STEPS = """
 seconds = []
@@ -112,37 +96,13 @@ for _ in range(200):
     Path(folder, 'go').unlink()
 """
 
-# These delay the start of a worker, so that the time of the interrupt is deterministic.
-HOLD_STARTING = """
-from multiprocessing import reduction
-send = reduction.sendfds
-
-def hold_and_send(*arguments):  # to the fork server, which waits for it now
-    reduction.sendfds = send
-    hold(Path(folder, 'held'), Path(folder, 'go'))
-    send(*arguments)
-
-reduction.sendfds = hold_and_send
-"""
-HOLD_STARTED = """
-from parallelenv.backends._process import WorkerProcess
-take_note = WorkerProcess.__init__
-
-def hold_and_take_note(*arguments):
-    WorkerProcess.__init__ = take_note
-    hold(Path(folder, 'held'), Path(folder, 'go'))
-    take_note(*arguments)
-
-WorkerProcess.__init__ = hold_and_take_note
-"""
 
 STEP = "env.step([WAIT, GO_ON, GO_ON, GO_ON])"
-THREADS = "[thread.name for thread in threading.enumerate() if thread.name.startswith('parallelenv-')]"
 
 
-def constructing(way: str, moment: str | None = None, *, name: str = "env", options: str = "") -> str:
+def constructing(way: str, *, name: str = "env", options: str = "") -> str:
     """Return a cell that assigns four envs in two workers."""
-    envs = f"[partial(Patient, number, folder, {moment!r}) for number in range(4)]"
+    envs = "[partial(Patient, number, folder) for number in range(4)]"
     return f"{name} = ParallelEnv({envs}, {WORDS[way]}, num_cpus={NUM_WORKERS}{options})"
 
 
@@ -234,35 +194,6 @@ def assert_unharmed(notebook: Notebook, pids: list[int]) -> None:
 
 
 @every_way
-def test_interrupted_step_can_be_received(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
-    step = notebook.send(STEP)
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, step)
-    assert alive(pids) == pids
-    (tmp_path / "go").touch()
-    notebook.run(RECEIVE)
-    assert sorted(notebook.evaluate("received")) == ([1, 2, 3] if way == "dummy" else [0, 1, 2, 3])
-    steps = [1, 2, 2, 2] if way == "dummy" else [2, 2, 2, 2]
-    assert notebook.evaluate("env.step([GO_ON] * 4)[0][:, 1].tolist()") == steps
-    assert notebook.evaluate("env.customized_method('pid')") == pids
-
-
-@every_way
-def test_interrupted_recv_loses_no_result(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
-    step = notebook.send("env.step([WAIT, WAIT, GO_ON, GO_ON])")
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, step)
-    receive = notebook.send(RECEIVE)
-    wait_for(tmp_path / ("began-1" if way == "dummy" else "receiving"))
-    assert_interrupted(notebook, receive)
-    assert alive(pids) == pids
-    (tmp_path / "go").touch()
-    notebook.run(RECEIVE)
-    assert sorted(notebook.evaluate("received")) == ([2, 3] if way == "dummy" else [0, 1, 2, 3])
-    assert_unharmed(notebook, pids)
-
-
-@every_way
 @pytest.mark.parametrize(
     "call",
     [STEP, "env.reset(options={'wait': True})", "env.customized_method('wait')"],
@@ -277,78 +208,12 @@ def test_reset_works_after_an_interrupted_call(notebook: Notebook, tmp_path: Pat
     assert_unharmed(notebook, pids)
 
 
-@pytest.mark.parametrize("way", ["thread", "forkserver"])
+@pytest.mark.parametrize("way", [THREADS, "forkserver"])
 def test_interrupt_at_the_start_of_a_step_is_not_missed(notebook: Notebook, way: str) -> None:
     notebook.run(f"{constructing(way)}\nstates = env.reset()")
     notebook.run(INTERRUPTED_STEPS)
     assert notebook.evaluate("len(seconds)") == 200
     assert notebook.evaluate("max(seconds)") < SOON
-
-
-@every_way
-def test_interrupted_construction_leaks_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
-    before = notebook.processes()
-    request = notebook.send(constructing(way, "construction"))
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, request)
-    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    (tmp_path / "go").touch()  # for threads, which cannot be killed
-    assert not wait_until_empty(lambda: notebook.evaluate(THREADS), GONE)
-    notebook.run(constructing(way))
-    assert notebook.evaluate("env.reset()[:, 1].tolist()") == [0, 0, 0, 0]
-
-
-def treats_interrupts(process: psutil.Process, *ways: str) -> bool:
-    """Whether a process handles SIGINT in one of these ways, fields of its ``/proc`` entry."""
-    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
-    return any(int(status[way], 16) >> (signal.SIGINT - 1) & 1 for way in ways)
-
-
-@pytest.mark.parametrize(
-    ("way", "treatments"),
-    [("spawn", ["SigCgt", "SigIgn"]), *((way, ["SigIgn"]) for way in START_METHODS)],
-    ids=["spawn-booting", *START_METHODS],
-)
-def test_interrupt_during_worker_start_leaks_nothing(
-    notebook: Notebook, tmp_path: Path, way: str, treatments: list[str]
-) -> None:
-    before = notebook.processes()
-    request = notebook.send(HOLD_STARTED + constructing(way))
-    wait_for(tmp_path / "held")
-    (worker,) = notebook.processes() - before
-    assert not wait_until_empty(lambda: [] if treats_interrupts(worker, *treatments) else [worker], PATIENCE)
-    notebook.manager.interrupt_kernel()
-    (tmp_path / "go").touch()  # for an interrupt that is held back until the worker is known
-    assert notebook.finish(request).get("ename") == "KeyboardInterrupt"
-    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    notebook.run(constructing(way))
-    assert not notebook.printed
-
-
-def test_interrupt_during_worker_start_does_not_stop_the_fork_server(notebook: Notebook, tmp_path: Path) -> None:
-    before = notebook.processes()
-    request = notebook.send(HOLD_STARTING + constructing("forkserver"))
-    wait_for(tmp_path / "held")
-    notebook.manager.interrupt_kernel()
-    (tmp_path / "go").touch()
-    assert notebook.finish(request).get("ename") == "KeyboardInterrupt"
-    notebook.run(constructing("forkserver"))
-    harmed = before - notebook.processes()
-    assert not harmed
-    assert not notebook.printed
-
-
-@every_way
-def test_interrupted_close_leaks_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
-    before = notebook.processes()
-    notebook.run(constructing(way, "close"))
-    request = notebook.send("env.close()")
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, request)
-    assert notebook.evaluate("env.closed")
-    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    (tmp_path / "go").touch()  # for threads, which cannot be killed
-    assert not wait_until_empty(lambda: notebook.evaluate(THREADS), GONE)
 
 
 # ---------------------------------------------------------------- rerun cells
@@ -376,7 +241,7 @@ def test_rerun_cell_closes_envs_that_the_kernel_keeps(notebook: Notebook, ending
 def test_rerun_cell_prints_how_many_envs_it_closed(notebook: Notebook) -> None:
     said = []
     for _ in range(3):
-        request = notebook.send(constructing("dummy"), "c9")
+        request = notebook.send(constructing(ORACLE), "c9")
         notebook.finish(request)
         said.append(notebook.printed[request])
     line = "Closed 1 ParallelEnv that an earlier run of this cell had made (keep=True prevents that).\n"
@@ -398,24 +263,6 @@ def begin_step(notebook: Notebook, folder: Path, cell: str) -> None:
     """Send a cell that waits in its last line, for the longest step of all."""
     notebook.send(cell)
     wait_for(folder / "began-0")
-
-
-@pytest.mark.parametrize(
-    ("is_busy", "way"),
-    [(False, "forkserver"), *((True, way) for way in START_METHODS)],
-    ids=["idle-forkserver", *(f"busy-{way}" for way in START_METHODS)],
-)
-def test_workers_exit_when_the_kernel_is_killed(tmp_path: Path, way: str, is_busy: bool) -> None:
-    shared_before = set(os.listdir("/dev/shm"))
-    with open_notebook(tmp_path, DEFINITIONS) as notebook:
-        notebook.run(f"{constructing(way)}\nstates = env.reset()")
-        assert len(notebook.processes()) > NUM_WORKERS
-        kernel = notebook.evaluate("os.getpid()")
-        if is_busy:
-            begin_step(notebook, tmp_path, STEP)
-        os.kill(kernel, signal.SIGKILL)
-        assert not wait_until_empty(notebook.processes, GONE)
-        assert set(os.listdir("/dev/shm")) <= shared_before
 
 
 @pytest.mark.parametrize(("is_busy", "now"), [(False, False), (True, True)], ids=["idle-graceful", "busy-now"])

@@ -12,9 +12,10 @@ from conftest import needs_ray, require_mode
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from modes import ORACLE
 from samplers import Walks
 
-from parallelenv import Evaluation, ParallelEnv, TaskPool, registry
+from parallelenv import Evaluation, ParallelEnv, Rollout, TaskPool, registry
 from parallelenv.errors import ParallelEnvError
 from parallelenv.testing.envs import Toolbox
 from parallelenv.testing.scenario import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns, items
@@ -50,7 +51,7 @@ class Twins:
         """Bring both into the same state; they are rebuilt only after a failure."""
         if not self.is_sound:
             self.close()
-            self._made = [self._make(self._mode), self._make("dummy")]
+            self._made = [self._make(self._mode), self._make(ORACLE)]
             self.oracle.engine.plans_steps = False
             self.is_sound = True
         for env in self._made:
@@ -82,9 +83,13 @@ def _outcome(env: ParallelEnv, call: str, *arguments: Any, **keywords: Any) -> A
     """Return the result of a call, or its error."""
     try:
         answer = getattr(env, call)(*arguments, **keywords)
-        return items(vars(answer) if isinstance(answer, Evaluation) else answer)
+        return items(vars(answer) if isinstance(answer, Evaluation | Rollout) else answer)
     except ParallelEnvError as error:
         return type(error).__name__, items(getattr(error, "partial", None))
+
+
+def act(states: Any) -> Any:
+    return [int(state[1]) % 5 for state in (states["place"] if isinstance(states, dict) else states)]
 
 
 class Machine(RuleBasedStateMachine):
@@ -146,11 +151,13 @@ class Machine(RuleBasedStateMachine):
         self.in_flight.clear()
 
     @precondition(lambda self: not self.in_flight)
+    @rule(env_ids=st.none() | env_ids, num_steps=st.integers(1, 9))
+    def rollout(self, env_ids: Any, num_steps: int) -> None:
+        self.both("rollout", act, num_steps, id=env_ids, progress=False)
+
+    @precondition(lambda self: not self.in_flight)
     @rule(env_ids=st.none() | env_ids, num_episodes=st.integers(1, 7), seed=seeds)
     def run_episodes(self, env_ids: Any, num_episodes: int, seed: Any) -> None:
-        def act(states: Any) -> Any:
-            return [int(state[1]) % 5 for state in (states["place"] if isinstance(states, dict) else states)]
-
         self.both("run_episodes", act, num_episodes, env_ids, seed=seed, progress=False)
 
     @precondition(lambda self: not self.in_flight)
@@ -252,7 +259,7 @@ def run(machine_type: type[Machine], twins: Twins, mode: str, number: int) -> No
         )
 
 
-in_other_modes = pytest.mark.parametrize("word", [word for word in registry.known_modes() if word != "dummy"])
+in_other_modes = pytest.mark.parametrize("word", [word for word in registry.known_modes() if word != ORACLE])
 
 
 @pytest.mark.parametrize("done_policy", DONE_POLICIES)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from parallelenv.contract.codec import PRINTED, Message, StepSubset, decode, encode
+from parallelenv.contract.codec import PRINTED, Message
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.packed_worker_spec import PackedSpec
@@ -83,22 +80,6 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Direct]:
     channel.kill()
 
 
-@pytest.mark.parametrize("number", [0, 1 << 62])
-@pytest.mark.parametrize("arrays", [(), (3,), (9000, 3, 20000)])
-def test_messages_as_bytes(number: int, arrays: tuple[int, ...]) -> None:
-    sent = encode([np.arange(float(size)) for size in arrays])._replace(number=number)
-    received = Message.from_bytes(bytearray(sent.to_bytes()))
-    assert received[:2] == sent[:2]
-    assert received.nbytes == sent.nbytes
-    for message in (received, Message(*pickle.loads(pickle.dumps((*sent[:2], list(map(bytes, sent.frames))))))):
-        for array, size in zip(decode(message), arrays, strict=True):
-            assert array.flags.aligned
-            array[:] = -array
-            assert array.tolist() == [-item for item in range(size)]
-    assert Message.from_bytes(Message(3, number).to_bytes()) == Message(3, number)
-    assert len(Message(3, number).to_bytes()) == 19
-
-
 def test_replies_are_read_before_a_large_command_is_sent(channel: Direct) -> None:
     channel.ask(2, "set", 5, "extra")
     channel.ask(3, "set", LARGE[:100], "extra")
@@ -108,13 +89,6 @@ def test_replies_are_read_before_a_large_command_is_sent(channel: Direct) -> Non
     replies = [channel.receive() for _ in range(3)]
     assert [reply.number for reply in replies] == [2, 3, 4]
     assert [reply.output[0].text for reply in replies] == ["busy", "busy", "idle"]
-
-
-def test_safe_bytes_of_the_transport_decide_what_is_read_first(channel: Direct) -> None:
-    channel.safe_bytes = 1e9
-    channel.ask(2, "set", 5, "extra")
-    channel.ask(3, "set", LARGE, "extra")
-    assert not channel.inbox
 
 
 def test_unreadable_command_is_reported_by_receive(channel: Direct) -> None:
@@ -136,19 +110,3 @@ def test_replies_read_before_the_death_are_returned(channel: Direct) -> None:
     with pytest.raises(HostDied):
         channel.ask(4, "set", 5, "extra")
     channel.notify("nothing")  # the next command reports the death
-
-
-def test_subset_announced_twice_keeps_the_numbers_of_the_others(channel: Direct) -> None:
-    for number, env_ids in [(1, (0,)), (2, (4, 5)), (2, (4, 5)), (3, (6,))]:  # the second one was interrupted
-        channel.notify(StepSubset(number, env_ids))
-    channel.ask(2, "set", 5, "extra")
-    assert channel.receive().number == 2  # so all before it was read
-    assert channel.host.subsets[1:] == [(0,), (4, 5), (6,)]
-
-
-def test_a_spec_has_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PARALLELENV_SEEN", "yes")
-    spec = WorkerSpec((0,), make_factories([Counter]), 1, shared={"table": np.arange(3)})
-    (packed,) = PackedSpec.pack([spec])
-    assert packed.environment == dict(os.environ)
-    assert decode(encode(packed)).shared["table"].tolist() == [0, 1, 2]

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from gymnasium.vector import AutoresetMode
+from modes import ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv, ParallelWrapper
 from parallelenv.errors import (
@@ -64,7 +65,7 @@ def registered() -> Any:
         ("render_mode", r"ParallelEnv\.make\(id, num_envs=n, \.\.\.\) hands it on"),
     ],
 )
-@pytest.mark.parametrize("para_mode", ["dummy", "subproc", "auto"])
+@pytest.mark.parametrize("para_mode", [ORACLE, PROCESSES, "auto"])
 def test_argument_of_another_library_gets_a_hint(name: str, hint: str, para_mode: str) -> None:
     foreign: dict[str, Any] = {name: 5}
     with pytest.raises(ArgumentError, match=f"{name}=5 is no option of para_mode='{para_mode}'.*{hint}"):
@@ -86,7 +87,7 @@ def test_mode_printed_by_compare_gets_a_hint() -> None:
         ParallelEnv(["CartPole-v1"], "subproc+caller_steps")
 
 
-@pytest.mark.parametrize(("word", "mode"), [("sync", "dummy"), ("async", "subproc")])
+@pytest.mark.parametrize(("word", "mode"), [("sync", ORACLE), ("async", PROCESSES)])
 def test_mode_of_another_library_gets_a_hint(word: str, mode: str) -> None:
     with pytest.raises(ArgumentError, match=f"para_mode='{word}' is not known.*'{word}' is '{mode}' here"):
         ParallelEnv([Noted], word)
@@ -234,8 +235,8 @@ def test_read_only_and_unknown_attributes_cannot_be_set() -> None:
         ):
             env.asynchronous = "restart"
         with pytest.raises(AbsentAttributeError, match=r"'para_mode' to set.*ParallelEnv\(envs, para_mode=\.\.\.\)"):
-            env.para_mode = "thread"
-        assert (env.para_mode, env.asynchronous, env.num_workers) == ("dummy", None, 1)
+            env.para_mode = THREADS
+        assert (env.para_mode, env.asynchronous, env.num_workers) == (ORACLE, None, 1)
         with pytest.raises(AttributeError, match=r"'num_cpus' to set.*another one: ParallelEnv\(envs, num_cpus="):
             env.num_cpus = 2
         with pytest.raises(AttributeError, match=r"'gravity' to set.*set_env_attr\('gravity', value\)"):

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.errors import EnvContractError, OldApiWarning
@@ -20,7 +21,6 @@ from parallelenv.results import difference
 from parallelenv.wrappers import RecordVideo
 
 MakeEnv = Callable[..., ParallelEnv]
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 class Modern(gym.Env[Any, Any]):
@@ -121,7 +121,7 @@ def test_old_gym_env_behaves_like_a_modern_one_and_warns_once(kind: Any, make_en
     assert "/tests/" in warning.filename, "it is the user's line that is named"
 
 
-@nearby
+@here_and_in_processes
 def test_envs_with_a_consistent_api_do_not_warn(make_env: MakeEnv) -> None:
     class Old:
         def reset(self) -> Any:
@@ -135,7 +135,7 @@ def test_envs_with_a_consistent_api_do_not_warn(make_env: MakeEnv) -> None:
         play(make_env([Modern, Old]))
 
 
-@nearby
+@here_and_in_processes
 def test_old_gym_env_works_in_a_rollout(make_env: MakeEnv) -> None:
     env = make_env([FourItems, Modern], asynchronous="restart")
     env.reset(seed=1)
@@ -146,7 +146,7 @@ def test_old_gym_env_works_in_a_rollout(make_env: MakeEnv) -> None:
     assert rollout.dones[:, 0].tolist() == [False, False, True, False]
 
 
-@nearby
+@here_and_in_processes
 def test_reset_options_that_the_env_does_not_accept_are_refused(make_env: MakeEnv) -> None:
     with pytest.warns(OldApiWarning, match="no options"):
         env = make_env([NoOptions])
@@ -155,7 +155,7 @@ def test_reset_options_that_the_env_does_not_accept_are_refused(make_env: MakeEn
         env.reset(options={"level": 2})
 
 
-@nearby
+@here_and_in_processes
 def test_reset_result_of_wrong_length_is_refused(make_env: MakeEnv) -> None:
     class Three(Modern):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:

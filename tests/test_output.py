@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv, require_mode
+from modes import IN_WORKERS, PROCESSES
 
 from parallelenv import ParallelEnv, errors
 
@@ -84,10 +85,7 @@ class Chatty(gym.Env[Any, Any]):
             print("good bye")
 
 
-WORKERS = ["subproc", "ray", "ray-subproc"]
-
-
-@pytest.fixture(params=WORKERS)
+@pytest.fixture(params=IN_WORKERS)
 def mode(request: pytest.FixtureRequest) -> str:
     return require_mode(request.param, request)
 
@@ -103,7 +101,7 @@ def env(make_env: MakeEnv) -> ParallelEnv:
 def started(request: pytest.FixtureRequest) -> Iterator[ParallelEnv]:
     """One worker, with each start method."""
     envs = [partial(Chatty, number) for number in range(2)]
-    with ParallelEnv(envs, "subproc", num_cpus=1, start_method=request.param) as env:
+    with ParallelEnv(envs, PROCESSES, num_cpus=1, start_method=request.param) as env:
         env.reset()
         yield env
 
@@ -148,7 +146,7 @@ def test_progress_bar_is_shown_as_one_line(env: ParallelEnv, capsys: pytest.Capt
 def test_output_of_close_is_shown(
     mode: str, make_env: MakeEnv, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if options and mode == "subproc":
+    if options and mode == PROCESSES:
         pytest.skip("only Ray modes have the option direct")
     env = make_env([partial(Chatty, number) for number in range(NUM_ENVS)], num_cpus=2, **options)
     env.close()
@@ -217,13 +215,3 @@ def test_worker_died_error_includes_the_last_output(started: ParallelEnv, how: s
     assert "    these are my last words" in str(caught.value)
     if how == "segfault":
         assert "in speak_and_die" in str(caught.value)
-
-
-def test_log_deleted_at_interpreter_exit_prints_nothing() -> None:
-    code = """
-import parallelenv.worker.worker_log as module
-log = module.WorkerLog.create()
-module.DeferSigint = None  # as the end of the interpreter may leave it
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr == ""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from modes import ORACLE
 
 from parallelenv import ParallelEnv
 from parallelenv.testing.scenario import NUM_ENVS, play
@@ -27,7 +28,7 @@ def _installed() -> None:
 def test_results_equal_those_of_the_oracle(envs: list[str], make_env: Callable[..., ParallelEnv]) -> None:
     found = play(make_env(envs, asynchronous="restart", num_cpus=2))
     found.check_unchanged()
-    with ParallelEnv(envs, "dummy", "restart") as oracle:
+    with ParallelEnv(envs, ORACLE, "restart") as oracle:
         found.assert_equals(play(oracle))
 
 

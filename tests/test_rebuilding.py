@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeEnv, needs_ray
-from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, interrupt, two_hosts, when_begun
+from conftest import MakeEnv
+from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, interrupt, two_hosts, when_begun
+from modes import IN_BACKGROUND, IN_WORKERS, LOCAL, ORACLE, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.engine import recovery
 from parallelenv.errors import InvalidEnvError, ResetNeededError, WorkerDiedError
 from parallelenv.testing.envs import Interrupter
 
+Make = Callable[..., ParallelEnv]
 RECOVERING = {"asynchronous": "restart", "on_failure": "restart"}
 
 
@@ -34,9 +36,6 @@ class Slow(Fragile):
             self.life = file.tell()
         if Path(folder, f"slow-{number}").exists():
             self.wait()
-
-    def fail_as_if_dead(self) -> None:
-        raise WorkerDiedError("a worker of this env's own", (0,))
 
 
 @pytest.fixture
@@ -60,6 +59,18 @@ def lives(env: ParallelEnv) -> list[int]:
     return found
 
 
+@pytest.fixture
+def make(make_env: MakeEnv, folder: Path, mode: str) -> Make:
+    """Make four slow envs, and reset them."""
+
+    def make(num_cpus: int = 1, **options: Any) -> ParallelEnv:
+        env = make_env(slow(folder), num_cpus=num_cpus, **(two_hosts(mode) if num_cpus == 2 else {}), **options)
+        env.reset()
+        return env
+
+    return make
+
+
 def kill_worker_of(env: ParallelEnv, env_id: int) -> None:
     os.kill(env.customized_method("pid", id=[env_id])[0], signal.SIGKILL)
 
@@ -67,9 +78,8 @@ def kill_worker_of(env: ParallelEnv, env_id: int) -> None:
 # ---------------------------------------------------------------- neighbours
 
 
-def test_restart_waits_for_a_step_of_a_neighbour(make_env: MakeEnv, folder: Path) -> None:
-    env = make_env(slow(folder), num_cpus=1)
-    env.reset()
+def test_restart_waits_for_a_step_of_a_neighbour(make: Make, folder: Path) -> None:
+    env = make()
     env.send([WAIT], [1])
     with when_begun(folder, 1, (folder / "go").touch):
         assert env.restart(0) == (0,)
@@ -77,9 +87,8 @@ def test_restart_waits_for_a_step_of_a_neighbour(make_env: MakeEnv, folder: Path
     assert lives(env) == [2, 1, 1, 1]
 
 
-def test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    env = make_env(slow(folder), num_cpus=1, **RECOVERING)
-    env.reset()
+def test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour(make: Make, folder: Path) -> None:
+    env = make(**RECOVERING)
     env.send([RAISE], [0])
     env.send([WAIT], [1])
     with when_begun(folder, 1, (folder / "go").touch):
@@ -92,22 +101,18 @@ def test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour(make_env: Mak
     assert lives(env) == [2, 1, 1, 1]
 
 
-def test_restart_also_rebuilds_a_neighbour_that_times_out(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
-    env = make_env(slow(folder), num_cpus=1, timeout=0.5)
-    env.reset()
+@in_modes(*IN_BACKGROUND)
+def test_restart_also_rebuilds_a_neighbour_that_times_out(make: Make) -> None:
+    env = make(timeout=0.5)
     env.send([WAIT], [1])
     assert set(env.restart(0)) >= {0, 1}
     assert env.reset([0, 1])[:, 1].tolist() == [0, 0]
     assert lives(env)[:2] == [2, 2]
 
 
-def test_worker_died_error_names_only_envs_of_the_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
-    env = make_env(slow(folder), num_cpus=2, **two_hosts(mode))
-    env.reset()
+@in_modes(*IN_WORKERS)
+def test_worker_died_error_names_only_envs_of_the_call(make: Make) -> None:
+    env = make(num_cpus=2)
     env.send([EXIT], [0])
     env.send([GO_ON], [1])
     named = []
@@ -118,32 +123,9 @@ def test_worker_died_error_names_only_envs_of_the_call(make_env: MakeEnv, folder
     assert named == [(0,), (1,)]
 
 
-def test_failure_info_of_a_rebuilt_env_names_only_that_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
-    env = make_env(slow(folder), num_cpus=2, **RECOVERING, **two_hosts(mode))
-    env.reset()
-    infos = env.step([EXIT, GO_ON, GO_ON, GO_ON]).infos
-    assert [info["failure"].env_ids for info in infos if "failure" in info] == [(0,), (1,)]
-    env.step([EXIT], [2])
-    failure = env.step([GO_ON] * 4).infos[3]["failure"]
-    assert isinstance(failure, WorkerDiedError)
-    assert failure.env_ids == (3,)
-
-
-def test_env_that_raises_worker_died_error_itself_is_usable(make_env: MakeEnv, folder: Path) -> None:
-    env = make_env(slow(folder), num_cpus=1)
-    env.reset()
-    with pytest.raises(WorkerDiedError, match="of this env's own"):
-        env.customized_method("fail_as_if_dead", id=[1])
-    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
-
-
-def test_refused_reset_drops_no_step_in_flight(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
-    env = make_env(slow(folder), num_cpus=2, **two_hosts(mode))
-    env.reset()
+@in_modes(*IN_WORKERS)
+def test_refused_reset_drops_no_step_in_flight(make: Make) -> None:
+    env = make(num_cpus=2)
     kill_worker_of(env, 0)
     with pytest.raises(WorkerDiedError):
         env.get_env_attr("number", 0)
@@ -157,9 +139,8 @@ def test_refused_reset_drops_no_step_in_flight(make_env: MakeEnv, folder: Path, 
 # ---------------------------------------------------------------- interrupts
 
 
-def test_reset_is_needed_after_ctrl_c_in_restart(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    env = make_env(slow(folder), num_cpus=1)
-    env.reset()
+def test_reset_is_needed_after_ctrl_c_in_restart(make: Make, folder: Path, mode: str) -> None:
+    env = make()
     (folder / "slow-1").touch()
     with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
         env.restart([0, 1])
@@ -167,7 +148,7 @@ def test_reset_is_needed_after_ctrl_c_in_restart(make_env: MakeEnv, folder: Path
     with pytest.raises(ResetNeededError, match=r"envs \[0, 1\]"):
         env.step([GO_ON] * 4)
     assert env.step([GO_ON] * 2, [2, 3]).states[:, 1].tolist() == [1, 1]
-    if mode in IN_CALLER:  # the interrupted rebuild cannot be resumed
+    if mode == ORACLE:  # the interrupted rebuild cannot be resumed
         with pytest.raises(InvalidEnvError, match=r"could not be rebuilt. Try restart\(\) again"):
             env.reset([0, 1])
         assert env.restart(1) == (1,)
@@ -175,28 +156,8 @@ def test_reset_is_needed_after_ctrl_c_in_restart(make_env: MakeEnv, folder: Path
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 2, 2]
 
 
-def test_reset_is_needed_after_ctrl_c_in_restart_of_a_dead_worker(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
-    env = make_env(slow(folder), num_cpus=1)
-    env.reset()
-    kill_worker_of(env, 0)
-    with pytest.raises(WorkerDiedError):
-        env.get_env_attr("number")
-    (folder / "slow-1").touch()
-    with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
-        env.restart(0)
-    (folder / "go").touch()
-    with pytest.raises(ResetNeededError, match=r"envs \[0, 1, 2, 3\]"):
-        env.step([GO_ON] * 4)
-    assert env.reset()[:, 1].tolist() == [0] * 4
-    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
-    assert lives(env) == [2] * 4
-
-
-def test_results_can_be_received_after_ctrl_c_during_a_rebuild(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    env = make_env(slow(folder), num_cpus=1, timeout=5.0, **RECOVERING)
-    env.reset()
+def test_results_can_be_received_after_ctrl_c_during_a_rebuild(make: Make, folder: Path, mode: str) -> None:
+    env = make(timeout=5.0, **RECOVERING)
     env.step([GO_ON] * 4)
     (folder / "slow-1").touch()
     with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
@@ -207,16 +168,19 @@ def test_results_can_be_received_after_ctrl_c_during_a_rebuild(make_env: MakeEnv
     assert result.truncated.tolist() == [False, True, False, False]
     assert isinstance(result.infos[1]["failure"], ZeroDivisionError)
     assert not any("failure" in info for info in result.infos[[0, 2, 3]])
-    births = 3 if mode in IN_CALLER else 2  # there the interrupt aborted the constructor
+    births = 3 if mode == ORACLE else 2  # there the interrupt aborted the constructor
     assert lives(env) == [1, births, 1, 1]
 
 
 # ---------------------------------------------------------------- garbage collection
+#
+# An exception holds frames, and numpy's arrays of objects hide it from garbage collection. Each of these functions
+# makes an env, lets it fail, and keeps the error or the result in its variables. `conftest` looks for workers left.
 
 
-def make_fail_and_drop(make: Callable[..., ParallelEnv], folder: Path, deed: int) -> weakref.ref[ParallelEnv]:
-    """Let env 1 use up its restarts and env 0 fail, keep their results in variables, and drop the env."""
-    env = make(slow(folder), num_cpus=2, max_restarts=1, **RECOVERING)
+def keep_failures_of_infos(make: Make, folder: Path, deed: int = RAISE) -> ParallelEnv:
+    """Env 1 uses up its restarts, and then env 0 fails."""
+    env = make(slow(folder), max_restarts=1, **RECOVERING)
     env.reset()
     result = env.step([GO_ON, RAISE, GO_ON, GO_ON])
     assert "failure" in result.infos[1]
@@ -225,90 +189,64 @@ def make_fail_and_drop(make: Callable[..., ParallelEnv], folder: Path, deed: int
     except WorkerDiedError as error:  # env 1 has lost the same worker
         result = error.partial  # type: ignore[attr-defined]
     assert "failure" in result.infos[0]
-    return weakref.ref(env)
+    return env
 
 
-@pytest.mark.parametrize("deed", [RAISE, EXIT])
-def test_failures_do_not_keep_the_env_alive(mode: str, folder: Path, deed: int) -> None:
-    """An exception in an info holds frames, and numpy's arrays of objects hide it from garbage collection."""
-    if deed == EXIT and mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
-    if needs_ray(mode):
-        pytest.skip("the traceback is rebuilt by the same code as in subproc")
-    kept = make_fail_and_drop(partial(ParallelEnv, para_mode=mode), folder, deed)
-    gc.collect()
-    assert kept() is None
+def keep_a_failure_in_flight(make: Make, folder: Path) -> ParallelEnv:
+    env = make(slow(folder))
+    env.reset()
+    env.send([RAISE], [0])
+    env.send([GO_ON if env.para_mode == ORACLE else WAIT], [3])
+    env.get_env_attr("number", [0])  # the failure arrives meanwhile
+    threading.Timer(0.0, (folder / "go").touch).start()
+    return env
 
 
-def test_unfetched_failure_does_not_keep_the_env_alive(mode: str, folder: Path) -> None:
-    if needs_ray(mode):
-        pytest.skip("the traceback is rebuilt by the same code as in subproc")
-
-    def make_fail_and_drop_in_flight() -> weakref.ref[ParallelEnv]:
-        env = ParallelEnv(slow(folder), mode, num_cpus=2)
-        env.reset()
-        env.send([RAISE], [0])
-        env.send([GO_ON if mode in IN_CALLER else WAIT], [3])
-        env.get_env_attr("number", [0])  # the failure arrives meanwhile
-        threading.Timer(0.0, (folder / "go").touch).start()
-        return weakref.ref(env)
-
-    kept = make_fail_and_drop_in_flight()
-    gc.collect()
-    assert kept() is None
+def keep_a_failure_received_before_others(make: Make, folder: Path) -> ParallelEnv:
+    env = make(slow(folder))
+    env.reset()
+    env.send([RAISE, GO_ON if env.para_mode == ORACLE else WAIT], [0, 3])
+    with pytest.raises(ZeroDivisionError):
+        env.recv()
+    threading.Timer(0.0, (folder / "go").touch).start()
+    return env
 
 
-def test_failure_received_before_other_results_does_not_keep_the_env_alive(mode: str, folder: Path) -> None:
-    if mode == "dummy" or needs_ray(mode):
-        pytest.skip("one result does not arrive before the other, or as in subproc")
-
-    def make_catch_and_drop() -> weakref.ref[ParallelEnv]:
-        env = ParallelEnv(slow(folder), mode, num_cpus=2)
-        env.reset()
-        env.send([RAISE, WAIT], [0, 3])
-        with pytest.raises(ZeroDivisionError):
-            env.recv()
-        threading.Timer(0.0, (folder / "go").touch).start()
-        return weakref.ref(env)
-
-    kept = make_catch_and_drop()
-    gc.collect()
-    assert kept() is None
+def keep_a_failure_of_a_step(make: Make, folder: Path) -> ParallelEnv:
+    env = make(slow(folder))
+    env.reset()
+    with pytest.raises(ZeroDivisionError):
+        env.step([RAISE], [0])
+    return env
 
 
-@pytest.mark.parametrize("options", [{}, {"caller_steps": True}], ids=str)
-def test_interrupted_step_does_not_keep_the_engine_alive(mode: str, options: dict[str, Any]) -> None:
-    if needs_ray(mode) or (options and mode != "subproc"):
-        pytest.skip("as in subproc, or without this option")
-
-    def make_interrupt_and_drop() -> weakref.ref[Any]:
-        env = ParallelEnv([partial(Interrupter, number) for number in range(2)], mode, num_cpus=2, **options)
-        env.reset()
-        for _ in range(3):
-            env.step([0, 0])
-        with pytest.raises(KeyboardInterrupt):
-            env.step([os.getpid(), 0])
-        return weakref.ref(env.engine)
-
-    kept = make_interrupt_and_drop()
-    gc.collect()
-    assert kept() is None  # `conftest` looks for workers that are left
+def keep_an_interrupt(make: Make, folder: Path, **options: Any) -> ParallelEnv:
+    env = make([partial(Interrupter, number) for number in range(2)], **options)
+    env.reset()
+    for _ in range(3):
+        env.step([0, 0])
+    with pytest.raises(KeyboardInterrupt):
+        env.step([os.getpid(), 0])
+    return env
 
 
-@pytest.mark.parametrize("is_sent", [False, True], ids=["stepped", "sent"])
-def test_raised_failure_does_not_keep_the_env_alive(mode: str, folder: Path, is_sent: bool) -> None:
-    if needs_ray(mode):
-        pytest.skip("the traceback is rebuilt by the same code as in subproc")
-
-    def make_catch_and_drop() -> weakref.ref[ParallelEnv]:
-        env = ParallelEnv(slow(folder), mode, num_cpus=2)
-        env.reset()
-        if is_sent:
-            env.send([RAISE], [0])
-        with pytest.raises(ZeroDivisionError):
-            env.recv() if is_sent else env.step([RAISE], [0])
-        return weakref.ref(env)
-
-    kept = make_catch_and_drop()
+@in_modes(*LOCAL)
+@pytest.mark.parametrize(
+    ("fail", "only_in"),
+    [
+        (keep_failures_of_infos, LOCAL),
+        (partial(keep_failures_of_infos, deed=EXIT), IN_WORKERS),
+        (keep_a_failure_in_flight, LOCAL),
+        (keep_a_failure_received_before_others, LOCAL),
+        (keep_a_failure_of_a_step, LOCAL),
+        (keep_an_interrupt, LOCAL),
+        (partial(keep_an_interrupt, caller_steps=True), [PROCESSES]),
+    ],
+    ids=["in infos", "of a death", "in flight", "received", "raised", "interrupt", "interrupt of caller_steps"],
+)
+def test_failure_does_not_keep_the_env_alive(mode: str, folder: Path, fail: Any, only_in: Any) -> None:
+    if mode not in only_in:
+        pytest.skip("its workers cannot do this")
+    kept = weakref.ref(fail(partial(ParallelEnv, para_mode=mode, num_cpus=2), folder).engine)
     gc.collect()
     assert kept() is None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,13 @@ import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
 from fragile import two_hosts
+from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, in_modes
 
 from parallelenv import ParallelEnv, errors
-from parallelenv.contract.protocol import Lookup
 from parallelenv.engine import recovery
 from parallelenv.testing.scenario import drain
+
+Make = Callable[..., ParallelEnv]
 
 GO, RAISE, EXIT, HANG = range(4)
 NUM_ENVS = 4
@@ -77,10 +78,6 @@ class Frail(gym.Env[Any, Any]):
         return os.getpid()
 
 
-def frail(folder: Path) -> list[Any]:
-    return [partial(Frail, number, str(folder)) for number in range(NUM_ENVS)]
-
-
 @pytest.fixture(params=["restart", "continue", "idle", None])
 def done_policy(request: pytest.FixtureRequest, mode: str) -> Any:
     if needs_ray(mode) and request.param != "restart":
@@ -100,9 +97,17 @@ def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.0)
 
 
-def make(make_env: MakeEnv, folder: Path, mode: str, **kwargs: Any) -> ParallelEnv:
-    kwargs = {"asynchronous": "restart", "num_cpus": 2, "on_failure": "restart", **two_hosts(mode), **kwargs}
-    return make_env(frail(folder), **kwargs)
+@pytest.fixture
+def make(make_env: MakeEnv, tmp_path: Path, mode: str) -> Make:
+    """Make four frail envs in two workers, which are restarted, and reset them."""
+
+    def make(**kwargs: Any) -> ParallelEnv:
+        kwargs = {"asynchronous": "restart", "num_cpus": 2, "on_failure": "restart", **two_hosts(mode), **kwargs}
+        env = make_env([partial(Frail, number, str(tmp_path)) for number in range(NUM_ENVS)], **kwargs)
+        env.reset(seed=3)
+        return env
+
+    return make
 
 
 def actions(**of_env: int) -> np.ndarray[Any, Any]:
@@ -110,19 +115,12 @@ def actions(**of_env: int) -> np.ndarray[Any, Any]:
     return np.array([of_env.get(f"e{env_id}", GO) for env_id in range(NUM_ENVS)])
 
 
-def in_process(mode: str) -> bool:
-    return mode in ("dummy", "thread")
-
-
 def births(folder: Path) -> list[int]:
     return [len(Path(folder, f"births-{env_id}").read_text()) for env_id in range(NUM_ENVS)]
 
 
-def test_exception_truncates_the_episode_and_starts_the_next(
-    make_env: MakeEnv, tmp_path: Path, mode: str, done_policy: Any
-) -> None:
-    env = make(make_env, tmp_path, mode, asynchronous=done_policy)
-    env.reset(seed=3)
+def test_exception_truncates_the_episode_and_starts_the_next(make: Make, tmp_path: Path, done_policy: Any) -> None:
+    env = make(asynchronous=done_policy)
     env.step(actions())
     result = env.step(actions(e1=RAISE))
     assert result.truncated.tolist() == [False, True, False, False]
@@ -144,11 +142,8 @@ def test_exception_truncates_the_episode_and_starts_the_next(
     assert env.all_done() if done_policy is None else env.done.tolist() == [False, True, False, False]
 
 
-def test_steps_after_a_failure_follow_the_done_policy(
-    make_env: MakeEnv, tmp_path: Path, mode: str, done_policy: Any
-) -> None:
-    env = make(make_env, tmp_path, mode, asynchronous=done_policy)
-    env.reset(seed=3)
+def test_steps_after_a_failure_follow_the_done_policy(make: Make, done_policy: Any) -> None:
+    env = make(asynchronous=done_policy)
     env.step(actions(e1=RAISE))
     states, _, dones, infos = env.step(actions())
     stepped = {"restart": [2, 1, 2, 2], "continue": [2, 1, 2, 2], "idle": [2, None, 2, 2], None: [None] * 4}[
@@ -159,11 +154,9 @@ def test_steps_after_a_failure_follow_the_done_policy(
     assert not any("failure" in info for info in infos)
 
 
-def test_death_of_worker_truncates_only_episodes_of_its_envs(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
-    env = make(make_env, tmp_path, mode)
-    env.reset(seed=3)
+@in_modes(*IN_WORKERS)
+def test_death_of_worker_truncates_only_episodes_of_its_envs(make: Make) -> None:
+    env = make()
     pids = env.customized_method("pid")
     result = env.step(actions(e0=EXIT))
     lost = [pid == pids[0] for pid in pids]
@@ -177,13 +170,9 @@ def test_death_of_worker_truncates_only_episodes_of_its_envs(make_env: MakeEnv, 
     assert not after.dones.any()
 
 
-def test_idle_envs_of_a_dead_worker_are_truncated_at_their_next_step(
-    make_env: MakeEnv, tmp_path: Path, mode: str
-) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
-    env = make(make_env, tmp_path, mode)
-    env.reset(seed=3)
+@in_modes(*IN_WORKERS)
+def test_idle_envs_of_a_dead_worker_are_truncated_at_their_next_step(make: Make, tmp_path: Path) -> None:
+    env = make()
     env.step([EXIT], id=[0])
     result = env.step(actions())
     assert result.truncated.tolist() == [False, True, False, False]
@@ -192,11 +181,9 @@ def test_idle_envs_of_a_dead_worker_are_truncated_at_their_next_step(
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
-def test_worker_killed_between_two_calls_is_restarted_by_the_next(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
-    env = make(make_env, tmp_path, mode)
-    env.reset(seed=3)
+@in_modes(*IN_WORKERS)
+def test_worker_killed_between_two_calls_is_restarted_by_the_next(make: Make) -> None:
+    env = make()
     os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
     with pytest.raises(errors.WorkerDiedError):
         env.get_env_attr("steps", id=[0])
@@ -205,10 +192,9 @@ def test_worker_killed_between_two_calls_is_restarted_by_the_next(make_env: Make
     assert not env.step(actions()).dones.any()
 
 
-def test_reset_restarts_a_killed_worker(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
-    env = make(make_env, tmp_path, mode)
+@in_modes(*IN_WORKERS)
+def test_reset_restarts_a_killed_worker(make: Make, tmp_path: Path) -> None:
+    env = make()
     first = env.reset(seed=3)
     os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
     assert env.reset(seed=3).tolist() == first.tolist()
@@ -218,50 +204,16 @@ def test_reset_restarts_a_killed_worker(make_env: MakeEnv, tmp_path: Path, mode:
     assert not env.step(actions()).dones.any()
 
 
-@pytest.mark.parametrize("call", ["step", "reset", "rollout"])
-def test_worker_killed_while_waiting_for_another_is_restarted(
-    make_env: MakeEnv, tmp_path: Path, mode: str, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
-    env = make(make_env, tmp_path, mode)
-    env.reset(seed=3)
-    pool = env.engine.pool
-    wait = pool.wait
-
-    def wait_and_kill(request: Any, *arguments: Any) -> None:
-        """Kill the worker of env 0 after its reply, and let the pool notice."""
-        wait(request, *arguments)
-        if request.operation in ("build", "rollout"):
-            monkeypatch.undo()
-            os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
-            with pytest.raises(errors.WorkerDiedError):
-                env.engine.pool.ask("get", (0,), None, Lookup("steps"))
-
-    monkeypatch.setattr(pool, "wait", wait_and_kill)
-    if call == "step":
-        assert env.step(actions(e0=EXIT)).truncated.tolist() == [True, True, False, False]
-    elif call == "reset":
-        os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
-        env.reset(seed=3)
-    else:
-        chunk = env.rollout(lambda states: [GO] * len(states), 3, progress=False)
-        assert chunk.truncated[0].tolist() == [True, True, False, False]
-    assert not env.step(actions()).dones.any()
-
-
-def test_error_of_the_reset_of_an_env_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    env = make(make_env, tmp_path, mode)
+def test_error_of_the_reset_of_an_env_is_raised(make: Make, tmp_path: Path) -> None:
+    env = make()
     with pytest.raises(KeyError):
         env.reset(seed=3, options=[None, {"fail": 1}, None, None])
     assert births(tmp_path) == [1] * NUM_ENVS
 
 
-def test_step_timeout_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if mode == "dummy":
-        pytest.skip("a call in the caller's own thread has no timeout")
-    env = make(make_env, tmp_path, mode, timeout=1.0)
-    env.reset(seed=3)
+@in_modes(*IN_BACKGROUND)
+def test_step_timeout_is_a_failure(make: Make) -> None:
+    env = make(timeout=1.0)
     result = env.step(actions(e3=HANG))
     assert result.truncated[3]
     assert isinstance(result.infos[3]["failure"], errors.WorkerTimeoutError)
@@ -269,11 +221,9 @@ def test_step_timeout_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str)
     assert not env.step(actions()).dones.any()
 
 
-def test_sent_reset_is_repeated_if_the_worker_dies(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
-    env = make(make_env, tmp_path, mode)
-    env.reset(seed=3)
+@in_modes(*IN_WORKERS)
+def test_sent_reset_is_repeated_if_the_worker_dies(make: Make, tmp_path: Path) -> None:
+    env = make()
     Path(tmp_path, "cursed-1").touch()
     env.send_reset([1, 3], seed=[40, 41], options={"some": 1})
     landed = drain(env, min_envs=2)
@@ -288,23 +238,8 @@ def test_sent_reset_is_repeated_if_the_worker_dies(make_env: MakeEnv, tmp_path: 
     assert result.states[:, 1].tolist() == [0, 1, 1, 1]
 
 
-def test_sent_reset_is_repeated_after_timeout(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if mode == "dummy":
-        pytest.skip("dummy mode has no timeouts")
-    env = make(make_env, tmp_path, mode, timeout=1.0)
-    env.reset(seed=3)
-    Path(tmp_path, "lame-2").touch()
-    env.send_reset(2, seed=[40])
-    landed = asyncio.run(env.arecv()) if mode == "subproc" else env.recv()
-    drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(40))).random()
-    assert landed.states.tolist() == [[2, 0, drawn]]
-    assert landed.dones.tolist() == [False]
-    assert births(tmp_path) == [1, 1, 2, 2]
-
-
-def test_error_of_a_sent_reset_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    env = make(make_env, tmp_path, mode)
-    env.reset(seed=3)
+def test_error_of_a_sent_reset_is_raised(make: Make, tmp_path: Path) -> None:
+    env = make()
     env.send_reset([0, 2], options=[{"fail": True}, None])
     with pytest.raises(KeyError, match="no such option") as caught:
         env.recv(min_envs=2)
@@ -316,23 +251,9 @@ def test_error_of_a_sent_reset_is_raised(make_env: MakeEnv, tmp_path: Path, mode
     assert env.step(actions()).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
-def test_timeout_of_a_sent_step_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if mode == "dummy":
-        pytest.skip("a call in the caller's own thread has no timeout")
-    env = make(make_env, tmp_path, mode, timeout=1.0)
-    env.reset(seed=3)
-    env.send(actions(e3=HANG))
-    with pytest.raises(errors.WorkerTimeoutError):
-        env.recv(min_envs=NUM_ENVS, timeout=0.1)
-    result = env.recv(min_envs=NUM_ENVS)
-    assert dict(zip(result.env_ids.tolist(), result.truncated.tolist(), strict=True))[3]
-
-
-def test_step_sent_to_a_worker_that_dies_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
-    env = make(make_env, tmp_path, mode)
-    env.reset(seed=3)
+@in_modes(*IN_WORKERS)
+def test_step_sent_to_a_worker_that_dies_is_a_failure(make: Make, tmp_path: Path) -> None:
+    env = make()
     env.send(actions(e0=EXIT))
     truncated: dict[int, bool] = {}
     while len(truncated) < NUM_ENVS:
@@ -342,11 +263,9 @@ def test_step_sent_to_a_worker_that_dies_is_a_failure(make_env: MakeEnv, tmp_pat
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
-def test_received_step_is_kept_if_its_worker_dies_later(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    if in_process(mode):
-        pytest.skip("its workers are not processes")
-    env = make(make_env, tmp_path, mode)
-    env.reset(seed=3)
+@in_modes(*IN_WORKERS)
+def test_received_step_is_kept_if_its_worker_dies_later(make: Make) -> None:
+    env = make()
     env.send([GO], id=[1])
     assert env.step([EXIT], id=[0]).truncated.tolist() == [True]
     arrived = env.recv()
@@ -357,25 +276,10 @@ def test_received_step_is_kept_if_its_worker_dies_later(make_env: MakeEnv, tmp_p
     assert env.step([GO], id=[1]).states[0][1] == 1
 
 
-def test_restart_with_neighbours_in_flight_still_delivers_every_result(
-    make_env: MakeEnv, tmp_path: Path, mode: str
-) -> None:
-    env = make_env(frail(tmp_path), asynchronous="restart", num_cpus=1, on_failure="restart")
-    env.reset(seed=3)
-    env.send([RAISE], id=[0])
-    env.send([GO, GO], id=[1, 2])
-    received: list[int] = []
-    while len(received) < 3:
-        received += env.recv().env_ids.tolist()
-    assert sorted(received) == [0, 1, 2]
-    assert not env.step(actions()).dones[:3].any()
-
-
-def test_seeds_after_restarts_derive_from_the_seed_of_the_user(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_seeds_after_restarts_derive_from_the_seed_of_the_user(make: Make) -> None:
     drawn = []
     for _ in range(2):
-        env = make(make_env, tmp_path, mode)
-        env.reset(seed=3)
+        env = make()
         once = env.step(actions(e1=RAISE)).states[1][2]
         twice = env.step(actions(e1=RAISE)).states[1][2]
         drawn.append((once, twice))
@@ -383,9 +287,8 @@ def test_seeds_after_restarts_derive_from_the_seed_of_the_user(make_env: MakeEnv
     assert once != twice
 
 
-def test_failure_is_raised_after_max_restarts(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    env = make(make_env, tmp_path, mode, max_restarts=2)
-    env.reset(seed=3)
+def test_failure_is_raised_after_max_restarts(make: Make, tmp_path: Path) -> None:
+    env = make(max_restarts=2)
     for _ in range(2):
         env.step(actions(e1=RAISE))
     with pytest.raises(ZeroDivisionError) as caught:
@@ -395,9 +298,8 @@ def test_failure_is_raised_after_max_restarts(make_env: MakeEnv, tmp_path: Path,
     assert env.step(actions()).states[:, 1].tolist() == [4, 1, 4, 4]
 
 
-def test_env_that_cannot_be_rebuilt_uses_up_max_restarts(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
-    env = make(make_env, tmp_path, mode, max_restarts=3)
-    env.reset(seed=3)
+def test_env_that_cannot_be_rebuilt_uses_up_max_restarts(make: Make, tmp_path: Path) -> None:
+    env = make(max_restarts=3)
     (tmp_path / "barren-1").touch()
     with pytest.raises(RuntimeError, match="cannot be born"):
         env.step(actions(e1=RAISE))
@@ -416,14 +318,7 @@ def test_delays_between_restarts_grow_and_old_restarts_expire(monkeypatch: pytes
     assert budget.spend([0]) == ([], 0.0)
 
 
+@in_modes(*IN_CALLER)
 def test_on_failure_restart_refuses_env_instances_in_the_same_process(mode: str) -> None:
-    if not in_process(mode):
-        pytest.skip("its envs are copies, which can be made again")
     with pytest.raises(errors.InvalidEnvError, match="Give an env fn"):
         ParallelEnv([gym.make("CartPole-v1")], mode, on_failure="restart")
-
-
-@pytest.mark.parametrize("bad", [{"on_failure": "restrat"}, {"on_failure": None}, {"max_restarts": 0}])
-def test_bad_arguments_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(errors.ArgumentError, match=next(iter(bad))):
-        ParallelEnv(["CartPole-v1"], **bad)

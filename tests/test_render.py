@@ -124,11 +124,3 @@ def test_every_mode_renders_the_same_frames(make_env: Callable[..., ParallelEnv]
     height, width, _ = frames[0].shape
     assert tiled.shape == (2 * height, 2 * width, 3)
     assert np.array_equal(tiled[height:, :width], frames[0])
-
-
-def test_empty_id_selects_no_envs(make_env: Callable[..., ParallelEnv]) -> None:
-    env = make_env(["CartPole-v1"] * 2)
-    env.reset()
-    result = env.step([], id=[])
-    assert result.states.shape == (0, 4)
-    assert result.env_ids.tolist() == env.get_env_attr("gravity", id=[]) == []

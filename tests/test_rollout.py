@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import operator
-import os
-import signal
 import threading
 import time
 import traceback
@@ -21,10 +19,9 @@ import numpy as np
 import pytest
 import tqdm
 from conftest import MakeEnv
-from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
+from fragile import EXIT, GO_ON, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
 from gymnasium.spaces import Box, Dict, Discrete
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from modes import IN_BACKGROUND, IN_WORKERS, in_modes
 
 from parallelenv import ParallelEnv, Rollout
 from parallelenv.contract.spaces import object_array
@@ -62,26 +59,6 @@ def _of_tuple(states: Any) -> Any:
     return np.stack([(first > 0).astype(np.int64), (numbers.sum(axis=1) + third) % 7], axis=1)
 
 
-def _of_texts(states: Any) -> Any:
-    return [zoo.LETTERS[len(text) % 8] * (1 + len(text) % 3) for text in states]
-
-
-def _of_sequences(states: Any) -> Any:
-    return np.array([[len(state) / 10, -len(state) / 10] for state in states], np.float32)
-
-
-def _of_graphs(states: Any) -> Any:
-    return np.array([[len(state.nodes) > size for size in range(3)] for state in states], np.int8)
-
-
-def _of_any(states: Any) -> Any:
-    return [float(np.sum(np.asarray(state))) % 1 for state in states]
-
-
-def _of_mixed(states: Any) -> Any:
-    return [_by_kind(state) for state in states]
-
-
 def _by_kind(state: Any) -> Any:
     if isinstance(state, str):
         return zoo.LETTERS[len(state) % 8]
@@ -90,17 +67,21 @@ def _by_kind(state: Any) -> Any:
     return int(abs(np.sum(state))) % 5
 
 
+def _of_any(states: Any) -> Any:
+    return [float(np.sum(np.asarray(state))) % 1 for state in states]
+
+
 POLICIES: dict[str, Policy] = {
     "array": _of_array,
     "dict": _of_dict,
     "tuple": _of_tuple,
-    "text": _of_texts,
-    "sequence": _of_sequences,
-    "graph": _of_graphs,
+    "text": lambda states: [zoo.LETTERS[len(text) % 8] * (1 + len(text) % 3) for text in states],
+    "sequence": lambda states: np.array([[len(state) / 10, -len(state) / 10] for state in states], np.float32),
+    "graph": lambda states: np.array([[len(state.nodes) > size for size in range(3)] for state in states], np.int8),
     "old": _of_any,
     "ragged": _of_any,
     "tensor": _of_any,
-    "mixed": _of_mixed,
+    "mixed": lambda states: [_by_kind(state) for state in states],
     "instances": _of_array,
 }
 
@@ -122,44 +103,27 @@ def plain(action: Any) -> Any:
     )
 
 
-class Outside:
-    """Steps an env as a rollout should, and notes each step by its number and env id."""
-
-    def __init__(self, env: ParallelEnv, policy: Policy) -> None:
-        self.env = env
-        self.policy = policy
-        self.space = env.single_observation_space
-        self.steps: dict[tuple[int, int], Any] = {}
-        self.last: dict[int, Any] = {}
-
-    def begin(self, seed: int) -> Any:
-        return self._note_last(range(len(self.env)), self.env.reset(seed=seed))
-
-    def _note_last(self, env_ids: Any, states: Any) -> Any:
-        self.last.update({env_id: part(states, row, self.space) for row, env_id in enumerate(env_ids)})
-        return states
-
-    def run(self, num_steps: int, states: Any, env_ids: list[int], rests: bool) -> None:
-        for number in range(num_steps):
-            if not env_ids:
-                return
-            actions = self.policy(states)
-            result = self.env.step(actions, env_ids)
-            for row, env_id in enumerate(env_ids):
-                self.steps[number, env_id] = (
-                    part(states, row, self.space),
-                    part(actions, row, self.env.single_action_space),
-                    result.rewards[row],
-                    result.terminated[row],
-                    result.truncated[row],
-                    result.infos[row],
-                )
-            states = self._note_last(env_ids, result.states)
-            if rests and result.dones.any():
-                alive = np.flatnonzero(~result.dones)
-                env_ids = [env_ids[row] for row in alive]
-                states = [part(states, row, self.space) for row in alive]
-                states = batched(states, self.space)
+def steps_outside(env: ParallelEnv, policy: Policy, num_steps: int, rests: bool) -> tuple[dict[Any, Any], Any]:
+    """Step envs as a rollout should; return each step by its number and env id, and the last states by env id."""
+    space, action_space = env.single_observation_space, env.single_action_space
+    steps, last = {}, {}
+    env_ids, states = list(range(len(env))), env.reset(seed=3)
+    for number in range(num_steps):
+        if not env_ids:
+            break
+        actions = policy(states)
+        result = env.step(actions, env_ids)
+        flags = result.terminated, result.truncated
+        for row, env_id in enumerate(env_ids):
+            taken = part(states, row, space), part(actions, row, action_space), result.rewards[row]
+            steps[number, env_id] = (*taken, *(flag[row] for flag in flags), result.infos[row])
+            last[env_id] = part(result.states, row, space)
+        states = result.states
+        if rests and result.dones.any():
+            alive = np.flatnonzero(~result.dones)
+            env_ids = [env_ids[row] for row in alive]
+            states = batched([part(states, row, space) for row in alive], space)
+    return steps, last
 
 
 def batched(states: list[Any], space: Any) -> Any:
@@ -169,19 +133,16 @@ def batched(states: list[Any], space: Any) -> Any:
     return gym.vector.utils.concatenate(space, states, empty)
 
 
-def check_same(rollout: Rollout, outside: Outside, autoreset: bool) -> None:
+def check_same(rollout: Rollout, steps: dict[Any, Any], env: ParallelEnv, autoreset: bool) -> None:
     """Fail unless a rollout has the steps that were made outside, and no others."""
-    space, action_space = outside.space, outside.env.single_action_space
-    env_ids = rollout.env_ids.tolist()
-    found = {(step, env_ids[column]) for step, column in np.argwhere(rollout.valid).tolist()}
-    assert found == outside.steps.keys()
+    space, env_ids = env.single_observation_space, rollout.env_ids.tolist()
+    assert {(step, env_ids[column]) for step, column in np.argwhere(rollout.valid).tolist()} == steps.keys()
     ended: list[Any] = []
-    for place in sorted(found, key=lambda one: (one[0], env_ids.index(one[1]))):
-        number, env_id = place
-        at = number, env_ids.index(env_id)
-        state, action, reward, terminated, truncated, info = outside.steps[place]
+    for place in sorted(steps, key=lambda one: (one[0], env_ids.index(one[1]))):
+        at = place[0], env_ids.index(place[1])
+        state, action, reward, terminated, truncated, info = steps[place]
         assert_same(state, part(rollout.states, at, space), f"state {place}")
-        assert plain(action) == plain(part(rollout.actions, at, action_space))
+        assert plain(action) == plain(part(rollout.actions, at, env.single_action_space))
         assert_same(np.asarray(reward), np.asarray(rollout.rewards[at]), f"reward {place}")
         assert (terminated, truncated) == (rollout.terminated[at], rollout.truncated[at])
         assert rollout.dones[at] == (terminated or truncated)
@@ -191,12 +152,9 @@ def check_same(rollout: Rollout, outside: Outside, autoreset: bool) -> None:
         assert_same(reset_info or {}, rollout.reset_infos.get(place, {}), f"reset info {place}")
         if terminated or truncated:
             assert bool(is_reset) == autoreset
-            ended.append((place, last))
-    for row, (place, last) in enumerate(ended):
-        if autoreset:
-            assert_same(last, part(rollout.ended_states, row, space), f"ended state {place}")
-    for column, env_id in enumerate(env_ids):
-        assert_same(outside.last[env_id], part(rollout.final_states, column, space), f"final state {env_id}")
+            ended.append(last)
+    for row, last in enumerate(ended if autoreset else ()):
+        assert_same(last, part(rollout.ended_states, row, space), f"ended state {row}")
 
 
 CASES = [(kind, "restart") for kind in POLICIES] + [
@@ -212,13 +170,13 @@ def test_rollout_equals_steps_made_outside(make_env: MakeEnv, kind: str, done_po
         pytest.importorskip("torch")
     policy = POLICIES[kind]
     env = make_env(KINDS[kind](), asynchronous=done_policy, num_cpus=2)
-    states = env.reset(seed=3)
+    env.reset(seed=3)
     with ParallelEnv(KINDS[kind](), asynchronous=done_policy) as twin:
-        outside = Outside(twin, policy)
-        outside.begin(3)
-        outside.run(11, states, list(range(NUM_ENVS)), done_policy == "idle")
+        steps, last = steps_outside(twin, policy, 11, done_policy == "idle")
         rollout = env.rollout(policy, 11)
-        check_same(rollout, outside, done_policy == "restart")
+        check_same(rollout, steps, twin, done_policy == "restart")
+        for env_id in range(NUM_ENVS):
+            assert_same(last[env_id], part(rollout.final_states, env_id, twin.single_observation_space))
         assert_same(twin.done, env.done)
         assert_same(twin.reset_infos, env.reset_infos)
         if done_policy == "idle":
@@ -253,6 +211,22 @@ def zeros(states: Any) -> Any:
     return np.zeros(len(states), np.int64)
 
 
+Begin = Callable[..., ParallelEnv]
+
+
+@pytest.fixture
+def begin(make_env: MakeEnv, mode: str) -> Begin:
+    """Make envs in two workers, which begin new episodes by themselves, and reset them."""
+
+    def begin(envs: Any, num_cpus: int = 2, **options: Any) -> ParallelEnv:
+        hosts = two_hosts(mode) if num_cpus == 2 else {}
+        env = make_env(envs, num_cpus=num_cpus, **{"asynchronous": "restart", **hosts, **options})
+        env.reset()
+        return env
+
+    return begin
+
+
 class Count(gym.Env[Any, Any]):
     """State: number of the env, steps since the reset."""
 
@@ -281,9 +255,8 @@ def counts(*lengths: int) -> list[Any]:
 # ---------------------------------------------------------------- ids and continuation
 
 
-def test_rollout_steps_only_the_given_unpaused_ids_in_order(make_env: MakeEnv) -> None:
-    env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
-    env.reset()
+def test_rollout_steps_only_the_given_unpaused_ids_in_order(begin: Begin) -> None:
+    env = begin(counts(9, 9, 9, 9))
     rollout = env.rollout(zeros, 3, id=[3, 0, 1])
     assert rollout.env_ids.tolist() == [3, 0, 1]
     assert rollout.states[:, :, 0].tolist() == [[3, 0, 1]] * 3
@@ -298,9 +271,8 @@ def test_rollout_steps_only_the_given_unpaused_ids_in_order(make_env: MakeEnv) -
         env.rollout(zeros, 1, id=[1])
 
 
-def test_rollouts_and_steps_continue_each_other(make_env: MakeEnv) -> None:
-    env = make_env(counts(4, 5, 100), asynchronous="restart", num_cpus=2)
-    env.reset()
+def test_rollouts_and_steps_continue_each_other(begin: Begin) -> None:
+    env = begin(counts(4, 5, 100))
     first = env.rollout(zeros, 3)
     assert first.starts.tolist() == [True] * 3
     assert env.step([0, 0, 0]).states[:, 1].tolist() == [0, 4, 4]
@@ -316,9 +288,8 @@ def test_rollouts_and_steps_continue_each_other(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 1).starts.tolist() == [False, True, False]
 
 
-def test_ended_states_and_episodes_are_in_order_of_dones(make_env: MakeEnv) -> None:
-    env = make_env(counts(2, 3, 2), asynchronous="restart", num_cpus=2)
-    env.reset()
+def test_ended_states_and_episodes_are_in_order_of_dones(begin: Begin) -> None:
+    env = begin(counts(2, 3, 2))
     rollout = env.rollout(lambda states: states[:, 0].astype(int) + 1, 7)
     places = np.argwhere(rollout.dones).tolist()
     assert places == [[1, 0], [1, 2], [2, 1], [3, 0], [3, 2], [5, 0], [5, 1], [5, 2]]
@@ -333,9 +304,8 @@ def test_ended_states_and_episodes_are_in_order_of_dones(make_env: MakeEnv) -> N
 # ---------------------------------------------------------------- policies of ended episodes
 
 
-def test_idle_envs_are_not_stepped(make_env: MakeEnv) -> None:
-    env = make_env(counts(2, 4, 3), asynchronous="idle", num_cpus=2)
-    env.reset()
+def test_idle_envs_are_not_stepped(begin: Begin) -> None:
+    env = begin(counts(2, 4, 3), asynchronous="idle")
     env.step([0, 0, 0])
     rollout = env.rollout(zeros, 10)
     assert rollout.valid.sum(axis=0).tolist() == [1, 3, 2]
@@ -350,16 +320,6 @@ def test_idle_envs_are_not_stepped(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 4).valid.sum(axis=0).tolist() == [0, 4, 0]
 
 
-def test_done_policy_continue_steps_ended_envs_in_a_rollout(make_env: MakeEnv) -> None:
-    env = make_env(counts(2, 9), asynchronous="continue", num_cpus=2)
-    env.reset()
-    rollout = env.rollout(zeros, 4)
-    assert rollout.valid.all()
-    assert rollout.terminated[:, 0].tolist() == [False, True, True, True]
-    assert rollout.ended_states.tolist() == [[0, 2], [0, 3], [0, 4]]
-    assert env.done.tolist() == [True, False]
-
-
 @pytest.mark.parametrize(
     ("done_policy", "arguments", "match"),
     [
@@ -368,10 +328,9 @@ def test_done_policy_continue_steps_ended_envs_in_a_rollout(make_env: MakeEnv) -
     ],
 )
 def test_length_that_the_done_policy_makes_impossible_is_refused(
-    make_env: MakeEnv, done_policy: Any, arguments: Any, match: str
+    begin: Begin, done_policy: Any, arguments: Any, match: str
 ) -> None:
-    env = make_env(counts(2, 9), asynchronous=done_policy)
-    env.reset()
+    env = begin(counts(2, 9), asynchronous=done_policy)
     with pytest.raises(ArgumentError, match=match):
         env.rollout(zeros, **arguments)
     assert env.step([0, 0]).states[:, 1].tolist() == [1, 1]
@@ -380,9 +339,8 @@ def test_length_that_the_done_policy_makes_impossible_is_refused(
 # ---------------------------------------------------------------- episodes
 
 
-def test_num_episodes_are_distributed_evenly(make_env: MakeEnv) -> None:
-    env = make_env(counts(2, 7, 3), asynchronous="restart", num_cpus=2)
-    env.reset()
+def test_num_episodes_are_distributed_evenly(begin: Begin) -> None:
+    env = begin(counts(2, 7, 3))
     env.step([0, 0, 0])
     rollout = env.rollout(zeros, num_episodes=5)
     assert rollout.dones.sum(axis=0).tolist() == [2, 2, 1]
@@ -394,9 +352,8 @@ def test_num_episodes_are_distributed_evenly(make_env: MakeEnv) -> None:
     assert env.step([0, 0, 0]).states[:, 1].tolist() == [1, 1, 1]
 
 
-def test_done_policy_idle_allows_one_episode_per_env(make_env: MakeEnv) -> None:
-    env = make_env(counts(2, 4, 3), asynchronous="idle", num_cpus=2)
-    env.reset()
+def test_done_policy_idle_allows_one_episode_per_env(begin: Begin) -> None:
+    env = begin(counts(2, 4, 3), asynchronous="idle")
     with pytest.raises(ArgumentError, match="num_episodes=4 is more than 3 envs can play: .*'idle' .* allows for 3"):
         env.rollout(zeros, num_episodes=4)
     rollout = env.rollout(zeros, num_episodes=2)
@@ -425,11 +382,12 @@ class Recurrent:
 
 @pytest.mark.parametrize("done_policy", ["restart", "idle"])
 def test_recurrent_policy_gets_its_state_and_done_flags(
-    make_env: MakeEnv, done_policy: str, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, done_policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running_rollout, "_GROWTH", 1)  # chunks of one step: the recurrent state is kept between them
-    env = make_env(counts(2, 3, 5, 1), asynchronous=done_policy, num_cpus=2)
-    env.reset()
+    monkeypatch.setattr(
+        running_rollout, "_GROWTH", 1
+    )  # chunks of one step each: the recurrent state is kept between them
+    env = begin(counts(2, 3, 5, 1), asynchronous=done_policy)
     rollout = env.rollout(Recurrent(), 9)
     assert set(rollout.extras) == {"count", "done", "wide"}
     where = rollout.valid
@@ -440,9 +398,8 @@ def test_recurrent_policy_gets_its_state_and_done_flags(
     assert (rollout.extras["wide"][..., 1, 2] == rollout.extras["count"]).all()
 
 
-def test_recurrent_state_continues_in_the_next_rollout(make_env: MakeEnv) -> None:
-    env = make_env(counts(4, 30, 5, 2), asynchronous="restart", num_cpus=2)
-    env.reset()
+def test_recurrent_state_continues_in_the_next_rollout(begin: Begin) -> None:
+    env = begin(counts(4, 30, 5, 2))
     ids = [3, 0, 1, 2]
     first = env.rollout(Recurrent(), 3, id=ids)
     assert first.rnn_state["pair"][0].shape == (4, 2)
@@ -467,9 +424,8 @@ class OnlyMemory:
         return np.zeros(len(states), int), [seen + 1], {"seen": seen}
 
 
-def test_policy_gets_only_arguments_that_it_accepts(make_env: MakeEnv) -> None:
-    env = make_env(counts(2, 3), asynchronous="restart", num_cpus=1)
-    env.reset()
+def test_policy_gets_only_arguments_that_it_accepts(begin: Begin) -> None:
+    env = begin(counts(2, 3), num_cpus=1)
     extras = env.rollout(by_place, 4).extras
     assert extras["begins"].tolist() == [[True, True], [False, False], [True, False], [False, True]]
     assert extras["has_none"].all()
@@ -477,7 +433,7 @@ def test_policy_gets_only_arguments_that_it_accepts(make_env: MakeEnv) -> None:
     assert env.rollout(lambda *states: (zeros(*states), None, None), 3).extras == {}
 
 
-def test_policy_can_be_a_torch_module(make_env: MakeEnv) -> None:
+def test_policy_can_be_a_torch_module(begin: Begin) -> None:
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -492,8 +448,7 @@ def test_policy_can_be_a_torch_module(make_env: MakeEnv) -> None:
             memory = torch.where(torch.as_tensor(done), 0, memory)
             return scores.argmax(dim=1), memory + 1, {"scores": scores, "memory": memory}
 
-    env = make_env(counts(3, 4, 5), asynchronous="restart", num_cpus=2)
-    env.reset()
+    env = begin(counts(3, 4, 5))
     net = Net()
     rollout = env.rollout(net, 7)
     expected = net.layer(torch.as_tensor(rollout.states, dtype=torch.float32)).detach().numpy()
@@ -505,59 +460,41 @@ def test_policy_can_be_a_torch_module(make_env: MakeEnv) -> None:
     assert after.extras["memory"].tolist() == after.states[..., 1].tolist()
 
 
-def test_each_worker_has_its_own_copy_of_the_policy(make_env: MakeEnv, mode: str) -> None:
-    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
-    env.reset()
+def test_each_worker_has_its_own_copy_of_the_policy(begin: Begin) -> None:
+    env = begin(counts(9, 9))
     policy = Scripted([1, 2], [3, 4], [5, 6])
     assert env.rollout(policy, 3).actions.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert policy.calls == 0
     assert env.rollout(policy, 1).actions.tolist() == [[1, 2]]
 
 
-def test_policy_may_keep_and_modify_its_states(make_env: MakeEnv) -> None:
+class Noted:
+    """Counts the policies that have acted in this process and still exist."""
+
+    alive: ClassVar = weakref.WeakSet[Any]()
+
+    def __call__(self, states: Any) -> Any:
+        self.alive.add(self)
+        return zeros(states)
+
+
+def test_policy_is_released_after_the_rollout(begin: Begin) -> None:
+    begin(counts(9, 9)).rollout(Noted(), 3)
+    assert not Noted.alive
+
+
+def test_policy_may_keep_and_modify_its_states(begin: Begin) -> None:
     def greedy(states: Any) -> Any:
         kept.append(states)
         states[:] = -1
         return zeros(states)
 
     kept: list[Any] = []
-    env = make_env(counts(9, 9), asynchronous="restart")
-    env.reset()
+    env = begin(counts(9, 9))
     rollout = env.rollout(greedy, 3)
     assert rollout.states[:, :, 1].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert rollout.final_states.tolist() == [[0, 3], [1, 3]]
     assert not kept  # the policy was a copy, also in this process
-
-
-class Witness:
-    """Records when it is released."""
-
-    alive = 0
-
-    def __init__(self) -> None:
-        self.token: Any = None
-
-    def __call__(self, states: Any) -> Any:
-        if self.token is None:
-            self.token = Token()
-        return zeros(states)
-
-
-class Token:
-    def __init__(self) -> None:
-        Witness.alive += 1
-
-    def __del__(self) -> None:
-        Witness.alive -= 1
-
-
-def test_policy_is_released_after_the_rollout(make_env: MakeEnv, mode: str) -> None:
-    if mode in CAN_DIE:
-        pytest.skip("its workers are other processes")
-    env = make_env(counts(9, 9), asynchronous="restart")
-    env.reset()
-    env.rollout(Witness(), 3)
-    assert Witness.alive == 0
 
 
 # ---------------------------------------------------------------- failures
@@ -597,11 +534,10 @@ def partial_of(caught: Any) -> Rollout:
 
 @pytest.mark.parametrize("growth", [1, 16])
 def test_failed_env_does_not_affect_other_envs(
-    make_env: MakeEnv, folder: Path, growth: int, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, folder: Path, growth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_rollout, "_GROWTH", growth)
-    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
-    env.reset()
+    env = begin(fragile(folder))
     with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
         env.rollout(At(3, folder, e1=RAISE), 8)
     assert "Raised by env 1 in step" in caught.value.__notes__[0]
@@ -613,27 +549,24 @@ def test_failed_env_does_not_affect_other_envs(
     assert env.step([GO_ON] * 4).states[[0, 2, 3], 1].tolist() == [9, 9, 9]
 
 
-def test_several_failed_envs_raise_an_exception_group(make_env: MakeEnv, folder: Path) -> None:
-    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
-    env.reset()
+def test_several_failed_envs_raise_an_exception_group(begin: Begin, folder: Path) -> None:
+    env = begin(fragile(folder))
     with pytest.raises(ExceptionGroup, match=r"2 envs failed: \(1, 3\)") as caught:
         env.rollout(At(2, folder, e1=RAISE, e3=RAISE), 4)
     assert partial_of(caught).valid.sum(axis=0).tolist() == [4, 2, 4, 2]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.0)
 
 
-@pytest.mark.usefixtures("_no_delay")
 def test_failed_env_is_restarted_with_on_failure_restart(
-    make_env: MakeEnv, folder: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_rollout, "_GROWTH", 4)  # chunks of 1, 4 and 5 steps
     monkeypatch.setattr(running_rollout, "CHUNK", 100.0)
-    env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2)
-    env.reset()
+    env = begin(fragile(folder), on_failure="restart")
     rollout = env.rollout(At(3, folder, e1=RAISE), 10)
     assert rollout.valid[:, 1].tolist() == [True] * 4 + [False] + [True] * 5
     assert rollout.valid[:, [0, 2, 3]].all()
@@ -648,11 +581,9 @@ def test_failed_env_is_restarted_with_on_failure_restart(
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [11, 6, 11, 11]
 
 
-def test_death_of_worker_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
-    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, **two_hosts(mode))
-    env.reset()
+@in_modes(*IN_WORKERS)
+def test_death_of_worker_raises_with_other_steps_in_partial(begin: Begin, folder: Path) -> None:
+    env = begin(fragile(folder))
     env.rollout(zeros, 2)
     with pytest.raises(WorkerDiedError) as caught:
         env.rollout(At(4, folder, e1=EXIT), 1000)
@@ -669,15 +600,10 @@ def test_death_of_worker_raises_with_other_steps_in_partial(make_env: MakeEnv, f
     assert after.states[0, 2].tolist() == rollout.final_states[2].tolist()
 
 
-@pytest.mark.usefixtures("_no_delay")
 @pytest.mark.parametrize("done_policy", ["restart", "idle"])
-def test_dead_worker_is_replaced_with_on_failure_restart(
-    make_env: MakeEnv, folder: Path, mode: str, done_policy: str
-) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
-    env = make_env(fragile(folder), asynchronous=done_policy, on_failure="restart", num_cpus=2, **two_hosts(mode))
-    env.reset()
+@in_modes(*IN_WORKERS)
+def test_dead_worker_is_replaced_with_on_failure_restart(begin: Begin, folder: Path, done_policy: str) -> None:
+    env = begin(fragile(folder), asynchronous=done_policy, on_failure="restart")
     rollout = env.rollout(At(4, folder, e1=EXIT), 100)
     assert rollout.valid[:, 2:].all()
     for column in (0, 1):
@@ -695,11 +621,9 @@ def test_dead_worker_is_replaced_with_on_failure_restart(
     assert env.done.tolist() == [done_policy == "idle"] * 2 + [False] * 2
 
 
-def test_timeout_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
-    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, timeout=1.0, **two_hosts(mode))
-    env.reset()
+@in_modes(*IN_BACKGROUND)
+def test_timeout_raises_with_other_steps_in_partial(begin: Begin, folder: Path) -> None:
+    env = begin(fragile(folder), timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match=r"are lost: begin anew with reset\(\[0, 1\]\)") as caught:
         env.rollout(At(0, folder, e1=WAIT), 5)
     assert caught.value.env_ids == (0, 1)
@@ -711,11 +635,9 @@ def test_timeout_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: P
     assert env.rollout(zeros, 2).states[0, :, 1].tolist() == [0, 0, 1, 1]
 
 
-def test_rollout_times_out_if_the_worker_is_busy_with_another_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
-    env = make_env(fragile(folder), asynchronous="restart", num_cpus=1, timeout=0.5)
-    env.reset()
+@in_modes(*IN_BACKGROUND)
+def test_rollout_times_out_if_the_worker_is_busy_with_another_env(begin: Begin, folder: Path) -> None:
+    env = begin(fragile(folder), num_cpus=1, timeout=0.5)
     with pytest.raises(WorkerTimeoutError, match=r"env 1 did not .* Wait on with recv\(min_envs=1\)"):
         env.step([WAIT], id=[1])
     begun = time.monotonic()
@@ -728,86 +650,14 @@ def test_rollout_times_out_if_the_worker_is_busy_with_another_env(make_env: Make
     assert env.rollout(zeros, 2).states[:, :, 1].tolist() == [[0, 1, 0, 0], [1, 2, 1, 1]]
 
 
-@pytest.mark.usefixtures("_no_delay")
-def test_busy_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread has no timeout")
-    env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=1, timeout=0.5)
-    env.reset()
-    env.send([WAIT], id=[1])
-    rollout = env.rollout(zeros, 3, id=[0])
-    assert rollout.truncated[:, 0].tolist() == [True, False, False]
-    assert isinstance(rollout.infos[0, 0]["failure"], WorkerTimeoutError)
-    assert rollout.states[1:, 0, 1].tolist() == [0, 1]
-    assert isinstance(env.recv().infos[0]["failure"], WorkerTimeoutError)
-
-
-@pytest.mark.usefixtures("_no_delay")
-def test_worker_that_died_before_the_rollout_is_replaced(make_env: MakeEnv, folder: Path, mode: str) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
-    env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2, **two_hosts(mode))
-    env.reset()
-    os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
-    with pytest.raises(WorkerDiedError):
-        env.get_env_attr("steps", id=[0])
-    rollout = env.rollout(zeros, 4)
-    assert rollout.valid[:, 2:].all()
-    assert rollout.truncated[0].tolist() == [True, True, False, False]
-    assert rollout.states[1:, :, 1].tolist() == [[0, 0, 1, 1], [1, 1, 2, 2], [2, 2, 3, 3]]
-
-
-class Deadly:
-    """Ends the process that unpickles it, the first time."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> Any:
-        return _die_once, (str(self.folder),)
-
-    def __call__(self, states: Any) -> Any:
-        return zeros(states)
-
-
-def _die_once(folder: str) -> Any:
-    try:
-        Path(folder, "died").touch(exist_ok=False)
-    except FileExistsError:
-        return zeros
-    os._exit(7)
-
-
-@pytest.mark.usefixtures("_no_delay")
-@pytest.mark.parametrize("on_failure", ["raise", "restart"])
-def test_worker_killed_by_the_policy_raises_or_is_replaced(
-    make_env: MakeEnv, folder: Path, mode: str, on_failure: Any
-) -> None:
-    if mode not in CAN_DIE:
-        pytest.skip("its workers are not processes")
-    env = make_env(fragile(folder), asynchronous="restart", on_failure=on_failure, num_cpus=2, **two_hosts(mode))
-    env.reset()
-    if on_failure == "raise":
-        with pytest.raises(WorkerDiedError):
-            env.rollout(Deadly(folder), 4)
-        return
-    rollout = env.rollout(Deadly(folder), 4)
-    dead = rollout.dones[0].tolist()
-    assert dead in ([True, True, False, False], [False, False, True, True])
-    assert (rollout.valid[0] == ~rollout.dones[0]).all()
-    assert rollout.valid[1:].all()
-    assert rollout.states[3, :, 1].tolist() == [2 if is_dead else 3 for is_dead in dead]
-
-
 def failing(states: Any) -> Any:
     if states[0, 1] == 3:
         raise LookupError("no such action")
     return zeros(states)
 
 
-def test_error_of_the_policy_has_earlier_steps_in_partial(make_env: MakeEnv) -> None:
-    env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
-    env.reset()
+def test_error_of_the_policy_has_earlier_steps_in_partial(begin: Begin) -> None:
+    env = begin(counts(9, 9, 9, 9))
     with pytest.raises(LookupError, match="no such action") as caught:
         env.rollout(failing, 6)
     assert "Raised by the policy beside envs 0" in caught.value.__notes__[0]
@@ -830,9 +680,8 @@ def _returns(answer: Any) -> Policy:
     return lambda states: answer(len(states))
 
 
-def test_invalid_policies_are_refused(make_env: MakeEnv) -> None:
-    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=1)
-    env.reset()
+def test_invalid_policies_are_refused(begin: Begin) -> None:
+    env = begin(counts(9, 9), num_cpus=1)
     lock = threading.Lock()
     cases: list[tuple[Any, type[Exception], str]] = [
         (None, ArgumentError, r"without a policy\. Give one: rollout\(policy"),
@@ -909,12 +758,11 @@ UNFIT = {
 @pytest.mark.parametrize("growth", [1, 16])
 @pytest.mark.parametrize("what", UNFIT)
 def test_extras_that_cannot_be_stacked_raise(
-    make_env: MakeEnv, what: str, growth: int, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, what: str, growth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_rollout, "_GROWTH", growth)
     other, kind, match = UNFIT[what]
-    env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
-    env.reset()
+    env = begin(counts(9, 9, 9, 9))
     with pytest.raises(kind, match=match) as caught:
         env.rollout(Fickle(extra(np.zeros), other), 20)
     assert "Raised by the policy beside envs 0" in caught.value.__notes__[0]
@@ -927,11 +775,9 @@ def by_env(states: Any) -> Any:
     return zeros(states), None, {"v": np.zeros(len(states), float if states[0, 0] == 0 else "M8[s]")}
 
 
-def test_extras_that_differ_between_workers_raise(make_env: MakeEnv, mode: str) -> None:
-    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
-    env.reset()
-    if mode in IN_CALLER:  # one worker
-        return
+@in_modes(*IN_BACKGROUND)  # the oracle has one worker
+def test_extras_that_differ_between_workers_raise(begin: Begin) -> None:
+    env = begin(counts(9, 9))
     with pytest.raises(ArgumentError, match=r"extras\['v'\] .* or of other envs") as caught:
         env.rollout(by_env, 20)
     assert "Raised by the policy beside envs 1" in caught.value.__notes__[0]
@@ -939,9 +785,8 @@ def test_extras_that_differ_between_workers_raise(make_env: MakeEnv, mode: str) 
     assert env.step([0, 0]).states[:, 1].tolist() == [2, 2]
 
 
-def test_recurrent_state_that_cannot_be_copied_raises(make_env: MakeEnv) -> None:
-    env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
-    env.reset()
+def test_recurrent_state_that_cannot_be_copied_raises(begin: Begin) -> None:
+    env = begin(counts(9, 9, 9, 9))
     for make in (threading.Lock, lambda: weakref.ref(Count), NotBack):
         states = env.reset()
         with pytest.raises(UnpicklableError, match="The policy's rnn_state cannot be copied") as caught:
@@ -961,27 +806,15 @@ def dated_by_worker(states: Any, rnn_state: Any, done: Any) -> Any:
     return zeros(states), np.zeros(len(states), float if states[0, 0] == 0 else "M8[s]"), {}
 
 
-def test_recurrent_state_that_differs_between_workers_raises(make_env: MakeEnv, mode: str) -> None:
-    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
-    env.reset()
-    if mode in IN_CALLER:  # one worker
-        return
+@in_modes(*IN_BACKGROUND)  # the oracle has one worker
+def test_recurrent_state_that_differs_between_workers_raises(begin: Begin) -> None:
+    env = begin(counts(9, 9))
     with pytest.raises(ArgumentError, match=r"rnn_state is \['array'\] for some envs, but {'m': 'array'}") as caught:
         env.rollout(by_worker, 5)
     assert partial_of(caught).valid.all()
     assert len(partial_of(caught)) == 5
     memory = env.rollout(dated_by_worker, 5).rnn_state
     assert memory.tolist() == [0, np.datetime64(0, "s")]
-
-
-def test_recurrent_state_may_become_none(make_env: MakeEnv) -> None:
-    env = make_env(counts(99, 99), asynchronous="restart", num_cpus=2)
-    env.reset()
-    before = env.rollout(Fickle(*[lambda k: (np.ones(k), {})] * 2), 3).rnn_state
-    assert before.tolist() == [1, 1]
-    for rnn_state in (None, before):
-        policy = Fickle(lambda k: (np.ones(k), {}), lambda k: (None, {}))
-        assert env.rollout(policy, 20, rnn_state=rnn_state).rnn_state is None
 
 
 class Updating:
@@ -996,39 +829,18 @@ class Updating:
         return zeros(states), None, {"v": self.said[: len(states)]}
 
 
-def test_objects_in_extras_are_copied(make_env: MakeEnv) -> None:
-    env = make_env(counts(9, 3), asynchronous="idle", num_cpus=1)
-    env.reset()
+def test_objects_in_extras_are_copied(begin: Begin) -> None:
+    env = begin(counts(9, 3), asynchronous="idle", num_cpus=1)
     extras = env.rollout(Updating(), num_episodes=2).extras["v"]
     assert extras.shape == (9, 2)
     assert [one["calls"] for one in extras[:, 0]] == list(range(1, 10))
     assert extras[3:, 1].tolist() == [None] * 6
 
 
-def test_tensor_extras_become_arrays(make_env: MakeEnv) -> None:
-    torch = pytest.importorskip("torch")
-
-    def policy(states: Any) -> Any:
-        import torch
-
-        values = torch.tensor(states[:, 1], requires_grad=True)
-        halves = values.detach().to(torch.bfloat16)
-        return zeros(states), None, {"half": halves, "list": list(values), "grad": values}
-
-    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2)
-    env.reset()
-    extras = env.rollout(policy, 3).extras
-    for name, dtype in (("half", np.float32), ("list", np.float64), ("grad", np.float64)):
-        assert extras[name].dtype == dtype
-        assert extras[name].tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert torch is not None
-
-
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
 @pytest.mark.parametrize("kind", [Count, zoo.Old], ids=["box", "no space"])
-def test_policy_result_tuple_must_have_three_items(make_env: MakeEnv, kind: Any, num_envs: int) -> None:
-    env = make_env([partial(kind, number) for number in range(num_envs)], asynchronous="restart", num_cpus=1)
-    env.reset()
+def test_policy_result_tuple_must_have_three_items(begin: Begin, kind: Any, num_envs: int) -> None:
+    env = begin([partial(kind, number) for number in range(num_envs)], num_cpus=1)
     assert env.rollout(lambda states: [0] * len(states), 2).valid.all()
     assert env.rollout(lambda states: ([0] * len(states), None, None), 2).valid.all()
     for last in (0, {"u": 1}, None):
@@ -1036,27 +848,6 @@ def test_policy_result_tuple_must_have_three_items(make_env: MakeEnv, kind: Any,
             env.rollout(lambda states, last=last: (*[0] * (len(states) - 1), last), 2)
     with pytest.raises(ActionError, match=r"returned a tuple of 2\. A tuple is always"):
         env.rollout(lambda states: ([0] * len(states), None), 2)
-
-
-class OfParts(Count):
-    action_space: Any = gym.spaces.Tuple((Discrete(3), Discrete(4), Dict({"u": Discrete(5)})))
-
-    def step(self, action: Any) -> Any:
-        assert self.action_space.contains(action)
-        return super().step(0)
-
-
-def parts(states: Any) -> Any:
-    return zeros(states), zeros(states), {"u": zeros(states)}
-
-
-def test_actions_of_a_tuple_space_are_a_nested_tuple(make_env: MakeEnv) -> None:
-    env = make_env([partial(OfParts, number) for number in range(3)], asynchronous="restart", num_cpus=1)
-    env.reset()
-    assert env.rollout(lambda states: (parts(states), None, None), 2).actions[2]["u"].shape == (2, 3)
-    assert env.rollout(lambda states: [(1, 2, {"u": 3})] * len(states), 2).actions[1].tolist() == [[2] * 3] * 2
-    with pytest.raises(ArgumentError):
-        env.rollout(parts, 2)
 
 
 def test_invalid_rollout_arguments_are_refused(make_env: MakeEnv) -> None:
@@ -1078,9 +869,8 @@ def test_invalid_rollout_arguments_are_refused(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0, 1]
 
 
-def test_rollout_after_load_state_needs_a_step_or_reset(make_env: MakeEnv) -> None:
-    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=1)
-    env.reset()
+def test_rollout_after_load_state_needs_a_step_or_reset(begin: Begin) -> None:
+    env = begin(counts(9, 9), num_cpus=1)
     env.load_state(env.save_state())
     with pytest.raises(ResetNeededError, match="not known since load_state"):
         env.rollout(zeros, 1)
@@ -1091,9 +881,8 @@ def test_rollout_after_load_state_needs_a_step_or_reset(make_env: MakeEnv) -> No
 # ---------------------------------------------------------------- interrupts
 
 
-def test_reset_works_after_ctrl_c_in_a_rollout(make_env: MakeEnv, folder: Path) -> None:
-    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
-    env.reset()
+def test_reset_works_after_ctrl_c_in_a_rollout(begin: Begin, folder: Path) -> None:
+    env = begin(fragile(folder))
     with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
         env.rollout(At(2, folder, e1=WAIT), 10**9)
     (folder / "go").touch()
@@ -1108,9 +897,8 @@ def test_reset_works_after_ctrl_c_in_a_rollout(make_env: MakeEnv, folder: Path) 
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [4] * 4
 
 
-def test_ctrl_c_ends_a_long_rollout_soon(make_env: MakeEnv, folder: Path) -> None:
-    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
-    env.reset()
+def test_ctrl_c_ends_a_long_rollout_soon(begin: Begin, folder: Path) -> None:
+    env = begin(fragile(folder))
 
     def touching(states: Any, mark: str = str(folder / "began-7")) -> Any:
         if states[0, 1] == 3:
@@ -1142,49 +930,6 @@ def test_rollout_data_are_copies(make_env: MakeEnv) -> None:
     assert env.rollout(_of_dict, 1).states["image"].any()
 
 
-class Locked(Count):
-    def step(self, action: Any) -> Any:
-        state, reward, terminated, truncated, _ = super().step(action)
-        return state, reward, terminated, truncated, {"lock": threading.Lock()} if self.count == 2 else {}
-
-
-def test_uncopyable_info_fails_only_its_env(make_env: MakeEnv) -> None:
-    env = make_env([*counts(9, 9), partial(Locked, 2), partial(Count, 3)], asynchronous="restart", num_cpus=2)
-    env.reset()
-    with pytest.raises(UnpicklableError, match="lock") as caught:
-        env.rollout(zeros, 5)
-    assert partial_of(caught).valid.sum(axis=0).tolist() == [5, 5, 1, 5]
-    with pytest.raises(ResetNeededError, match="env 2 has no"):
-        env.rollout(zeros, 1)
-    env.reset()
-    assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0] * 4
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_sequence_of_rollouts_and_steps_equals_steps(make_env: MakeEnv, mode: str, data: st.DataObject) -> None:
-    if mode.startswith("ray"):
-        pytest.skip("an example takes seconds")
-    lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
-    done_policy: Any = data.draw(st.sampled_from(["restart", "continue"]))
-    env = make_env(paced(zoo.Pair, lengths), asynchronous=done_policy, num_cpus=2)
-    with ParallelEnv(paced(zoo.Pair, lengths), asynchronous=done_policy) as twin:
-        env.reset(seed=5)
-        states = twin.reset(seed=5)
-        for num_steps in data.draw(st.lists(st.integers(0, 9), max_size=5)):
-            if not num_steps:
-                actions = _of_tuple(states)
-                states = twin.step(actions).states
-                assert_same(states, env.step(actions).states)
-                continue
-            outside = Outside(twin, _of_tuple)
-            outside.run(num_steps, states, list(range(len(lengths))), False)
-            rollout = env.rollout(_of_tuple, num_steps)
-            check_same(rollout, outside, done_policy == "restart")
-            states = rollout.final_states
-    env.close()
-
-
 # ---------------------------------------------------------------- progress bar
 
 
@@ -1206,15 +951,14 @@ class Bar(tqdm.tqdm):  # type: ignore[type-arg]
 
 @pytest.mark.parametrize(("arguments", "total"), [({"num_steps": 40}, 40), ({"num_episodes": 6}, 6)])
 def test_progress_bar_is_shown_on_a_terminal(
-    make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch, arguments: Any, total: int
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, arguments: Any, total: int
 ) -> None:
     monkeypatch.setattr("parallelenv.rollouts.rollout._BAR_DELAY", 0.0)
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setattr(tqdm, "tqdm", Bar)
     monkeypatch.setattr(Bar, "gone", [])
-    env = make_env(counts(2, 5), asynchronous="restart")
-    env.reset()
+    env = begin(counts(2, 5))
     env.rollout(zeros, progress=False, **arguments)
     assert not screen.getvalue()
     env.rollout(zeros, **arguments)
@@ -1224,15 +968,12 @@ def test_progress_bar_is_shown_on_a_terminal(
 
 
 @pytest.mark.parametrize("kind", ["none", "closed", "no terminal"])
-def test_no_progress_bar_is_shown_without_a_terminal(
-    make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_no_progress_bar_is_shown_without_a_terminal(begin: Begin, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr("parallelenv.rollouts.rollout._BAR_DELAY", 0.0)
     screen = None if kind == "none" else io.StringIO()
     if screen is not None and kind == "closed":
         screen.close()
     monkeypatch.setattr("sys.stderr", screen)
-    env = make_env(counts(2, 5), asynchronous="restart")
-    env.reset()
+    env = begin(counts(2, 5))
     assert env.rollout(zeros, 3).valid.all()
     assert kind != "no terminal" or (screen is not None and not screen.getvalue())

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from holdings import fork_server_pids
+from modes import ON_RAY, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.backends._fork_server import start_methods
@@ -43,7 +44,7 @@ class Discreet(gym.Env[Any, Any]):
 @pytest.fixture(params=start_methods())
 def processes(request: pytest.FixtureRequest) -> Iterator[list[psutil.Process]]:
     """Workers that have been given a secret, with the fork server if they have one."""
-    with ParallelEnv([partial(Discreet, SECRET)] * 4, "subproc", num_cpus=2, start_method=request.param) as env:
+    with ParallelEnv([partial(Discreet, SECRET)] * 4, PROCESSES, num_cpus=2, start_method=request.param) as env:
         env.reset(options={"secret": SECRET})
         answers = env.customized_method("tell", {"word": SECRET})
         env.step([0, 1, 0, 1])
@@ -95,7 +96,7 @@ def _opened(process: psutil.Process) -> list[str]:
     return [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]
 
 
-@pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=True)
+@in_modes(*ON_RAY)
 def test_socket_for_ray_actors_is_private_and_removed_after_start(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from parallelenv.backends import _ray_actors
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Discrete
+from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.errors import ActionError, ArgumentError, EnvContractError
@@ -51,7 +52,7 @@ def test_given_spaces_are_used_without_asking_the_envs(make_env: MakeEnv) -> Non
     assert env.step([3.0, 4.0]).states.tolist() == [[3, 3], [4, 4]]
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_given_spaces_make_old_gym_envs_usable_with_to_gymnasium(make_env: MakeEnv) -> None:
     env = make_env([partial(Old, number) for number in range(3)], spaces=SPACES)
     plain = make_env([partial(Old, number) for number in range(3)])
@@ -63,7 +64,7 @@ def test_given_spaces_make_old_gym_envs_usable_with_to_gymnasium(make_env: MakeE
     vector_env.close()
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_wrong_given_spaces_raise_on_reset_and_step(make_env: MakeEnv) -> None:
     env = make_env([Silent] * 2, spaces=(Box(-1, 1, (3,), np.float64), Discrete(2)))
     with pytest.raises(EnvContractError, match=r"state is of shape \(2,\).*says Box.*\(3,\).*give it by spaces="):
@@ -91,7 +92,7 @@ class Image(Old):
 UNSIGNED = Box(0, 255, (2,), np.uint8), Box(0, 200, (2,), np.uint8)
 
 
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@here_and_in_processes
 def test_python_ints_are_cast_to_unsigned_dtypes_by_value(make_env: MakeEnv) -> None:
     env = make_env([Image] * 2, spaces=UNSIGNED)
     states = env.reset()

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import here_and_in_processes
 
 from parallelenv import CLOSE, RESET, TERMINATED, ParallelEnv, get_worker_info
 from parallelenv.errors import EnvBusyError, NothingInFlightError, ResetNeededError
 from parallelenv.testing.envs import Counter, FailingEnv, InfoEnv, Old, Sheet, Sleeper, TroubleError
 from parallelenv.testing.scenario import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns
 
-pytestmark = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+pytestmark = here_and_in_processes
 done_policies = pytest.mark.parametrize("done_policy", DONE_POLICIES)
 ONES = [1] * NUM_ENVS
 ABSENT: Any = (None, None, True, {})

@@ -13,6 +13,7 @@ import pytest
 from conftest import MakePool
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import TimeLimit
+from modes import ORACLE, here_and_in_processes
 from samplers import PLAIN, Walks
 
 from parallelenv import ParallelEnv, ParallelWrapper
@@ -30,7 +31,6 @@ from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep
 from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.wrappers import CheckFinite, StackStates
 
-nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 FOUR = [{"total": 9}] * 4
 
 
@@ -171,7 +171,7 @@ def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
         CheckFinite(env).step([1, 1, 1], align="batch")
 
 
-@nearby
+@here_and_in_processes
 def test_dict_states_with_different_keys_stay_objects(make_pool: MakePool) -> None:
     class Odd(Walks):
         def next_task(self, length: int | None = None, **kwargs: Any) -> Any:
@@ -313,7 +313,7 @@ class Shows(Count):
         return self.seen if self.count else np.zeros(3)
 
 
-@nearby
+@here_and_in_processes
 @pytest.mark.parametrize("seen", [None, 3, "x", np.zeros(5), np.zeros(3, complex)])
 def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: Any) -> None:
     env = make_pool(partial(Counts, Shows), [{}] * 3)
@@ -328,30 +328,7 @@ def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: A
     assert env.step([1, 1, 1]).states.shape == (3, 3)
 
 
-@nearby
-def test_each_call_sends_one_message_per_worker(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = make_pool(Walks, FOUR)
-    sent: list[Any] = []
-    for link in env.engine.pool._workers:
-        monkeypatch.setattr(link.channel, "pack", partial(_noted, sent, link.channel.pack))
-    calls: list[Any] = [
-        env.next_task, env.get_observations, env.reset_all, partial(env.set_seeds, 3), env.next_task,
-        partial(env.call, ["name", "is_done", "name", "is_done"]), partial(env.attr, "number"),
-        partial(env.command, "turn"), partial(env.step, [1, 1, 1, 1]),
-    ]  # fmt: skip
-    for call in calls:
-        sent.clear()
-        call()
-        assert len(sent) == env.num_hosts, call
-    assert len(calls) == 9
-
-
-def _noted(log: list[Any], function: Any, *args: Any) -> Any:
-    log.append(args)
-    return function(*args)
-
-
-@nearby
+@here_and_in_processes
 def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
     assert env.get_env_attr("given", id=0) == [0]
@@ -382,7 +359,7 @@ def test_wrappers_and_task_env_do_not_hide_names_of_task_and_sampler() -> None:
         assert env.get_observations([0]).shape == (1, 3)
 
 
-@nearby
+@here_and_in_processes
 def test_task_pool_supports_render_and_rollout(make_pool: MakePool) -> None:
     env = make_pool(Walks, [{"total": math.inf}] * 2)
     assert env.render() == [None, None]
@@ -391,7 +368,7 @@ def test_task_pool_supports_render_and_rollout(make_pool: MakePool) -> None:
     assert env.rollout(lambda states: np.ones(len(states), int), num_episodes=6).dones.sum() == 6
 
 
-@nearby
+@here_and_in_processes
 def test_rebuilt_sampler_uses_the_seeds_that_were_set(make_pool: MakePool) -> None:
     drawn = []
     for _ in range(2):
@@ -417,12 +394,12 @@ def test_invalid_arguments_are_refused_before_any_sampler_is_made() -> None:
         with pytest.raises(ArgumentError, match=message):
             ParallelEnv.from_samplers(make_sampler_fn, sampler_fn_args)
     with pytest.raises(ArgumentError, match="auto_resample_when_done='no' must be True or False"):
-        ParallelEnv.from_samplers(Walks, [{}], "dummy", "no")  # type: ignore[arg-type]
+        ParallelEnv.from_samplers(Walks, [{}], ORACLE, "no")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="asynchronous='idle' was given.*auto_resample_when_done"):
         ParallelEnv.from_samplers(Walks, [{}], asynchronous="idle")
 
 
-@nearby
+@here_and_in_processes
 def test_errors_and_results_of_make_sampler_fn_are_checked(make_pool: MakePool) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
         make_pool(Walks, [{}, {"wrong": 1}])

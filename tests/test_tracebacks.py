@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from modes import PROCESSES
 
 import parallelenv
 from parallelenv import ParallelEnv, StepResult
@@ -173,7 +174,7 @@ def test_source_lines_of_other_machines_are_sent_with_the_error() -> None:
             linecache.cache["/far/env.py"] = 9, None, lines, "/far/env.py"  # as a file of another machine
             exec(compile("".join(lines), "/far/env.py", "exec"), {})
 
-    with ParallelEnv([Far], "subproc") as env, pytest.raises(ValueError, match="gone") as caught:
+    with ParallelEnv([Far], PROCESSES) as env, pytest.raises(ValueError, match="gone") as caught:
         env.customized_method("vanish")
     text = "".join(traceback.format_exception(caught.value))
     assert re.search(r'File "/far/env.py", line 3, in <module>\n    fall\(\)\n', text)

@@ -15,12 +15,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
-from gymnasium.utils import EzPickle
+from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import recommend as recommending
 from parallelenv.autotune import timing
-from parallelenv.contract.env_specs import make_factories
 from parallelenv.errors import ExhaustedError
 
 MS = 1e-3
@@ -85,21 +84,6 @@ def test_tried_env_is_made_stepped_and_closed() -> None:
     assert found.step_cost > 0
 
 
-def test_each_env_is_tried_by_its_own_kind_or_a_near_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recommending.Trial, "run_here", lambda trial: recommending.Recommendation("dummy", 1))
-
-    def kinds(num_kinds: int, num_envs: int) -> list[int]:
-        env_fns = [partial(Witness) for _ in range(num_kinds)]
-        factories = make_factories([env_fns[index * num_kinds // num_envs] for index in range(num_envs)])
-        trial = recommending.Trial(factories, 1, None, caller_busy=False, env_options={}, find_obstacle=str)
-        trial.run()
-        return [one.env_id for one in trial.factories]
-
-    assert kinds(1, 4) == [0, 0, 0, 0]
-    assert kinds(2, 4) == [0, 0, 2, 2]
-    assert kinds(10, 10) == [0, 0, 0, 0, 4, 4, 4, 7, 7, 7]
-
-
 @pytest.fixture
 def try_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each candidate count as faster than all before it, whatever the times."""
@@ -158,7 +142,7 @@ def test_one_slow_env_is_made_and_hardly_stepped(
     counts = counted(tmp_path)
     assert counts["made"] == counts["reset"] == counts["close"] == 1
     assert counts["step"] <= most_steps
-    assert found.arguments == {"para_mode": "subproc", "num_cpus": 2}
+    assert found.arguments == {"para_mode": PROCESSES, "num_cpus": 2}
     assert "are possible in subproc with 2 workers: not tried, as these envs take long." in found.reason
 
 
@@ -177,7 +161,7 @@ def test_uncopyable_instance_is_not_tried() -> None:
     env.lock = threading.Lock()
     found = recommend([env])
     assert env.notes == ["made"]
-    assert found.mode == "dummy"
+    assert found.mode == ORACLE
     assert found.step_cost is None
     assert "Instances are not stepped for a trial" in found.reason
     assert "they do not pickle (TypeError: cannot pickle '_thread.lock' object)" in found.reason
@@ -234,7 +218,7 @@ class Finite(Witness):
 def test_env_that_cannot_be_tried_gets_dummy_mode(envs: list[Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recommending, "_PATIENCE", 0.5)
     found = recommend(envs)
-    assert (found.mode, found.step_cost, found.releases_gil) == ("dummy", None, None)
+    assert (found.mode, found.step_cost, found.releases_gil) == (ORACLE, None, None)
     assert "No env could be tried: " in found.reason
     assert why in found.reason
 
@@ -311,22 +295,10 @@ class Choosy(Sleepy):
 
 def test_mode_that_fails_is_not_chosen(try_all: None) -> None:
     found = recommend([partial(Choosy, os.getpid(), threading.get_ident())] * 4)
-    assert found.mode == "dummy"
+    assert found.mode == ORACLE
     for what in ("Threads", "Other processes"):
         text = f"{what} are out of the question: a trial of them failed (OSError: the licence server said no)."
         assert text in found.reason
-
-
-class Rebuilt(Witness, EzPickle):
-    def __init__(self) -> None:
-        super().__init__()
-        EzPickle.__init__(self)
-
-
-def test_trial_of_an_instance_does_not_warn_of_lost_state() -> None:
-    env = Rebuilt()
-    env.reset(seed=0)
-    assert recommend([env]).step_cost is not None
 
 
 def test_busy_caller_is_part_of_the_trial(try_all: None, tmp_path: Path) -> None:
@@ -335,14 +307,3 @@ def test_busy_caller_is_part_of_the_trial(try_all: None, tmp_path: Path) -> None
     assert "caller_steps" not in found.reason
     counts = counted(tmp_path)
     assert counts["close"] == counts["made"]
-
-
-def test_trial_can_run_inside_an_env() -> None:
-    with ParallelEnv([Nesting] * 2, "subproc", num_cpus=2) as env:
-        assert all("2 envs made" in reason for reason in env.get_env_attr("reason"))
-
-
-class Nesting(Witness):
-    def __init__(self) -> None:
-        super().__init__()
-        self.reason = recommend([Sleepy] * 2).reason

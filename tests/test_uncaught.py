@@ -12,6 +12,7 @@ import pytest
 from conftest import needs_ray
 from kernels import Notebook, open_notebook
 from mistakes import DEFINITIONS, ENV, MISTAKES, make_mistake
+from modes import ORACLE, PROCESSES
 
 from parallelenv import registry
 
@@ -35,7 +36,7 @@ def start(notebook: Notebook, word: str) -> None:
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
         # The fork servers stay: they are not leaks.
-        notebook.run(f"{ENV.format(mode='subproc')}\nenv.close()\nParallelEnv(['CartPole-v1'], 'subproc').close()")
+        notebook.run(f"{ENV.format(mode=PROCESSES)}\nenv.close()\nParallelEnv(['CartPole-v1'], {PROCESSES!r}).close()")
         yield notebook
 
 
@@ -76,7 +77,7 @@ def test_kernel_shows_the_interrupted_line_and_runs_the_next_cell(notebook: Note
 SCRIPT = f"""{DEFINITIONS}
 
 def use():
-    env = make("subproc")
+    env = make({PROCESSES!r})
     env.reset()
     env.step([GO_ON, FALL, GO_ON, GO_ON])
 
@@ -141,10 +142,10 @@ def test_every_frontend_shows_the_failing_line(tmp_path: Path, frontend: str) ->
         assert len(said.splitlines()) <= 20
 
 
-@pytest.mark.parametrize("word", ["dummy", "subproc"])
+@pytest.mark.parametrize("word", [ORACLE, PROCESSES])
 def test_all_frames_are_shown_with_full_traceback_variable(tmp_path: Path, word: str) -> None:
     script = tmp_path / "trying.py"
-    script.write_text(SCRIPT.replace('"subproc"', repr(word)) + CALL)
+    script.write_text(SCRIPT.replace(repr(PROCESSES), repr(word)) + CALL)
     done = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,

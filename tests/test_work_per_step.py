@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _cpu_balancer, _pipe, _wire, subproc
@@ -114,16 +115,7 @@ def copies_made(function: Callable[[], Any], nbytes: int) -> float:
 
 
 class Constant(gym.Env[Any, Any]):
-    """Returns the same at every step. In a worker it records the events of the process between its steps.
-
-    Args:
-        space: Of its states.
-        actions: The other space.
-        ends: Whether every step ends an episode.
-        info: What each step and reset says.
-        naps: Seconds that a step takes.
-        watches: Whether it notes what its process does.
-    """
+    """Returns the same at every step, after a nap. If it ``watches``, it records the events between its steps."""
 
     def __init__(
         self,
@@ -171,7 +163,7 @@ with_bell = pytest.mark.skipif(not _bell.HAS_BELL, reason="there is no bell on t
 @contextmanager
 def settled(
     spaces: tuple[gym.Space[Any], gym.Space[Any]] = SPACES["vector"],
-    mode: str = "subproc",
+    mode: str = PROCESSES,
     num_envs: int = 8,
     num_cpus: int = 2,
     copy: bool = True,
@@ -179,8 +171,8 @@ def settled(
     **kwargs: Any,
 ) -> Iterator[tuple[ParallelEnv, Callable[[], Any]]]:
     """Make a pool that has made some steps, and a function that makes one more."""
-    options = options if mode == "subproc" else {}
-    first_of_each_worker = range(0, num_envs, num_envs // num_cpus) if mode == "subproc" else ()
+    options = options if mode == PROCESSES else {}
+    first_of_each_worker = range(0, num_envs, num_envs // num_cpus) if mode == PROCESSES else ()
     env_fns = [
         partial(Constant, *spaces, watches=number in first_of_each_worker, **kwargs) for number in range(num_envs)
     ]
@@ -194,14 +186,22 @@ def settled(
 
 # ---------------------------------------------------------------- messages and pickles
 
+STEADY = {"speed": np.float64(1.5), "lap": 3}
+
 
 @pytest.mark.parametrize("ends", [False, True])
-@pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES)
-def test_plain_step_sends_one_small_message_each_way(spaces: Any, ends: bool, log: list[Event]) -> None:
-    with settled(spaces, ends=ends) as (env, step):
+@pytest.mark.parametrize(
+    ("spaces", "info"),
+    [*((spaces, None) for spaces in SPACES.values()), (SPACES["vector"], STEADY)],
+    ids=[*SPACES, "infos of a steady form"],
+)
+def test_plain_step_sends_one_small_message_each_way(spaces: Any, info: Any, ends: bool, log: list[Event]) -> None:
+    with settled(spaces, info=info, ends=ends) as (env, step):
         log.clear()
         for _ in range(NUM_STEPS):
-            step()
+            told = step().infos[5]
+            assert told.items() >= {**(info or {}), "reset": ends}.items()
+            assert not ends or told["reset_info"] == (info or {})
         assert Counter(log) == {("write", HEADER): 2 * NUM_STEPS, ("read", HEADER): 2 * NUM_STEPS}
         for events in env.customized_method("between_steps", id=[0, 4]):
             assert events == [[("write", HEADER), ("read", HEADER)]] * (NUM_STEPS - 1)
@@ -262,27 +262,6 @@ def test_infos_of_other_forms_cost_one_pickle_per_worker(log: list[Event]) -> No
             assert [[name for name, _ in one] for one in events] == [["Pickler", "write", "read"]] * (NUM_STEPS - 1)
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_infos_of_a_steady_form_cost_no_pickle(log: list[Event], ends: bool) -> None:
-    told = {"speed": np.float64(1.5), "lap": 3}
-    with settled(info=told, ends=ends) as (env, step):
-        log.clear()
-        for _ in range(NUM_STEPS):
-            info = step().infos[5]
-            assert info.items() >= {**told, "reset": ends}.items()
-            assert info.get("reset_info") == (told if ends else None)
-        assert Counter(log) == {("write", HEADER): 2 * NUM_STEPS, ("read", HEADER): 2 * NUM_STEPS}
-        for events in env.customized_method("between_steps", id=[0, 4]):
-            assert events == [[("write", HEADER), ("read", HEADER)]] * (NUM_STEPS - 1)
-
-
-def test_step_of_all_envs_of_a_worker_needs_no_pickle(log: list[Event]) -> None:
-    with settled() as (env, _):
-        log.clear()
-        env.step([1] * 4, [4, 5, 6, 7])
-        assert log == [("write", HEADER), ("read", HEADER)]
-
-
 def test_halves_that_take_turns_need_no_pickle(log: list[Event]) -> None:
     with settled() as (env, _):
         halves = [[0, 1, 4, 5], [2, 3, 6, 7]]
@@ -301,40 +280,32 @@ def test_halves_that_take_turns_need_no_pickle(log: list[Event]) -> None:
         assert Counter(log) == {("write", HEADER): num_messages, ("read", HEADER): num_messages}
 
 
-@pytest.mark.parametrize(("env_ids", "owners"), [([0, 1], 1), ([6], 1), ([7, 4], 1), ([3, 4], 2)], ids=str)
-def test_step_of_some_envs_wakes_only_their_workers(env_ids: list[int], owners: int, log: list[Event]) -> None:
+@pytest.mark.parametrize(
+    ("env_ids", "owners", "is_pickled"),
+    [([4, 5, 6, 7], 1, False), ([0, 1], 1, True), ([6], 1, True), ([7, 4], 1, True), ([3, 4], 2, True)],
+    ids=str,
+)
+def test_step_of_some_envs_wakes_only_their_workers(
+    env_ids: list[int], owners: int, is_pickled: bool, log: list[Event]
+) -> None:
     with settled() as (env, _):
         log.clear()
         env.step([1] * len(env_ids), env_ids)
         names = Counter(name for name, _ in log)
-        assert names == {"Pickler": owners, "write": owners, "read": owners}
+        assert names == {"write": owners, "read": owners, **({"Pickler": owners} if is_pickled else {})}
 
 
 # ---------------------------------------------------------------- waits
 
 
-class WatchedSelect:
-    """Replaces `select` and records how long each `poll` would wait."""
-
-    POLLIN = select.POLLIN
-
-    def __init__(self) -> None:
-        self.waits: list[float] = []
-
-    def poll(self) -> WatchedPoll:
-        return WatchedPoll(self.waits)
-
-
 class WatchedPoll:
+    """A `select.poll` that records how long each wait may last."""
+
     def __init__(self, waits: list[float]) -> None:
-        self._poll = select.poll()
-        self._waits = waits
+        self._poll, self._waits = select.poll(), waits
 
-    def register(self, *arguments: int) -> None:
-        self._poll.register(*arguments)
-
-    def unregister(self, fileno: int) -> None:
-        self._poll.unregister(fileno)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._poll, name)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         self._waits.append(timeout)
@@ -353,14 +324,15 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_cpus", [1, 2, 4])
 @pytest.mark.parametrize("naps", [0.0, 0.002])
 def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = WatchedSelect()
+    latest: list[float] = []
+    watched = SimpleNamespace(POLLIN=select.POLLIN, poll=partial(WatchedPoll, latest))
     monkeypatch.setattr(_pipe, "select", watched)
     waits = []
     with settled(num_cpus=num_cpus, naps=naps) as (_, step):
         for _ in range(NUM_STEPS):
-            watched.waits.clear()
+            latest.clear()
             step()
-            waits.append([timeout > 0 for timeout in watched.waits])
+            waits.append([timeout > 0 for timeout in latest])
     assert max(sum(is_sleep) for is_sleep in waits) <= num_cpus
     if naps:  # after a poll: it busy-waits only for workers that are, or seem, fast
         assert sum(len(is_sleep) <= 2 * num_cpus for is_sleep in waits) > NUM_STEPS / 2
@@ -370,7 +342,7 @@ def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, m
 
 
 @pytest.mark.parametrize(("copy", "copies"), [(True, 1), (False, 0)])
-@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_states_are_copied_once(mode: str, copy: bool, copies: int) -> None:
     large = Box(0, 255, (256, 256), np.uint8)
     with settled((large, Discrete(2)), mode, copy=copy) as (_, step):
@@ -378,11 +350,11 @@ def test_states_are_copied_once(mode: str, copy: bool, copies: int) -> None:
 
 
 CALLS = {
-    ("dummy", 1, False): 33,
-    ("subproc", 1, False): 60,
-    ("subproc", 2, False): 75,
-    ("subproc", 1, True): 30,
-    ("subproc", 2, True): 30,
+    (ORACLE, 1, False): 33,
+    (PROCESSES, 1, False): 60,
+    (PROCESSES, 2, False): 75,
+    (PROCESSES, 1, True): 30,
+    (PROCESSES, 2, True): 30,
 }
 """Python calls of a step of 16 envs, by mode, number of workers, and whether a bell announces it."""
 
