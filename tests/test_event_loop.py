@@ -94,10 +94,10 @@ def test_a_reply_wakes_the_loop(env: ParallelEnv, tmp_path: Path, readers: set[i
         waiting = asyncio.ensure_future(env.arecv())
         await begun(env, tmp_path)
         assert len(readers) == 1
-        with patch.object(type(env.engine), "look") as look:
+        with patch.object(type(env.engine), "poll") as poll:
             for _ in range(50):
                 await asyncio.sleep(0)
-        assert not look.called  # it is idle until the next reply
+        assert not poll.called  # it is idle until the next reply
         (tmp_path / "go").touch()
         assert (await waiting).states.tolist() == [[0, 1]]
 

@@ -46,7 +46,7 @@ from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
 from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall, WorkerSpec
-from parallelenv.contract.spaces import Action, Info, Spaces, State
+from parallelenv.contract.spaces import Action, Info, Spaces, State, pick_rows
 from parallelenv.engine.assemble import Align, Assembler, first_states
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.env_table import EnvTable
@@ -535,12 +535,23 @@ class Engine:
         return gather_states(batch, asked, batch.rows(asked), extras, copies or self.copies)
 
     def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> State:
-        """Return copies of the latest states of envs, batched. If ``result`` has just these, no worker is asked."""
-        structure = self.pool.layout.states
-        if result is None or result.env_ids.tolist() != list(env_ids):
+        """Return copies of the latest states of envs, batched. If ``result`` has these, no worker is asked."""
+        place = {} if result is None else {env_id: row for row, env_id in enumerate(result.env_ids.tolist())}
+        rows = [place.get(env_id, -1) for env_id in env_ids]
+        found: Any = None if result is None else result.states
+        lacks_some = isinstance(found, np.ndarray) and found.dtype == object and any(state is None for state in found)
+        if result is None or -1 in rows or lacks_some:
             self.table.refuse_unknown_states(env_ids)
-        elif None in self.pool.layout.state_fields:  # not in the batch
-            return structure.join([leaf.copy() for leaf in structure.split(result.states)])
+        elif None in self.pool.layout.state_fields:  # the worker, which would have to be asked, may be busy
+            structure = self.pool.layout.states
+            return structure.join(
+                [
+                    leaf[rows]
+                    if structure.is_fixed(index)
+                    else structure.stack(index, [pick_rows(leaf, row) for row in rows])
+                    for index, leaf in enumerate(structure.split(found))
+                ]
+            )
         return self.latest_states(env_ids, copies=True)
 
     @contextlib.contextmanager

@@ -249,7 +249,7 @@ def test_failed_start_restores_environment_variables(users: str | None, monkeypa
 
 def test_cpu_balancer_includes_restarted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[set[int]] = []
-    monkeypatch.setattr(CpuBalancer, "look", lambda self, pids: looked_at.append(set(pids)))
+    monkeypatch.setattr(CpuBalancer, "balance", lambda self, pids: looked_at.append(set(pids)))
     monkeypatch.setattr(_pipe, "_SPIN", 5.0)  # every reply counts as fast
     with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as env:
         victim, other = env.customized_method("pid")
