@@ -5,7 +5,7 @@ a step happens: a reset, another call on the same envs, a failure, an env that r
 meaning of its own: whatever is unusual within a step, it enters its step in a `Ticket` and lets the engine continue.
 
 Three objects prepare such a step, one on each level: the `StepPlan` knows the form of the result; its `RepeatedStep`,
-of the backend, knows how all workers are reached; and the `PreparedStep` of each worker's host knows the envs' rows.
+of the backend, knows how all workers are reached; and a `RunningCommand` of each worker's host knows the envs' rows.
 
 An interrupt needs no protection here: one assignment to `Pool.planned` says that the step is under way and one that its
 result is complete, and what lies between can be done again.
