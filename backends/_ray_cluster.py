@@ -141,7 +141,7 @@ def _connect(arguments: dict[str, Any]) -> None:
         ray.init(**{"include_dashboard": False, "logging_level": logging.ERROR, **arguments})
     except Exception as error:  # Ray also checks by assertions
         what = f"({type(error).__name__}: {error})"
-        if not arguments:
+        if not arguments or "timed out during startup" in str(error):  # Ray has no class for it
             raise WorkerStartError(
                 f"Ray could not be started or joined {what}. On a busy machine, try again. To see what Ray prints, "
                 "call ray.init() yourself first."

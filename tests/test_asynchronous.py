@@ -16,7 +16,7 @@ from conftest import MakeEnv, require_mode
 from fragile import EXIT, GO_ON, RAISE, fragile
 from modes import LOCAL, MODES, ORACLE, PROCESSES, THREADS, in_modes
 
-from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info
+from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.errors import (
     ActionError,
@@ -254,6 +254,15 @@ def test_views_stay_valid_during_the_loop_body_of_a_stream(make_env: MakeEnv) ->
         assert_same(before, result.states)
 
 
+def test_stream_works_without_observation_spaces(make_env: MakeEnv) -> None:
+    env = make_env(five_env_fns(Ragged), asynchronous="restart", num_cpus=2)
+    env.send_reset(seed=1)
+    steps = 0
+    for _, result in env.stream(lambda states: [1.0] * len(states), 23, max_envs=2):
+        steps += sum(not info["reset"] or bool(done) for info, done in zip(result.infos, result.dones, strict=True))
+    assert steps == 23
+
+
 def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), asynchronous="restart", num_cpus=2)
     env.reset()
@@ -282,6 +291,65 @@ def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
 
 
 # ---------------------------------------------------------------- awaiting
+
+
+@in_workers
+def test_arecv_timeout_loses_no_result(make_env: MakeEnv) -> None:
+    env = make_env(five_env_fns(Sleeper), num_cpus=5)
+    env.reset()
+    env.send([60, 0], [2, 4])
+
+    async def play() -> None:
+        with pytest.raises(WorkerTimeoutError, match=r"env 2 did not answer within 0.05 s. Wait on with recv"):
+            await env.arecv(min_envs=2, timeout=0.05)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(env.arecv(min_envs=2), 0.05)
+        assert sorted((await env.arecv(min_envs=2)).env_ids) == [2, 4]
+
+    asyncio.run(play())
+
+
+class Cancelling(Counter):
+    """Cancels the task in which it is stepped."""
+
+    def step(self, action: int) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return super().step(action)
+
+
+def test_cancelling_arecv_during_a_step_loses_no_result() -> None:
+    async def play(env: ParallelEnv) -> None:
+        env.send([1, 1])
+        await env.arecv(2)
+
+    with ParallelEnv([Cancelling] * 2, ORACLE) as env:
+        env.reset()
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(play(env))
+        assert env.recv(2).states[:, 1].tolist() == [1, 1]
+
+
+@in_modes(*LOCAL)
+def test_arecv_yields_to_other_tasks_when_results_are_ready(make_env: MakeEnv) -> None:
+    env = make_env([Counter])
+    log: list[str] = []
+
+    async def play() -> None:
+        for _ in range(3):
+            env.send_reset()
+            await env.arecv()
+            log.append("played")
+
+    async def watch() -> None:
+        log.append("watched")
+
+    async def both() -> None:
+        await asyncio.gather(play(), watch())
+
+    asyncio.run(both())
+    assert log.index("watched") < 2
 
 
 def test_bad_arguments_of_arecv_are_refused(env: ParallelEnv) -> None:
@@ -449,6 +517,33 @@ def test_nested_envs_have_distinct_worker_infos(make_env: MakeEnv) -> None:
     infos = env.step([1, 1, 1]).infos
     assert [info["id"] for info in infos] == [0, 1, 2]
     assert infos[2]["inside"] == [(0, 2), (1, 2)]
+
+
+class Curious(Counter):
+    """Needs worker info in its constructor."""
+
+    def __init__(self) -> None:
+        info = get_worker_info()
+        assert info is not None
+        super().__init__(info.env_id)
+        self.found = info.num_envs, info.seed, sum(array.sum() for array in info.shared.values())
+
+
+def test_env_tried_by_recommend_can_call_get_worker_info() -> None:
+    assert "could be tried" not in recommend([Curious] * 2).reason
+    with ParallelEnv([Curious] * 3, "auto", seed=3, shared={"ones": np.ones(4)}) as env:
+        assert env.recommendation is not None
+        assert "could be tried" not in env.recommendation.reason
+        assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
+    assert get_worker_info() is None
+
+
+def test_worker_info_is_none_after_a_failure(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path))
+    env.reset()
+    with pytest.raises(ZeroDivisionError):
+        env.step([GO_ON, RAISE, GO_ON, GO_ON])
+    assert get_worker_info() is None
 
 
 class Meddling(Counter):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -192,6 +194,17 @@ def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollect
     nothing, info = collector.collect(listen_to=[bell.event])
     assert (nothing.states.shape, info["num_samples"]) == ((0, 2, 2), 0)
     assert collector.collect(1)[0].states[:, :, 1].tolist() == [[0, 6]]
+
+
+def test_collection_without_steps_leaves_episodes_at_their_beginning(make_collector: MakeCollector) -> None:
+    collector = make_collector(zeros, counts(3, 9))
+    nothing, info = collector.collect(listen_to=[lambda: True])
+    assert (len(nothing), info["num_samples"]) == (0, 0)
+    data, info = collector.collect(4)
+    assert nothing.starts.all()
+    assert data.starts.all()
+    assert data.states[0, :, 1].tolist() == [0, 0]
+    assert (info["episode_lengths"].tolist(), data.whole_episodes.tolist()) == ([3], [True])
 
 
 # ---------------------------------------------------------------- weights, settings and replacement
@@ -526,6 +539,16 @@ def test_history_counts_samples_and_seconds_and_can_be_plotted() -> None:
         for wrong in (figure.axes[:1], figure.axes[0], [1, 2], 3):
             with pytest.raises(ArgumentError, match=r"axes=.* are not two axes of matplotlib"):
                 collector.plot(wrong)
+
+
+@pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode=ORACLE)])
+def test_history_is_closed_if_the_constructor_fails(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    closed: list[str] = []
+    writer = SimpleNamespace(close=lambda: closed.append("closed"))
+    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=lambda log_dir: writer))
+    with pytest.raises(ArgumentError, match=r"make_envs\(\) returned a int"):
+        kind(make_policy=lambda: zeros, make_envs=lambda: 3, num_steps=3, log_dir="anywhere")
+    assert closed == ["closed"]
 
 
 def test_tensorboard_log_is_written_or_the_missing_package_named(tmp_path: Any) -> None:

@@ -324,6 +324,38 @@ def test_weights_refused_by_the_policy_raise(make_set: MakeSet) -> None:
     assert (collectors.collect()[0].actions == 1).all()
 
 
+class Pondering(Net):
+    """Collector 1 waits for a file before it takes weights."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(rank)
+        self._folder = folder
+
+    def set_weights(self, weights: Any) -> None:
+        Waiting(self._folder, self.rank)(np.zeros(1))
+        super().set_weights(weights)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, WorkerTimeoutError])
+def test_set_weights_that_ctrl_c_or_a_timeout_ends_are_set_later(
+    mode: str, make_set: MakeSet, tmp_path: Path, error: type[BaseException]
+) -> None:
+    is_late = error is WorkerTimeoutError
+    if is_late and mode == ORACLE:
+        pytest.skip("a call in the caller's own thread has no timeout")
+    collectors = make_set(partial(Pondering, tmp_path), few, 4, timeout=1.0 if is_late else None)
+    match = r"^collector 1 did not answer within 1.0 s\. The next call of the set" if is_late else "^$"
+    with pytest.raises(error, match=match), when_waiting(tmp_path, (lambda: None) if is_late else interrupt):
+        collectors.set_weights(5)
+    (tmp_path / "go").touch()
+    assert collectors.version == 1
+    data, info = collectors.collect()
+    assert (data.actions == 5).all()
+    assert (info["version"].tolist(), info["staleness"].tolist()) == ([1, 1], [0, 0])
+    collectors.set_weights(6)
+    assert collectors.collect()[1]["version"].tolist() == [2, 2]
+
+
 def test_unpicklable_weights_are_refused_before_anything_is_sent(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
     with pytest.raises(UnpicklableError, match=r"What set_weights\(\) was given cannot be copied .* Nothing was sent"):
@@ -363,6 +395,33 @@ def test_max_in_flight_limits_staleness_of_weights(make_set: MakeSet) -> None:
         collectors.set_weights(0)
     assert versions[0] == 0
     assert versions[-1] >= 4
+
+
+def test_collectors_wait_when_the_stream_consumer_is_slower(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4)
+    stream = collectors.stream()
+    for _ in range(3):
+        next(stream)
+        assert len(collectors._scheduler.in_flight) <= 2
+    stream.close()  # type: ignore[attr-defined]
+    data, info = collectors.collect(10)
+    assert (info["num_steps"] >= 10).all()
+    assert data.valid.sum() == info["num_samples"]
+
+
+@in_modes(*IN_BACKGROUND)  # those of the oracle reply together
+def test_busy_collector_gets_new_weights_before_its_next_batch(make_set: MakeSet, tmp_path: Path) -> None:
+    collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 10)
+    stream = collectors.stream()
+    assert next(stream)[1]["collector"] == 0
+    collectors.set_weights(4)
+    (tmp_path / "go").touch()
+    found: dict[int, list[int]] = {0: [], 1: []}
+    while len(found[1]) < 2:
+        data, info = next(stream)
+        assert (data.actions == 4 * info["version"]).all()
+        found[info["collector"]].append(info["version"])
+    assert found[1] == [0, 1]
 
 
 def test_leaving_a_stream_loses_no_steps(make_set: MakeSet) -> None:
@@ -461,6 +520,19 @@ def test_stream_continues_after_death_of_a_collector(make_set: MakeSet, tmp_path
 
 
 @in_modes(*IN_WORKERS)
+def test_idle_collector_that_dies_is_replaced(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 20, weights=3, seed=1)
+    data, _ = collectors.collect()
+    os.kill(int(data.extras["pid"][0, 2]), signal.SIGKILL)
+    for _ in range(3):  # the death may be noticed after the next command was sent
+        data, info = collectors.collect()
+        assert info["lost_samples"] <= 40
+        assert (data.actions == 3).all()
+        assert data.valid.all()
+    assert collectors.num_replaced == 1
+
+
+@in_modes(*IN_WORKERS)
 def test_replacement_collector_gets_a_different_seed(make_set: MakeSet, tmp_path: Path) -> None:
     def make_envs() -> ParallelEnv:
         return ParallelEnv(KINDS["array"]()[:1], ORACLE, "restart")
@@ -479,6 +551,52 @@ def test_collector_is_not_replaced_beyond_max_restarts(make_set: MakeSet, tmp_pa
         collectors.collect()
     assert "It was collector 1 of a set, which has died more often" in caught.value.__notes__[-1]
     assert collectors.num_replaced == 2
+
+
+class Examined(Net):
+    """Collector 1 dies when it is first evaluated."""
+
+    def __init__(self, folder: Path, rank: int, seed: int | None = None) -> None:
+        super().__init__(rank, seed)
+        self._grave = folder / "grave"
+
+    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
+        if deterministic and self.rank == 1 and not self._grave.exists():
+            self._grave.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(states)
+
+
+@in_modes(*IN_WORKERS)
+def test_collector_death_during_evaluation_does_not_change_the_returns(make_set: MakeSet, tmp_path: Path) -> None:
+    tests = partial(ParallelEnv, KINDS["array"]()[:2], ORACLE)
+    collectors = make_set(partial(Examined, tmp_path), few, seed=1, weights=2, make_test_envs=tests)
+    returns = collectors.evaluate(5).returns
+    assert collectors.num_replaced == 1
+    with CollectorSet(2, Net, few, num_steps=4, para_mode=ORACLE, seed=1, weights=2, make_test_envs=tests) as calm:
+        assert_same(returns, calm.evaluate(5).returns)
+
+
+class Heir(Mortal):
+    """The replacement of collector 1 waits for a file in its constructor."""
+
+    def __init__(self, folder: Path, rank: int, seed: int | None = None) -> None:
+        super().__init__(folder, 20, rank, seed)
+        if rank == 1 and (folder / "grave").exists():
+            Waiting(folder, rank)(np.zeros(1))
+
+
+@in_modes(*IN_WORKERS)
+def test_interrupted_replacement_is_completed_later(make_set: MakeSet, tmp_path: Path) -> None:
+    collectors = make_set(partial(Heir, tmp_path), partial(few, (1000,)), 40, weights=3)
+    with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
+        collectors.collect()
+    (tmp_path / "go").touch()
+    data, info = collectors.collect()
+    assert info["num_steps"].tolist() == [40, 40]
+    assert (data.actions == 3).all()
+    assert collectors.num_replaced >= 1
+    assert 3 <= info["lost_samples"] <= 24
 
 
 class Doomed(Count):
@@ -537,6 +655,34 @@ def test_error_of_a_policy_keeps_steps_for_the_next_collect(make_set: MakeSet) -
     assert np.argwhere(data.truncated).tolist() == [[18, 1]]
     assert info["episode_lengths"].tolist() == [19]
     assert (info["num_samples"], info["lost_samples"], collectors.num_replaced) == (120, 0, 0)
+
+
+class Once(Count):
+    """An env that raises in its 17th step, the first after a collector has sent 16."""
+
+    calls = 0
+
+    def step(self, action: Any) -> Any:
+        self.calls += 1
+        if self.calls == 17:
+            raise ZeroDivisionError("not today")
+        return super().step(action)
+
+
+def test_error_of_an_env_ends_its_episode_at_its_last_step() -> None:
+    def make_envs() -> ParallelEnv:
+        return ParallelEnv([partial(Once, 1000), partial(Count, 1000)], ORACLE, "restart")
+
+    with CollectorSet(1, Net, make_envs, num_steps=60, para_mode=ORACLE, weights=1) as collectors:
+        with pytest.raises(ZeroDivisionError, match="not today"):
+            collectors.collect()
+        data, info = collectors.collect(100)
+    assert data.truncated[15].tolist() == [True, False]
+    assert data.truncated.sum(axis=0).tolist() == [1, 1]
+    assert not data.valid[16, 0]
+    assert info["episode_lengths"][0] == info["episode_returns"][0] == 16
+    assert data.ended_states[0].tolist() == [1000, 16]
+    assert data.valid[-1].all()
 
 
 def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
@@ -670,6 +816,14 @@ def test_unpicklable_collector_set_argument_is_named_in_the_error(name: str) -> 
     arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4}
     with pytest.raises(UnpicklableError, match=f"_thread.lock.* makes such things(.|\n)* {name}=.* does not pickle"):
         CollectorSet(1, **{**arguments, name: lambda: lock})
+
+
+def test_collectors_do_not_share_envs() -> None:
+    with (
+        few() as env,
+        pytest.raises(ArgumentError, match=r"make_envs\(\) returned a ParallelEnv that a collector has already"),
+    ):
+        CollectorSet(2, Net, lambda: env, num_steps=4, para_mode=ORACLE)
 
 
 def test_bad_calls_are_refused() -> None:

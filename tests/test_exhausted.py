@@ -339,6 +339,15 @@ def test_rebuilt_sampler_may_have_no_task(
     assert env.step([1], align="batch") == [(None, None, True, EXHAUSTED)]
 
 
+def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
+    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    env.next_task(length=9)
+    rollout = env.rollout(ones, 6)
+    assert rollout.valid[:, 0].tolist() == [True, True, False, False, False, False]
+    assert rollout.truncated[:, 0].tolist() == [False, True, False, False, False, False]
+    assert env.all_exhausted()
+
+
 def test_rebuilt_sampler_starts_with_its_first_task(make_pool: MakePool, no_delay: None) -> None:
     env = make_pool(Walks, [{"total": 3, "crash": (2, 1)}, {"total": 3}], on_failure="restart", max_restarts=2)
     env.next_task(length=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
-from modes import ORACLE, PROCESSES, THREADS
+from interrupting import Counting, interrupt_at
+from modes import LOCAL, ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import INFO_NBYTES, Batch, InfoColumns, InfoForms, Layout, form_of
 from parallelenv.engine.engine import Engine
+from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.errors import WorkerDiedError
 from parallelenv.testing.scenario import DONE_POLICIES
 
@@ -144,6 +147,17 @@ def test_infos_equal_those_without_columns(
             assert all(same(rollouts[0].reset_infos[at], info) for at, info in rollouts[1].reset_infos.items())
 
 
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
+def test_infos_are_the_users_own(mode: str) -> None:
+    with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", 2) as env:
+        env.reset()
+        results = [env.step([0] * NUM_ENVS) for _ in range(6)]
+        results[-1].infos[0]["trace"][:] = -1
+        results[-1].infos[0]["x"] = "mine"
+        env.step([0] * NUM_ENVS)
+        assert [result.infos[1]["trace"][0] for result in results] == [1, 2, 3, 4, 5, 6]
+
+
 def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
     with ParallelEnv([Telling] * 4, PROCESSES, "idle", 2) as env:
         env.reset()
@@ -155,6 +169,20 @@ def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
         infos = dict(zip(result.env_ids.tolist(), result.infos, strict=True))
         assert infos[2] == {"other": "x"}
         assert infos[0] == {"begun": 1, "reset": True}
+
+
+def test_infos_that_wait_to_be_received_outlive_a_rebuilt_worker() -> None:
+    with ParallelEnv([Telling] * 4, PROCESSES, "continue", 2) as env:
+        env.reset()
+        for _ in range(5):
+            env.step([0] * 4)
+        env.send([0], [3])
+        env.restart([0, 1])
+        env.reset([0, 1])
+        for _ in range(3):
+            env.step([0, 0], [0, 1])  # its infos are learned anew
+            env.step([0], [2])
+        assert env.recv().infos[0]["i"] == 6
 
 
 class Exiting(Telling):
@@ -196,6 +224,58 @@ def test_rebuilt_worker_learns_the_form_again(is_dead: bool) -> None:
         for number in range(1, 6):
             result = env.step([0] * 2, [0, 1])
             assert [info["i"] for info in result.infos] == [number] * 2
+
+
+class Changing(Counting):
+    """The info has the number of the step, too, and gets another form after eight."""
+
+    def step(self, action: Any) -> Any:
+        state, *others, _ = super().step(action)
+        return state, *others, {"n": self.count} if self.count <= 8 else {"n": self.count, "other": [self.count]}
+
+
+@pytest.mark.parametrize("mode", LOCAL)
+@pytest.mark.parametrize("num_changes", [1, 2], ids=["learned", "given up"])
+def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_changes: int) -> None:
+    def step_or_receive() -> None:
+        result = env.recv(2) if env.engine.under_way else env.step([0, 0])
+        assert [info["n"] for info in result.infos] == result.states[:, 0].tolist()
+
+    def num_steps_until(change: int) -> int:
+        columns, seen, steps = [env.engine.pool.batch.info_columns], 0, 0
+        while seen < change:
+            step_or_receive()
+            steps += 1
+            columns.append(env.engine.pool.batch.info_columns)
+            seen += columns[-1] is not columns[-2]
+        return steps
+
+    num_steps = 0
+    for number in itertools.count(0, 4 if mode == PROCESSES else 1):  # the start of processes takes its time
+        with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
+            env.reset()
+            if not number:
+                num_steps = num_steps_until(num_changes)
+                continue
+            for _ in range(num_steps - 1):
+                step_or_receive()
+            outcome = interrupt_at(number, step_or_receive, ("engine/worker_pool.py", "engine/info_learner.py"))
+            for _ in range(4):
+                step_or_receive()
+        if not outcome.line:
+            break
+    assert number > 10
+
+
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
+def test_rollout_has_the_infos_of_all_steps(mode: str) -> None:
+    with ParallelEnv([Telling] * 4, mode, "restart", 2) as env:
+        env.reset()
+        for _ in range(6):
+            env.step([0] * 4)
+        env.reset()
+        rollout = env.rollout(lambda states: np.zeros(len(states), int), 5)
+        assert [rollout.infos[step, 2]["i"] for step in range(5)] == [1, 2, 3, 4, 5]
 
 
 # ---------------------------------------------------------------- forms and columns
@@ -259,3 +339,31 @@ def test_info_of_another_form_is_not_written(info: Any) -> None:
     columns = columns_of(form)
     assert not columns.write(0, info)
     assert not list(columns.read(slice(0, 3), 3))
+
+
+def learns(learner: InfoLearner, info: dict[str, Any], num_calls: int, generation: int = 0, num_steps: int = 1) -> int:
+    """Return how often hosts have to be sent a form when all of two envs have such an info."""
+    return sum(learner.learn([info] * 2, 2, generation, num_steps) for _ in range(num_calls))
+
+
+def test_form_is_learned_after_a_few_steps_and_given_up_after_many_others() -> None:
+    learner = InfoLearner()
+    assert [learns(learner, STEADY, 3), learns(learner, STEADY, 1)] == [0, 1]
+    assert learner.form == form_of(STEADY)
+    assert not learner.learn([], 2, 0, 1)
+    assert learner.learn([], 2, 1, 1)  # a worker was replaced
+    assert [learns(learner, {"x": "y"}, 15, 1), learns(learner, {"x": "y"}, 1, 1)] == [0, 1]
+    assert not learner.form
+
+
+def test_form_that_keeps_changing_is_given_up_for_good() -> None:
+    learner = InfoLearner()
+    assert sum(learns(learner, kind, 20) for _ in range(50) for kind in ({"x": 1.0}, {"y": 1})) < 20
+    assert not learner.form
+
+
+def test_ends_of_episodes_between_steady_steps_keep_the_form() -> None:
+    learner = InfoLearner()
+    assert learns(learner, STEADY, 4) == 1
+    assert not learns(learner, {"episode": {}}, 50, num_steps=100)
+    assert learner.form

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ WORDS = {
     **{method: f"{PROCESSES!r}, start_method={method!r}" for method in START_METHODS},
 }
 every_way = pytest.mark.parametrize("way", WORDS)
+here_and_in_processes = pytest.mark.parametrize("way", [ORACLE, "forkserver"])
 every_start_method = pytest.mark.parametrize("way", START_METHODS)
 
 DEFINITIONS = """
@@ -35,6 +38,7 @@ from functools import partial
 from pathlib import Path
 import gymnasium as gym, numpy as np
 from parallelenv import ParallelEnv
+from parallelenv.errors import EnvInterruptedError
 
 GO_ON, WAIT, PRINT, INTERRUPT = range(4)
 
@@ -50,9 +54,11 @@ class Patient(gym.Env):
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(4)
 
-    def __init__(self, number, folder):
-        self.number, self.folder = number, folder
+    def __init__(self, number, folder, moment=None):
+        self.number, self.folder, self.moment = number, folder, moment
         self.steps, self.delay = 0, 0.0
+        if moment == 'construction':
+            self.wait()
 
     def wait(self, limit=60):
         hold(Path(self.folder, f'began-{self.number}'), Path(self.folder, 'go'), limit)
@@ -80,8 +86,20 @@ class Patient(gym.Env):
 
     def pid(self):
         return os.getpid()
+
+    def close(self):
+        if self.moment == 'close':
+            self.wait()
 """
 
+RECEIVE = """
+Path(folder, 'receiving').touch()
+try:
+    received = env.recv(min_envs=4).env_ids.tolist()
+except (EnvInterruptedError, ExceptionGroup) as error:  # the interrupted steps of this thread cannot go on
+    received = error.partial.env_ids.tolist()
+    env.reset([env_id for env_id in range(4) if env_id not in received])
+"""
 
 INTERRUPTED_STEPS = """
 seconds = []
@@ -100,9 +118,9 @@ for _ in range(200):
 STEP = "env.step([WAIT, GO_ON, GO_ON, GO_ON])"
 
 
-def constructing(way: str, *, name: str = "env", options: str = "") -> str:
-    """Return a cell that assigns four envs in two workers."""
-    envs = "[partial(Patient, number, folder) for number in range(4)]"
+def constructing(way: str, moment: str | None = None, *, name: str = "env", options: str = "") -> str:
+    """Return a cell that assigns four envs in two workers, which wait for a file at that moment."""
+    envs = f"[partial(Patient, number, folder, {moment!r}) for number in range(4)]"
     return f"{name} = ParallelEnv({envs}, {WORDS[way]}, num_cpus={NUM_WORKERS}{options})"
 
 
@@ -208,6 +226,43 @@ def test_reset_works_after_an_interrupted_call(notebook: Notebook, tmp_path: Pat
     assert_unharmed(notebook, pids)
 
 
+@here_and_in_processes
+@pytest.mark.parametrize("again", [False, True], ids=["step", "recv, too"])
+def test_interrupted_step_and_recv_lose_no_result(
+    notebook: Notebook, tmp_path: Path, way: str, pids: list[int], again: bool
+) -> None:
+    step = notebook.send(f"env.step([WAIT, {'WAIT' if again else 'GO_ON'}, GO_ON, GO_ON])")
+    wait_for(tmp_path / "began-0")
+    assert_interrupted(notebook, step)
+    if again:
+        receive = notebook.send(RECEIVE)
+        wait_for(tmp_path / ("began-1" if way == ORACLE else "receiving"))
+        assert_interrupted(notebook, receive)
+    assert alive(pids) == pids
+    (tmp_path / "go").touch()
+    notebook.run(RECEIVE)
+    num_lost = 0 if way != ORACLE else 2 if again else 1
+    assert sorted(notebook.evaluate("received")) == list(range(num_lost, 4))
+    steps = [1] * num_lost + [2] * (4 - num_lost)
+    assert notebook.evaluate("env.step([GO_ON] * 4)[0][:, 1].tolist()") == steps
+    assert notebook.evaluate("env.customized_method('pid')") == pids
+
+
+@here_and_in_processes
+@pytest.mark.parametrize("moment", ["construction", "close"])
+def test_interrupted_construction_and_close_leak_nothing(
+    notebook: Notebook, tmp_path: Path, way: str, moment: str
+) -> None:
+    before = notebook.processes()
+    request = notebook.send(f"{constructing(way, moment)}\nenv.close()")
+    wait_for(tmp_path / "began-0")
+    assert_interrupted(notebook, request)
+    assert moment == "construction" or notebook.evaluate("env.closed")
+    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
+    notebook.run(constructing(way))
+    assert notebook.evaluate("env.reset()[:, 1].tolist()") == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("way", [THREADS, "forkserver"])
 def test_interrupt_at_the_start_of_a_step_is_not_missed(notebook: Notebook, way: str) -> None:
     notebook.run(f"{constructing(way)}\nstates = env.reset()")
@@ -263,6 +318,20 @@ def begin_step(notebook: Notebook, folder: Path, cell: str) -> None:
     """Send a cell that waits in its last line, for the longest step of all."""
     notebook.send(cell)
     wait_for(folder / "began-0")
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_workers_exit_when_the_kernel_is_killed(tmp_path: Path, is_busy: bool) -> None:
+    shared_before = set(os.listdir("/dev/shm"))
+    with open_notebook(tmp_path, DEFINITIONS) as notebook:
+        notebook.run(f"{constructing('forkserver')}\nstates = env.reset()")
+        assert len(notebook.processes()) > NUM_WORKERS
+        kernel = notebook.evaluate("os.getpid()")
+        if is_busy:
+            begin_step(notebook, tmp_path, STEP)
+        os.kill(kernel, signal.SIGKILL)
+        assert not wait_until_empty(notebook.processes, GONE)
+        assert not wait_until_empty(lambda: set(os.listdir("/dev/shm")) - shared_before, GONE)
 
 
 @pytest.mark.parametrize(("is_busy", "now"), [(False, False), (True, True)], ids=["idle-graceful", "busy-now"])

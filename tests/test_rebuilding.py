@@ -37,6 +37,9 @@ class Slow(Fragile):
         if Path(folder, f"slow-{number}").exists():
             self.wait()
 
+    def fail_as_if_dead(self) -> None:
+        raise WorkerDiedError("a worker of this env's own", (0,))
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
@@ -80,8 +83,8 @@ def kill_worker_of(env: ParallelEnv, env_id: int) -> None:
 
 def test_restart_waits_for_a_step_of_a_neighbour(make: Make, folder: Path) -> None:
     env = make()
-    env.send([WAIT], [1])
     with when_begun(folder, 1, (folder / "go").touch):
+        env.send([WAIT], [1])
         assert env.restart(0) == (0,)
     assert env.recv().states.tolist() == [[1, 1]]
     assert lives(env) == [2, 1, 1, 1]
@@ -90,8 +93,8 @@ def test_restart_waits_for_a_step_of_a_neighbour(make: Make, folder: Path) -> No
 def test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour(make: Make, folder: Path) -> None:
     env = make(**RECOVERING)
     env.send([RAISE], [0])
-    env.send([WAIT], [1])
     with when_begun(folder, 1, (folder / "go").touch):
+        env.send([WAIT], [1])
         first = env.recv(max_envs=1)
     assert first.env_ids.tolist() == [0]
     assert isinstance(first.infos[0]["failure"], ZeroDivisionError)
@@ -121,6 +124,13 @@ def test_worker_died_error_names_only_envs_of_the_call(make: Make) -> None:
             env.recv(max_envs=1)
         named.append(caught.value.env_ids)
     assert named == [(0,), (1,)]
+
+
+def test_env_that_raises_worker_died_error_itself_is_usable(make: Make) -> None:
+    env = make()
+    with pytest.raises(WorkerDiedError, match="of this env's own"):
+        env.customized_method("fail_as_if_dead", id=[1])
+    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
 
 
 @in_modes(*IN_WORKERS)
@@ -154,6 +164,22 @@ def test_reset_is_needed_after_ctrl_c_in_restart(make: Make, folder: Path, mode:
         assert env.restart(1) == (1,)
     assert env.reset([0, 1])[:, 1].tolist() == [0, 0]
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 2, 2]
+
+
+@in_modes(*IN_WORKERS)
+def test_reset_is_needed_after_ctrl_c_in_restart_of_a_dead_worker(make: Make, folder: Path) -> None:
+    env = make()
+    kill_worker_of(env, 0)
+    with pytest.raises(WorkerDiedError):
+        env.get_env_attr("number")
+    (folder / "slow-1").touch()
+    with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
+        env.restart(0)
+    (folder / "go").touch()
+    with pytest.raises(ResetNeededError, match=r"envs \[0, 1, 2, 3\]"):
+        env.step([GO_ON] * 4)
+    assert env.reset()[:, 1].tolist() == [0] * 4
+    assert lives(env) == [2] * 4
 
 
 def test_results_can_be_received_after_ctrl_c_during_a_rebuild(make: Make, folder: Path, mode: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
 from fragile import two_hosts
-from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, in_modes
+from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv, errors
 from parallelenv.engine import recovery
@@ -238,6 +239,18 @@ def test_sent_reset_is_repeated_if_the_worker_dies(make: Make, tmp_path: Path) -
     assert result.states[:, 1].tolist() == [0, 1, 1, 1]
 
 
+@in_modes(*IN_BACKGROUND)
+def test_sent_reset_is_repeated_after_timeout(make: Make, tmp_path: Path, mode: str) -> None:
+    env = make(timeout=1.0)
+    Path(tmp_path, "lame-2").touch()
+    env.send_reset(2, seed=[40])
+    landed = asyncio.run(env.arecv()) if mode == PROCESSES else env.recv()
+    drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(40))).random()
+    assert landed.states.tolist() == [[2, 0, drawn]]
+    assert landed.dones.tolist() == [False]
+    assert births(tmp_path) == [1, 1, 2, 2]
+
+
 def test_error_of_a_sent_reset_is_raised(make: Make, tmp_path: Path) -> None:
     env = make()
     env.send_reset([0, 2], options=[{"fail": True}, None])
@@ -249,6 +262,16 @@ def test_error_of_a_sent_reset_is_raised(make: Make, tmp_path: Path) -> None:
         env.step(actions())
     env.reset(0)
     assert env.step(actions()).states[:, 1].tolist() == [1, 1, 1, 1]
+
+
+@in_modes(*IN_BACKGROUND)
+def test_timeout_of_a_sent_step_is_a_failure(make: Make) -> None:
+    env = make(timeout=1.0)
+    env.send(actions(e3=HANG))
+    with pytest.raises(errors.WorkerTimeoutError):  # the caller's own limit: nothing is given up
+        env.recv(min_envs=NUM_ENVS, timeout=0.1)
+    result = env.recv(min_envs=NUM_ENVS)
+    assert result.truncated[result.env_ids == 3].tolist() == [True]
 
 
 @in_modes(*IN_WORKERS)
@@ -274,6 +297,17 @@ def test_received_step_is_kept_if_its_worker_dies_later(make: Make) -> None:
     assert not arrived.dones[0]
     assert env.step([GO], id=[1]).truncated.tolist() == [True]
     assert env.step([GO], id=[1]).states[0][1] == 1
+
+
+def test_restart_with_neighbours_in_flight_delivers_every_result(make: Make) -> None:
+    env = make(num_cpus=1)
+    env.send([RAISE], id=[0])
+    env.send([GO, GO], id=[1, 2])
+    received: list[int] = []
+    while len(received) < 3:
+        received += env.recv().env_ids.tolist()
+    assert sorted(received) == [0, 1, 2]
+    assert not env.step(actions()).dones[:3].any()
 
 
 def test_seeds_after_restarts_derive_from_the_seed_of_the_user(make: Make) -> None:

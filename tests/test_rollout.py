@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import operator
+import os
+import signal
 import threading
 import time
 import traceback
@@ -650,6 +652,85 @@ def test_rollout_times_out_if_the_worker_is_busy_with_another_env(begin: Begin, 
     assert env.rollout(zeros, 2).states[:, :, 1].tolist() == [[0, 1, 0, 0], [1, 2, 1, 1]]
 
 
+@in_modes(*IN_BACKGROUND)
+def test_busy_worker_is_replaced_with_on_failure_restart(begin: Begin, folder: Path) -> None:
+    env = begin(fragile(folder), num_cpus=1, on_failure="restart", timeout=0.5)
+    env.send([WAIT], id=[1])
+    rollout = env.rollout(zeros, 3, id=[0])
+    assert rollout.truncated[:, 0].tolist() == [True, False, False]
+    assert isinstance(rollout.infos[0, 0]["failure"], WorkerTimeoutError)
+    assert rollout.states[1:, 0, 1].tolist() == [0, 1]
+    assert isinstance(env.recv().infos[0]["failure"], WorkerTimeoutError)
+
+
+@in_modes(*IN_WORKERS)
+def test_worker_that_died_before_the_rollout_is_replaced(begin: Begin, folder: Path) -> None:
+    env = begin(fragile(folder), on_failure="restart")
+    os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        env.get_env_attr("steps", id=[0])
+    rollout = env.rollout(zeros, 4)
+    assert rollout.valid[:, 2:].all()
+    assert rollout.truncated[0].tolist() == [True, True, False, False]
+    assert rollout.states[1:, :, 1].tolist() == [[0, 0, 1, 1], [1, 1, 2, 2], [2, 2, 3, 3]]
+
+
+def _die_once(folder: str) -> Any:
+    try:
+        Path(folder, "died").touch(exist_ok=False)
+    except FileExistsError:
+        return zeros
+    os._exit(7)
+
+
+class Deadly:
+    """Ends the process that unpickles it, the first time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return _die_once, (str(self.folder),)
+
+    def __call__(self, states: Any) -> Any:
+        return zeros(states)
+
+
+@in_modes(*IN_WORKERS)
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+def test_worker_killed_by_the_policy_raises_or_is_replaced(begin: Begin, folder: Path, on_failure: Any) -> None:
+    env = begin(fragile(folder), on_failure=on_failure)
+    if on_failure == "raise":
+        with pytest.raises(WorkerDiedError):
+            env.rollout(Deadly(folder), 4)
+        return
+    rollout = env.rollout(Deadly(folder), 4)
+    dead = rollout.dones[0].tolist()
+    assert dead in ([True, True, False, False], [False, False, True, True])
+    assert (rollout.valid[0] == ~rollout.dones[0]).all()
+    assert rollout.valid[1:].all()
+    assert rollout.states[3, :, 1].tolist() == [2 if is_dead else 3 for is_dead in dead]
+
+
+class Locked(Count):
+    """Has an info that cannot be copied in its second step."""
+
+    def step(self, action: Any) -> Any:
+        *results, _ = super().step(action)
+        return *results, {"lock": threading.Lock()} if self.count == 2 else {}
+
+
+def test_uncopyable_info_fails_only_its_env(begin: Begin) -> None:
+    env = begin([*counts(9, 9), partial(Locked, 2), partial(Count, 3)])
+    with pytest.raises(UnpicklableError, match="lock") as caught:
+        env.rollout(zeros, 5)
+    assert partial_of(caught).valid.sum(axis=0).tolist() == [5, 5, 1, 5]
+    with pytest.raises(ResetNeededError, match="env 2 has no"):
+        env.rollout(zeros, 1)
+    env.reset()
+    assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0] * 4
+
+
 def failing(states: Any) -> Any:
     if states[0, 1] == 3:
         raise LookupError("no such action")
@@ -817,6 +898,15 @@ def test_recurrent_state_that_differs_between_workers_raises(begin: Begin) -> No
     assert memory.tolist() == [0, np.datetime64(0, "s")]
 
 
+def test_recurrent_state_may_become_none(begin: Begin) -> None:
+    env = begin(counts(99, 99))
+    before = env.rollout(Fickle(*[lambda k: (np.ones(k), {})] * 2), 3).rnn_state
+    assert before.tolist() == [1, 1]
+    for rnn_state in (None, before):
+        policy = Fickle(lambda k: (np.ones(k), {}), lambda k: (None, {}))
+        assert env.rollout(policy, 20, rnn_state=rnn_state).rnn_state is None
+
+
 class Updating:
     """Returns the same objects in each step, and changes them later."""
 
@@ -848,6 +938,26 @@ def test_policy_result_tuple_must_have_three_items(begin: Begin, kind: Any, num_
             env.rollout(lambda states, last=last: (*[0] * (len(states) - 1), last), 2)
     with pytest.raises(ActionError, match=r"returned a tuple of 2\. A tuple is always"):
         env.rollout(lambda states: ([0] * len(states), None), 2)
+
+
+class OfParts(Count):
+    action_space: Any = gym.spaces.Tuple((Discrete(3), Discrete(4), Dict({"u": Discrete(5)})))
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return super().step(0)
+
+
+def parts(states: Any) -> Any:
+    return zeros(states), zeros(states), {"u": zeros(states)}
+
+
+def test_actions_of_a_tuple_space_are_a_nested_tuple(begin: Begin) -> None:
+    env = begin([partial(OfParts, number) for number in range(3)], num_cpus=1)
+    assert env.rollout(lambda states: (parts(states), None, None), 2).actions[2]["u"].shape == (2, 3)
+    assert env.rollout(lambda states: [(1, 2, {"u": 3})] * len(states), 2).actions[1].tolist() == [[2] * 3] * 2
+    with pytest.raises(ArgumentError):
+        env.rollout(parts, 2)
 
 
 def test_invalid_rollout_arguments_are_refused(make_env: MakeEnv) -> None:

@@ -152,6 +152,43 @@ def test_anything_else_ends_a_plan(act: Any, error: Any, mode: str, make: Any) -
             env.step(np.zeros(num_envs, int))
 
 
+def test_calls_on_other_things_leave_a_plan_valid(make: Any) -> None:
+    env = planned(make)
+    assert env.get_env_attr("total") == [3] * NUM_ENVS
+    env.set_env_attr("mark", 1)
+    assert is_planned(env)
+    assert env.step([0] * NUM_ENVS).rewards.tolist() == [0.0] * NUM_ENVS
+
+
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
+def test_halves_that_take_turns_are_planned(mode: str, make: Any) -> None:
+    env = make([Ending] * NUM_ENVS, mode, "restart", 2)
+    env.reset()
+    halves = [0, 1, 4], [2, 3, 5]
+    for _ in range(3):
+        for half in halves:
+            env.step([0] * 3, half)
+    plans = [env.engine.plans["item", tuple(half)] for half in halves]
+    for _ in range(10):
+        for half, plan in zip(halves, plans, strict=True):
+            assert plan.is_valid()
+            result = env.step([0] * 3, half)
+            assert env.done[half].tolist() == result.dones.tolist()
+
+
+@pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
+def test_steps_of_a_vector_env_stay_planned_at_the_ends_of_episodes(mode: str, autoreset_mode: str, make: Any) -> None:
+    env = make([lambda length=length: Ending(VECTOR, length) for length in range(3, 3 + NUM_ENVS)], mode, num_cpus=2)
+    vector_env = env.to_gymnasium(autoreset_mode)
+    vector_env.reset()
+    num_planned = 0
+    for _ in range(40):
+        num_planned += is_planned(env)
+        vector_env.step(np.ones(NUM_ENVS, int))
+    assert num_planned > 30
+
+
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_wrong_actions_are_refused_and_nothing_is_stepped(mode: str, make: Any) -> None:
     env = planned(make, mode)

@@ -15,11 +15,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.utils import EzPickle
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import recommend as recommending
 from parallelenv.autotune import timing
+from parallelenv.contract.env_specs import make_factories
 from parallelenv.errors import ExhaustedError
 
 MS = 1e-3
@@ -82,6 +84,20 @@ def test_tried_env_is_made_stepped_and_closed() -> None:
         assert_one_life(life)
     assert found.step_cost is not None
     assert found.step_cost > 0
+
+
+@pytest.mark.parametrize(
+    ("num_kinds", "tried"), [(1, [0, 0, 0, 0]), (2, [0, 0, 2, 2]), (10, [0, 0, 0, 0, 4, 4, 4, 7, 7, 7])]
+)
+def test_each_env_is_tried_by_its_own_kind_or_a_near_one(
+    num_kinds: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recommending.Trial, "run_here", lambda trial: recommending.Recommendation(ORACLE, 1))
+    env_fns = [partial(Witness) for _ in range(num_kinds)]
+    factories = make_factories([env_fns[index * num_kinds // len(tried)] for index in range(len(tried))])
+    trial = recommending.Trial(factories, 1, None, caller_busy=False, env_options={}, find_obstacle=str)
+    trial.run()
+    assert [one.env_id for one in trial.factories] == tried
 
 
 @pytest.fixture
@@ -299,6 +315,29 @@ def test_mode_that_fails_is_not_chosen(try_all: None) -> None:
     for what in ("Threads", "Other processes"):
         text = f"{what} are out of the question: a trial of them failed (OSError: the licence server said no)."
         assert text in found.reason
+
+
+class Rebuilt(Witness, EzPickle):
+    def __init__(self) -> None:
+        super().__init__()
+        EzPickle.__init__(self)
+
+
+def test_trial_of_an_instance_does_not_warn_of_lost_state() -> None:
+    env = Rebuilt()
+    env.reset(seed=0)
+    assert recommend([env]).step_cost is not None
+
+
+class Nesting(Witness):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reason = recommend([Sleepy] * 2).reason
+
+
+def test_trial_can_run_inside_an_env() -> None:
+    with ParallelEnv([Nesting] * 2, PROCESSES, num_cpus=2) as env:
+        assert all("2 envs made" in reason for reason in env.get_env_attr("reason"))
 
 
 def test_busy_caller_is_part_of_the_trial(try_all: None, tmp_path: Path) -> None:

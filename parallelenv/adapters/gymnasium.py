@@ -337,8 +337,12 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         self._begun = None
         try:
             return begun.ticket.env_ids, wait(begun.ticket, timeout)  # type: ignore[union-attr]
-        except (WorkerTimeoutError, KeyboardInterrupt):
+        except (WorkerTimeoutError, KeyboardInterrupt) as error:
             self._begun = begun
+            if isinstance(error, WorkerTimeoutError) and begun.ticket.pending:  # type: ignore[union-attr]
+                pool = self.parallel_env.engine.pool
+                limit = pool.timeout if timeout is None else timeout
+                raise pool.late(error.env_ids, limit, f"{name}_wait") from None
             raise
 
 

@@ -374,9 +374,10 @@ class Pool:
     def late(self, env_ids: Sequence[int], timeout: float | None, operation: str) -> WorkerTimeoutError:
         """Return the error that names the late envs and what the user can do."""
         ids = tuple(sorted(env_ids))
+        wait_on = self.ways_to_wait(len(ids)) if operation == "step" else f"{operation}()"
+        waiting = f"Wait on with {wait_on}, give a longer timeout, or rebuild with restart({list_ids(ids)})."
         ways = {
-            "step": f"Wait on with {self.ways_to_wait(len(ids))}, give a longer timeout, or rebuild with "
-            f"restart({list_ids(ids)}).",
+            **dict.fromkeys(("step", "reset_wait", "call_wait"), waiting),
             "rollout": f"The steps since the last chunk are lost: begin anew with reset({list_ids(ids)}), after "
             f"restart({list_ids(ids)}) if the env hangs, and with a longer timeout if it is only slow.",
             "run_episodes": "All that played need a reset. Play again with a longer timeout, after "

@@ -149,7 +149,7 @@ def test_waits_can_be_repeated_after_timeout(name: str, expected: list[float], m
     }
     begin[name]()
     wait = getattr(env, f"{name}_wait")
-    message = r"Wait on with step_wait\(\)" if name == "step" else "did not answer within 0.05 s"
+    message = rf"did not answer within 0.05 s\. Wait on with {name}_wait\(\), give a longer timeout, or rebuild"
     with pytest.raises(multiprocessing.TimeoutError, match=message) as caught:
         wait(timeout=0.05)
     assert isinstance(caught.value, WorkerTimeoutError)
