@@ -8,6 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Container, Sequence
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,7 +27,7 @@ from parallelenv.backends._eventfd_bell import (
 )
 from parallelenv.backends._in_process import CallerChannel, CallerStep, JointStep
 from parallelenv.backends._process import UNKNOWN, process_exists
-from parallelenv.backends._shared_memory import SharedMemory
+from parallelenv.backends._shared_memory import BatchAccess, SharedMemory
 from parallelenv.backends._wire import Wire, sched_yield, spin
 from parallelenv.contract import codec
 from parallelenv.contract.batch import Batch
@@ -74,7 +75,6 @@ class PipeChannel(MessageChannel):
         self.fileno = self.wire.fileno
         self.is_gone = False
         self.found_dead = False
-        self.branches: tuple[tuple[int, ...], ...] = ()  # env ids of each worker, see `Branching`
         self._log = log
         self._board = board
         board.watch(self)
@@ -110,12 +110,14 @@ class PipeChannel(MessageChannel):
         memory: SharedMemory = batch.owner
         # After an interrupt in between the worker would wait for good for the announced memory.
         with contextlib.suppress(OSError), DeferSigint():  # OSError: if it has died, its next command reports it
-            self.notify(batch.layout)
+            self.notify(BatchAccess(batch.layout))
             memory.send(self.wire.connection, self.process.pid)
 
     def cause_of_death(self) -> Death:
         self.process.join(timeout=1.0)
-        return Death(self.process.pid, self.process.exitcode, self.process.last_words(), self._log.last_lines())
+        code = self.process.exitcode
+        words = self.process.last_words(), self._log.last_lines()
+        return Death(self.process.pid, None if code == UNKNOWN else code, *words)
 
     def is_dead(self) -> bool:
         """Whether the process has ended. If the fork server has ended, its processes seem to have ended too."""
@@ -131,6 +133,19 @@ class PipeChannel(MessageChannel):
         """Wait for the process to end, at most ``timeout`` seconds. Another thread may have closed it meanwhile."""
         with contextlib.suppress(ValueError):
             self.process.join(timeout)
+
+    def hand_over(self, connection: Connection, pid: int) -> object:
+        """Give the host to another process, over a connection to that. Return what keeps it alive.
+
+        The other process makes a new channel of the three descriptors: of the pipe, the log, and the exit code.
+        """
+        for fileno in (self.fileno, self._log.fileno):
+            reduction.send_handle(connection, fileno, pid)
+        life = self.process.hand_over(connection, pid)
+        self.hang_up()
+        self._log.close()
+        self.is_gone = True
+        return life
 
     def hang_up(self) -> None:
         """Close the pipe."""

@@ -208,7 +208,6 @@ class Engine:
             begins=table.ended(stepped) if policy.resets_next else (),
             announce=announce,
             failed=failed,
-            separately=separately,
         )
 
     def submit_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> Ticket:
@@ -231,7 +230,7 @@ class Engine:
                 self.table.occupy(env_ids, ticket, separately=True)
 
         failed = NO_FAILURES if self.recovery is None else self.pool.death_errors(env_ids)
-        return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed, separately=separately)
+        return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed)
 
     def _lose(self, env_ids: Sequence[int]) -> None:
         """Drop steps of envs that were not returned; the envs then need a reset."""

@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from parallelenv.contract.spaces import Spaces, common_space, with_spaces
 from parallelenv.contract.worker_info import ProcessInfo
 from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.engine.tickets import Ticket
-from parallelenv.engine.worker_handles import Shard, WorkerHandle, split_further, spread
+from parallelenv.engine.worker_handles import Shard, WorkerHandle, spread
 from parallelenv.engine.worker_output import show_printed
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
 
@@ -62,7 +62,7 @@ class Pool:
     Attributes:
         facts: Facts about each env from its first build, in env id order.
         processes: Where each env lives now.
-        env_ids: All env ids, ascending; consecutive.
+        env_ids: All env ids, ascending.
         batch: The arrays that all hosts read and write.
         number: Number of the next command.
         generation: Changes with the batch, and when a worker is replaced or dies.
@@ -114,12 +114,11 @@ class Pool:
         self._flush: Callable[[], None] | None = getattr(backend, "flush", None)
         self._listener = listener
         self._printed: list[Printed] = []
-        self._first = self.env_ids[0]
         self._pid = os.getpid()
         self.shield = DeferSigint()
         self.wakers: set[Callable[[], None]] = set()  # of tasks that wait for replies in event loops
         self._rest: tuple[int, Sequence[Channel]] | None = None  # the closing thread, and the channels it closes
-        self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host
+        self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, or was replaced without them
         try:
             channels = backend.launch(specs)
         except BaseException:
@@ -132,7 +131,7 @@ class Pool:
         self._whole: list[Shard] = []
         for worker in self._workers:
             ids = worker.spec.env_ids
-            self._whole.append((worker, ids, slice(ids[0] - self._first, ids[-1] - self._first + 1)))
+            self._whole.append((worker, ids, slice(ids[0], ids[-1] + 1)))
 
     def build(self, keeps_ended: bool, spaces: Spaces | None = None) -> None:
         """Build all envs and the batch, with room for last states of ended episodes if ``keeps_ended``.
@@ -147,7 +146,7 @@ class Pool:
             self.facts = with_spaces([facts[env_id] for env_id in self.env_ids], spaces)
             observation_space = common_space(one.observation_space for one in self.facts)
             action_space = common_space(one.action_space for one in self.facts)
-            spaces_and_rows = observation_space, action_space, self._first, len(self.facts), keeps_ended
+            spaces_and_rows = observation_space, action_space, 0, len(self.facts), keeps_ended
             self.attach(Layout(*spaces_and_rows, has_infos=True))
         except BaseException as error:
             self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
@@ -162,7 +161,10 @@ class Pool:
 
     def attach(self, layout: Layout) -> None:
         """Allocate the batch and hand it to all hosts."""
-        self.adopt(self._backend.allocate(layout))
+        self.layout, self.batch = layout, self._backend.allocate(layout)
+        self.generation += 1
+        for worker in self._workers:
+            worker.channel.attach(self.batch)
 
     def rearrange(self, layout: Layout) -> None:
         """Replace the batch by one of another layout. All states in the old one are lost.
@@ -181,7 +183,7 @@ class Pool:
     @property
     def num_hosts(self) -> int:
         """Number of workers: processes, threads or actors that step envs."""
-        return sum(min(worker.spec.num_cpus, len(worker.spec.env_ids)) for worker in self._workers)
+        return len(self._workers)
 
     @property
     def keeps_graphs(self) -> bool:
@@ -241,13 +243,11 @@ class Pool:
         begins: Sequence[int] = (),
         announce: Announcement = lambda _: None,
         failed: Mapping[int, Failure] = NO_FAILURES,
-        separately: bool = False,
     ) -> Ticket:
         """Send an operation to the hosts and return without waiting. Other arguments: see `ask` and `Command`.
 
         ``announce`` is called with the ticket when nothing can fail any more, just before the first command is sent.
-        ``failed`` are failures of envs that cannot be asked, used as their replies. With ``separately`` the caller
-        takes the replies as they arrive, rather than wait for all of them.
+        ``failed`` are failures of envs that cannot be asked, used as their replies.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
@@ -263,8 +263,7 @@ class Pool:
         if self._lost and operation != "build":
             self.refuse_dead(env_ids)
         packed = []
-        parts = self._split(env_ids)
-        for worker, part, positions in split_further(parts) if separately else parts:
+        for worker, part, positions in self._split(env_ids):
             arguments = None if each is None else take(each, positions)
             command = Command(self.number, operation, part, arguments, common, autoreset)
             self.number += 1
@@ -309,9 +308,8 @@ class Pool:
             if self._reset_infos.note(resets, 0, self.generation, 1) or has_changed:
                 forms = InfoForms(self._infos.form, self._reset_infos.form)
                 self.batch.info_columns, self.batch.reset_columns = forms.columns(self.batch)
-                hosts = (worker.spec.env_ids for worker in self._workers)
-                living = [next((one for one in env_ids if one not in self._lost), None) for env_ids in hosts]
-                self.wait(self.submit("state", [one for one in living if one is not None], None, forms), _MOMENT)
+                firsts = [env_ids[0] for env_ids in self.living if env_ids[0] not in self._lost]
+                self.wait(self.submit("state", firsts, None, forms), _MOMENT)
 
     def settle(self) -> None:
         """Enter a planned step that is under way, because its call was interrupted, in a ticket like any other."""
@@ -369,32 +367,6 @@ class Pool:
         way_out = ways.get(operation, other)
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
-    def forward(self, command: Command) -> Ticket:
-        """Execute a command like a host: failures of envs are not raised."""
-        if command.operation == "build":
-            self._has_spaces = bool(command.common)
-            return self.rebuild(command.env_ids)
-        ticket = self.begin(command)
-        self.wait(ticket, None)
-        return ticket
-
-    def begin(self, command: Command) -> Ticket:
-        """Send a command that builds nothing and return without waiting, with failures treated as by `forward`."""
-        if command.operation == "state" and command.common in ("trace", "record"):
-            self.is_watched = command.common == "trace"
-        dead = [env_id for env_id in command.env_ids if self._worker(env_id).death] if self._lost else ()
-        failed = {env_id: Failure(self._worker(env_id).death_error((env_id,)), env_id, "") for env_id in dead}
-        begins = self.batch.ended(command.env_ids) if command.begins_ended else command.begins
-        return self.submit(
-            command.operation,
-            command.env_ids,
-            command.each,
-            command.common,
-            autoreset=command.autoreset,
-            begins=begins,
-            failed=failed,
-        )
-
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
         """Build envs from their factories, and return the finished ticket, of all envs that were built.
 
@@ -403,8 +375,8 @@ class Pool:
 
         Args:
             env_ids: The envs.
-            announce: Called with the ids of all envs that are built, when the build cannot be interrupted any more, and
-                again if there are more of them behind a host. `death_errors` still has those that were dead.
+            announce: Called with the ids of all envs that are built, when the build cannot be interrupted any more.
+                `death_errors` still has those that were dead.
 
         Raises:
             InvalidEnvError: If one was given as a live instance that never left this process; nothing was changed.
@@ -414,22 +386,20 @@ class Pool:
         workers = dict.fromkeys(map(self._worker, env_ids))
         self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)], self._timeout)
         broken = [worker for worker in workers if worker.death or worker.in_flight]
-        # A dead worker behind a host is replaced with all of its envs.
-        gone = {(self._worker(env_id), self._lost[env_id].pid) for env_id in env_ids if env_id in self._lost}
-        lost_too = [env_id for env_id, error in self._lost.items() if (self._worker(env_id), error.pid) in gone]
-        rebuilt = sorted({*env_ids, *lost_too}.union(*(worker.spec.env_ids for worker in broken)))
+        # Also envs of a worker whose replacement was interrupted before these were built.
+        lost = (one for worker in workers for one in worker.spec.env_ids if worker in broken or one in self._lost)
+        rebuilt = sorted({*env_ids, *lost})
         self._refuse_live(rebuilt)
         for worker in broken:
             self._replace(worker)
 
-        def note(known: Collection[int]) -> None:
-            announce(tuple(known))
-            for env_id in known:
+        def note(_: Ticket) -> None:
+            announce(tuple(rebuilt))
+            for env_id in rebuilt:
                 self._lost.pop(env_id, None)
 
-        ticket = self.submit("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
+        ticket = self.submit("build", rebuilt, common=self._has_spaces, announce=note)
         self.wait(ticket, None)
-        note(ticket.values.keys() - rebuilt)
         self._note_built(workers)
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
         replaced = [env_id for worker in broken for env_id in worker.spec.env_ids if env_id not in self._lost]
@@ -441,15 +411,6 @@ class Pool:
         if self._backend.uses_live_envs:
             workers = [(env_id, self._worker(env_id).spec) for env_id in env_ids]
             refuse_live(spec.envs[env_id - spec.env_ids[0]] for env_id, spec in workers)
-
-    # ---------------------------------------------------------------- the batch
-
-    def adopt(self, batch: Batch) -> None:
-        """Use an existing batch and hand it to all hosts."""
-        self.layout, self.batch = batch.layout, batch
-        self.generation += 1
-        for worker in self._workers:
-            worker.channel.attach(batch)
 
     # ---------------------------------------------------------------- commands
 
@@ -475,7 +436,7 @@ class Pool:
         return shards
 
     def _worker(self, env_id: int) -> WorkerHandle:
-        return self._worker_of_env[env_id - self._first]
+        return self._worker_of_env[env_id]
 
     def _dispatch(
         self, ticket: Ticket, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
@@ -487,9 +448,6 @@ class Pool:
             announce(ticket)
             for worker, command, message in packed:
                 worker.in_flight[command.number] = ticket
-                if worker.death is not None:  # it died at the command before, sent to another worker behind it
-                    self._fail_waiting(worker)
-                    continue
                 try:
                     worker.channel.send(message)
                 except HostDied:
@@ -558,10 +516,6 @@ class Pool:
             return
         if reply.rows is not None:
             self.batch.put_results(ticket.pending[reply.number], reply.rows)
-        for env_id, failure in reply.failures.items():
-            if failure.is_of_worker and isinstance(failure.exception, WorkerDiedError):  # a worker behind the host
-                self.generation += 1
-                self._lost[env_id] = failure.exception
         ticket.file(reply.number, reply.values, reply.failures)
         # A host in this process keeps its latest reply, and an exception keeps the frames through which it is raised:
         # those of the user's call, with its variables.
@@ -655,8 +609,7 @@ class Pool:
             self._fail_waiting(worker)
         (channel,) = self._backend.launch([worker.spec])
         with self.shield:
-            if "batch" in vars(self):  # a pool behind a host gets its batch after the first build
-                channel.attach(self.batch)
+            channel.attach(self.batch)
             self._worker_of_channel.pop(worker.channel, None)
             worker.channel = channel
             self._worker_of_channel[channel] = worker

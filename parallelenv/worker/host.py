@@ -303,7 +303,7 @@ class Host:
         spec = self._spec
         seed = self._seeds.get(env_id, None if spec.seed is None else spec.seed + env_id)
         shared = MappingProxyType(spec.shared)
-        return WorkerInfo(env_id, spec.num_envs, spec.first_worker, spec.num_workers, seed, shared)
+        return WorkerInfo(env_id, spec.num_envs, spec.worker_id, spec.num_workers, seed, shared)
 
     @property
     def current(self) -> int | None:
