@@ -89,11 +89,6 @@ def fragile(folder: Path) -> list[Any]:
     return [partial(Fragile, number, str(folder)) for number in range(4)]
 
 
-def two_hosts(mode: str) -> dict[str, Any]:
-    """Options with which two workers are two hosts; otherwise workers of a node reply and die together."""
-    return {"hosts_per_node": 2} if mode == "ray-subproc" else {}
-
-
 @contextmanager
 def when_begun(folder: Path, number: int, act: Callable[[], None]) -> Iterator[None]:
     """Run ``act`` in a thread as soon as env ``number`` waits in its step."""

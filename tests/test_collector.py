@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import CAN_DIE, EXIT, GO_ON, RAISE, Fragile, two_hosts
+from fragile import CAN_DIE, EXIT, GO_ON, RAISE, Fragile
 from test_rollout import POLICIES, Scripted, counts, paced, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
@@ -38,7 +38,7 @@ def make_collector(mode: str) -> Iterator[MakeCollector]:
     made: list[Collector] = []
 
     def make(policy: Any, envs: Any, num_steps: int = 5, env_options: Any = None, **kwargs: Any) -> Collector:
-        options = {"num_cpus": 2, **two_hosts(mode), **(env_options or {})}
+        options = {"num_cpus": 2, **(env_options or {})}
         make_envs = partial(ParallelEnv, envs, mode, "restart", **options)
         made.append(Collector(lambda: policy, make_envs, num_steps=num_steps, **kwargs))
         return made[-1]

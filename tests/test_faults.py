@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from faults.envs import Holding, OnlyKeywords, TwoArguments
-from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, fragile, interrupt, two_hosts, when_begun
+from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, fragile, interrupt, when_begun
 from gymnasium.error import ResetNeeded
 
 from parallelenv import ParallelEnv
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def env(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
     """Four envs in two workers, after a reset."""
-    env = make_env(fragile(folder), num_cpus=2, **two_hosts(mode))
+    env = make_env(fragile(folder), num_cpus=2)
     env.reset()
     return env
 
@@ -187,7 +187,7 @@ class Sealed(Fragile):
 @pytest.fixture
 def sealed(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
     """Four envs in two workers, after a reset."""
-    env = make_env([partial(Sealed, number) for number in range(4)], num_cpus=2, **two_hosts(mode))
+    env = make_env([partial(Sealed, number) for number in range(4)], num_cpus=2)
     env.reset()
     return env
 
@@ -313,7 +313,7 @@ def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
 def test_late_result_is_never_returned_by_a_later_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
         pytest.skip("a call in the caller's own thread has no timeout")
-    env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
+    env = make_env(fragile(folder), num_cpus=2, timeout=0.5)
     env.reset()
     with pytest.raises(
         WorkerTimeoutError, match=r"envs 0, 1 did not answer within 0\.5 s.*restart\(\[0, 1\]\)"
@@ -378,7 +378,7 @@ def test_worker_that_exits_raises_worker_died_error(env: ParallelEnv, mode: str)
 def test_hung_env_can_be_restarted(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
         pytest.skip("a call in the caller's own thread has no timeout")
-    env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
+    env = make_env(fragile(folder), num_cpus=2, timeout=0.5)
     env.reset()
     with pytest.raises(WorkerTimeoutError):
         env.step([WAIT, GO_ON, GO_ON, GO_ON])

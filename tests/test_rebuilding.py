@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeEnv, needs_ray
-from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, interrupt, two_hosts, when_begun
+from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, interrupt, when_begun
 
 from parallelenv import ParallelEnv
 from parallelenv.engine import recovery
@@ -106,7 +106,7 @@ def test_restart_also_rebuilds_a_neighbour_that_times_out(make_env: MakeEnv, fol
 def test_worker_died_error_names_only_envs_of_the_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
-    env = make_env(slow(folder), num_cpus=2, **two_hosts(mode))
+    env = make_env(slow(folder), num_cpus=2)
     env.reset()
     env.send([EXIT], [0])
     env.send([GO_ON], [1])
@@ -121,7 +121,7 @@ def test_worker_died_error_names_only_envs_of_the_call(make_env: MakeEnv, folder
 def test_failure_info_of_a_rebuilt_env_names_only_that_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
-    env = make_env(slow(folder), num_cpus=2, **RECOVERING, **two_hosts(mode))
+    env = make_env(slow(folder), num_cpus=2, **RECOVERING)
     env.reset()
     infos = env.step([EXIT, GO_ON, GO_ON, GO_ON]).infos
     assert [info["failure"].env_ids for info in infos if "failure" in info] == [(0,), (1,)]
@@ -142,7 +142,7 @@ def test_env_that_raises_worker_died_error_itself_is_usable(make_env: MakeEnv, f
 def test_refused_reset_drops_no_step_in_flight(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
-    env = make_env(slow(folder), num_cpus=2, **two_hosts(mode))
+    env = make_env(slow(folder), num_cpus=2)
     env.reset()
     kill_worker_of(env, 0)
     with pytest.raises(WorkerDiedError):

@@ -15,7 +15,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
-from fragile import two_hosts
 
 from parallelenv import ParallelEnv, errors
 from parallelenv.contract.protocol import Lookup
@@ -101,7 +100,7 @@ def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(make_env: MakeEnv, folder: Path, mode: str, **kwargs: Any) -> ParallelEnv:
-    kwargs = {"asynchronous": "restart", "num_cpus": 2, "on_failure": "restart", **two_hosts(mode), **kwargs}
+    kwargs = {"asynchronous": "restart", "num_cpus": 2, "on_failure": "restart", **kwargs}
     return make_env(frail(folder), **kwargs)
 
 

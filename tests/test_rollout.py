@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tqdm
 from conftest import MakeEnv
-from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
+from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, fragile, interrupt, when_begun
 from gymnasium.spaces import Box, Dict, Discrete
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -507,7 +507,7 @@ def test_policy_can_be_a_torch_module(make_env: MakeEnv) -> None:
 
 
 def test_each_worker_has_its_own_copy_of_the_policy(make_env: MakeEnv, mode: str) -> None:
-    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
+    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     policy = Scripted([1, 2], [3, 4], [5, 6])
     assert env.rollout(policy, 3).actions.tolist() == [[1, 2], [3, 4], [5, 6]]
@@ -652,7 +652,7 @@ def test_failed_env_is_restarted_with_on_failure_restart(
 def test_death_of_worker_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
-    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, **two_hosts(mode))
+    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
     env.reset()
     env.rollout(zeros, 2)
     with pytest.raises(WorkerDiedError) as caught:
@@ -677,7 +677,7 @@ def test_dead_worker_is_replaced_with_on_failure_restart(
 ) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
-    env = make_env(fragile(folder), asynchronous=done_policy, on_failure="restart", num_cpus=2, **two_hosts(mode))
+    env = make_env(fragile(folder), asynchronous=done_policy, on_failure="restart", num_cpus=2)
     env.reset()
     rollout = env.rollout(At(4, folder, e1=EXIT), 100)
     assert rollout.valid[:, 2:].all()
@@ -699,7 +699,7 @@ def test_dead_worker_is_replaced_with_on_failure_restart(
 def test_timeout_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
         pytest.skip("a call in the caller's own thread has no timeout")
-    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, timeout=1.0, **two_hosts(mode))
+    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, timeout=1.0)
     env.reset()
     with pytest.raises(WorkerTimeoutError, match=r"are lost: begin anew with reset\(\[0, 1\]\)") as caught:
         env.rollout(At(0, folder, e1=WAIT), 5)
@@ -747,7 +747,7 @@ def test_busy_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, fold
 def test_worker_that_died_before_the_rollout_is_replaced(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
-    env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2, **two_hosts(mode))
+    env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2)
     env.reset()
     os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
     with pytest.raises(WorkerDiedError):
@@ -786,7 +786,7 @@ def test_worker_killed_by_the_policy_raises_or_is_replaced(
 ) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
-    env = make_env(fragile(folder), asynchronous="restart", on_failure=on_failure, num_cpus=2, **two_hosts(mode))
+    env = make_env(fragile(folder), asynchronous="restart", on_failure=on_failure, num_cpus=2)
     env.reset()
     if on_failure == "raise":
         with pytest.raises(WorkerDiedError):
@@ -929,7 +929,7 @@ def by_env(states: Any) -> Any:
 
 
 def test_extras_that_differ_between_workers_raise(make_env: MakeEnv, mode: str) -> None:
-    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
+    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     if mode in IN_CALLER:  # one worker
         return
@@ -963,7 +963,7 @@ def dated_by_worker(states: Any, rnn_state: Any, done: Any) -> Any:
 
 
 def test_recurrent_state_that_differs_between_workers_raises(make_env: MakeEnv, mode: str) -> None:
-    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
+    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     if mode in IN_CALLER:  # one worker
         return

@@ -63,12 +63,6 @@ class Context:
         env.reset()
         return env
 
-    def make_apart(self, **options: Any) -> ParallelEnv:
-        """Do as `make`, with workers that answer on their own, where those of a Ray node answer together."""
-        if self.mode == "ray-subproc":
-            options["hosts_per_node"] = 2
-        return self.make(**options)
-
     def call(self, program: str, number: int = 0, prefix: Sequence[str] = ()) -> Caller:
         """Start an interpreter, with a session of its own, that is the caller of envs.
 
