@@ -17,7 +17,7 @@ import numpy as np
 from parallelenv.backends import _ray_cluster
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
-from parallelenv.backends._pipe import PipeChannel, Switchboard
+from parallelenv.backends._pipe_channel import PipeChannel
 from parallelenv.backends._ray_actors import (
     ActorCalls,
     ActorHandle,
@@ -39,6 +39,7 @@ from parallelenv.backends._ray_cluster import (
     missing_resources,
 )
 from parallelenv.backends._shared_memory import SharedMemory
+from parallelenv.backends._switchboard import Switchboard
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.codec import encode

@@ -22,8 +22,9 @@ from fragile import EXIT, GO_ON, WAIT, fragile
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _ray_cluster
+from parallelenv.backends._bell_channel import BellChannel
 from parallelenv.backends._eventfd_bell import HAS_BELL
-from parallelenv.backends._pipe import BellChannel, PipeChannel
+from parallelenv.backends._pipe_channel import PipeChannel
 from parallelenv.backends._ray_actors import RayHost
 from parallelenv.backends.ray import RayBackend
 from parallelenv.contract import progress
