@@ -8,9 +8,10 @@ import os
 import signal
 import time
 import weakref
-from multiprocessing import connection
+from multiprocessing import connection, reduction
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from parallelenv.contract.interrupts import DeferSigint
 
@@ -67,6 +68,16 @@ class WorkerProcess:
         """Return what is known of its death beside its exit code."""
         return ""
 
+    def hand_over(self, connection: Connection, pid: int) -> object:
+        """Give another process its exit code, over a connection to that. Return what keeps it alive.
+
+        Only for a process of a fork server, which is no longer used here.
+        """
+        forked: Any = self._process
+        reduction.send_handle(connection, forked.sentinel.fileno(), pid)
+        forked.sentinel.close()
+        return forked
+
     def close(self) -> None:
         """Release its resources. Raises `ValueError` if it runs."""
         with DeferSigint():
@@ -76,21 +87,26 @@ class WorkerProcess:
 class ForkedProcess:
     """A process that a fork server has forked, with the part of `multiprocessing.Process` that a `WorkerProcess` needs.
 
-    Its exit code comes over ``status``. It ends when ``lifeline`` is closed.
+    Args:
+        pid: Its process id.
+        status: Where its exit code comes from.
+        lifeline: When this is closed, it ends; ``None`` if another process has it.
+        server: The fork server, which ends when nothing refers to it any more.
     """
 
-    def __init__(self, pid: int, status: Connection, lifeline: Connection, server: object) -> None:
+    def __init__(self, pid: int, status: Connection, lifeline: Connection | None = None, server: object = None) -> None:
         self.pid = pid
         self.sentinel = status  # readable when the process has ended
         self._lifeline = lifeline
-        self._server: object = server  # it ends when nothing refers to it any more
+        self._server = server
         self._exitcode: int | None = None
-        CLOSED_IN_CHILDREN.add(lifeline)
+        if lifeline is not None:
+            CLOSED_IN_CHILDREN.add(lifeline)
 
     @property
     def exitcode(self) -> int | None:
         """Exit code, or the negative number of a signal; ``None`` while it runs; `UNKNOWN` if the server has ended."""
-        if self._lifeline.closed:
+        if self.sentinel.closed:
             raise ValueError("process object is closed")
         if self._exitcode is None and self.sentinel.poll(0):
             try:
@@ -113,7 +129,8 @@ class ForkedProcess:
         if self.is_alive():
             raise ValueError(f"process {self.pid} is still running")
         self.sentinel.close()
-        self._lifeline.close()
+        if self._lifeline is not None:
+            self._lifeline.close()
         self._server = None
 
 

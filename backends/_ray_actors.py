@@ -1,7 +1,8 @@
-"""Ray actors with a host each, reached by Ray's calls or, on the caller's machine, by a socket.
+"""Ray actors, reached by Ray's calls or, on the caller's machine, by a socket.
 
-Ray places the actors, gives them their resources and ends them. Near actors get the messages of every step like worker
-processes: over a `PipeChannel`.
+Ray places the actors, gives them their resources and ends them. A call of the user is at most one call of each actor,
+with the messages for all of its hosts. Hosts of near actors get them over a `PipeChannel` instead, like those of worker
+processes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import struct
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallelenv.backends._eventfd_bell import SPIN
 from parallelenv.backends._process import CLOSED_IN_CHILDREN, process_exists
@@ -27,12 +28,12 @@ from parallelenv.backends._ray_cluster import SHUT_DOWN, Cluster
 from parallelenv.backends._wire import Wire
 from parallelenv.backends._worker_process import PipeHost
 from parallelenv.contract.batch import Array, frozen
-from parallelenv.contract.codec import Message, decode, encode
+from parallelenv.contract.codec import Message, decode
 from parallelenv.contract.copying import Broadcast
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.packed_worker_spec import PackedSpec
-from parallelenv.contract.protocol import Command, Death, Printed, Reply, WorkerSpec
+from parallelenv.contract.protocol import Command, Death, Printed, Reply
 from parallelenv.worker.host import Host
 from parallelenv.worker.worker_log import WorkerLog, redirect_streams
 from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare_worker
@@ -75,69 +76,94 @@ def machine() -> str:
     return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text(), *namespaces])
 
 
-class RayHost(MessageHost):
-    """A host in a Ray actor.
+class Relayed(NamedTuple):
+    """A host's answer to one of the commands that a call carried."""
+
+    number: int  #: Of the command.
+    answer: Message | Death  #: The reply; or the host's death, if that prevents one.
+    output: Sequence[Printed] = ()  #: What its envs printed meanwhile, unless the reply contains it.
+
+
+class RayActor:
+    """The actors of both modes, as `RayBackend` calls them.
 
     Args:
-        message: The `PackedSpec`, encoded, as the items of a `Message`.
         caller: See `connect_twice`. By the first connection the actor notices the caller's death, sooner than Ray does,
             which takes 1.4 to 2.6 s.
-        shared: Read-only arrays for the envs, in Ray's object store.
     """
 
-    pipe_host_class = PipeHost
-
-    def __init__(self, message: tuple[Any, ...], caller: tuple[str, str] | None, shared: Mapping[str, Array]) -> None:
-        self._connections = connect_twice(caller)
-        if self._connections:
-            die_with_caller(self._connections[0].fileno())
-        packed: PackedSpec = decode(Message(*message))
-        prepare_worker(packed)
-        super().__init__(self._make_host(packed.unpack(frozen(shared))), packed)
-        self._log = WorkerLog.create()
-        if self._log is not None:
-            # Only Python's own output: that of C code goes to Ray's log files.
-            redirect_streams(lambda: self.host.current, (self._log.fileno, self._log.fileno))
-        self._content: Array | None = None
-
-    def _make_host(self, spec: WorkerSpec) -> Any:
-        return Host(spec)
+    def __init__(self, caller: tuple[str, str] | None) -> None:
+        self.connections = connect_twice(caller)
+        if self.connections:
+            die_with_caller(self.connections[0].fileno())
 
     def introduce(self) -> tuple[int, bool]:
         """Return the id of the actor's process, and whether it has connected to the caller."""
-        return os.getpid(), bool(self._connections)
+        return os.getpid(), bool(self.connections)
+
+
+class RayHost(RayActor):
+    """An actor that is a worker itself: its host runs in it. Arguments: see `RayActor`."""
+
+    _host: _ActorHost
+
+    def start(self, places: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
+        """Make the host, and return the id of its process.
+
+        Args:
+            places: Its number, see `ActorCalls`.
+            message: A list with its `PackedSpec`, encoded, as the items of a `Message`.
+            shared: Read-only arrays for the envs, in Ray's object store.
+        """
+        (packed,) = decode(Message(*message))
+        prepare_worker(packed)
+        self._host = _ActorHost(Host(packed.unpack(frozen(shared))), packed)
+        return [os.getpid()]
 
     def serve(self) -> None:
         """Execute commands from the second connection, without Ray, until the caller closes it or dies."""
         with contextlib.suppress(EOFError, OSError):
-            log = WorkerLog(reduction.recv_handle(self._connections[1]))
-            redirect_streams(lambda: self.host.current, (log.fileno, log.fileno))
-            host = self.pipe_host_class(self.host, self.packed, Wire(self._connections[1], SPIN), log)
-            host.obey(host.receive, host.send)
+            host, connection = self._host.host, self.connections[1]
+            log = WorkerLog(reduction.recv_handle(connection))
+            redirect_streams(lambda: host.current, (log.fileno, log.fileno))
+            pipe_host = PipeHost(host, self._host.packed, Wire(connection, SPIN), log)
+            pipe_host.obey(pipe_host.receive, pipe_host.send)
 
-    def execute(self, message: Message, content: Array | None = None) -> Message | None:
-        """Execute the command in a message, see `MessageHost`; ``content``: of its `Broadcast`, by the object store."""
-        self._content = content
-        return super().execute(message)
+    def relay(
+        self, number: int, messages: Sequence[tuple[int, Message, bool]], content: Array | None = None
+    ) -> list[Relayed]:
+        """Execute the commands in messages. Arguments: see `ActorCalls`."""
+        replies = []
+        for _, message, has_content in messages:
+            self._host.content = content if has_content else None
+            reply = self._host.execute(message)
+            if reply is not None:
+                replies.append(Relayed(reply.number, reply))
+        return replies
 
-    def decode(self, message: Message) -> Command | Message | None:
-        """Return the command in a message, with the content of its `Broadcast`."""
-        command = super().decode(message)
-        if isinstance(command, Command) and self._content is not None:
-            command.common.packed = self._content
-        return command
+    def close(self, timeout: float) -> list[Printed]:
+        """Close the envs; return what they print meanwhile."""
+        self._host.host.close()
+        return self._host.take_output()
+
+
+class _ActorHost(MessageHost):
+    """The host of a `RayHost`, which adds to its replies what its envs have printed."""
+
+    def __init__(self, host: Host, packed: PackedSpec) -> None:
+        super().__init__(host, packed)
+        self._log = WorkerLog.create()
+        if self._log is not None:
+            # Only Python's own output: that of C code goes to Ray's log files.
+            redirect_streams(lambda: host.current, (self._log.fileno, self._log.fileno))
 
     def encode(self, reply: Reply) -> Message:
         """Return a reply as a message, with what was printed meanwhile."""
-        reply.output = [*reply.output, *self._take_output()]
+        reply.output = [*reply.output, *self.take_output()]
         return super().encode(reply)
 
-    def close(self) -> list[Printed]:
-        """Close the envs; return what they print meanwhile."""
-        self.host.close()
-        return self._take_output()
-
-    def _take_output(self) -> list[Printed]:
+    def take_output(self) -> list[Printed]:
+        """Return what was printed since the last time."""
         return [] if self._log is None else self._log.take_output(self.packed.env_ids, is_idle=True)
 
 
@@ -145,16 +171,17 @@ class RayHost(MessageHost):
 
 
 class ActorHandle:
-    """A Ray actor with a host, with the part of `WorkerProcess` that a `PipeChannel` needs.
+    """A Ray actor, with the part of `WorkerProcess` that a `PipeChannel` to a `RayHost` needs.
 
     Args:
         handle: Ray's handle of the actor.
         cluster: The connection to Ray in which it was started.
 
     Attributes:
+        calls: Its calls that carry messages.
         pid: Process id, once it has started.
         is_near: Whether it runs on this machine and has connected to this process.
-        is_direct: Whether it gets its commands over a socket.
+        is_direct: Whether its hosts get their commands over a socket or pipe.
         is_ended: Whether Ray was called to end it.
     """
 
@@ -163,6 +190,7 @@ class ActorHandle:
     def __init__(self, handle: Any, cluster: Cluster) -> None:
         self.handle = handle
         self.cluster = cluster
+        self.calls = ActorCalls(self)
         self.pid = 0
         self.is_near = self.is_direct = self.is_ended = False
         self.connections: list[Connection] = []  # when the first is closed, the actor ends; the other is for commands
@@ -177,6 +205,11 @@ class ActorHandle:
             self.is_direct = True
             self._serving = self.handle.serve.remote()
             return self.connections[1], log
+
+    @property
+    def lasts(self) -> bool:
+        """Whether nothing is known of its end. That of a remote actor is known once a call has failed."""
+        return not self.is_ended and not (self.is_near and self._has_hung_up(0.0))
 
     def is_alive(self) -> bool:
         """Whether its process has not ended. Asks the system, which takes 1 us; Ray takes 100."""
@@ -199,13 +232,18 @@ class ActorHandle:
 
     def close(self) -> None:
         """Close its connections, after it has ended: otherwise Ray would print that an actor died unexpectedly."""
-        if self.connections and not self.connections[0].closed:
-            poll = select.poll()
-            poll.register(self.connections[0], 0)  # reports only that the other end is closed
-            poll.poll(_PARTING * 1000)  # may be interrupted and repeated
+        self._has_hung_up(_PARTING)  # may be interrupted and repeated
         with DeferSigint():
             for connection in self.connections:
                 connection.close()
+
+    def _has_hung_up(self, timeout: float) -> bool:
+        """Whether it has closed its connections, which it does by ending; wait for that."""
+        if not self.connections or self.connections[0].closed:
+            return True
+        poll = select.poll()
+        poll.register(self.connections[0], 0)  # reports only that the other end is closed
+        return bool(poll.poll(timeout * 1000))
 
     def last_words(self) -> str:
         """Return what Ray knows of its death, empty if nothing."""
@@ -214,7 +252,7 @@ class ActorHandle:
         if not self.cluster.lasts:
             return SHUT_DOWN
         try:
-            ray.get(self._serving, timeout=_PARTING)
+            ray.get(self._serving or self.handle.introduce.remote(), timeout=_PARTING)
         except ray.exceptions.GetTimeoutError:
             return ""
         except ray.exceptions.RayError as error:
@@ -259,20 +297,85 @@ def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
             guest.close()
 
 
+class ActorCalls:
+    """The calls of an actor that carry messages to its hosts and back.
+
+    A call has the messages for all of its hosts that one call of the user sends. Each of them is the number of the host
+    among all of this process, the message, and whether it is a command whose `Broadcast` has its content outside: in
+    Ray's object store, from where each node fetches it once. The calls are numbered, since Ray may begin those of a
+    `RelayActor` in any order. Such an actor may return before all of its hosts have replied; it is then called for the
+    rest.
+
+    Attributes:
+        under_way: The channels of commands without a reply, by the number of the command, and the number of the call,
+            by Ray's reference to its result.
+    """
+
+    def __init__(self, actor: ActorHandle) -> None:
+        self.actor = actor
+        self.under_way: dict[Any, tuple[int, dict[int, RayChannel]]] = {}
+        self._outgoing: list[tuple[RayChannel, Message, bool]] = []
+        self._content: object = None  # of the broadcast in these messages
+        self._number = 0
+
+    def add(self, channel: RayChannel, message: Message, content: object) -> None:
+        """Add a message to the next call; ``content``: Ray's reference to that of its `Broadcast`, or ``None``."""
+        self._outgoing.append((channel, message, content is not None))
+        self._content = self._content if content is None else content
+
+    def flush(self) -> None:
+        """Make a call of the messages that were added, if there are any."""
+        outgoing, content = self._outgoing, self._content
+        if not outgoing or not self.actor.cluster.lasts:
+            return
+        self._outgoing, self._content = [], None
+        messages = [(channel.place, message, has_content) for channel, message, has_content in outgoing]
+        call = self.actor.handle.relay.remote(self._number, messages, content)
+        awaited = {message.number: channel for channel, message, _ in outgoing if message.number}
+        if awaited:
+            self.under_way[call] = self._number, awaited
+        self._number += 1
+
+    def finish(self, call: Any) -> None:
+        """Give the answers in the result of a call to the channels; call for the rest, if some are missing."""
+        import ray
+
+        number, awaited = self.under_way.pop(call)
+        try:
+            answers: list[Relayed] = ray.get(call)
+        except ray.exceptions.RayError as error:  # the actor, its node, or the owner of the reply died
+            self.actor.terminate()
+            answers = [Relayed(one, Death(awaited[one].pid, None, _quote(error))) for one in awaited]
+        for answer in answers:
+            awaited.pop(answer.number).arrived.append(answer)
+        if awaited:
+            self.under_way[self.actor.handle.rest.remote(number)] = number, awaited
+
+
 class RayChannel(MessageChannel):
-    """Calls to one actor, wherever it runs, with replies in the order of the calls.
+    """Calls to an actor, wherever it runs, for one of its hosts.
 
     Ray's compiled graphs were tried: a round of two actors takes 0.8 to 1.2 ms instead of 1.7 to 2.1 ms. But they
     always call all actors, `ray.wait` does not accept their results, a step of 10 s is an error, and envs do not run in
     the main thread.
+
+    Args:
+        actor: The actor.
+        place: The host's number, see `ActorCalls`.
+        pid: Id of the host's process.
+        env_ids: See `MessageChannel`.
+
+    Attributes:
+        arrived: Answers that were not received yet.
     """
 
     safe_bytes = math.inf  # Ray stores calls and results that nothing reads
 
-    def __init__(self, actor: ActorHandle, env_ids: tuple[int, ...]) -> None:
+    def __init__(self, actor: ActorHandle, place: int, pid: int, env_ids: tuple[int, ...]) -> None:
         super().__init__(env_ids)
-        self.actor = actor
-        self.answers: deque[Any] = deque()
+        self.actor, self.place, self.pid = actor, place, pid
+        self.arrived: deque[Relayed] = deque()
+        self._output: list[Printed] = []
         self._death = Death()
         self._content: object = None  # of the broadcast in the message that is being sent
 
@@ -288,34 +391,28 @@ class RayChannel(MessageChannel):
         super().send(message)
 
     def send_message(self, message: Message) -> None:
-        self._refuse_if_gone()
-        self.answers.append(self.actor.handle.execute.remote(message, self._content))
+        content, self._content = self._content, None
+        self.actor.calls.add(self, message, content)
 
     def receive_message(self) -> Message:
-        import ray
-
-        self._refuse_if_gone()
-        try:
-            return ray.get(self.answers[0])  # type: ignore[no-any-return]
-        except ray.exceptions.RayError as error:  # the actor, its node, or the owner of the reply died
-            self._death = Death(self.actor.pid, None, _quote(error))
-            raise EOFError from error
-        finally:
-            self.answers.popleft()
-
-    def _refuse_if_gone(self) -> None:
         if not self.actor.cluster.lasts:
-            self._death = Death(self.actor.pid, None, SHUT_DOWN)
+            self._death = Death(self.pid, None, SHUT_DOWN)
             raise EOFError(SHUT_DOWN)
+        _, answer, output = self.arrived.popleft()
+        self._output += output
+        if isinstance(answer, Death):
+            self._death = answer
+            raise EOFError
+        return answer
 
-    def notify(self, anything: object) -> None:
-        self.actor.handle.execute.remote(encode(anything))
+    def take_output(self, *, is_idle: bool) -> list[Printed]:
+        output, self._output = self._output, []
+        return output
 
     def cause_of_death(self) -> Death:
         return self._death
 
     def kill(self) -> None:
-        self.answers.clear()
         self.actor.terminate()
         self.actor.close()
 
@@ -329,22 +426,24 @@ def _store(broadcast: Broadcast) -> object:
     return broadcast.stored
 
 
-def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> list[RayChannel]:
-    """Return the channels with a reply; wait at most ``timeout`` seconds for the first."""
+def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
+    """Wait for a call of an actor of these channels, at most ``timeout`` seconds; give its answers to the channels."""
     import ray
 
-    calls = {channel.answers[0]: channel for channel in channels}
+    calls = {call: one for one in {channel.actor.calls for channel in channels} for call in one.under_way}
     ready, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
     if ready and len(calls) > 1:  # collects the others that are ready, without waiting
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
-    return [calls[answer] for answer in ready]
+    for call in ready:
+        with DeferSigint():  # what it brought is not there a second time
+            calls[call].finish(call)
 
 
-def close_and_wait(channels: Sequence[RayChannel], timeout: float) -> list[Printed]:
+def close_and_wait(actors: Iterable[ActorHandle], timeout: float) -> list[Printed]:
     """Close the envs of actors, wait at most ``timeout`` seconds, and return what they printed meanwhile."""
     import ray
 
-    closing = [channel.actor.handle.close.remote() for channel in channels]
+    closing = [actor.handle.close.remote(timeout) for actor in actors]
     closed, _ = ray.wait(closing, num_returns=len(closing), timeout=timeout)
     printed: list[Printed] = []
     for call in closed:

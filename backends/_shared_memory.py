@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, DType
+from parallelenv.contract.batch import Array, DType, Layout
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import WorkerStartError
 
@@ -70,6 +71,12 @@ class SharedMemory:
         if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
             with DeferSigint():
                 os.close(self._fileno)
+
+
+class BatchAccess(NamedTuple):
+    """Announces to a worker that `SharedMemory.send` follows, with the memory of a batch of this layout."""
+
+    layout: Layout
 
 
 def _reserve(fileno: int, nbytes: int) -> None:

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from parallelenv.backends._eventfd_bell import LOOK, SPIN, BellAccess, BellEnd
-from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
+from parallelenv.backends._shared_memory import BatchAccess, SharedArrays, SharedMemory
 from parallelenv.backends._wire import Wire
-from parallelenv.contract.batch import Batch, Layout
+from parallelenv.contract.batch import Batch
 from parallelenv.contract.codec import DONE, PLAIN_STEPS, PRINTED, Message, decode, encode_reply
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Reply
@@ -23,9 +23,9 @@ from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare
 
 
 class PipeHost(MessageHost):
-    """A host at the other end of a `PipeChannel`. It shares the memory of the batch, and prints to the log."""
+    """A host at the other end of a pipe. It prints to the log, and shares the memory of the batch if it is given it."""
 
-    def __init__(self, host: Any, packed: PackedSpec, wire: Wire, log: WorkerLog) -> None:
+    def __init__(self, host: Host, packed: PackedSpec, wire: Wire, log: WorkerLog) -> None:
         super().__init__(host, packed)
         self.wire = wire
         self._log = log
@@ -66,7 +66,7 @@ class PipeHost(MessageHost):
         """Prepare a plain step for the next ones like it; ``None`` if it has no prepared form."""
         while message.subset >= len(self.subsets):  # its envs were sent over the pipe
             self.decode(self.wire.receive())
-        command = self.decode(message)
+        command: Any = self.decode(message)
         prepared: RunningCommand | None = self.host.prepare(command)
         if prepared is not None:
             self._prepared[message[::3]] = prepared
@@ -96,16 +96,15 @@ class PipeHost(MessageHost):
     def decode(self, message: Message) -> Command | Message | None:
         """Return the command in a message, see `MessageHost.decode`."""
         command: object = super().decode(message)
-        if not isinstance(command, BellAccess):
+        if isinstance(command, BellAccess):
+            self._bell = BellEnd.receive(self.wire.connection, command)
+        elif isinstance(command, BatchAccess):
+            memory = SharedMemory.receive(self.wire.connection, command.layout.nbytes)
+            self._prepared.clear()
+            self.host.attach(Batch(command.layout, memory.map, owner=memory))
+        else:
             return command  # type: ignore[return-value]
-        self._bell = BellEnd.receive(self.wire.connection, command)
         return None
-
-    def attach(self, layout: Layout) -> None:
-        """Use the memory whose descriptor follows."""
-        memory = SharedMemory.receive(self.wire.connection, layout.nbytes)
-        self._prepared.clear()
-        self.host.attach(Batch(layout, memory.map, owner=memory))
 
     def encode(self, reply: Reply) -> Message:
         """Return a reply as a message, with a mark if anything was printed meanwhile."""

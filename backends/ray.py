@@ -6,18 +6,22 @@ sent once, when the actor starts.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelenv.backends import _ray_cluster
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
-from parallelenv.backends._pipe import PipeChannel, Switchboard
+from parallelenv.backends._pipe_channel import PipeChannel
 from parallelenv.backends._ray_actors import (
+    ActorCalls,
     ActorHandle,
+    RayActor,
     RayChannel,
     RayHost,
     admit,
@@ -35,6 +39,7 @@ from parallelenv.backends._ray_cluster import (
     missing_resources,
 )
 from parallelenv.backends._shared_memory import SharedMemory
+from parallelenv.backends._switchboard import Switchboard
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.codec import encode
@@ -51,6 +56,23 @@ _MOMENT = 2e-3
 """Seconds per wait for remote actors while the caller also waits for actors on this machine."""
 
 
+class StartedWorker(NamedTuple):
+    """A worker that an actor has started."""
+
+    env_ids: tuple[int, ...]
+    place: int  #: Its number, see `ActorCalls`.
+    pid: int
+
+
+@dataclass(eq=False)
+class _Seat:
+    """The place of one actor, and of those that replace it."""
+
+    num_workers: int
+    env_ids: list[tuple[int, ...]] = field(default_factory=list)  #: Of each worker, once they are known.
+    actor: ActorHandle | None = None  #: The latest one.
+
+
 class RayBackend:
     """One actor per core of the cluster, several envs each.
 
@@ -62,14 +84,12 @@ class RayBackend:
     """
 
     uses_live_envs = False
-    host_class: type[RayHost] = RayHost
-    """The class of the actors: a `RayHost` or a class with the same methods."""
-    host_arguments: tuple[object, ...] = ()
-    """Arguments of that class, before those of a `RayHost`."""
+    actor_class: type[RayActor] = RayHost
+    """The class of the actors. It has the methods of `RayHost`."""
+    actor_arguments: tuple[object, ...] = ()
+    """Arguments of that class, after those of a `RayActor`."""
     strategy = "PACK"
     """How a placement group distributes actors over nodes."""
-    has_bell = True
-    """Whether actors on this machine can be woken by a bell, since they execute one command after the other."""
 
     def __init__(
         self,
@@ -82,25 +102,28 @@ class RayBackend:
         self._init = dict(ray_init or {})
         self._options = dict(ray_options or {})
         self._cluster: Cluster | None = None
-        self._gpus_per_host = 0.0
+        self._gpus_per_actor = 0.0
         self._cores_per_worker = 0.0
         self._goes_direct = direct
         self._switchboard = Switchboard(CpuBalancer(caller_steps=False))
         self._started: list[ActorHandle] = []
         self._reservation: Reservation | None = None
-        self._seats: list[tuple[int, ...]] = []  # env ids of the actor in each place of the reservation
+        self._seats: list[_Seat] = []  # one per place of the reservation
+        self._places = itertools.count()  # numbers of hosts, see `ActorCalls`
+        self._relays: list[ActorCalls] = []  # of the actors that are reached by Ray's calls
         self._shared: object = {}  # arrays, or Ray's reference to them
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
         with announce_if_slow("Waiting for Ray to start ..."):
             self._cluster = cluster = Cluster.join(self._init)
         num_cores = cluster.num_cpus
-        plan = self.place(num_envs, num_cpus or num_cores)
-        self._gpus_per_host = num_gpus / len(plan.cpus)
+        counts = self.distribute(min(num_cpus or num_cores, num_envs))
+        self._seats = [_Seat(count) for count in counts]
+        self._gpus_per_actor = num_gpus / len(counts)
         # In a cluster that was started here there are no other users, so no cores are reserved: otherwise a cell that
         # makes a `ParallelEnv` could not run twice, while the first still has the cores.
-        self._cores_per_worker = 0.0 if cluster.is_own else min(1.0, num_cores / sum(plan.cpus))
-        return plan
+        self._cores_per_worker = 0.0 if cluster.is_own else min(1.0, num_cores / sum(counts))
+        return Placement((1,) * sum(counts))
 
     @property
     def placement(self) -> str:
@@ -108,13 +131,9 @@ class RayBackend:
         living = [actor for actor in self._started if not actor.is_ended]
         return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"
 
-    def place(self, num_envs: int, num_cpus: int) -> Placement:
-        """Return how many actors to start for this number of envs and cores."""
-        return Placement((1,) * min(num_cpus, num_envs))
-
-    def branches_of(self, spec: WorkerSpec) -> tuple[tuple[int, ...], ...]:
-        """Return the env ids of each worker of an actor on this machine."""
-        return ()
+    def distribute(self, num_workers: int) -> list[int]:
+        """Return how many workers each actor has."""
+        return [1] * num_workers
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Put arrays into Ray's object store, once; hosts read them there. Each node has its own copy."""
@@ -124,83 +143,125 @@ class RayBackend:
         return {}
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
-        import ray
-
         name = self._options.get("name")
-        if name and len(specs) > 1:
-            raise ArgumentError(f"ray_options has the name {name!r}, which {len(specs)} actors cannot share. Drop it.")
+        if name and len(self._seats) > 1:
+            what = f"ray_options has the name {name!r}, which {len(self._seats)} actors cannot share."
+            raise ArgumentError(f"{what} Drop it.")
+        if not self._seats[0].env_ids:  # the first launch, of all workers
+            left = iter(specs)
+            for seat in self._seats:
+                seat.env_ids = [spec.env_ids for spec in itertools.islice(left, seat.num_workers)]
         caller = PackageVersion(package_version().version, "")  # the folder may differ by node or `working_dir`
-        # Plain tuples: an actor can read them without importing this package.
-        packed = [tuple(encode(spec)) for spec in PackedSpec.pack(specs, caller, environment={}, shared=())]
-        options: list[ActorOptions] = []
-        for spec in specs:
-            share = self._cores_per_worker * spec.num_cpus
-            # Ray accepts whole numbers of cores, or fractions below 1.
-            cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
-            options.append({"num_cpus": cores, "num_gpus": self._gpus_per_host, "max_restarts": 0, **self._options})
-        try:
-            kinds = [ray.remote(**one)(self.host_class) for one in options]
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"ray_options={show(self._options)} are not what Ray accepts: {error}.") from error
+        packed = {spec.env_ids: spec for spec in PackedSpec.pack(specs, caller, environment={}, shared=())}
         self._started = [actor for actor in self._started if not actor.is_ended]
+        self._relays = [calls for calls in self._relays if not calls.actor.is_ended]
         with announce_if_slow(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
-                return self._launch(kinds, packed, specs, options)
+                return self._launch(packed)
             except WorkerStartError:  # Ray had not noticed that a node was lost; now it has
-                return self._launch(kinds, packed, specs, options)
+                return self._launch(packed)
 
-    def _launch(
-        self,
-        kinds: Sequence[Any],
-        packed: Sequence[tuple[object, ...]],
-        specs: Sequence[WorkerSpec],
-        options: Sequence[ActorOptions],
-    ) -> list[Channel]:
+    def _launch(self, packed: Mapping[tuple[int, ...], PackedSpec]) -> list[Channel]:
+        """Start workers, in actors that have others already or in new ones."""
         cluster = self._cluster
         if cluster is None or not cluster.lasts:
             raise WorkerStartError(SHUT_DOWN)
-        if self._reservation is None:
-            self._seats = [spec.env_ids for spec in specs]  # all; later launches replace one
-            # Not if the actors need no resources, or the user places them.
-            if all("scheduling_strategy" not in one and bundle_of(one) for one in options):
-                self._reservation = Reservation(options, self.strategy, cluster)
-        if self._reservation is not None:
-            self._reservation.await_room()
+        seats = [seat for seat in self._seats if any(env_ids in packed for env_ids in seat.env_ids)]
+        vacant = [seat for seat in seats if seat.actor is None or not seat.actor.lasts]
         before = len(self._started)
-        with listening(len(specs)) as listener:
-            address = None if listener is None else (listener.getsockname(), machine())
-            try:
-                for kind, message, spec in zip(kinds, packed, specs, strict=True):
-                    room = self._reservation
-                    place = {} if room is None else room.place(self._seats.index(spec.env_ids))
-                    handle = kind.options(**place).remote(*self.host_arguments, message, address, self._shared)
-                    self._started.append(ActorHandle(handle, cluster))
-                actors = self._started[before:]
-                self._await_start(actors, options)
-                if listener is not None:
-                    admit(listener, [actor for actor in actors if actor.is_near])
-                return self._reach(actors, specs)
-            except BaseException:
-                for actor in self._started[before:]:
-                    actor.terminate()
-                self._switchboard.end({spec.env_ids for spec in specs})
-                raise
+        try:
+            self._start_actors(vacant, cluster)
+            started = self._start_workers(seats, packed)
+            return [channel for actor, workers in started for channel in self._reach(actor, workers)]
+        except BaseException:
+            for actor in self._started[before:]:
+                actor.terminate()
+            self._switchboard.end(packed)
+            raise
 
-    def _reach(self, actors: Sequence[ActorHandle], specs: Sequence[WorkerSpec]) -> list[Channel]:
-        """Return the channels to actors: by socket to those on this machine, by Ray's calls to the others."""
-        if HAS_BELL and self.has_bell and self._goes_direct and any(actor.is_near for actor in actors):
-            self._switchboard.use_bell(len(specs))  # of the first launch, which has all hosts
-        channels: list[Channel] = []
-        for actor, spec in zip(actors, specs, strict=True):
-            if not (actor.is_near and self._goes_direct):
-                channels.append(RayChannel(actor, spec.env_ids))
-                continue
-            with DeferSigint():
-                channel = self._switchboard.connect(actor, *actor.serve(), spec.env_ids)
-                channel.branches = self.branches_of(spec)
-                channels.append(channel)
+    def _start_actors(self, seats: Sequence[_Seat], cluster: Cluster) -> None:
+        """Start the actors of seats, and wait until they have introduced themselves."""
+        import ray
+
+        options = [self._options_of(seat) for seat in seats]
+        try:
+            kinds = [ray.remote(**one)(self.actor_class) for one in options]
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"ray_options={show(self._options)} are not what Ray accepts: {error}.") from error
+        # Not if the actors need no resources, or the user places them.
+        wants_room = all("scheduling_strategy" not in one and bundle_of(one) for one in options)
+        if self._reservation is None and wants_room and len(seats) == len(self._seats):
+            self._reservation = Reservation(options, self.strategy, cluster)
+        if self._reservation is not None and seats:
+            self._reservation.await_room()
+        with listening(len(seats)) as listener:
+            address = None if listener is None else (listener.getsockname(), machine())
+            for kind, seat in zip(kinds, seats, strict=True):
+                room = self._reservation
+                place = {} if room is None else room.place(self._seats.index(seat))
+                handle = kind.options(**place).remote(address, *self.actor_arguments)
+                seat.actor = ActorHandle(handle, cluster)
+                self._started.append(seat.actor)
+            actors = [seat.actor for seat in seats if seat.actor is not None]
+            self._await_start(actors, options)
+            if listener is not None:
+                admit(listener, [actor for actor in actors if actor.is_near])
+
+    def _options_of(self, seat: _Seat) -> ActorOptions:
+        share = self._cores_per_worker * seat.num_workers
+        # Ray accepts whole numbers of cores, or fractions below 1.
+        cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
+        return {"num_cpus": cores, "num_gpus": self._gpus_per_actor, "max_restarts": 0, **self._options}
+
+    def _start_workers(
+        self, seats: Sequence[_Seat], packed: Mapping[tuple[int, ...], PackedSpec]
+    ) -> list[tuple[ActorHandle, list[StartedWorker]]]:
+        """Start the workers of seats that are wanted; return them by their actors."""
+        import ray
+
+        starting = []
+        for seat in seats:
+            wanted = [packed[env_ids] for env_ids in seat.env_ids if env_ids in packed]
+            places = [next(self._places) for _ in wanted]
+            # Plain tuples: an actor can read them without importing this package.
+            message = tuple(encode(wanted))
+            actor: Any = seat.actor
+            starting.append((actor, wanted, places, actor.handle.start.remote(places, message, self._shared)))
+        while ray.wait([call for *_, call in starting], num_returns=len(starting), timeout=_SLICE)[1]:
+            pass  # importing the modules of envs takes its time
+        started = []
+        for actor, wanted, places, call in starting:
+            try:
+                pids = ray.get(call)
+            except ray.exceptions.RayError as error:
+                if not isinstance(error, ray.exceptions.RayTaskError):
+                    actor.terminate()  # it has died
+                raise WorkerStartError(f"A Ray actor did not start. Ray says: {error}") from error
+            env_ids = [spec.env_ids for spec in wanted]
+            started.append((actor, list(map(StartedWorker, env_ids, places, pids))))
+        return started
+
+    def _reach(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[Channel]:
+        """Return the channels to workers of an actor: past Ray if it runs on this machine, else by Ray's calls."""
+        if not (actor.is_near and self._goes_direct):
+            self._relays += [actor.calls] if actor.calls not in self._relays else []
+            return [self.relayed(actor, worker) for worker in workers]
+        if HAS_BELL:
+            self._switchboard.use_bell(sum(seat.num_workers for seat in self._seats))
+        with DeferSigint():
+            channels = self.connect(actor, workers)
+            for channel in channels:
                 channel.connect_bell()
-        return channels
+        return list(channels)
+
+    def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
+        """Return a channel to a worker that is reached by Ray's calls."""
+        return RayChannel(actor, worker.place, worker.pid, worker.env_ids)
+
+    def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
+        """Return channels to workers of an actor on this machine."""
+        (worker,) = workers
+        return [self._switchboard.connect(actor, *actor.serve(), worker.env_ids)]
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
         """Wait until all actors have introduced themselves; `WorkerStartError` if one cannot, or takes too long."""
@@ -242,16 +303,16 @@ class RayBackend:
             return far
         near = [channel for channel in channels if isinstance(channel, PipeChannel)]
         deadline = None if timeout is None else time.monotonic() + timeout
-        ready: list[Any] = []
-        while not ready:
+        while True:
             left = _SLICE if deadline is None else min(_SLICE, max(0.0, deadline - time.monotonic()))
-            # Nothing waits for both: so wait for remote actors in short intervals.
-            ready += wait_for_calls(far, min(left, _MOMENT) if near else left)
+            if not any(channel.arrived for channel in far):
+                # Nothing waits for both: so wait for remote actors in short intervals.
+                wait_for_calls(far, min(left, _MOMENT) if near else left)
+            ready: list[Any] = [channel for channel in far if channel.arrived]
             if near:
                 ready += self._switchboard.wait(near, 0.0, 1)
-            if left <= 0:
-                break
-        return ready
+            if ready or left <= 0:
+                return ready
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
         """See `Backend`: a step of actors on this machine."""
@@ -260,19 +321,20 @@ class RayBackend:
 
     def flush(self) -> None:
         """See `SubprocBackend.flush`."""
+        for calls in self._relays:
+            calls.flush()
         self._switchboard.flush()
 
     def fileno(self) -> int | None:
         """Return a descriptor, see `Backend`, if no actor is reached by Ray's calls, which have none."""
-        if any(not (actor.is_direct or actor.is_ended) for actor in self._started):
-            return None
-        return self._switchboard.fileno()
+        return None if any(not one.actor.is_ended for one in self._relays) else self._switchboard.fileno()
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         self._switchboard.hang_up()
         deadline = time.monotonic() + timeout
-        far = [channel for channel in channels if isinstance(channel, RayChannel) and channel.actor.cluster.lasts]
-        printed = close_and_wait(far, timeout) if far else []
+        far = {channel.actor for channel in channels if isinstance(channel, RayChannel)}
+        living = [actor for actor in far if actor.cluster.lasts and not actor.is_ended]
+        printed = close_and_wait(living, timeout) if living else []
         printed += self._switchboard.close(max(0.0, deadline - time.monotonic()))
         for actor in self._started:
             actor.terminate()

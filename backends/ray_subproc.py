@@ -1,131 +1,284 @@
-"""Ray between machines, worker processes and shared memory within each.
+"""Ray between machines, worker processes within each.
 
-One actor per node owns a pool of worker processes for its envs: one Ray message per node and step, however many cores
-the node has.
+An actor on each node starts worker processes and ends them. On the caller's machine it hands them over: the caller
+reaches them like those of `subproc`. On the other machines it relays their messages: one Ray call per node and step,
+however many cores the node has.
 """
 
 from __future__ import annotations
 
-import functools
-import select
-import sys
+import asyncio
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from typing import Any
 
-from parallelenv.backends._eventfd_bell import SPIN
-from parallelenv.backends._ray_actors import RayHost
+from parallelenv.backends._pipe_channel import PipeChannel
+from parallelenv.backends._process import ForkedProcess, WorkerProcess
+from parallelenv.backends._ray_actors import ActorHandle, RayActor, RayChannel, Relayed
 from parallelenv.backends._ray_cluster import cores_of_nodes
-from parallelenv.backends._wire import spin
-from parallelenv.backends._worker_process import PipeHost
-from parallelenv.backends.ray import RayBackend
+from parallelenv.backends.ray import RayBackend, StartedWorker
 from parallelenv.backends.subproc import SubprocBackend, check_preload
-from parallelenv.contract.batch import Batch, Layout
-from parallelenv.contract.codec import Message
+from parallelenv.contract.batch import Array
+from parallelenv.contract.codec import PRINTED, BroadcastContent, Message, decode, encode
+from parallelenv.contract.cpu_cores import apportion, usable_cores
 from parallelenv.contract.error_text import show
-from parallelenv.contract.protocol import Command, Placement, Printed, Reply, WorkerSpec
-from parallelenv.engine.tickets import Ticket
-from parallelenv.engine.worker_handles import apportion, branches_of
-from parallelenv.engine.worker_pool import Pool
-from parallelenv.errors import ArgumentError
+from parallelenv.contract.packed_worker_spec import PackedSpec
+from parallelenv.contract.protocol import Channel, Death, Printed
+from parallelenv.errors import ArgumentError, WorkerStartError
+from parallelenv.worker.worker_log import WorkerLog
+from parallelenv.worker.worker_loop import prepare_worker
 
-_HEARTBEAT = 250
-"""Milliseconds between checks whether workers live, for deaths that a pipe does not show."""
-
-
-class PoolHost:
-    """A pool in the role of a host: it executes a command by sending it to hosts of its own."""
-
-    def __init__(self, spec: WorkerSpec, preload: Sequence[str]) -> None:
-        self.current: int | None = None  # no env runs in this process
-        self._printed: list[Printed] = []
-        self.under_way: dict[int, Ticket] = {}
-        self.pool = Pool(
-            SubprocBackend(preload=preload),
-            spec.envs,
-            num_cpus=spec.num_cpus,
-            listener=self._printed.extend,
-            spec=spec,
-        )
-
-    def attach(self, batch: Batch) -> None:
-        """Attach the workers to a batch that they share with the caller."""
-        self.pool.adopt(batch)
-
-    def execute(self, command: Command) -> Reply:
-        """Execute a command; an exception in one env does not affect the others."""
-        return self._reply(command.number, self.pool.forward(command))
-
-    def _reply(self, number: int, ticket: Ticket) -> Reply:
-        printed, self._printed[:] = list(self._printed), []
-        return Reply(number, ticket.values, ticket.failures, output=printed)
-
-    def begin(self, command: Command) -> None:
-        """Begin to execute a command, while others may be under way; envs are built at once."""
-        start = self.pool.forward if command.operation == "build" else self.pool.begin
-        self.under_way[command.number] = start(command)
-
-    def take_replies(self) -> list[Reply]:
-        """Return the replies to commands that are finished."""
-        finished = [number for number, ticket in self.under_way.items() if not ticket.pending]
-        return [self._reply(number, self.under_way.pop(number)) for number in finished]
-
-    def close(self) -> None:
-        """Close all envs and end all workers. Print their last output again, since no reply will contain it."""
-        self.pool.close()
-        for env_ids, text in self._printed:
-            self.current = env_ids[0] if len(env_ids) == 1 else None
-            sys.stdout.write(text)
+_HEARTBEAT = 0.25
+"""Seconds between checks whether workers live, for deaths that a pipe does not show."""
+_LEAST_PATIENCE, _MOST_PATIENCE = 0.005, 0.1
+"""Seconds that the first reply to a call waits for the others: as long as it took itself, within these limits."""
+_HAND_OVER_TIMEOUT = 10.0
+"""Seconds to wait for a worker that an actor hands over."""
 
 
-class PipePoolHost(PipeHost):
-    """A pool at the other end of a `PipeChannel`."""
+# -------------------------------------------------------------------- the actor's end
 
-    host: PoolHost
 
-    def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
-        """Execute commands like `MessageHost.obey`, but in parallel if they concern different envs."""
-        pool, poll = self.host.pool, select.poll()
-        filenos: Any = self.wire.fileno, pool.fileno()  # these hosts exist only on Linux, where pools have one
-        for fileno in filenos:
-            poll.register(fileno, select.POLLIN)
-        glance = functools.partial(poll.poll, 0)
+class RelayedWorker:
+    """A worker process of an actor that relays its messages. Used in the actor's event loop only.
+
+    It gets a command when it has replied to the one before: then no two ends of a pipe can wait for each other.
+
+    Attributes:
+        channel: The pipe to it.
+    """
+
+    def __init__(self, channel: PipeChannel) -> None:
+        self.channel = channel
+        self._queue: deque[tuple[Sequence[Message], asyncio.Future[Relayed] | None]] = deque()
+        self._awaited: tuple[int, asyncio.Future[Relayed]] | None = None  # the command that it executes
+        self._death: Death | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(channel.fileno, self._read)
+
+    def send(self, messages: Sequence[Message], reply: asyncio.Future[Relayed] | None) -> None:
+        """Send messages, the last of which is a command if there is a ``reply`` to set."""
+        self._queue.append((messages, reply))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Send what is queued, up to the next command."""
+        while self._queue and self._awaited is None:
+            messages, reply = self._queue.popleft()
+            if reply is not None:
+                self._awaited = messages[-1].number, reply
+            try:
+                for message in messages if self._death is None else ():
+                    self.channel.wire.send(message)
+            except OSError:
+                self._die(self.channel.cause_of_death())
+            if self._death is not None:
+                self._answer(self._death)
+
+    def _read(self) -> None:
         try:
-            while True:
-                ready = [self.wire.fileno]
-                if self.host.under_way:
-                    found = spin(glance, SPIN) or poll.poll(_HEARTBEAT)
-                    ready = [one for one, _ in found]
-                if self.wire.fileno in ready:
-                    command = self.decode(receive())
-                    if isinstance(command, Message):  # the reply to a command that cannot be read
-                        send(command)
-                    elif command is not None:
-                        self.host.begin(command)
-                if ready != [self.wire.fileno]:  # a worker replied, or may have died silently
-                    pool.pump(time.monotonic())
-                for reply in self.host.take_replies():
-                    send(self.encode(reply))
-        finally:
-            self.host.close()
+            message = self.channel.receive_message()
+        except (EOFError, OSError):
+            self._die(self.channel.cause_of_death())
+            return
+        is_idle = not self._queue
+        self._answer(message, self.channel.take_output(is_idle=is_idle) if message.tag >= PRINTED else ())
+        self._go_on()
+
+    def _answer(self, answer: Message | Death, output: Sequence[Printed] = ()) -> None:
+        """Set the reply to the command that it executes, if there is one."""
+        if self._awaited is not None:
+            (number, reply), self._awaited = self._awaited, None
+            reply.set_result(Relayed(number, answer, output))
+
+    def check(self) -> None:
+        """Find its death if the pipe does not show it."""
+        if self._death is None and self.channel.is_dead() and not self.channel.wire.connection.poll(0):
+            self._die(self.channel.cause_of_death())
+
+    def unwatch(self) -> None:
+        """Read nothing more from it."""
+        if not self.channel.wire.connection.closed:
+            self._loop.remove_reader(self.channel.fileno)
+
+    def end(self) -> None:
+        """End it at once."""
+        self._die(Death(self.channel.process.pid))
+
+    def _die(self, death: Death) -> None:
+        """Make its death the reply to all commands, now and later."""
+        if self._death is None:
+            self._death = death
+            self.unwatch()
+            self.channel.kill()
+            self._answer(death)
+            self._go_on()
 
 
-class RaySubprocHost(RayHost):
-    """A Ray actor that owns worker processes. Further arguments: see `RayHost`."""
+class RelayActor(RayActor):
+    """An actor that starts worker processes of its node, hands them over or relays their messages, and ends with them.
 
-    pipe_host_class = PipePoolHost
+    Its methods run in an event loop, so that a worker that hangs delays no other.
 
-    def __init__(self, preload: Sequence[str], *arguments: Any) -> None:
-        self._preload = preload
-        super().__init__(*arguments)
+    Args:
+        caller: See `RayActor`.
+        preload: See `SubprocBackend`.
+    """
 
-    def _make_host(self, spec: WorkerSpec) -> Any:
-        return PoolHost(spec, self._preload)
+    def __init__(self, caller: tuple[str, str] | None, preload: Sequence[str]) -> None:
+        super().__init__(caller)
+        self._backend = SubprocBackend(preload=preload, eventfd=False)
+        self._workers: dict[int, RelayedWorker] = {}  # those that were not handed over
+        self._lives: dict[tuple[int, ...], object] = {}  # what keeps the others alive, by env ids
+        self._shared: Mapping[str, Array] = {}
+        self._threads = 0
+        self._next = 0  # number of the call whose messages are sent next
+        self._early: dict[int, Any] = {}  # those of later calls
+        self._waiting: dict[int, set[asyncio.Future[Relayed]]] = {}  # for replies, by call
 
-    def attach(self, layout: Layout) -> None:
-        """Give the pool a batch; the rows travel in the messages."""
-        self.host.pool.attach(layout)
-        self._batch = self.host.pool.batch
+    async def start(self, places: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
+        """Start workers, and return the ids of their processes.
+
+        Args:
+            places: Their numbers, see `ActorCalls`.
+            message: A list with the `PackedSpec` of each, encoded, as the items of a `Message`.
+            shared: Read-only arrays for the envs, in Ray's object store.
+        """
+        specs: list[PackedSpec] = decode(Message(*message))
+        replaced = {spec.env_ids for spec in specs}
+        for place, worker in list(self._workers.items()):
+            if worker.channel.env_ids in replaced:
+                await self.end(place)
+        channels = await asyncio.to_thread(self._start, specs, shared)
+        self._workers |= {place: RelayedWorker(one) for place, one in zip(places, channels, strict=True)}
+        return [channel.process.pid for channel in channels]
+
+    def _start(self, specs: Sequence[PackedSpec], shared: Mapping[str, Array]) -> list[Any]:
+        prepare_worker(specs[0])
+        if shared and not self._shared:
+            self._shared = self._backend.share(shared)
+        self._threads = self._threads or max(1, usable_cores() // len(specs))  # the first time, all are started
+        unpacked = [replace(spec.unpack(self._shared), threads=self._threads) for spec in specs]
+        return self._backend.launch(unpacked)
+
+    async def hand_over(self, places: Sequence[int], caller: int) -> None:
+        """Give workers to the caller, by its process id, over the second connection; `receive_worker` gets each."""
+        for place in places:
+            worker = self._workers.pop(place)
+            worker.unwatch()
+            await asyncio.to_thread(self._hand_over, place, worker.channel, caller)
+
+    def _hand_over(self, place: int, channel: PipeChannel, caller: int) -> None:
+        self.connections[1].send(place)
+        self._lives[channel.env_ids] = channel.hand_over(self.connections[1], caller)
+
+    async def relay(
+        self, number: int, messages: Sequence[tuple[int, Message, bool]], content: Array | None = None
+    ) -> list[Relayed]:
+        """Send messages to workers and return their replies, some of them if others take much longer.
+
+        Arguments: see `ActorCalls`.
+        """
+        loop = asyncio.get_running_loop()
+        replies = [loop.create_future() if message.number else None for _, message, _ in messages]
+        self._early[number] = messages, replies, content
+        while self._next in self._early:
+            self._send(*self._early.pop(self._next))
+            self._next += 1
+        return await self._gather(number, {reply for reply in replies if reply is not None})
+
+    def _send(
+        self,
+        messages: Sequence[tuple[int, Message, bool]],
+        replies: Sequence[asyncio.Future[Relayed] | None],
+        content: Array | None,
+    ) -> None:
+        before = [] if content is None else [encode(BroadcastContent(content))]
+        for (place, message, has_content), reply in zip(messages, replies, strict=True):
+            worker = self._workers.get(place)
+            if worker is not None:
+                worker.send([*before, message] if has_content else [message], reply)
+            elif reply is not None:  # it was ended meanwhile
+                reply.set_result(Relayed(message.number, Death()))
+
+    async def rest(self, number: int) -> list[Relayed]:
+        """Return replies to the messages of a call that it did not return."""
+        return await self._gather(number, self._waiting.pop(number))
+
+    async def _gather(self, number: int, waiting: set[asyncio.Future[Relayed]]) -> list[Relayed]:
+        begin = time.monotonic()
+        done: set[asyncio.Future[Relayed]] = set()
+        while waiting and not done:
+            done, waiting = await asyncio.wait(waiting, timeout=_HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                for worker in self._workers.values():
+                    worker.check()
+        if waiting:
+            patience = min(max(time.monotonic() - begin, _LEAST_PATIENCE), _MOST_PATIENCE)
+            more, waiting = await asyncio.wait(waiting, timeout=patience)
+            done |= more
+        if waiting:
+            self._waiting[number] = waiting
+        return [reply.result() for reply in done]
+
+    async def end(self, place: int) -> None:
+        """End a worker at once, if it is one of those that were not handed over."""
+        worker = self._workers.pop(place, None)
+        if worker is not None:
+            worker.end()
+
+    async def close(self, timeout: float) -> list[Printed]:
+        """Close the envs and end the workers; return what they print meanwhile."""
+        for worker in self._workers.values():
+            worker.unwatch()
+        return list(await asyncio.to_thread(self._backend.close, (), timeout))
+
+
+# -------------------------------------------------------------------- the caller's end
+
+
+class HandedWorker(WorkerProcess):
+    """A worker process that an actor on this machine has started and handed over."""
+
+    def __init__(self, process: ForkedProcess, actor: ActorHandle) -> None:
+        super().__init__(process)
+        self._actor = actor
+
+    def last_words(self) -> str:
+        """Return what Ray knows of the death of its actor, with which it dies."""
+        return self._actor.last_words()
+
+
+class RelayChannel(RayChannel):
+    """Calls to an actor for one of the worker processes that it has started."""
+
+    def kill(self) -> None:  # noqa: D102 (see Channel)
+        if self.actor.cluster.lasts and not self.actor.is_ended:
+            self.actor.handle.end.remote(self.place)
+
+
+def receive_worker(connection: Connection, place: int) -> list[int]:
+    """Return the descriptors of a worker that `RelayActor.hand_over` sends: of its pipe, log, and exit code.
+
+    Raises:
+        WorkerStartError: If they do not come.
+    """
+    try:
+        while connection.poll(_HAND_OVER_TIMEOUT):
+            found = connection.recv()
+            filenos = [reduction.recv_handle(connection) for _ in range(3)]
+            if found == place:
+                return filenos
+            for fileno in filenos:  # of a start that was interrupted
+                os.close(fileno)
+    except (EOFError, OSError) as error:
+        raise WorkerStartError("A Ray actor has ended before it had given its workers to the caller.") from error
+    raise WorkerStartError(f"A Ray actor has not given its workers to the caller within {_HAND_OVER_TIMEOUT:.0f} s.")
 
 
 class RaySubprocBackend(RayBackend):
@@ -139,9 +292,8 @@ class RaySubprocBackend(RayBackend):
         preload: See `SubprocBackend`.
     """
 
-    host_class = RaySubprocHost
+    actor_class = RelayActor
     strategy = "SPREAD"
-    has_bell = False
 
     def __init__(
         self,
@@ -153,17 +305,29 @@ class RaySubprocBackend(RayBackend):
         preload: Sequence[str] = (),
     ) -> None:
         super().__init__(ray_init=ray_init, ray_options=ray_options, direct=direct)
-        self.host_arguments = (check_preload(preload),)
+        self.actor_arguments = (check_preload(preload),)
         if not isinstance(hosts_per_node, int) or hosts_per_node < 1:
             raise ArgumentError(f"hosts_per_node={show(hosts_per_node)} must be an int of at least 1.")
         self._hosts_per_node = hosts_per_node
 
-    def branches_of(self, spec: WorkerSpec) -> tuple[tuple[int, ...], ...]:  # noqa: D102 (see RayBackend)
-        return branches_of(spec)
-
-    def place(self, num_envs: int, num_cpus: int) -> Placement:  # noqa: D102 (see RayBackend)
+    def distribute(self, num_workers: int) -> list[int]:
+        """Return how many workers each actor has: each node in proportion to its cores."""
         parts = [
             part for cores in cores_of_nodes() for part in apportion(cores, [1] * min(cores, self._hosts_per_node))
         ]
-        largest = sorted(parts, reverse=True)[: min(num_cpus, num_envs)]
-        return Placement(tuple(apportion(num_cpus, largest)))
+        return apportion(num_workers, sorted(parts, reverse=True)[:num_workers])
+
+    def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
+        """Return a channel to a worker that is reached by Ray's calls."""
+        return RelayChannel(actor, worker.place, worker.pid, worker.env_ids)
+
+    def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
+        """Return channels to workers of an actor on this machine, which hands them over."""
+        actor.is_direct = True
+        actor.handle.hand_over.remote([worker.place for worker in workers], os.getpid())
+        channels = []
+        for worker in workers:
+            pipe, log, status = receive_worker(actor.connections[1], worker.place)
+            process = HandedWorker(ForkedProcess(worker.pid, Connection(status, writable=False)), actor)
+            channels.append(self._switchboard.connect(process, Connection(pipe), WorkerLog(log), worker.env_ids))
+        return channels

@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.envs import CARTPOLE
 from parallelenv import ParallelEnv
+from parallelenv.backends._bell_channel import BellStep
 from parallelenv.backends._eventfd_bell import Bell
 from parallelenv.backends._in_process import CallerStep
-from parallelenv.backends._pipe import BellStep
 from parallelenv.engine.assemble import Assembler
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.step_plan import StepPlan

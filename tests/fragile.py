@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from faults.envs import Holding, OnlyKeywords, TwoArguments
-from modes import IN_WORKERS, ORACLE, RAY_POOLS
+from modes import IN_WORKERS, ORACLE
 
 GO_ON, RAISE, WAIT, EXIT = range(4)
 CAN_DIE = IN_WORKERS
@@ -88,11 +88,6 @@ class Fragile(gym.Env[Any, Any]):
 
 def fragile(folder: Path) -> list[Any]:
     return [partial(Fragile, number, str(folder)) for number in range(4)]
-
-
-def two_hosts(mode: str) -> dict[str, Any]:
-    """Options with which two workers are two hosts; otherwise workers of a node reply and die together."""
-    return {"hosts_per_node": 2} if mode == RAY_POOLS else {}
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelenv.engine.worker_handles import apportion
+from parallelenv.contract.cpu_cores import apportion
 
 WEIGHTS = st.lists(st.integers(1, 128), min_size=1, max_size=12)
 

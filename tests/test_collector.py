@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import EXIT, GO_ON, RAISE, Fragile, two_hosts
+from fragile import EXIT, GO_ON, RAISE, Fragile
 from modes import IN_BACKGROUND, IN_WORKERS, ON_RAY, ORACLE, THREADS, in_modes
 from test_rollout import POLICIES, Scripted, counts, paced, zeros
 
@@ -41,7 +41,7 @@ def make_collector(mode: str) -> Iterator[MakeCollector]:
     made: list[Collector] = []
 
     def make(policy: Any, envs: Any, num_steps: int = 5, env_options: Any = None, **kwargs: Any) -> Collector:
-        options = {"num_cpus": 2, **two_hosts(mode), **(env_options or {})}
+        options = {"num_cpus": 2, **(env_options or {})}
         make_envs = partial(ParallelEnv, envs, mode, "restart", **options)
         made.append(Collector(lambda: policy, make_envs, num_steps=num_steps, **kwargs))
         return made[-1]
@@ -140,7 +140,7 @@ def test_modifying_collected_data_does_not_affect_later_data(make_collector: Mak
 
 
 def test_envs_can_call_get_worker_info_while_the_policy_acts_in_the_caller(mode: str) -> None:
-    env = ParallelEnv([InfoEnv] * 2, mode, "restart", 2, **two_hosts(mode))
+    env = ParallelEnv([InfoEnv] * 2, mode, "restart", 2)
     with Collector(lambda: zeros, lambda: env, num_steps=2) as collector:
         collector.collect()
         assert [told["step"][0] for told in env.get_env_attr("told")] == [0, 1]

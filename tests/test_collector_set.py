@@ -18,7 +18,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import interrupt, two_hosts, when_exists
+from fragile import interrupt, when_exists
 from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, PROCESSES, RAY, in_modes
 from test_rollout import POLICIES, Count, counts, part, zeros
 
@@ -44,7 +44,7 @@ def make_set(mode: str) -> Iterator[MakeSet]:
     made: list[CollectorSet] = []
 
     def make(make_policy: Any, make_envs: Any, num_steps: int = 40, **kwargs: Any) -> CollectorSet:
-        options = {"para_mode": mode, **two_hosts(mode), **kwargs}
+        options = {"para_mode": mode, **kwargs}
         made.append(CollectorSet(2, make_policy, make_envs, num_steps=num_steps, **options))
         return made[-1]
 

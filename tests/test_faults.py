@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from faults.envs import TwoArguments
-from fragile import GO_ON, RAISE, WAIT, Fragile, fragile, interrupt, two_hosts, when_begun
+from fragile import GO_ON, RAISE, WAIT, Fragile, fragile, interrupt, when_begun
 from gymnasium.error import ResetNeeded
 from modes import IN_CALLER, ORACLE, in_modes
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def env(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
     """Four envs in two workers, after a reset."""
-    env = make_env(fragile(folder), num_cpus=2, **two_hosts(mode))
+    env = make_env(fragile(folder), num_cpus=2)
     env.reset()
     return env
 
@@ -168,7 +168,7 @@ class Sealed(Fragile):
 @pytest.fixture
 def sealed(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
     """Four envs in two workers, after a reset."""
-    env = make_env([partial(Sealed, number) for number in range(4)], num_cpus=2, **two_hosts(mode))
+    env = make_env([partial(Sealed, number) for number in range(4)], num_cpus=2)
     env.reset()
     return env
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeEnv
-from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, interrupt, two_hosts, when_begun
+from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, interrupt, when_begun
 from modes import IN_BACKGROUND, IN_WORKERS, LOCAL, ORACLE, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv
@@ -67,7 +67,7 @@ def make(make_env: MakeEnv, folder: Path, mode: str) -> Make:
     """Make four slow envs, and reset them."""
 
     def make(num_cpus: int = 1, **options: Any) -> ParallelEnv:
-        env = make_env(slow(folder), num_cpus=num_cpus, **(two_hosts(mode) if num_cpus == 2 else {}), **options)
+        env = make_env(slow(folder), num_cpus=num_cpus, **options)
         env.reset()
         return env
 

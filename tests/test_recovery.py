@@ -15,7 +15,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
-from fragile import two_hosts
 from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv, errors
@@ -103,7 +102,7 @@ def make(make_env: MakeEnv, tmp_path: Path, mode: str) -> Make:
     """Make four frail envs in two workers, which are restarted, and reset them."""
 
     def make(**kwargs: Any) -> ParallelEnv:
-        kwargs = {"asynchronous": "restart", "num_cpus": 2, "on_failure": "restart", **two_hosts(mode), **kwargs}
+        kwargs = {"asynchronous": "restart", "num_cpus": 2, "on_failure": "restart", **kwargs}
         env = make_env([partial(Frail, number, str(tmp_path)) for number in range(NUM_ENVS)], **kwargs)
         env.reset(seed=3)
         return env

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tqdm
 from conftest import MakeEnv
-from fragile import EXIT, GO_ON, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
+from fragile import EXIT, GO_ON, RAISE, WAIT, fragile, interrupt, when_begun
 from gymnasium.spaces import Box, Dict, Discrete
 from modes import IN_BACKGROUND, IN_WORKERS, in_modes
 
@@ -217,12 +217,11 @@ Begin = Callable[..., ParallelEnv]
 
 
 @pytest.fixture
-def begin(make_env: MakeEnv, mode: str) -> Begin:
+def begin(make_env: MakeEnv) -> Begin:
     """Make envs in two workers, which begin new episodes by themselves, and reset them."""
 
     def begin(envs: Any, num_cpus: int = 2, **options: Any) -> ParallelEnv:
-        hosts = two_hosts(mode) if num_cpus == 2 else {}
-        env = make_env(envs, num_cpus=num_cpus, **{"asynchronous": "restart", **hosts, **options})
+        env = make_env(envs, num_cpus=num_cpus, **{"asynchronous": "restart", **options})
         env.reset()
         return env
 

@@ -25,7 +25,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _cpu_balancer, _pipe, _wire, subproc
+from parallelenv.backends import _cpu_balancer, _switchboard, _wire, subproc
 from parallelenv.backends import _eventfd_bell as _bell
 from parallelenv.contract import codec
 from parallelenv.engine import step_plan
@@ -315,7 +315,7 @@ class WatchedPoll:
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable periodic actions."""
-    monkeypatch.setattr(_pipe, "_HEARTBEAT", 60.0)
+    monkeypatch.setattr(_switchboard, "_HEARTBEAT", 60.0)
     monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
     monkeypatch.setattr(step_plan, "PATIENCE", 60.0)
 
@@ -326,7 +326,7 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, monkeypatch: pytest.MonkeyPatch) -> None:
     latest: list[float] = []
     watched = SimpleNamespace(POLLIN=select.POLLIN, poll=partial(WatchedPoll, latest))
-    monkeypatch.setattr(_pipe, "select", watched)
+    monkeypatch.setattr(_switchboard, "select", watched)
     waits = []
     with settled(num_cpus=num_cpus, naps=naps) as (_, step):
         for _ in range(NUM_STEPS):

@@ -49,6 +49,12 @@ class StepSubset(NamedTuple):
     env_ids: tuple[int, ...]
 
 
+class BroadcastContent(NamedTuple):
+    """Tells a host the content of the `Broadcast` in the next command, which came outside its message."""
+
+    packed: Array
+
+
 class Message(NamedTuple):
     """What is sent between a `MessageChannel` and its host."""
 

@@ -155,8 +155,8 @@ class WorkerSpec:
     silence_warnings: bool = True  #: Whether a worker process ignores warnings.
     threads: int = 1  #: Upper bound on BLAS and OpenMP threads of a worker process.
     seed_globals: bool = False  #: Whether each env has its own state of the generators that a process shares.
-    first_worker: int = 0  #: Index of its first worker, or of its only one, among those of all hosts.
-    num_workers: int = 1  #: Number of workers of all hosts.
+    worker_id: int = 0  #: Index of this worker, from 0.
+    num_workers: int = 1  #: Number of workers.
     num_envs: int = 0  #: Number of envs of all hosts.
     seed: int | None = None  #: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
     #: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
@@ -239,16 +239,6 @@ class Channel(Protocol):
 
     def kill(self) -> None:
         """End the host at once, whatever it is doing, and release its resources."""
-
-
-class Branching(Channel, Protocol):
-    """A channel to a host with workers of its own, which run in parallel.
-
-    Replies come in any order, each as soon as all envs of its command are done. So with a command per worker, a slow
-    worker does not delay the others.
-    """
-
-    branches: tuple[tuple[int, ...], ...]  #: Env ids of each worker.
 
 
 class RepeatedStep(Protocol):

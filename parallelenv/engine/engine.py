@@ -195,7 +195,6 @@ class Engine:
             begins=table.ended(stepped) if policy.resets_next else (),
             announce=functools.partial(table.enter, env_ids, separately=separately),
             failed=NO_FAILURES if self.recovery is None else self.recovery.failures_before(stepped),
-            separately=separately,
         )
 
     def submit_reset(self, env_ids: Sequence[int], each: ResetArguments, *, separately: bool = False) -> Ticket:
@@ -221,7 +220,7 @@ class Engine:
                 self.table.enter(env_ids, ticket, separately=True)
 
         failed = NO_FAILURES if self.recovery is None else self.pool.death_failures(env_ids)
-        return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed, separately=separately)
+        return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed)
 
     def drop_episodes(self, env_ids: Sequence[int]) -> None:
         """Drop steps of envs that were not returned; the envs then need a reset."""

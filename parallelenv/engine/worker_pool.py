@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from parallelenv.contract.spaces import Spaces, common_space, with_spaces
 from parallelenv.contract.worker_info import ProcessInfo
 from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.engine.tickets import Ticket
-from parallelenv.engine.worker_handles import Shard, WorkerHandle, split_further, spread
+from parallelenv.engine.worker_handles import Shard, WorkerHandle, spread
 from parallelenv.engine.worker_output import show_printed
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
 
@@ -61,7 +61,7 @@ class Pool:
     Attributes:
         facts: Facts about each env from its first build, in env id order.
         processes: Where each env lives now.
-        env_ids: All env ids, ascending; consecutive.
+        env_ids: All env ids, ascending.
         batch: The arrays that all hosts read and write.
         backend: Places and reaches the workers.
         timeout: Seconds that a call may take whose caller gives no other limit; ``None``: no limit, as while envs are
@@ -69,7 +69,7 @@ class Pool:
         number: Number of the next command.
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The plan whose step is under way and not entered in a ticket.
-        dead: Error of each env whose worker is dead, also one behind a host.
+        dead: Error of each env whose worker is dead, or was replaced and has not built the env yet.
         shield: Delays Ctrl-C.
     """
 
@@ -116,7 +116,6 @@ class Pool:
         self._flush: Callable[[], None] | None = getattr(backend, "flush", None)
         self._listener = listener
         self._printed: list[Printed] = []
-        self._first = self.env_ids[0]
         self._pid = os.getpid()
         self.shield = DeferSigint()
         self.wakers: set[Callable[[], None]] = set()  # of tasks that wait for replies in event loops
@@ -134,7 +133,7 @@ class Pool:
         self._whole: list[Shard] = []
         for worker in self._workers:
             ids = worker.spec.env_ids
-            self._whole.append((worker, ids, slice(ids[0] - self._first, ids[-1] - self._first + 1)))
+            self._whole.append((worker, ids, slice(ids[0], ids[-1] + 1)))
 
     def build(self, keeps_ended: bool, spaces: Spaces | None = None) -> None:
         """Build all envs and the batch, with room for last states of ended episodes if ``keeps_ended``.
@@ -149,7 +148,7 @@ class Pool:
             self.facts = with_spaces([facts[env_id] for env_id in self.env_ids], spaces)
             observation_space = common_space(one.observation_space for one in self.facts)
             action_space = common_space(one.action_space for one in self.facts)
-            spaces_and_rows = observation_space, action_space, self._first, len(self.facts), keeps_ended
+            spaces_and_rows = observation_space, action_space, 0, len(self.facts), keeps_ended
             self.attach(Layout(*spaces_and_rows, has_infos=True))
         except BaseException as error:
             self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
@@ -161,7 +160,7 @@ class Pool:
     @property
     def num_hosts(self) -> int:
         """Number of workers: processes, threads or actors that step envs."""
-        return sum(min(worker.spec.num_cpus, len(worker.spec.env_ids)) for worker in self._workers)
+        return len(self._workers)
 
     @property
     def lone_host(self) -> Any:
@@ -212,13 +211,11 @@ class Pool:
         begins: Sequence[int] = (),
         announce: Announcement = lambda _: None,
         failed: Mapping[int, Failure] = NO_FAILURES,
-        separately: bool = False,
     ) -> Ticket:
         """Send an operation to the hosts and return without waiting. Other arguments: see `ask` and `Command`.
 
         ``announce`` is called with the ticket when nothing can fail any more, just before the first command is sent.
-        ``failed`` are failures of envs that cannot be asked, used as their replies. ``separately``: the caller
-        takes each reply as it arrives, see `EnvTable.enter`, so workers that could reply each get a command.
+        ``failed`` are failures of envs that cannot be asked, used as their replies.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
@@ -234,8 +231,7 @@ class Pool:
         if self.dead and operation != "build":
             self.refuse_dead(env_ids)
         packed = []
-        parts = self._split(env_ids)
-        for worker, part, positions in split_further(parts) if separately else parts:
+        for worker, part, positions in self._split(env_ids):
             arguments = None if each is None else items_at(each, positions)
             command = Command(self.number, operation, part, arguments, common, autoreset)
             self.number += 1
@@ -280,10 +276,8 @@ class Pool:
             if self._reset_infos.learn(resets, 0, self.generation, 1) or has_changed:
                 forms = InfoForms(self._infos.form, self._reset_infos.form)
                 self.batch.info_columns, self.batch.reset_columns = forms.columns(self.batch)
-                hosts = (worker.spec.env_ids for worker in self._workers)
-                living = [next((one for one in env_ids if one not in self.dead), None) for env_ids in hosts]
-                told = [one for one in living if one is not None]
-                self.wait(self.submit("state", told, [forms] * len(told), "set_info_forms"), _MOMENT)
+                firsts = [env_ids[0] for env_ids in self.living if env_ids[0] not in self.dead]
+                self.wait(self.submit("state", firsts, [forms] * len(firsts), "set_info_forms"), _MOMENT)
 
     def enter_planned(self) -> None:
         """Enter a planned step that is under way, because its call was interrupted, in a ticket like any other."""
@@ -312,7 +306,7 @@ class Pool:
         return shards
 
     def _worker(self, env_id: int) -> WorkerHandle:
-        return self._worker_of_env[env_id - self._first]
+        return self._worker_of_env[env_id]
 
     def _dispatch(
         self, ticket: Ticket, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
@@ -324,9 +318,6 @@ class Pool:
             announce(ticket)
             for worker, command, message in packed:
                 worker.in_flight[command.number] = ticket
-                if worker.death is not None:  # it died at the command before, sent to another worker behind it
-                    self._fail_waiting(worker)
-                    continue
                 try:
                     worker.channel.send(message)
                 except HostDied:
@@ -387,32 +378,6 @@ class Pool:
         way_out = ways.get(operation, other)
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
-    def forward(self, command: Command) -> Ticket:
-        """Execute a command like a host: failures of envs are not raised."""
-        if command.operation == "build":
-            self._has_spaces = bool(command.common)
-            return self.rebuild(command.env_ids)
-        ticket = self.begin(command)
-        self.wait(ticket, None)
-        return ticket
-
-    def begin(self, command: Command) -> Ticket:
-        """Send a command that builds nothing and return without waiting, with failures treated as by `forward`."""
-        if command.operation == "state" and command.common in ("start_trace", "stop_trace"):
-            self.is_traced = command.common == "start_trace"
-        dead = [env_id for env_id in command.env_ids if self._worker(env_id).death] if self.dead else ()
-        failed = {env_id: Failure(self._worker(env_id).death_error((env_id,)), env_id, "") for env_id in dead}
-        begins = self.batch.ended(command.env_ids) if command.begins_ended else command.begins
-        return self.submit(
-            command.operation,
-            command.env_ids,
-            command.each,
-            command.common,
-            autoreset=command.autoreset,
-            begins=begins,
-            failed=failed,
-        )
-
     def fileno(self) -> int | None:
         """Return a descriptor that is readable while `pump` may find a reply, see `Backend.fileno`."""
         return self.backend.fileno()
@@ -461,10 +426,6 @@ class Pool:
             return
         if reply.rows is not None:
             self.batch.put_results(ticket.pending[reply.number], reply.rows)
-        for env_id, failure in reply.failures.items():
-            if failure.is_of_worker and isinstance(failure.exception, WorkerDiedError):  # a worker behind the host
-                self.generation += 1
-                self.dead[env_id] = failure.exception
         ticket.record_reply(reply.number, reply.values, reply.failures)
         # A host in this process keeps its latest reply, and an exception keeps the frames through which it is raised:
         # those of the user's call, with its variables.
@@ -541,8 +502,8 @@ class Pool:
 
         Args:
             env_ids: The envs.
-            announce: Called with the ids of all envs that are built, when the build cannot be interrupted any more, and
-                again if there are more of them behind a host. `death_failures` still has those that were dead.
+            announce: Called with the ids of all envs that are built, when the build cannot be interrupted any more.
+                `death_failures` still has those that were dead.
 
         Raises:
             InvalidEnvError: If one was given as a live instance that never left this process; nothing was changed.
@@ -552,22 +513,20 @@ class Pool:
         workers = dict.fromkeys(map(self._worker, env_ids))
         self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)])
         broken = [worker for worker in workers if worker.death or worker.in_flight]
-        # A dead worker behind a host is replaced with all of its envs.
-        gone = {(self._worker(env_id), self.dead[env_id].pid) for env_id in env_ids if env_id in self.dead}
-        lost_too = [env_id for env_id, error in self.dead.items() if (self._worker(env_id), error.pid) in gone]
-        rebuilt = sorted({*env_ids, *lost_too}.union(*(worker.spec.env_ids for worker in broken)))
+        # Also envs of a worker whose replacement was interrupted before these were built.
+        lost = (one for worker in workers for one in worker.spec.env_ids if worker in broken or one in self.dead)
+        rebuilt = sorted({*env_ids, *lost})
         self._refuse_live(rebuilt)
         for worker in broken:
             self._replace(worker)
 
-        def note(known: Collection[int]) -> None:
-            announce(tuple(known))
-            for env_id in known:
+        def note(_: Ticket) -> None:
+            announce(tuple(rebuilt))
+            for env_id in rebuilt:
                 self.dead.pop(env_id, None)
 
-        ticket = self.submit("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
+        ticket = self.submit("build", rebuilt, common=self._has_spaces, announce=note)
         self.wait(ticket, None)
-        note(ticket.values.keys() - rebuilt)
         for worker in workers:
             worker.has_built |= worker.death is None
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
@@ -601,8 +560,7 @@ class Pool:
             self._fail_waiting(worker)
         (channel,) = self.backend.launch([worker.spec])
         with self.shield:
-            if "batch" in vars(self):  # a pool behind a host gets its batch after the first build
-                channel.attach(self.batch)
+            channel.attach(self.batch)
             self._worker_of_channel.pop(worker.channel, None)
             worker.channel = channel
             self._worker_of_channel[channel] = worker
@@ -612,7 +570,10 @@ class Pool:
 
     def attach(self, layout: Layout) -> None:
         """Allocate the batch and hand it to all hosts."""
-        self.adopt(self.backend.allocate(layout))
+        self.layout, self.batch = layout, self.backend.allocate(layout)
+        self.generation += 1
+        for worker in self._workers:
+            worker.channel.attach(self.batch)
 
     def rearrange(self, layout: Layout) -> None:
         """Replace the batch by one of another layout. All states in the old one are lost.
@@ -627,13 +588,6 @@ class Pool:
         if busy:
             raise self.late(busy, self.timeout, "attach")
         self.attach(layout)
-
-    def adopt(self, batch: Batch) -> None:
-        """Use an existing batch and hand it to all hosts."""
-        self.layout, self.batch = batch.layout, batch
-        self.generation += 1
-        for worker in self._workers:
-            worker.channel.attach(batch)
 
     # ---------------------------------------------------------------- closing
 

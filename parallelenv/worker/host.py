@@ -107,7 +107,7 @@ class Host:
         spec = self._spec
         seed = self._seeds.get(env_id, None if spec.seed is None else spec.seed + env_id)
         shared = MappingProxyType(spec.shared)
-        return WorkerInfo(env_id, spec.num_envs, spec.first_worker, spec.num_workers, seed, shared)
+        return WorkerInfo(env_id, spec.num_envs, spec.worker_id, spec.num_workers, seed, shared)
 
     def attach(self, batch: Batch) -> None:
         """Use this batch: its envs write their results to its rows."""

@@ -14,8 +14,17 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from parallelenv.contract.batch import Batch, Layout, frozen
-from parallelenv.contract.codec import Message, StepSubset, decode, decode_command, encode_not_read, encode_reply
+from parallelenv.contract.batch import Array, Batch, Layout, frozen
+from parallelenv.contract.codec import (
+    BroadcastContent,
+    Message,
+    StepSubset,
+    decode,
+    decode_command,
+    encode_not_read,
+    encode_reply,
+)
+from parallelenv.contract.copying import Broadcast
 from parallelenv.contract.env_specs import register_again
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Reply, UnreadableError
@@ -60,16 +69,17 @@ class MessageHost:
     """A host that takes its commands from messages, and gives its replies as messages.
 
     Args:
-        host: A `Host`, or an object with the same methods.
+        host: The host.
         packed: Its spec.
     """
 
-    def __init__(self, host: Any, packed: PackedSpec) -> None:
+    def __init__(self, host: Host, packed: PackedSpec) -> None:
         self.host = host
         self.packed = packed
         self._batch: Batch | None = None  # if its rows travel
         self._limits: Any = None
         self.subsets = [packed.env_ids]  # by number, see `StepSubset`
+        self.content: Array | None = None  # see `BroadcastContent`
 
     def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
         """Execute commands until the connection is closed; then close the envs. Arguments: see `serve`.
@@ -114,6 +124,11 @@ class MessageHost:
         if isinstance(command, StepSubset):
             self.subsets[command.number :] = [command.env_ids]
             return None
+        if isinstance(command, BroadcastContent):
+            self.content = command.packed
+            return None
+        if self.content is not None and isinstance(command, Command) and isinstance(command.common, Broadcast):
+            command.common.packed, self.content = self.content, None
         return command  # type: ignore[no-any-return]
 
     def encode(self, reply: Reply) -> Message:

@@ -18,7 +18,7 @@ from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _eventfd_bell as _bell
-from parallelenv.backends import _pipe
+from parallelenv.backends import _switchboard
 from parallelenv.backends._eventfd_bell import BellEnd
 from parallelenv.engine import step_plan
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
@@ -101,7 +101,7 @@ def test_counter_that_is_too_high_confuses_no_step(meddling: int) -> None:
 
 
 def test_finished_worker_that_did_not_count_is_found_with_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pipe, "_HEARTBEAT", 0.01)
+    monkeypatch.setattr(_switchboard, "_HEARTBEAT", 0.01)
     monkeypatch.setattr(step_plan, "PATIENCE", 0.01)
     with make() as env:
         assert env.step([3, 0, 3, 0]).states[:, 0].tolist() == [2.0] * 4

@@ -12,15 +12,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fragile import EXIT, GO_ON, WAIT, fragile
 from scripts import run
 
 from parallelenv import ParallelEnv, progress
 from parallelenv.backends import _ray_cluster
+from parallelenv.backends._bell_channel import BellChannel
+from parallelenv.backends._eventfd_bell import HAS_BELL
+from parallelenv.backends._pipe_channel import PipeChannel
 from parallelenv.backends._ray_actors import RayHost
 from parallelenv.backends.ray import RayBackend
-from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError
+from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
 from parallelenv.testing.envs import Counter
 
 
@@ -30,9 +34,11 @@ class Small(Counter):
 
 
 in_ray_modes = pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=True)
+in_ray_subproc = pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
+both_ways = pytest.mark.parametrize("direct", [True, False])
 
 
-@pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
+@in_ray_subproc
 def test_workers_of_an_actor_have_the_preloaded_modules(mode: str) -> None:
     with ParallelEnv([Small] * 2, mode, num_cpus=2, preload=["wave"]) as env:
         assert env.customized_method("has_imported", {"module": "wave"}) == [True] * 2
@@ -150,14 +156,15 @@ def test_actor_that_does_not_start_raises(mode: str, monkeypatch: pytest.MonkeyP
         def __init__(self, *arguments: Any) -> None:
             raise OSError("no room for a worker")
 
-    monkeypatch.setattr(RayBackend, "host_class", Stillborn)
+    monkeypatch.setattr(RayBackend, "actor_class", Stillborn)
     with pytest.raises(WorkerStartError, match=r"A Ray actor did not start\. Ray says: (.|\n)*no room for a worker"):
         ParallelEnv([Small], mode)
 
 
-@pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
-def test_workers_of_one_actor_reply_independently(mode: str, tmp_path: Path) -> None:
-    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
+@in_ray_subproc
+@both_ways
+def test_workers_of_one_actor_reply_independently(mode: str, direct: bool, tmp_path: Path) -> None:
+    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2, direct=direct) as env:
         env.reset()
         env.send([WAIT, GO_ON, GO_ON, GO_ON])
         assert env.recv(min_envs=2).env_ids.tolist() == [2, 3]
@@ -177,19 +184,92 @@ def test_workers_of_one_actor_reply_independently(mode: str, tmp_path: Path) -> 
         }
 
 
-@pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
-def test_death_of_worker_does_not_affect_other_workers_of_its_actor(mode: str, tmp_path: Path) -> None:
-    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
+@in_ray_subproc
+@both_ways
+def test_worker_that_hangs_is_replaced_without_affecting_those_of_its_actor(
+    mode: str, direct: bool, tmp_path: Path
+) -> None:
+    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2, timeout=1.0, direct=direct) as env:
         env.reset()
+        pids = env.customized_method("pid")
+        with pytest.raises(WorkerTimeoutError) as caught:
+            env.step([WAIT, GO_ON, GO_ON, GO_ON])
+        assert caught.value.env_ids == (0, 1)
+        assert env.recv(min_envs=2).env_ids.tolist() == [2, 3]
+        assert env.customized_method("pid", id=[2, 3]) == pids[2:]
+        assert env.restart([0]) == (0, 1)
+        env.reset([0, 1])
+        assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 2, 2]
+        assert env.customized_method("pid")[2:] == pids[2:]
+        assert pids[0] not in env.customized_method("pid")
+
+
+@in_ray_subproc
+@both_ways
+def test_death_of_worker_does_not_affect_other_workers_of_its_actor(mode: str, direct: bool, tmp_path: Path) -> None:
+    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2, direct=direct) as env:
+        env.reset()
+        pids = env.customized_method("pid")
         env.send([WAIT, GO_ON, EXIT, GO_ON])
         with pytest.raises(WorkerDiedError) as caught:
             env.recv(min_envs=2)
         assert caught.value.env_ids == (2, 3)
+        assert (caught.value.pid, caught.value.exitcode) == (pids[2], 7)
         Path(tmp_path, "go").touch()
         assert env.recv(min_envs=2).env_ids.tolist() == [0, 1]
         assert env.restart([2]) == (2, 3)
+        assert env.customized_method("pid")[:2] == pids[:2]
         env.reset([2, 3])
         assert env.step([GO_ON] * 4).states[:, 1].tolist() == [2, 2, 1, 1]
+
+
+@in_ray_subproc
+@both_ways
+def test_death_of_actor_fails_all_of_its_workers(mode: str, direct: bool, tmp_path: Path) -> None:
+    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2, direct=direct) as env:
+        env.reset()
+        workers = [psutil.Process(pid) for pid in env.customized_method("pid")]
+        (actor,) = env.engine.pool.backend._started  # type: ignore[attr-defined]
+        process = psutil.Process(actor.pid)
+        process.kill()
+        process.wait()
+        env.send([GO_ON] * 4)
+        with pytest.raises(ExceptionGroup) as caught:
+            env.recv(min_envs=4)
+        assert caught.value.env_ids == (0, 1, 2, 3)  # type: ignore[attr-defined]
+        for error, pid in zip(caught.value.exceptions, (workers[0].pid, workers[2].pid), strict=True):
+            assert isinstance(error, WorkerDiedError)
+            assert error.pid == pid
+            assert "Ray says: The actor died" in str(error)
+        assert psutil.wait_procs(workers, timeout=2.0)[1] == []
+        assert env.restart([0]) == (0, 1)
+        assert env.restart([3]) == (2, 3)
+        env.reset()
+        assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
+
+
+@in_ray_subproc
+def test_workers_of_an_actor_on_this_machine_are_stepped_by_the_bell(mode: str) -> None:
+    with ParallelEnv([Small] * 4, mode, num_cpus=2) as env:
+        env.reset()
+        for _ in range(3):
+            env.step([0] * 4)
+        calls = [actor.calls for actor in env.engine.pool.backend._started]  # type: ignore[attr-defined]
+        kinds = [type(worker.channel) for worker in env.engine.pool._workers]
+    assert kinds == [BellChannel if HAS_BELL else PipeChannel] * 2
+    assert [one._number for one in calls] == [0]
+
+
+@in_ray_modes
+def test_a_step_is_one_call_of_each_remote_actor(mode: str) -> None:
+    with ParallelEnv([Small] * 4, mode, num_cpus=2, direct=False) as env:
+        env.reset()
+        actors = env.engine.pool.backend._started  # type: ignore[attr-defined]
+        before = [actor.calls._number for actor in actors]
+        for _ in range(5):
+            env.step([0] * 4)
+        assert [actor.calls._number - number for actor, number in zip(actors, before, strict=True)] == [5] * len(actors)
+        assert len(actors) == (2 if mode == "ray" else 1)
 
 
 @in_ray_modes

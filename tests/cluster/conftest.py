@@ -53,7 +53,7 @@ def _processes() -> Iterator[str]:
     for process in psutil.process_iter(["cmdline", "environ", "pid"]):
         command = " ".join(process.info["cmdline"] or ())
         is_ours = (process.info["environ"] or {}).get(SIGN) == str(os.getpid())
-        is_host = command.startswith(("ray::RayHost", "ray::RaySubprocHost"))
+        is_host = command.startswith(("ray::RayHost", "ray::RelayActor"))
         if is_ours and (is_host or "parallelenv.backends._worker_process" in command):
             yield f"process {process.info['pid']} ({command[:80]})"
 

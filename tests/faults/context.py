@@ -15,7 +15,7 @@ from typing import Any
 
 from fragile import when_begun
 from holdings import survivors
-from modes import ORACLE, PROCESSES, RAY_POOLS, THREADS
+from modes import ORACLE, PROCESSES, THREADS
 
 from faults.caller import Caller
 from faults.columns import Column, begin_all
@@ -59,12 +59,6 @@ class Context:
         self._made.append(env)
         env.reset()
         return env
-
-    def make_apart(self, **options: Any) -> ParallelEnv:
-        """Do as `make`, with workers that answer on their own, where those of a Ray node answer together."""
-        if self.mode == RAY_POOLS:
-            options["hosts_per_node"] = 2
-        return self.make(**options)
 
     def call(self, program: str, number: int = 0, prefix: Sequence[str] = ()) -> Caller:
         """Start an interpreter, with a session of its own, that is the caller of envs."""

@@ -1,0 +1,133 @@
+"""The caller's end of a pipe to a host in another process of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from parallelenv.backends._process import UNKNOWN, process_exists
+from parallelenv.backends._shared_memory import BatchAccess, SharedMemory
+from parallelenv.backends._wire import Wire
+from parallelenv.contract.batch import Batch
+from parallelenv.contract.codec import Message, encode_reply
+from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.message_channel import MessageChannel
+from parallelenv.contract.protocol import Death, Printed, Reply
+from parallelenv.worker.worker_log import WorkerLog
+
+if TYPE_CHECKING:
+    from parallelenv.backends._switchboard import Switchboard
+
+_NO_COMMAND = 0
+"""Number that no command has: they count from 1."""
+
+
+class PipeChannel(MessageChannel):
+    """A pipe to a host in a process of its own, which shares the memory of the batch.
+
+    ``process`` is a `WorkerProcess`, or an object with the same methods.
+    """
+
+    def __init__(
+        self, board: Switchboard, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]
+    ) -> None:
+        super().__init__(env_ids)
+        self.process = process
+        self.wire = Wire(pipe)
+        self.fileno = self.wire.fileno
+        self.is_gone = False
+        self.found_dead = False
+        self._log = log
+        self._board = board
+        board.watch(self)
+
+    def connect_bell(self) -> None:
+        """Give the host, which is new, access to the bell, if there is one."""
+
+    def send_message(self, message: Message) -> None:
+        self.wire.send(message)
+        self._board.awaits_first = True
+
+    def receive_message(self) -> Message:
+        if self.found_dead and not self.wire.connection.poll(0):  # a child of the env keeps the pipe open
+            raise EOFError
+        return self.wire.receive()
+
+    def advance(self) -> bool:
+        """Return whether there is a reply already. The counterpart of `CallerChannel.advance`."""
+        return bool(self.inbox)
+
+    def take_output(self, *, is_idle: bool) -> list[Printed]:
+        """Return the output since the last call; whole lines only, unless the worker is idle."""
+        return self._log.take_output(self.env_ids, is_idle=is_idle)
+
+    def receive_output(self) -> bool:
+        """Receive what a busy worker has printed, like a reply; return whether there was anything."""
+        output = self.take_output(is_idle=False)
+        if output:
+            self.inbox.append(encode_reply(Reply(_NO_COMMAND, output=output)))
+        return bool(output)
+
+    def attach(self, batch: Batch) -> None:
+        memory: SharedMemory = batch.owner
+        # After an interrupt in between the worker would wait for good for the announced memory.
+        with contextlib.suppress(OSError), DeferSigint():  # OSError: if it has died, its next command reports it
+            self.notify(BatchAccess(batch.layout))
+            memory.send(self.wire.connection, self.process.pid)
+
+    def cause_of_death(self) -> Death:
+        self.process.join(timeout=1.0)
+        code = self.process.exitcode
+        words = self.process.last_words(), self._log.last_lines()
+        return Death(self.process.pid, None if code == UNKNOWN else code, *words)
+
+    def is_dead(self) -> bool:
+        """Whether the process has ended. If the fork server has ended, its processes seem to have ended too."""
+        try:
+            if self.process.is_alive():
+                return False
+        except ValueError:  # another thread has closed it meanwhile
+            return True
+        self.found_dead = self.process.exitcode != UNKNOWN or not process_exists(self.process.pid)
+        return self.found_dead
+
+    def join(self, timeout: float) -> None:
+        """Wait for the process to end, at most ``timeout`` seconds. Another thread may have closed it meanwhile."""
+        with contextlib.suppress(ValueError):
+            self.process.join(timeout)
+
+    def hand_over(self, connection: Connection, pid: int) -> object:
+        """Give the host to another process, over a connection to that. Return what keeps it alive.
+
+        The other process makes a new channel of the three descriptors: of the pipe, the log, and the exit code.
+        """
+        for fileno in (self.fileno, self._log.fileno):
+            reduction.send_handle(connection, fileno, pid)
+        life = self.process.hand_over(connection, pid)
+        self.hang_up()
+        self._log.close()
+        self.is_gone = True
+        return life
+
+    def hang_up(self) -> None:
+        """Close the pipe."""
+        with DeferSigint():
+            if not self.wire.connection.closed:
+                self._board.unwatch(self)
+                self.wire.connection.close()
+
+    def kill(self) -> None:
+        if self.is_gone:
+            return
+        self.hang_up()
+        with contextlib.suppress(ValueError):  # another thread has closed it meanwhile
+            if not self.is_dead():
+                self.process.terminate(signal.SIGKILL)
+            self.process.join()
+            self.process.close()
+        with DeferSigint():  # set last: an interrupted `kill` is called again
+            self._log.close()
+            self.is_gone = True
