@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import random
@@ -253,3 +254,15 @@ def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
         if amount > found.get(name, 0)
     }
     return f"one needs {', '.join(lacking)}." if lacking else ""
+
+
+def apportion(total: int, weights: Sequence[int]) -> list[int]:
+    """Split a number in proportion to weights: one each, and each further one where it makes the smallest load."""
+    shares = [1] * len(weights)
+    loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # load with one more
+    heapq.heapify(loads)
+    for _ in range(total - len(weights)):
+        index = loads[0][1]
+        shares[index] += 1
+        heapq.heapreplace(loads, ((shares[index] + 1) / weights[index], index))
+    return shares

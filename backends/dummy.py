@@ -11,7 +11,7 @@ from typing import Any
 
 from parallelenv.backends._in_process import CallerChannel, CallerStep
 from parallelenv.contract.batch import Array, Batch, Layout, copied
-from parallelenv.contract.protocol import Backend, Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
+from parallelenv.contract.protocol import Backend, Channel, Command, Printed, RepeatedStep, WorkerSpec
 
 
 class DummyBackend(Backend):
@@ -19,8 +19,8 @@ class DummyBackend(Backend):
 
     uses_live_envs = True
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
-        return Placement((1,))
+    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
+        return 1
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
         return copied(arrays)

@@ -46,7 +46,7 @@ from parallelenv.contract.codec import encode
 from parallelenv.contract.error_text import count, show
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import PackageVersion, PackedSpec, package_version
-from parallelenv.contract.protocol import Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
+from parallelenv.contract.protocol import Channel, Command, Printed, RepeatedStep, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.progress import announce_if_slow
 
@@ -113,7 +113,7 @@ class RayBackend:
         self._relays: list[ActorCalls] = []  # of the actors that are reached by Ray's calls
         self._shared: object = {}  # arrays, or Ray's reference to them
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
+    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
         with announce_if_slow("Waiting for Ray to start ..."):
             self._cluster = cluster = Cluster.join(self._init)
         num_cores = cluster.num_cpus
@@ -123,7 +123,7 @@ class RayBackend:
         # In a cluster that was started here there are no other users, so no cores are reserved: otherwise a cell that
         # makes a `ParallelEnv` could not run twice, while the first still has the cores.
         self._cores_per_worker = 0.0 if cluster.is_own else min(1.0, num_cores / sum(counts))
-        return Placement((1,) * sum(counts))
+        return sum(counts)
 
     @property
     def placement(self) -> str:

@@ -20,12 +20,12 @@ from typing import Any
 from parallelenv.backends._pipe_channel import PipeChannel
 from parallelenv.backends._process import ForkedProcess, WorkerProcess
 from parallelenv.backends._ray_actors import ActorHandle, RayActor, RayChannel, Relayed
-from parallelenv.backends._ray_cluster import cores_of_nodes
+from parallelenv.backends._ray_cluster import apportion, cores_of_nodes
 from parallelenv.backends.ray import RayBackend, StartedWorker
 from parallelenv.backends.subproc import SubprocBackend, check_preload
 from parallelenv.contract.batch import Array
 from parallelenv.contract.codec import PRINTED, BroadcastContent, Message, decode, encode
-from parallelenv.contract.cpu_cores import apportion, usable_cores
+from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import show
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Channel, Death, Printed

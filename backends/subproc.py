@@ -32,7 +32,7 @@ from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, modules_of
 from parallelenv.contract.error_text import show
 from parallelenv.contract.packed_worker_spec import PackedSpec
-from parallelenv.contract.protocol import Backend, Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
+from parallelenv.contract.protocol import Backend, Channel, Command, Printed, RepeatedStep, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog
 
@@ -88,8 +88,8 @@ class SubprocBackend(Backend):
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
         self._switchboard = Switchboard(CpuBalancer(caller_steps))
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
-        return Placement((1,) * min(num_cpus or usable_cores(), num_envs))
+    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
+        return min(num_cpus or usable_cores(), num_envs)
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
         return SharedArrays.place(arrays)

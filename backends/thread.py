@@ -18,7 +18,7 @@ from parallelenv.backends._in_process import InProcessChannel, copy_values
 from parallelenv.contract.batch import Array, Batch, Layout, copied
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.protocol import Backend, Channel, Command, Placement, Printed, WorkerSpec
+from parallelenv.contract.protocol import Backend, Channel, Command, Printed, WorkerSpec
 from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 
@@ -83,8 +83,8 @@ class ThreadBackend(Backend):
         self._ringing: socket.socket | None = None  # readable when a thread has replied
         self._started: weakref.WeakSet[ThreadChannel] = weakref.WeakSet()
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
-        return Placement((1,) * min(num_cpus or usable_cores(), num_envs))
+    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
+        return min(num_cpus or usable_cores(), num_envs)
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
         return copied(arrays)

@@ -173,7 +173,7 @@ class ParallelEnv:
             env_specs.refuse_live(env_factories)
         self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
         self._recommendation = chosen
-        spec = WorkerSpec((), (), 0, no_warning, seed_globals=seed_globals, **for_envs)
+        spec = WorkerSpec((), (), no_warning, seed_globals=seed_globals, **for_envs)
         notebook_cells.close_earlier()
         self._engine = Engine(
             backend,

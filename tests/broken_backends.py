@@ -232,8 +232,8 @@ class Backend(DummyBackend):
 
     channel_class: ClassVar[type[Channel]] = Channel
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Any:
-        return ThreadBackend().plan(num_envs, num_cpus, num_gpus)
+    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Any:
+        return ThreadBackend().plan_workers(num_envs, num_cpus, num_gpus)
 
     def launch(self, specs: Sequence[WorkerSpec]) -> Any:
         return [self.channel_class(spec) for spec in specs]

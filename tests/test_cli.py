@@ -29,7 +29,6 @@ from parallelenv.autotune.compare import Comparison, ComparisonRow
 from parallelenv.autotune.timing import TimedEnv
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.protocol import Placement
 from parallelenv.errors import MissingDependencyError, WorkerStartError
 from parallelenv.registry import known_modes
 
@@ -90,12 +89,12 @@ class WrongBackend(DummyBackend):
 
 
 class CrampedBackend(DummyBackend):
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
+    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
         raise WorkerStartError("The cluster is\ntoo small.")
 
 
 class UninstalledBackend(DummyBackend):
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
+    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
         raise MissingDependencyError("It needs the package 'rocket'. Install it with: pip install rocket")
 
 

@@ -36,7 +36,7 @@ class Direct(MessageChannel):
     """Its host replies when the reply is read."""
 
     def __init__(self) -> None:
-        spec = WorkerSpec((0,), make_factories([Counter]), 1)
+        spec = WorkerSpec((0,), make_factories([Counter]))
         (packed,) = PackedSpec.pack([spec])
         super().__init__(packed.env_ids)
         self.host = MessageHost(Host(packed.unpack({})), packed)

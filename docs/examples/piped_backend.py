@@ -15,7 +15,7 @@ from parallelenv.contract.codec import Message
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.packed_worker_spec import PackedSpec
-from parallelenv.contract.protocol import Backend, Channel, Death, Placement, Printed, WorkerSpec
+from parallelenv.contract.protocol import Backend, Channel, Death, Printed, WorkerSpec
 from parallelenv.worker.worker_loop import serve
 
 
@@ -59,8 +59,8 @@ class PipedBackend(Backend):
     def __init__(self) -> None:
         self._started: list[PipedChannel] = []
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
-        return Placement((1,) * min(num_cpus or usable_cores(), num_envs))
+    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
+        return min(num_cpus or usable_cores(), num_envs)
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         return copied(arrays)

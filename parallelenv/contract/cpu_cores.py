@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use, and by which limit; and how work is divided by cores.
+"""How many CPU cores this process may use, and by which limit.
 
 `os.cpu_count` counts the machine's cores. A process may be allowed fewer: by its CPU affinity (`taskset`, a batch
 scheduler, a cpuset), or by a cgroup's CPU quota (a container started with "1.5 CPUs" still sees every core of the
@@ -8,10 +8,8 @@ machine). ``loky.cpu_count`` reads only the topmost cgroup's quota, not a batch 
 from __future__ import annotations
 
 import contextlib
-import heapq
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,15 +59,3 @@ def _read(path: Path) -> str:
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""
-
-
-def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Split a number in proportion to weights: one each, and each further one where it makes the smallest load."""
-    shares = [1] * len(weights)
-    loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # load with one more
-    heapq.heapify(loads)
-    for _ in range(total - len(weights)):
-        index = loads[0][1]
-        shares[index] += 1
-        heapq.heapreplace(loads, ((shares[index] + 1) / weights[index], index))
-    return shares

@@ -151,7 +151,6 @@ class WorkerSpec:
 
     env_ids: tuple[int, ...]  #: Its envs: consecutive ids.
     envs: tuple[EnvFactory, ...]  #: A factory for each of them.
-    num_cpus: int  #: Cores that this host may use.
     silence_warnings: bool = True  #: Whether a worker process ignores warnings.
     threads: int = 1  #: Upper bound on BLAS and OpenMP threads of a worker process.
     seed_globals: bool = False  #: Whether each env has its own state of the generators that a process shares.
@@ -161,13 +160,6 @@ class WorkerSpec:
     seed: int | None = None  #: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
     #: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
     shared: Mapping[str, Array] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Cores that each host may use, one number per host that a backend wants. Envs are distributed in proportion."""
-
-    cpus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +273,8 @@ class Backend(Protocol):
     uses_live_envs: bool = False
     placement: str = ""  #: What ``repr`` shows about how hosts are reached; may be empty.
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
-        """Return how many hosts to use for ``num_envs`` envs, at least 1.
+    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
+        """Return how many workers to start for ``num_envs`` envs, from 1 to that number.
 
         They may use ``num_cpus`` cores, ``None`` for all usable ones. Backends that reserve GPUs divide ``num_gpus``.
         """
@@ -342,7 +334,7 @@ class Sharing(Backend, Protocol):
     """A backend that can give all envs the same arrays. The other backends reject ``shared=``."""
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Copy arrays of plain dtypes, once, to where all hosts can read them. Called between `plan` and `launch`.
+        """Copy arrays of plain dtypes to where all hosts can read them. Called between `plan_workers` and `launch`.
 
         Returns:
             The value for `WorkerSpec.shared`; `launch` gives it to the hosts as read-only arrays.

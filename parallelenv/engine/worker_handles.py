@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from parallelenv.contract.cpu_cores import apportion
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids, name_envs
-from parallelenv.contract.protocol import Channel, Death, Placement, WorkerSpec
+from parallelenv.contract.protocol import Channel, Death, WorkerSpec
 from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import WorkerDiedError
 
@@ -65,13 +64,13 @@ Shard = tuple[WorkerHandle, tuple[int, ...], Any]
 """A host, ids of some of its envs, and their positions among all that are asked, a slice or a list."""
 
 
-def spread(factories: Sequence[EnvFactory], plan: Placement, spec: WorkerSpec) -> list[WorkerSpec]:
-    """Assign envs to workers as evenly as their cores allow, consecutive ids together; ``spec`` has what they share."""
-    spec = replace(spec, num_workers=len(plan.cpus), num_envs=len(factories))
-    shares, left = apportion(len(factories), plan.cpus), iter(factories)
-    workers = []
-    for worker_id, (num_cpus, share) in enumerate(zip(plan.cpus, shares, strict=True)):
-        envs = tuple(itertools.islice(left, share))
+def spread(factories: Sequence[EnvFactory], num_workers: int, spec: WorkerSpec) -> list[WorkerSpec]:
+    """Assign envs to workers as evenly as possible, consecutive ids together; ``spec`` has what they share."""
+    spec = replace(spec, num_workers=num_workers, num_envs=len(factories))
+    size, num_larger = divmod(len(factories), num_workers)
+    left, specs = iter(factories), []
+    for worker_id in range(num_workers):
+        envs = tuple(itertools.islice(left, size + (worker_id < num_larger)))
         env_ids = tuple(env.env_id for env in envs)
-        workers.append(replace(spec, env_ids=env_ids, envs=envs, num_cpus=num_cpus, worker_id=worker_id))
-    return workers
+        specs.append(replace(spec, env_ids=env_ids, envs=envs, worker_id=worker_id))
+    return specs

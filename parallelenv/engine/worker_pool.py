@@ -98,16 +98,16 @@ class Pool:
         self.processes = {}
         self.is_traced = False
         self.waits_by: str | None = None
-        plan = backend.plan(len(factories), num_cpus, num_gpus)
-        if spec.seed_globals and backend.uses_live_envs and len(plan.cpus) > 1:
+        num_workers = backend.plan_workers(len(factories), num_cpus, num_gpus)
+        if spec.seed_globals and backend.uses_live_envs and num_workers > 1:
             raise ArgumentError(
                 "seed_globals=True gives each env its own state of the generators of random, numpy.random and torch, "
-                f"which all threads of a process share: {len(plan.cpus)} threads cannot step envs side by side then. "
+                f"which all threads of a process share: {num_workers} threads cannot step envs side by side then. "
                 "Give num_cpus=1, or para_mode='subproc'."
             )
-        threads = max(1, usable_cores() // sum(plan.cpus))
+        threads = max(1, usable_cores() // num_workers)
         spec = replace(spec, threads=threads, shared=share(backend, spec.shared) if spec.shared else {})
-        self._start(backend, spread(factories, plan, spec), listener)
+        self._start(backend, spread(factories, num_workers, spec), listener)
 
     def _start(self, backend: Backend, specs: Sequence[WorkerSpec], listener: PrintedListener) -> None:
         """Start the workers; if that fails, none is left running."""

@@ -1,11 +1,11 @@
-"""Distribution of envs to hosts, and of cores to envs."""
+"""Distribution of workers over the nodes of a cluster."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelenv.contract.cpu_cores import apportion
+from parallelenv.backends._ray_cluster import apportion
 
 WEIGHTS = st.lists(st.integers(1, 128), min_size=1, max_size=12)
 
