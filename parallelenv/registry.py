@@ -124,7 +124,7 @@ def _kind(para_mode: Any) -> type[Any]:
     """Return the backend class of a word, or a class that is one itself."""
     if not isinstance(para_mode, type):
         return load_backend(para_mode)
-    methods = ("plan", "launch", "allocate", "wait", "close")
+    methods = ("plan_workers", "launch", "allocate", "wait", "close")
     if lacking := [f"{name}()" for name in methods if not hasattr(para_mode, name)]:
         raise ArgumentError(
             f"para_mode={para_mode.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; "
