@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelenv.backends._pipe_host import serve
 from parallelenv.backends._process import ForkedProcess
-from parallelenv.backends._worker_process import serve
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
 from parallelenv.worker.worker_loop import end_with_caller, forget_launcher

@@ -36,7 +36,7 @@ from parallelenv.worker.worker_loop import prepare_worker
 _HEARTBEAT = 0.25
 """Seconds between checks whether workers live, for deaths that a pipe does not show."""
 _LEAST_PATIENCE, _MOST_PATIENCE = 0.005, 0.1
-"""Seconds that the first reply to a call waits for the others: as long as it took itself, within these limits."""
+"""Limits in seconds of how long the first reply to a call waits for the others: as long as its worker took."""
 _HAND_OVER_TIMEOUT = 10.0
 """Seconds to wait for a worker that an actor hands over."""
 
@@ -138,7 +138,7 @@ class RelayActor(RayActor):
         self._shared: Mapping[str, Array] = {}
         self._threads = 0
         self._next = 0  # number of the call whose messages are sent next
-        self._early: dict[int, Any] = {}  # those of later calls
+        self._early: dict[int, Any] = {}  # messages of later calls that arrived early, by number of the call
         self._waiting: dict[int, set[asyncio.Future[Relayed]]] = {}  # for replies, by call
 
     async def start(self, places: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
@@ -162,7 +162,9 @@ class RelayActor(RayActor):
         prepare_worker(specs[0])
         if shared and not self._shared:
             self._shared = self._backend.share(shared)
-        self._threads = self._threads or max(1, usable_cores() // len(specs))  # the first time, all are started
+        self._threads = self._threads or max(
+            1, usable_cores() // len(specs)
+        )  # at first all workers start together; a replacement gets as many
         unpacked = [replace(spec.unpack(self._shared), threads=self._threads) for spec in specs]
         return self._backend.launch(unpacked)
 

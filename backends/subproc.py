@@ -21,10 +21,10 @@ from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.backends._fork_server import SERVERS, ForkServer, start_methods, starting
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends._pipe_channel import PipeChannel
+from parallelenv.backends._pipe_host import serve
 from parallelenv.backends._process import CLOSED_IN_CHILDREN, WorkerProcess
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.backends._switchboard import LAST_CHANCE, Switchboard
-from parallelenv.backends._worker_process import serve
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy

@@ -209,7 +209,7 @@ def _many(step: Callable[[Any], Any], rows: list[Any], count: int) -> None:
 
 def _fill_ray(env: Any, calls: int) -> None:
     """Step one env of each actor so often that what Ray keeps of the latest calls is full."""
-    env_ids = list(range(0, len(env), len(env) // env.num_hosts))
+    env_ids = list(range(0, len(env), len(env) // env.num_workers))
     for _ in range(calls):
         env.step([0] * len(env_ids), env_ids)
 

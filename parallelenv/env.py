@@ -358,7 +358,8 @@ class ParallelEnv:
         """
         engine, guard = self._engine, self._guard
         use, outermost, call = (threading.get_ident(), "step"), None, ""
-        # Like `single_threaded`, without its frame. That is enough: as long as `use` is in `guard.users`, every call of
+        # Like `single_threaded`, without its frame; why `setdefault`, and why two conditions in `finally` (an interrupt
+        # between it and the assignment), see there. That is enough: as long as `use` is in `guard.users`, every call of
         # another thread is refused, so a plan that is valid by then remains so until its step is done. A call within
         # another one finds that one's `use` there, and takes the longer way, as does a call that is traced.
         try:
@@ -1000,12 +1001,7 @@ class ParallelEnv:
     @property
     def num_workers(self) -> int:
         """Number of workers that share the envs."""
-        return self._engine.pool.num_hosts
-
-    @property
-    def num_hosts(self) -> int:
-        """The same as `num_workers`."""
-        return self._engine.pool.num_hosts
+        return self._engine.pool.num_workers
 
     @property
     def para_mode(self) -> str:

@@ -205,7 +205,7 @@ def test_recommendation_is_one_line_with_usable_arguments(
     assert found.step_cost == pytest.approx(kind.step, abs=1 * US)
     assert found.releases_gil in (None, kind.releases_gil)
     with ParallelEnv(["CartPole-v1"] * 16, **found.arguments) as env:
-        assert env.num_hosts == found.num_cpus
+        assert env.num_workers == found.num_cpus
 
 
 def test_reason_mentions_copies_of_instances(pretend: Pretend) -> None:
@@ -218,7 +218,7 @@ def test_num_cpus_of_the_user_is_kept(pretend: Pretend) -> None:
     pretend(WAITING)
     assert recommend(["CartPole-v1"] * 16, num_cpus=5).num_cpus == 5
     with ParallelEnv(["CartPole-v1"] * 3, "auto", num_cpus=5) as env:
-        assert env.num_workers == env.num_hosts == 3
+        assert env.num_workers == 3
     with pytest.raises(ArgumentError, match="num_cpus=-1 must be an int of at least 1"):
         recommend(["CartPole-v1"], num_cpus=-1)
 

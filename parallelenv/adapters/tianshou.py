@@ -67,9 +67,9 @@ class TianshouVectorEnv:
                 )
         self._calls = AdapterCalls(env, "to_tianshou()", ByHand(), waits_by="step(None)")
         self.is_async = self.wait_num != self.env_num or self.timeout is not None
-        if self.is_async and env.engine.pool.lone_host is None and env.num_hosts < len(env):
+        if self.is_async and env.engine.pool.lone_host is None and env.num_workers < len(env):
             warn_user(
-                f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_hosts} workers, and of one "
+                f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_workers} workers, and of one "
                 "worker an env is waited for until those before it have finished. Tianshou has a worker per env: give "
                 "num_cpus=len(envs) to the ParallelEnv."
             )

@@ -181,7 +181,7 @@ def _open(row: ComparisonRow, name: str, settings: ComparisonSettings, opened: E
     mode: Any = arguments_of(row.mode, row.num_cpus)
     env = opened.enter_context(ParallelEnv([name] * settings.num_envs, asynchronous="restart", **mode))
     env.reset(seed=settings.seed)
-    row.startup_seconds, row.workers = perf_counter() - begin, env.num_hosts
+    row.startup_seconds, row.workers = perf_counter() - begin, env.num_workers
     return env
 
 

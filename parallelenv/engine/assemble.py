@@ -46,52 +46,52 @@ class Assembler:
                 infos[position] = info
         return infos
 
-    def assemble(self, batch: Batch, landed: Outcome, align: Align) -> StepResult | StepBatch:
+    def assemble(self, batch: Batch, outcome: Outcome, align: Align) -> StepResult | StepBatch:
         """Return the result of a step, an outcome without failures, in the form of ``align``."""
-        table, stepped = self._table, landed.stepped
+        table, stepped = self._table, outcome.stepped
         rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
-        if landed.extras and (has_true(terminated) or has_true(truncated)):
-            table.record_exhausted(landed.exhausted)
+        if outcome.extras and (has_true(terminated) or has_true(truncated)):
+            table.record_exhausted(outcome.exhausted)
         reborn: list[int] = []  # envs that had ended, and so were reset instead of stepped
         if self._policy.resets_next and has_true(table.done):
-            reborn = [env_id for env_id in table.ended(stepped) if env_id not in landed.restarted]
+            reborn = [env_id for env_id in table.ended(stepped) if env_id not in outcome.restarted]
             for env_id in reborn:
-                table.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
-        flags = table.record_step(landed.env_ids, rows, terminated, truncated)
+                table.reset_infos[env_id] = deep_copy(outcome.extras.get(env_id, NOTHING).info or {})
+        flags = table.record_step(outcome.env_ids, rows, terminated, truncated)
         table.stats.add_step(batch.outcome(), None if stepped is table.env_ids else rows)
         if reborn:
             table.stats.begin_episodes(reborn)
-        infos = self._infos(batch, landed, rows, flags[2])
+        infos = self._infos(batch, outcome, rows, flags[2])
         if align == "batch":
-            return by_env(batch, landed, rows, flags, infos)
-        return by_item(batch, landed, rows, flags, infos, self._copy)
+            return by_env(batch, outcome, rows, flags, infos)
+        return by_item(batch, outcome, rows, flags, infos, self._copy)
 
-    def _infos(self, batch: Batch, landed: Outcome, rows: Index, dones: Array) -> Array:
+    def _infos(self, batch: Batch, outcome: Outcome, rows: Index, dones: Array) -> Array:
         """Return the infos, a separate dict for each env, even where an env's own is empty."""
-        env_ids, extras = landed.env_ids, landed.extras
-        infos = self.infos(batch, rows, len(landed.stepped))
-        if len(landed.stepped) < len(env_ids):
-            found = dict(zip(landed.stepped, infos.tolist(), strict=True))
+        env_ids, extras = outcome.env_ids, outcome.extras
+        infos = self.infos(batch, rows, len(outcome.stepped))
+        if len(outcome.stepped) < len(env_ids):
+            found = dict(zip(outcome.stepped, infos.tolist(), strict=True))
             infos = object_array([found[one] if one in found else self._table.absent_info(one) for one in env_ids])
         if extras:
             for position, env_id in enumerate(env_ids):
                 said = extras[env_id].info if env_id in extras else None
                 if said:
                     infos[position] = {**said, **infos[position]}
-        if landed.resets:
+        if outcome.resets:
             for position, env_id in enumerate(env_ids):
-                if env_id in landed.resets:
+                if env_id in outcome.resets:
                     infos[position]["reset"] = True
                     self._table.reset_infos[env_id] = deep_copy(extras.get(env_id, NOTHING).info or {})
-            self._table.record_first_states(landed.resets)
+            self._table.record_first_states(outcome.resets)
         if self._policy.autoreset:
-            self.describe_ends(batch, landed, dones, infos)
+            self.describe_ends(batch, outcome, dones, infos)
         return infos
 
-    def describe_ends(self, batch: Batch, landed: Outcome, dones: Array, infos: Array) -> None:
+    def describe_ends(self, batch: Batch, outcome: Outcome, dones: Array, infos: Array) -> None:
         """Add to the infos of envs whose episode has ended what the reset within the step would hide."""
-        env_ids, extras, table = landed.env_ids, landed.extras, self._table
+        env_ids, extras, table = outcome.env_ids, outcome.extras, self._table
         for position in dones.nonzero()[0].tolist():
             env_id = env_ids[position]
             extra = extras.get(env_id, NOTHING) if extras else NOTHING
@@ -99,7 +99,7 @@ class Assembler:
                 continue
             reset_info = extra.reset_info or batch.reset_info(env_id)
             table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
-            ended = None if env_id in landed.restarted else ended_state(batch, env_id, extra)
+            ended = None if env_id in outcome.restarted else ended_state(batch, env_id, extra)
             self._policy.describe_end(infos[position], ended, reset_info, bool(extra.is_exhausted))
 
 
@@ -107,56 +107,56 @@ Flags = tuple[Array, Array, Array]
 """One row per env of the result: terminated, truncated, either of them."""
 
 
-def by_item(batch: Batch, landed: Outcome, rows: Index, flags: Flags, infos: Array, copy: bool) -> StepResult:
+def by_item(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array, copy: bool) -> StepResult:
     """Return a result as four batched items. ``flags`` and ``infos`` are copies already."""
     states: State
-    rewards = _rewards(batch, landed, rows) if landed.extras else batch.rewards[rows].copy()
-    if len(landed.stepped) == len(landed.env_ids):
-        states = gather_states(batch, landed.stepped, rows, landed.extras, copy)
+    rewards = _rewards(batch, outcome, rows) if outcome.extras else batch.rewards[rows].copy()
+    if len(outcome.stepped) == len(outcome.env_ids):
+        states = gather_states(batch, outcome.stepped, rows, outcome.extras, copy)
         env_ids = batch.env_ids[rows].copy()
     else:
-        states = object_array(_completed(landed, list_states(batch, landed.stepped, landed.extras)))
-        rewards = object_array(_completed(landed, rewards.tolist()))
-        env_ids = np.array(landed.env_ids, dtype=np.int64)
+        states = object_array(_completed(outcome, list_states(batch, outcome.stepped, outcome.extras)))
+        rewards = object_array(_completed(outcome, rewards.tolist()))
+        env_ids = np.array(outcome.env_ids, dtype=np.int64)
     return StepResult(states, rewards, flags[2], infos, flags[0], flags[1], env_ids)
 
 
-def by_env(batch: Batch, landed: Outcome, rows: Index, flags: Flags, infos: Array) -> StepBatch:
+def by_env(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array) -> StepBatch:
     """Return a result as one 4-tuple per env. Arguments: see `by_item`."""
-    states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
-    rewards = _completed(landed, _rewards(batch, landed, rows).tolist())
+    states = _completed(outcome, list_states(batch, outcome.stepped, outcome.extras))
+    rewards = _completed(outcome, _rewards(batch, outcome, rows).tolist())
     items = list(zip(states, rewards, flags[2].tolist(), infos.tolist(), strict=True))
-    env_ids = np.array(landed.env_ids, dtype=np.int64)
+    env_ids = np.array(outcome.env_ids, dtype=np.int64)
     return StepBatch(items, terminated=flags[0], truncated=flags[1], env_ids=env_ids)
 
 
-def first_states(batch: Batch, landed: Outcome, is_listed: bool, copy: bool) -> State:
+def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) -> State:
     """Return the states of a reset, ``None`` where an env is absent: batched, or as a list with one per env."""
-    is_whole = len(landed.stepped) == len(landed.env_ids)
+    is_whole = len(outcome.stepped) == len(outcome.env_ids)
     if is_whole and not is_listed:
-        return gather_states(batch, landed.stepped, batch.rows(landed.stepped), landed.extras, copy)
-    states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
+        return gather_states(batch, outcome.stepped, batch.rows(outcome.stepped), outcome.extras, copy)
+    states = _completed(outcome, list_states(batch, outcome.stepped, outcome.extras))
     return states if is_listed else object_array(states)
 
 
-def _rewards(batch: Batch, landed: Outcome, rows: Index) -> Array:
+def _rewards(batch: Batch, outcome: Outcome, rows: Index) -> Array:
     """Return the rewards of the envs that were stepped."""
     rewards: Array = batch.rewards[rows].copy()
-    loose = {env_id: extra.reward for env_id, extra in landed.extras.items() if extra.reward is not None}
+    loose = {env_id: extra.reward for env_id, extra in outcome.extras.items() if extra.reward is not None}
     if not loose:
         return rewards
     plain = rewards.tolist()
     return object_array(
-        [loose[env_id][0] if env_id in loose else plain[index] for index, env_id in enumerate(landed.stepped)]
+        [loose[env_id][0] if env_id in loose else plain[index] for index, env_id in enumerate(outcome.stepped)]
     )
 
 
-def _completed(landed: Outcome, values: list[Any]) -> list[Any]:
+def _completed(outcome: Outcome, values: list[Any]) -> list[Any]:
     """Return the values with ``None`` where an env is absent."""
-    if len(values) == len(landed.env_ids):
+    if len(values) == len(outcome.env_ids):
         return values
-    found = dict(zip(landed.stepped, values, strict=True))
-    return [found.get(env_id) for env_id in landed.env_ids]
+    found = dict(zip(outcome.stepped, values, strict=True))
+    return [found.get(env_id) for env_id in outcome.env_ids]
 
 
 def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra]) -> list[State]:

@@ -106,7 +106,7 @@ class Engine:
     ) -> None:
         self.guard = self._guard = Guard()
         self.adapter: str | None = None
-        self._hints: dict[str, str] = {}  # by name of an absent attribute
+        self._hints: dict[tuple[str, int], str] = {}  # by name of an absent attribute, and env
         try:
             self.pool = Pool(backend, env_factories, spec=spec, **pool_arguments)
             self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
@@ -426,8 +426,9 @@ class Engine:
         env_ids = self.table.unpaused if env_ids is None else env_ids
         plan = self.plans.get(align if env_ids is self.table.unpaused else (align, env_ids))
         if plan is None or not plan.is_valid():
-            # Learn from the infos of the latest step that came as values, unless columns have infos of other results.
-            # Not after that step: between its end and the return of its result an interrupt would lose the result.
+            # Learn the form of infos, from those of the latest step that came pickled. Not if results wait to be
+            # received, since their infos may be in the columns. And not at the end of that step: an interrupt there
+            # would lose its result.
             if self._latest_extras is not None and self.learns_infos and not self.table.tickets:
                 (extras, num_envs), self._latest_extras = self._latest_extras, None
                 self.pool.learn_infos(extras, num_envs)
@@ -577,12 +578,12 @@ class Engine:
         return self.pool.ask("call", env_ids, calls).listed()
 
     def attribute_hint(self, key: str, env_id: int) -> str:
-        """Return a hint at an existing attribute with a similar name. The env is asked once per name: it takes 1 ms."""
-        if key not in self._hints:
-            self._hints[key] = self.pool.ask("get", (env_id,), None, Lookup(key, "hint"), raises=False).values.get(
-                env_id, ""
-            )
-        return self._hints[key]
+        """Return a hint at an existing attribute with a similar name. An env is asked once per name: it takes 1 ms."""
+        if (key, env_id) not in self._hints:
+            self._hints[key, env_id] = self.pool.ask(
+                "get", (env_id,), None, Lookup(key, "hint"), raises=False
+            ).values.get(env_id, "")
+        return self._hints[key, env_id]
 
     @property
     def under_way(self) -> list[int]:

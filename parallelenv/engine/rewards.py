@@ -27,7 +27,7 @@ def as_number(reward: Any) -> float | None:
         return None
 
 
-def refuse_other_rewards(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) -> tuple[Outcome, Sequence[int]]:
+def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -> tuple[Outcome, Sequence[int]]:
     """Return an outcome whose rewards are all in the batch, as numbers that fit a float dtype.
 
     Numbers of other types, such as a `Fraction`, are written to the batch, and ``None`` as nan.
@@ -36,27 +36,27 @@ def refuse_other_rewards(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) ->
         The same, with an `EnvContractError` as failure of each env with another reward; and the ids of those envs,
         ascending. Their steps still count.
     """
-    wrong = too_large_rewards(batch, landed.stepped, dtype)
-    extras = dict(landed.extras)
-    for env_id, extra in landed.extras.items():
+    wrong = too_large_rewards(batch, outcome.stepped, dtype)
+    extras = dict(outcome.extras)
+    for env_id, extra in outcome.extras.items():
         if extra.reward is None:
             continue
         reward = extra.reward[0]
         number = np.nan if reward is None else as_number(reward)  # like numpy, and so the other libraries
         if number is None:
             wrong[env_id] = reward
-        elif env_id not in landed.failures:
+        elif env_id not in outcome.failures:
             batch.rewards[env_id - batch.layout.first] = number
             extras[env_id] = extra._replace(reward=None)
-    wrong = {env_id: reward for env_id, reward in wrong.items() if env_id not in landed.failures}
-    landed = replace(landed, extras=extras) if extras else landed
+    wrong = {env_id: reward for env_id, reward in wrong.items() if env_id not in outcome.failures}
+    outcome = replace(outcome, extras=extras) if extras else outcome
     if not wrong:
-        return landed, ()
+        return outcome, ()
     ids = sorted(wrong)
     descriptions = ", ".join(f"env {env_id} {describe_value(wrong[env_id])}" for env_id in ids)
     message = f"A reward must be a number that fits {dtype}, and these do not: {descriptions}. Return one from step()."
     failures = {env_id: Failure(EnvContractError(message), env_id, "step") for env_id in ids}
-    return replace(landed, failures={**landed.failures, **failures}), ids
+    return replace(outcome, failures={**outcome.failures, **failures}), ids
 
 
 def too_large_rewards(batch: Batch, env_ids: Sequence[int], dtype: np.dtype[Any]) -> dict[int, Any]:

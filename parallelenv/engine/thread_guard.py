@@ -101,7 +101,8 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
         try:
             if not guard.is_usable():
                 raise guard.refusal(name)
-            # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
+            # `setdefault` is atomic. An interrupt right after it, before the assignment, cannot lock this thread out:
+            # `finally` looks in `users`, too.
             outermost = guard.users.setdefault("", use)
             if outermost is not use:
                 guard.check_within(use, outermost)

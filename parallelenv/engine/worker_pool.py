@@ -158,7 +158,7 @@ class Pool:
         self.processes.update({env_id: one.process for env_id, one in facts.items()})
 
     @property
-    def num_hosts(self) -> int:
+    def num_workers(self) -> int:
         """Number of workers: processes, threads or actors that step envs."""
         return len(self._workers)
 
@@ -248,7 +248,7 @@ class Pool:
 
         The pool must be idle. ``None`` if the backend has no quick way for it.
         """
-        # The caller's own envs come last.
+        # The caller's own envs come last: it steps them while the workers step theirs.
         split = sorted(self._split(env_ids), key=lambda shard: shard[0].channel.in_caller)
         shards = [(worker, part) for worker, part, _ in split]
         commands = [
@@ -285,7 +285,7 @@ class Pool:
             self.planned.enter()
 
     def _split(self, env_ids: Sequence[int]) -> Iterable[Shard]:
-        """Group env ids by host: host, its ids, their positions in ``env_ids``."""
+        """Group env ids by worker: worker, its ids, their positions in ``env_ids``."""
         if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
             return self._whole
         known = self._shards.get(env_ids) if type(env_ids) is tuple else None

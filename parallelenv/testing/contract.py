@@ -210,9 +210,9 @@ class BackendContract:
         assert get_worker_info() is None
         workers = [one["made"][2] for one in told]
         assert workers == sorted(workers)
-        assert set(workers) == set(range(env.num_hosts))
+        assert set(workers) == set(range(env.num_workers))
         for env_id, one in enumerate(told):
-            place = (env_id, NUM_ENVS, workers[env_id], env.num_hosts, 20 + env_id)
+            place = (env_id, NUM_ENVS, workers[env_id], env.num_workers, 20 + env_id)
             assert one == {"made": place, "reset": place, "step": place, "asked": place, "in a thread": None}
 
     def test_printed_lines_are_shown(self, make: Make, capfd: pytest.CaptureFixture[str]) -> None:

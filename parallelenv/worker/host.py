@@ -128,7 +128,8 @@ class Host:
 
         def close_all() -> None:
             envs, self._envs = self._envs, [None] * len(self._envs)
-            self.running.columns = ((),)  # none of its envs remains
+            self._steps = [_not_built] * len(envs)  # their bound methods would keep the envs alive
+            self.running.columns = ((),)  # a command that another thread repeats after a failure finds no env
             self.running = RunningCommand(Command(0, "close", self.env_ids))
             for self.running.num_started, env in enumerate(envs, 1):
                 self._close_env(env)
@@ -380,7 +381,7 @@ class Host:
     def _end_episode(
         self, row: int, cell: slice, state: State, others: tuple[Any, Any, Any], goes_on: bool, values: dict[int, Any]
     ) -> None:
-        """Record the last step of an episode, and begin the next one if it ``goes_on``.
+        """Record a step whose flags are not plainly False, most often the last; if it ``goes_on``, begin an episode.
 
         ``others`` are the step's info, the loose leaves of its state, and its reward if that is not a number.
         """

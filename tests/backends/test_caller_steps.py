@@ -99,7 +99,7 @@ def test_caller_steps_the_last_and_smallest_share(num_cpus: int, ours: list[int]
     with make(homes(), num_cpus=num_cpus) as env:
         pids = env.get_env_attr("pid")
         assert [env_id for env_id, pid in enumerate(pids) if pid == HERE] == ours
-        assert len(set(pids)) == env.num_hosts == num_cpus
+        assert len(set(pids)) == env.num_workers == num_cpus
         assert {child.pid for child in psutil.Process().children(recursive=True)} >= {*pids} - {HERE}
 
 

@@ -175,12 +175,12 @@ class Witness(gym.Env[Any, Any]):
 
     def forked_pool_in_an_env(self) -> int:
         with ParallelEnv([Witness, Witness], "subproc", num_cpus=2, start_method="fork") as inner:
-            return inner.num_hosts
+            return inner.num_workers
 
     def pool_in_an_env(self) -> list[int]:
         with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as inner:
             inner.reset()
-            return [len(inner), inner.num_hosts]
+            return [len(inner), inner.num_workers]
 
 
 def test_workers_get_environment_variables_and_gym_registry_of_caller(monkeypatch: pytest.MonkeyPatch) -> None:

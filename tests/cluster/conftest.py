@@ -54,7 +54,7 @@ def _processes() -> Iterator[str]:
         command = " ".join(process.info["cmdline"] or ())
         is_ours = (process.info["environ"] or {}).get(SIGN) == str(os.getpid())
         is_host = command.startswith(("ray::RayHost", "ray::RelayActor"))
-        if is_ours and (is_host or "parallelenv.backends._worker_process" in command):
+        if is_ours and (is_host or "parallelenv.backends._pipe_host" in command):
             yield f"process {process.info['pid']} ({command[:80]})"
 
 

@@ -77,7 +77,7 @@ def test_each_node_has_one_actor_with_its_own_workers(nodes: Any, direct: bool) 
         assert places(env) in (["a"] * 4 + ["b"] * 4, ["b"] * 4 + ["a"] * 4)
         pids = [pid for _, pid in env.customized_method("place")]
         assert len(set(pids)) == 4
-        assert env.num_hosts == 4
+        assert env.num_workers == 4
         assert f"{2 if direct else 0} of 2 actors reached directly" in repr(env)
     nodes.add("c", 1)
     with ParallelEnv(settled(), RAY_POOLS, num_cpus=3, direct=direct) as env:
