@@ -229,7 +229,9 @@ def test_plain_step_rings_once_and_each_worker_counts_once(spaces: Any, ends: bo
         assert events["eventfd_write"] == NUM_STEPS
         assert events["eventfd_read"] <= NUM_STEPS * (1 + 2)  # the old bell, and the counter once per worker
         for between in env.customized_method("between_steps", id=[0, 4]):
-            assert between == [[("eventfd_write", 0)]] * (NUM_STEPS - 1)
+            # In the first, a worker may read a message that told it of an earlier step, which it had noticed meanwhile.
+            assert between[0] in ([("eventfd_write", 0)], [("eventfd_write", 0), ("read", HEADER)])
+            assert between[1:] == [[("eventfd_write", 0)]] * (NUM_STEPS - 2)
 
 
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep", "Disabled"])
