@@ -162,9 +162,8 @@ class RelayActor(RayActor):
         prepare_worker(specs[0])
         if shared and not self._shared:
             self._shared = self._backend.share(shared)
-        self._threads = self._threads or max(
-            1, usable_cores() // len(specs)
-        )  # at first all workers start together; a replacement gets as many
+        # At first all workers start together; a replacement gets as many threads.
+        self._threads = self._threads or max(1, usable_cores() // len(specs))
         unpacked = [replace(spec.unpack(self._shared), threads=self._threads) for spec in specs]
         return self._backend.launch(unpacked)
 

@@ -315,10 +315,8 @@ class InfoColumn(NamedTuple):
 
     def nbytes(self, num_rows: int) -> int:
         """Return the size of the column, which ends where the next one may begin."""
-        return (
-            -(-self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64)) * num_rows // _COLUMN_ALIGNMENT)
-            * _COLUMN_ALIGNMENT
-        )
+        nbytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64)) * num_rows
+        return -(-nbytes // _COLUMN_ALIGNMENT) * _COLUMN_ALIGNMENT
 
 
 InfoForm = tuple[InfoColumn, ...]

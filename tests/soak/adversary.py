@@ -56,7 +56,7 @@ class Turn:
         form: How ids are given: as a list, tuple, array or mask.
         deeds: What the first envs named are to do, and for how many seconds.
         interrupt_after: Seconds after which the call is interrupted, ``None`` if it is not.
-        kill: Who is killed: ``"worker"``, ``"node"`` or ``"all"``; empty for nobody.
+        kill: What is killed: ``"worker"``, ``"node"`` or ``"all"``; empty for nothing.
         kill_after: Seconds after which; ``None``: before the call.
         seconds: That the first env named takes for its reset or method.
         fails: Whether its reset fails.

@@ -31,7 +31,7 @@ class Interrupter:
     """Sends SIGINT to this process while a call runs, and to nothing else.
 
     Attributes:
-        is_asked_to_stop: Whether somebody else sent one: the user wants an end.
+        is_asked_to_stop: Whether one came that this program had not sent: the user wants an end.
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ class Client:
         Args:
             call: The call.
             asked: Envs that it asks to step.
-            is_glance: Whether it waits less than the pool's timeout, so that nobody is late for it.
+            is_glance: Whether it waits less than the pool's timeout, so that no env is late for it.
 
         Returns:
             Whose steps came to an end; ``None`` if that is for later calls.
