@@ -72,6 +72,7 @@ class PipeChannel(MessageChannel):
         return bool(output)
 
     def attach(self, batch: Batch) -> None:
+        self.number_envs(batch)
         memory: SharedMemory = batch.owner
         # After an interrupt in between the worker would wait for good for the announced memory.
         with contextlib.suppress(OSError), DeferSigint():  # OSError: if it has died, its next command reports it

@@ -101,7 +101,7 @@ class PipeHost(MessageHost):
         elif isinstance(command, BatchAccess):
             memory = SharedMemory.receive(self.wire.connection, command.layout.nbytes)
             self._prepared.clear()
-            self.host.attach(Batch(command.layout, memory.map, owner=memory))
+            self.use(Batch(command.layout, memory.map, owner=memory))
         else:
             return command  # type: ignore[return-value]
         return None

@@ -188,9 +188,9 @@ class Switchboard:
     # ---------------------------------------------------------------- the end
 
     def end(self, hosts: Container[tuple[int, ...]]) -> None:
-        """End the living hosts with these env ids."""
+        """End the living hosts with these items of the user's list."""
         for channel in self.channels:
-            if channel.env_ids in hosts:
+            if channel.items in hosts:
                 channel.kill()
 
     def hang_up(self) -> None:

@@ -152,7 +152,7 @@ class RelayActor(RayActor):
         specs: list[PackedSpec] = decode(Message(*message))
         replaced = {spec.env_ids for spec in specs}
         for place, worker in list(self._workers.items()):
-            if worker.channel.env_ids in replaced:
+            if worker.channel.items in replaced:
                 await self.end(place)
         channels = await asyncio.to_thread(self._start, specs, shared)
         self._workers |= {place: RelayedWorker(one) for place, one in zip(places, channels, strict=True)}
@@ -176,7 +176,7 @@ class RelayActor(RayActor):
 
     def _hand_over(self, place: int, channel: PipeChannel, caller: int) -> None:
         self.connections[1].send(place)
-        self._lives[channel.env_ids] = channel.hand_over(self.connections[1], caller)
+        self._lives[channel.items] = channel.hand_over(self.connections[1], caller)
 
     async def relay(
         self, number: int, messages: Sequence[tuple[int, Message, bool]], content: Array | None = None

@@ -119,7 +119,8 @@ def _names(*kinds: str, with_ray: bool = False) -> tuple[str, ...]:
 
 ALONE = ("bare", "dummy", "thread", "subproc", "caller-steps")  # no process per env, no Ray: quick to open
 EVERYONE = (*ALONE, *_names(IN_PROCESS_PEER, PROCESS_PEER))
-EVERYONE_AND_RAY = tuple(name for name in BY_NAME if name not in (SIDE_BY_SIDE, "ray-calls"))
+GROUPS = ("envpool", "envpool-dummy", "numpy", "numpy-subproc")  # vector envs, which are all CartPoles
+EVERYONE_AND_RAY = tuple(name for name in BY_NAME if name not in (SIDE_BY_SIDE, "ray-calls", *GROUPS))
 # One process per env, so only as far as a machine has room for them; threads and pipes are left to the cases of 16.
 CURVE = ("bare", "dummy", "thread", "subproc", "caller-steps", "gym-async", "sb3-subproc", "ts-subproc", "ts-shmem")
 
@@ -198,6 +199,11 @@ CARTPOLES = (
         rounds=4,
         curve="envs",
     ),
+)
+
+VECTOR_ENVS = (
+    Case("envpool-256", CARTPOLE, 256, GROUPS[:2], (above("envpool-dummy", 0.9, "envpool"),), rounds=7, peer_rounds=7),
+    Case("numpy-1024", CARTPOLE, 1024, GROUPS[2:], (above("numpy-subproc", 1.5, "numpy"),), rounds=7, peer_rounds=7),
 )
 
 STEP_COSTS = (
@@ -381,4 +387,4 @@ OTHERS = (
     ),
 )
 
-CASES: tuple[Case, ...] = (*CARTPOLES, *STEP_COSTS, *FORMS, *REAL, *RAY, *OTHERS)
+CASES: tuple[Case, ...] = (*CARTPOLES, *VECTOR_ENVS, *STEP_COSTS, *FORMS, *REAL, *RAY, *OTHERS)

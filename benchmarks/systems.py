@@ -23,6 +23,7 @@ SIDE_BY_SIDE = "bare-side-by-side"
 OURS = "ours"
 IN_PROCESS_PEER = "in-process peer"
 PROCESS_PEER = "process peer"
+VECTOR = "vector env"
 
 
 @dataclass(slots=True)
@@ -63,7 +64,8 @@ class System:
     Attributes:
         name: What ``--only`` and the cases call it.
         title: What the tables call it.
-        kind: ``BARE``, ``SIDE_BY_SIDE``, ``OURS``, ``IN_PROCESS_PEER`` or ``PROCESS_PEER``: what it is compared with.
+        kind: ``BARE``, ``SIDE_BY_SIDE``, ``OURS``, ``IN_PROCESS_PEER``, ``PROCESS_PEER`` or ``VECTOR``: what it is
+            compared with.
         colour: In the picture.
         module: What is imported before anything is timed.
         opener: Takes env fns and a case's options for `ParallelEnv`, returns it opened.
@@ -149,6 +151,46 @@ def ours(mode: str, **extra: Any) -> Opener:
         )
 
     return open_it
+
+
+def envpool(num_envs: int) -> Any:
+    """Return EnvPool's CartPoles, which C++ threads step."""
+    import envpool
+
+    return envpool.make_gymnasium("CartPole-v1", num_envs=num_envs, seed=0)
+
+
+def numpy_cartpole(num_envs: int) -> Any:
+    """Return Gymnasium's CartPoles that NumPy steps all at once."""
+    import gymnasium
+
+    return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
+
+
+def alone(make: Callable[[int], Any]) -> Opener:
+    """Return what opens one vector env of as many envs, by itself."""
+
+    def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+        env = make(len(env_fns))
+        return Opened(lambda seed: env.reset(), env.step, env.close, env=env)
+
+    return open_it
+
+
+def members(make: Callable[[int], Any], mode: str, count: int) -> Opener:
+    """Return what opens `ParallelEnv` of vector envs. They reset ended envs in the next step, as they do alone."""
+
+    def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+        from parallelenv import ParallelEnv
+
+        env = ParallelEnv([functools.partial(make, len(env_fns) // count)] * count, mode, "continue", num_cpus=count)
+        return Opened(lambda seed: env.reset(), env.step, env.close, env=env)
+
+    return open_it
+
+
+def _envpool_is_absent() -> str:
+    return "" if importlib.util.find_spec("envpool") else "envpool is not installed: pip install 'parallelenv[bench]'"
 
 
 def gym(name: str, **extra: Any) -> Opener:
@@ -318,6 +360,25 @@ SYSTEMS: tuple[System, ...] = (
     System("ts-shmem", "Tianshou ShmemVectorEnv", PROCESS_PEER, "#17becf", _TS, ts("ShmemVectorEnv")),
     System(
         "torchrl", "TorchRL AsyncEnvPool", PROCESS_PEER, "#b15928", "torchrl.envs", torchrl, absence=_torchrl_is_absent
+    ),
+    System("envpool", "EnvPool alone", VECTOR, "#637939", "envpool", alone(envpool), absence=_envpool_is_absent),
+    System(
+        "envpool-dummy",
+        "ParallelEnv dummy of one EnvPool",
+        OURS,
+        "#8c6d31",
+        _OURS,
+        members(envpool, "dummy", 1),
+        absence=_envpool_is_absent,
+    ),
+    System("numpy", "NumPy CartPole alone", VECTOR, "#7b4173", "gymnasium", alone(numpy_cartpole)),
+    System(
+        "numpy-subproc",
+        "ParallelEnv subproc of two NumPy CartPoles",
+        OURS,
+        "#843c39",
+        _OURS,
+        members(numpy_cartpole, "subproc", 2),
     ),
     System("ts-ray", "Tianshou RayVectorEnv", PROCESS_PEER, "#dbdb8d", _TS, ts_ray, uses_ray=True),
 )

@@ -33,6 +33,7 @@ from parallelenv.contract.arguments import (
 )
 from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
+from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, show
 from parallelenv.contract.protocol import Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, batched
@@ -224,6 +225,60 @@ class ParallelEnv:
         spec = env_specs.registered(id, kwargs, _MAKE_ARGUMENTS, registry.option_names(para_mode))
         env_fn = functools.partial(gymnasium.make, spec, **kwargs)
         return cls([env_fn] * num_envs, para_mode, *args, **options, **(backend_options or {}))  # type: ignore[misc]
+
+    @classmethod
+    def make_vec(
+        cls,
+        id: str | gymnasium.envs.registration.EnvSpec,
+        num_envs: int = 1,
+        para_mode: ParaMode = "dummy",
+        *args: Any,
+        num_workers: int | None = None,
+        vectorization_mode: str | None = None,
+        backend_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> ParallelEnv:
+        """Return a `ParallelEnv` of vector envs, one per worker, that have ``num_envs`` envs together.
+
+        Each is made by ``gymnasium.make_vec(id, k, vectorization_mode, ...)`` where it will live, with an even share of
+        the envs. The page on vector envs says which done policies fit.
+
+        Args:
+            id: A registered id or an `EnvSpec`.
+            num_envs: Number of envs.
+            para_mode: See the constructor, whose other arguments are given as there.
+            *args: Further arguments of the constructor, by position.
+            num_workers: Number of vector envs. ``None``: one where envs live in this process, else one per usable core,
+                or ``num_cpus``.
+            vectorization_mode: ``"vector_entry_point"``, ``"sync"`` or ``"async"``; ``None``: the first if the id has
+                one, else the second.
+            backend_options: Options of the mode.
+            **kwargs: Arguments of the constructor by name; all others go to ``gymnasium.make_vec``.
+
+        Raises:
+            InvalidEnvError: If ``id`` is not registered, or not an id, or the vector env does not fit ``asynchronous``.
+            ArgumentError: If a number is less than 1, or there are more workers than envs.
+        """
+        arguments.check_positive("num_envs", num_envs)
+        options = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
+        spec = env_specs.make_factories([id])[0].source if isinstance(id, str) else id
+        if num_workers is None:
+            num_workers = (
+                1 if registry.lives_here(para_mode) else min(num_envs, options.get("num_cpus") or usable_cores())
+            )
+        arguments.check_positive("num_workers", num_workers)
+        if num_workers > num_envs:
+            raise ArgumentError(f"num_workers={num_workers} is more than num_envs={num_envs}. Each needs an env.")
+        size, num_larger = divmod(num_envs, num_workers)
+        env_fns = [
+            functools.partial(
+                gymnasium.make_vec, spec, size + (worker < num_larger), vectorization_mode=vectorization_mode, **kwargs
+            )
+            for worker in range(num_workers)
+        ]
+        if len(args) < 2:  # else it is given by position
+            options.setdefault("num_cpus", num_workers)
+        return cls(env_fns, para_mode, *args, **options, **(backend_options or {}))  # type: ignore[misc]
 
     @classmethod
     def from_samplers(

@@ -120,6 +120,11 @@ def option_names(para_mode: Any) -> list[str]:
     return [AUTO_OPTION] if isinstance(para_mode, str) and para_mode == AUTO else _accepted(_kind(para_mode))
 
 
+def lives_here(para_mode: Any) -> bool:
+    """Whether the envs of a mode live in this process. Arguments and errors: see `make_backend`."""
+    return not (isinstance(para_mode, str) and para_mode == AUTO) and bool(_kind(para_mode).uses_live_envs)
+
+
 def _kind(para_mode: Any) -> type[Any]:
     """Return the backend class of a word, or a class that is one itself."""
     if not isinstance(para_mode, type):

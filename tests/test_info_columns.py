@@ -286,14 +286,40 @@ scalars = numbers.flatmap(lambda value: st.sampled_from([value, np.float64(value
 infos = st.dictionaries(st.text(max_size=5), scalars, min_size=1, max_size=6)
 
 
+class Alike(Telling):
+    """Its resets say the same keys as its steps."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        return np.zeros(4, np.float32), {"x": 100.0}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.zeros(4, np.float32), 1.0, self.count == 3, False, {"x": float(self.count)}
+
+
+@pytest.mark.parametrize("mode", LOCAL)
+def test_info_of_a_reset_in_the_next_step_is_kept_though_it_is_in_columns(mode: str) -> None:
+    with ParallelEnv([Alike] * 2, mode, "restart", num_cpus=2) as env:
+        adapter: Any = env.to_gymnasium()
+        adapter.reset()
+        for _ in range(24):
+            infos = adapter.step(np.zeros(2, int))[4]
+        assert env.engine.pool.batch.info_columns is not None
+        assert infos["x"].tolist() == [100.0, 100.0]
+        assert env.reset_infos == [{"x": 100.0}] * 2
+
+
 @given(infos)
 def test_any_info_of_numbers_is_read_as_it_was_written(info: dict[str, Any]) -> None:
     form = form_of(info)
     assert form is not None
     columns = columns_of(form)
     assert columns.write(1, info)
-    assert [(position, same(found, info)) for position, found in columns.read(slice(0, 3), 3)] == [(1, True)]
-    assert [position for position, _ in columns.read([1, 2], 2)] == [0]
+    positions, (found,) = columns.read(slice(0, 3), 3, {"reset": False})
+    assert list(positions) == [1]
+    assert same(found, {**info, "reset": False})
+    assert list(columns.read([1, 2], 2)[0]) == [0]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +364,7 @@ def test_info_of_another_form_is_not_written(info: Any) -> None:
     assert form is not None
     columns = columns_of(form)
     assert not columns.write(0, info)
-    assert not list(columns.read(slice(0, 3), 3))
+    assert columns.read(slice(0, 3), 3) == ((), [])
 
 
 def learns(learner: InfoLearner, info: dict[str, Any], num_calls: int, generation: int = 0, num_steps: int = 1) -> int:

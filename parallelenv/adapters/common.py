@@ -82,8 +82,9 @@ class EndedEpisode(NamedTuple):
 class SameStep(Restart):
     """``"restart"`` for adapters: infos are the envs' own, at an end with an `EndedEpisode` under that class as key."""
 
+    name = "this adapter"
     lets_rest = False
-    _plain_info: ClassVar[Info] = {}
+    plain_info: ClassVar[Info] = {}
 
     def describe_end(  # noqa: D102 (see DonePolicy)
         self, info: dict[Any, Any], ended_state: State, reset_info: Info, is_exhausted: bool
@@ -96,6 +97,8 @@ class SameStep(Restart):
 class NextStep(DonePolicy):
     """For adapters: ended envs begin their next episode in the next step."""
 
+    name = "this adapter"
+    after_end = "an ended env begins its next episode in the next step"
     resets_next = True
     lets_rest = False
 
@@ -103,6 +106,7 @@ class NextStep(DonePolicy):
 class ByHand(DonePolicy):
     """``"continue"`` for adapters: their users reset."""
 
+    name = "this adapter"
     lets_rest = False
 
 

@@ -271,15 +271,22 @@ def is_for_calls(candidate: object) -> bool:
     return any(not name.startswith("_") and callable(getattr(kind, name, None)) for name in dir(kind))
 
 
+def is_vector_env(env: object) -> bool:
+    """Whether an env is a vector env: of Gymnasium, or of EnvPool, whose vector envs derive from Gymnasium's."""
+    return isinstance(env, gymnasium.vector.VectorEnv)
+
+
 def refuse_foreign(env: object, env_id: int) -> None:
-    """Raise an `InvalidEnvError` for PettingZoo's multi-agent envs and vector envs, whose contract is another."""
+    """Raise an `InvalidEnvError` for PettingZoo's multi-agent envs, which have another contract, and closed envs."""
     if any(kind.__module__.partition(".")[0] == "pettingzoo" for kind in type(env).__mro__):
         raise InvalidEnvError(
             f"env {env_id} is {show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side by "
             "side and is not PettingZoo's ParallelEnv. Wrap it into a gymnasium.Env first."
         )
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        raise InvalidEnvError(f"env {env_id} is {show(env)}, already a batch of envs. Give the single envs instead.")
+    if is_vector_env(env) and env.closed:  # type: ignore[attr-defined]
+        raise InvalidEnvError(
+            f"env {env_id} is {show(env)}, a vector env that is closed. Give a new one, or an env fn."
+        )
 
 
 def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:

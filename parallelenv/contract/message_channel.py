@@ -23,7 +23,8 @@ class MessageChannel(ABC):
     and result rows travel in the messages, unless a subclass overrides `attach` for a host that shares the batch.
 
     Attributes:
-        env_ids: The envs of the host.
+        items: Which items of the user's list the host has.
+        env_ids: Its envs. The same numbers, unless there are vector envs.
         inbox: Messages that were read before `receive` was called: if there are any, it returns at once.
         safe_bytes: Size of the largest message that can be sent while the host is sending a reply that nothing reads.
             The default is what a pipe holds.
@@ -33,7 +34,7 @@ class MessageChannel(ABC):
     safe_bytes: float = 65536
 
     def __init__(self, env_ids: tuple[int, ...]) -> None:
-        self.env_ids = env_ids
+        self.items = self.env_ids = env_ids
         self.inbox: deque[Message] = deque()
         self._batch: Batch | None = None  # if its rows travel
         self._num_unread = 0
@@ -100,7 +101,12 @@ class MessageChannel(ABC):
 
     def attach(self, batch: Batch) -> None:  # noqa: D102
         self._batch = batch
+        self.number_envs(batch)
         self.notify(batch.layout.part(self.env_ids))
+
+    def number_envs(self, batch: Batch) -> None:
+        """Note the ids of the host's envs, which `attach` does first: of vector envs they are known only then."""
+        self.env_ids = batch.layout.ids_of(self.items)
 
     def read_message(self) -> Message:
         """Return the next reply undecoded; errors: see `receive_message`."""

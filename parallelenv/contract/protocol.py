@@ -163,6 +163,28 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What a vector env can do, whose sub-envs have an env id each."""
+
+    num_envs: int  #: Number of its sub-envs.
+    name: str  #: Its class, for messages.
+    autoreset: (
+        str  #: When it begins the next episode of a sub-env by itself: ``"NextStep"``, ``"SameStep"``, ``"Disabled"``.
+    )
+    steps_some: bool = False  #: Whether it can step some of its sub-envs and not others.
+    resets_some: bool = False  #: Whether it can reset some of its sub-envs.
+    steps_ended: bool = (
+        False  #: Whether it takes a step of a sub-env whose episode has ended, which then does not count.
+    )
+
+    def does_for_some(self, operation: str) -> bool:
+        """Whether it can do something for some of its sub-envs."""
+        return (
+            self.resets_some if operation == "reset" else operation == "step" and (self.steps_some or self.steps_ended)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class EnvFacts:
     """What the caller needs to know of an env that runs elsewhere."""
 
@@ -173,6 +195,7 @@ class EnvFacts:
     process: ProcessInfo = UNKNOWN_PROCESS  #: The process that it runs in.
     instance: int = 0  #: Its `id` there, to tell it from other objects.
     has_steps: bool = True  #: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
+    group: GroupFacts | None = None  #: What it can do as a vector env; ``None`` if it is a single env.
 
 
 @dataclass(frozen=True, slots=True)

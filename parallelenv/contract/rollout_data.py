@@ -101,8 +101,8 @@ class RolloutChunk:
         said, table = state["said"]
         if table is not None:
             form, places, rows = table
-            infos = InfoColumns(form, *rows).read(slice(0, len(places)), len(places))
-            said |= {places[row]: Extra(info) for row, info in infos}
+            marked, infos = InfoColumns(form, *rows).read(slice(0, len(places)), len(places))
+            said |= {places[row]: Extra(info) for row, info in zip(marked, infos, strict=True)}
         vars(self).update(state, said=said)
 
     def __deepcopy__(self, memo: object) -> RolloutChunk:

@@ -39,11 +39,14 @@ class Assembler:
 
     def infos(self, batch: Batch, rows: Index, count: int) -> Array:
         """Return ``(count,)`` infos, each a separate dict, of envs that said nothing but what is in the columns."""
+        if batch.info_columns is None:
+            return self._policy.plain_infos(count)
+        positions, found = batch.info_columns.read(rows, count, self._policy.plain_info)
+        if len(found) == count:
+            return np.fromiter(found, object, count)
         infos = self._policy.plain_infos(count)
-        if batch.info_columns is not None:
-            for position, info in batch.info_columns.read(rows, count):
-                info.update(infos[position])
-                infos[position] = info
+        for position, info in zip(positions, found, strict=True):
+            infos[position] = info
         return infos
 
     def assemble(self, batch: Batch, outcome: Outcome, align: Align) -> StepResult | StepBatch:
@@ -56,13 +59,15 @@ class Assembler:
         reborn: list[int] = []  # envs that had ended, and so were reset instead of stepped
         if self._policy.resets_next and has_true(table.done):
             reborn = [env_id for env_id in table.ended(stepped) if env_id not in outcome.restarted]
-            for env_id in reborn:
-                table.reset_infos[env_id] = deep_copy(outcome.extras.get(env_id, NOTHING).info or {})
         flags = table.record_step(outcome.env_ids, rows, terminated, truncated)
         table.stats.add_step(batch.outcome(), None if stepped is table.env_ids else rows)
         if reborn:
             table.stats.begin_episodes(reborn)
         infos = self._infos(batch, outcome, rows, flags[2])
+        if reborn:
+            places = {env_id: place for place, env_id in enumerate(outcome.env_ids)}
+            for env_id in reborn:
+                table.reset_infos[env_id] = deep_copy(infos[places[env_id]])
         if align == "batch":
             return by_env(batch, outcome, rows, flags, infos)
         return by_item(batch, outcome, rows, flags, infos, self._copy)
@@ -92,12 +97,14 @@ class Assembler:
     def describe_ends(self, batch: Batch, outcome: Outcome, dones: Array, infos: Array) -> None:
         """Add to the infos of envs whose episode has ended what the reset within the step would hide."""
         env_ids, extras, table = outcome.env_ids, outcome.extras, self._table
-        for position in dones.nonzero()[0].tolist():
+        positions = dones.nonzero()[0].tolist()
+        in_columns = batch.read_reset_infos([env_ids[position] for position in positions])
+        for position in positions:
             env_id = env_ids[position]
             extra = extras.get(env_id, NOTHING) if extras else NOTHING
             if table.exhausted and env_id in table.exhausted and not extra.is_exhausted:  # since an earlier step
                 continue
-            reset_info = extra.reset_info or batch.reset_info(env_id)
+            reset_info = extra.reset_info or in_columns.get(env_id, {})
             table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
             ended = None if env_id in outcome.restarted else ended_state(batch, env_id, extra)
             self._policy.describe_end(infos[position], ended, reset_info, bool(extra.is_exhausted))

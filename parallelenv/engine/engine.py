@@ -110,7 +110,7 @@ class Engine:
         try:
             self.pool = Pool(backend, env_factories, spec=spec, **pool_arguments)
             self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
-            self.pool.build(done_policy.autoreset, spaces)
+            self.pool.build(done_policy, spaces)
             self.pool.timeout = timeout
         except BaseException:
             backend.close((), 0.0)  # whatever was started, even if an interrupt came before `self.pool` was set
@@ -131,6 +131,7 @@ class Engine:
 
         With a ``reward_dtype`` rewards must be numbers that fit it. ``as_given``: see `ActionReader`.
         """
+        self.pool.groups.refuse_policy(policy)
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
         self.done_policy = policy
         self.copies = copies

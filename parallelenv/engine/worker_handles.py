@@ -19,6 +19,7 @@ class WorkerHandle:
     """The pool's record of one host.
 
     Attributes:
+        env_ids: Its envs. Those of its spec, unless there are vector envs, whose size is known once they are built.
         in_flight: Tickets of the commands without a reply, by number; ``None`` if it was given up: a late reply is
             dropped.
         death: Cause of its death, ``None`` while it lives.
@@ -30,6 +31,9 @@ class WorkerHandle:
     in_flight: dict[int, Ticket | None] = field(default_factory=dict)
     death: Death | None = None
     has_built: bool = False
+
+    def __post_init__(self) -> None:
+        self.env_ids = self.spec.env_ids
 
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
         """Whether waiting for it cannot help to rebuild envs: it is dead, was given up, or is busy with one of them.
@@ -46,8 +50,8 @@ class WorkerHandle:
     def death_error(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
         """Return the error for a call that needed these envs of a dead host."""
         death = self.death or Death()
-        owned = list_ids(self.spec.env_ids)
-        worker = f"The worker of {name_envs(self.spec.env_ids)} (process {death.pid or 'unknown'})"
+        owned = list_ids(self.env_ids)
+        worker = f"The worker of {name_envs(self.env_ids)} (process {death.pid or 'unknown'})"
         if self.has_built:
             way_out = f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
             message = f"{worker} is dead. {death} {way_out}"

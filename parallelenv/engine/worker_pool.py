@@ -36,6 +36,8 @@ from parallelenv.contract.protocol import (
 )
 from parallelenv.contract.spaces import Spaces, common_space, with_spaces
 from parallelenv.contract.worker_info import ProcessInfo
+from parallelenv.engine.done_policies import DonePolicy
+from parallelenv.engine.groups import Groups
 from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.engine.tickets import Ticket
 from parallelenv.engine.worker_handles import Shard, WorkerHandle, spread
@@ -62,6 +64,7 @@ class Pool:
         facts: Facts about each env from its first build, in env id order.
         processes: Where each env lives now.
         env_ids: All env ids, ascending.
+        groups: The vector envs.
         batch: The arrays that all hosts read and write.
         backend: Places and reaches the workers.
         timeout: Seconds that a call may take whose caller gives no other limit; ``None``: no limit, as while envs are
@@ -96,6 +99,7 @@ class Pool:
         self.generation = 0
         self.planned: StepPlan | None = None
         self.processes = {}
+        self.groups = Groups(())
         self.is_traced = False
         self.waits_by: str | None = None
         num_workers = backend.plan_workers(len(factories), num_cpus, num_gpus)
@@ -128,34 +132,46 @@ class Pool:
             raise
         self._workers = [WorkerHandle(spec, channel) for spec, channel in zip(specs, channels, strict=True)]
         self._worker_of_channel = {worker.channel: worker for worker in self._workers}
-        self._worker_of_env = [worker for worker in self._workers for _ in worker.spec.env_ids]
+        self._number_envs()
+
+    def _number_envs(self) -> None:
+        """Note which worker has which env."""
+        self._worker_of_env = [worker for worker in self._workers for _ in worker.env_ids]
         self._shards: dict[tuple[int, ...], list[Shard]] = {}  # by env ids, of calls on some of the envs
         self._whole: list[Shard] = []
         for worker in self._workers:
-            ids = worker.spec.env_ids
+            ids = worker.env_ids
             self._whole.append((worker, ids, slice(ids[0], ids[-1] + 1)))
 
-    def build(self, keeps_ended: bool, spaces: Spaces | None = None) -> None:
-        """Build all envs and the batch, with room for last states of ended episodes if ``keeps_ended``.
+    def build(self, policy: DonePolicy, spaces: Spaces | None = None) -> None:
+        """Build all envs and the batch, with what a done policy needs.
 
         Raises:
             BaseException: What an env's constructor raised; the pool is closed.
+            InvalidEnvError: If a vector env does not fit the done policy; likewise.
         """
         try:
             self._has_spaces = spaces is not None
             facts = self.ask("build", self.env_ids, common=self._has_spaces).values
             refuse_shared(facts)
-            self.facts = with_spaces([facts[env_id] for env_id in self.env_ids], spaces)
-            observation_space = common_space(one.observation_space for one in self.facts)
-            action_space = common_space(one.action_space for one in self.facts)
-            spaces_and_rows = observation_space, action_space, 0, len(self.facts), keeps_ended
-            self.attach(Layout(*spaces_and_rows, has_infos=True))
+            of_items = with_spaces([facts[item] for item in self.env_ids], spaces)
+            observation_space = common_space(one.observation_space for one in of_items)
+            action_space = common_space(one.action_space for one in of_items)
+            sizes = [0 if one.group is None else one.group.num_envs for one in of_items]
+            self.facts = [one for one, size in zip(of_items, sizes, strict=True) for _ in range(size or 1)]
+            if any(sizes):
+                self.groups = Groups(one.group for one in of_items)
+                self.env_ids = tuple(range(len(self.facts)))
+            self.groups.refuse_policy(policy)
+            spaces_and_rows = observation_space, action_space, 0, len(self.facts), policy.autoreset
+            group_sizes = tuple(sizes) if any(sizes) else ()
+            self.attach(Layout(*spaces_and_rows, has_infos=True, group_sizes=group_sizes))
         except BaseException as error:
             self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
             raise
         for worker in self._workers:
             worker.has_built = True
-        self.processes.update({env_id: one.process for env_id, one in facts.items()})
+        self.processes.update({env_id: one.process for env_id, one in enumerate(self.facts)})
 
     @property
     def num_workers(self) -> int:
@@ -222,6 +238,7 @@ class Pool:
             UnpicklableError: If an argument cannot be copied; nothing was sent.
         """
         self.enter_planned()
+        self.groups.refuse_cut(operation, env_ids, each, common)
         ticket = Ticket(operation, tuple(env_ids), each)
         if failed:
             ticket.failures.update(failed)
@@ -296,7 +313,7 @@ class Pool:
             positions.setdefault(self._worker(env_id), []).append(position)
         shards: list[Shard] = []
         for worker, found in positions.items():
-            part, owned = tuple(env_ids[index] for index in found), worker.spec.env_ids
+            part, owned = tuple(env_ids[index] for index in found), worker.env_ids
             # The same object for all envs of a worker: their step then needs no pickle.
             shards.append((worker, owned if part == owned else part, found))
         if len(self._shards) == _MOST_SHARDS:
@@ -444,7 +461,7 @@ class Pool:
     @property
     def living(self) -> list[tuple[int, ...]]:
         """Env ids of each living worker."""
-        return [worker.spec.env_ids for worker in list(self._workers) if worker.death is None]
+        return [worker.env_ids for worker in list(self._workers) if worker.death is None]
 
     @property
     def is_idle(self) -> bool:
@@ -478,7 +495,7 @@ class Pool:
         self._refuse_closed()
         self.generation += 1
         worker.death = worker.channel.cause_of_death()
-        owned = worker.spec.env_ids
+        owned = worker.env_ids
         self.dead.update(dict.fromkeys(owned, worker.death_error(owned)))
         self._fail_waiting(worker)
         worker.channel.kill()
@@ -509,13 +526,14 @@ class Pool:
             InvalidEnvError: If one was given as a live instance that never left this process; nothing was changed.
         """
         self.enter_planned()
+        env_ids = self.groups.complete(env_ids)
         self._refuse_live(env_ids)
         workers = dict.fromkeys(map(self._worker, env_ids))
         self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)])
         broken = [worker for worker in workers if worker.death or worker.in_flight]
         # Also envs of a worker whose replacement was interrupted before these were built.
-        lost = (one for worker in workers for one in worker.spec.env_ids if worker in broken or one in self.dead)
-        rebuilt = sorted({*env_ids, *lost})
+        lost = (one for worker in workers for one in worker.env_ids if worker in broken or one in self.dead)
+        rebuilt = self.groups.complete([*env_ids, *lost])
         self._refuse_live(rebuilt)
         for worker in broken:
             self._replace(worker)
@@ -530,15 +548,15 @@ class Pool:
         for worker in workers:
             worker.has_built |= worker.death is None
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
-        replaced = [env_id for worker in broken for env_id in worker.spec.env_ids if env_id not in self.dead]
+        replaced = [env_id for worker in broken for env_id in worker.env_ids if env_id not in self.dead]
         if self.is_traced and replaced:  # they record what their envs do, like the others
             self.wait(self.submit("state", replaced, None, "start_trace"), None)
         return ticket
 
     def _refuse_live(self, env_ids: Sequence[int]) -> None:
         if self.backend.uses_live_envs:
-            workers = [(env_id, self._worker(env_id).spec) for env_id in env_ids]
-            refuse_live(spec.envs[env_id - spec.env_ids[0]] for env_id, spec in workers)
+            factories = [factory for worker in self._workers for factory in worker.spec.envs]
+            refuse_live(factories[self.groups.item(env_id)] for env_id in env_ids)
 
     def _let_finish(self, workers: Sequence[WorkerHandle]) -> None:
         """Wait until hosts have finished their commands, no longer than `timeout` seconds."""
@@ -556,7 +574,7 @@ class Pool:
             if worker.death is None:
                 worker.channel.kill()
                 worker.death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
-                self.dead.update(dict.fromkeys(worker.spec.env_ids, worker.death_error(worker.spec.env_ids)))
+                self.dead.update(dict.fromkeys(worker.env_ids, worker.death_error(worker.env_ids)))
             self._fail_waiting(worker)
         (channel,) = self.backend.launch([worker.spec])
         with self.shield:
@@ -573,7 +591,9 @@ class Pool:
         self.layout, self.batch = layout, self.backend.allocate(layout)
         self.generation += 1
         for worker in self._workers:
+            worker.env_ids = layout.ids_of(worker.spec.env_ids)
             worker.channel.attach(self.batch)
+        self._number_envs()
 
     def rearrange(self, layout: Layout) -> None:
         """Replace the batch by one of another layout. All states in the old one are lost.
@@ -584,7 +604,7 @@ class Pool:
         """
         self.enter_planned()
         self._let_finish(self._workers)
-        busy = [env_id for worker in self._workers if worker.in_flight for env_id in worker.spec.env_ids]
+        busy = [env_id for worker in self._workers if worker.in_flight for env_id in worker.env_ids]
         if busy:
             raise self.late(busy, self.timeout, "attach")
         self.attach(layout)

@@ -77,6 +77,7 @@ def evaluate(
         BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
     """
     shares = {env_id: share for env_id, share in goal.shares(env_ids).items() if share}  # the first have most
+    engine.pool.groups.refuse_resting("run_episodes()", shares)
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
         return _EpisodeRunner(shares, advance).play(engine, policy, each[: len(shares)], announce)
 

@@ -34,6 +34,7 @@ from parallelenv.contract.spaces import Action, Info, State, object_array, stack
 from parallelenv.contract.tensors import is_tensor
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.episode_stats import EndedEpisodes, OpenEpisodes
+from parallelenv.engine.groups import Groups
 from parallelenv.errors import ArgumentError
 from parallelenv.progress import open_bar
 
@@ -253,8 +254,11 @@ class RolloutLength:
         check_positive(name, value)
         return cls(num_steps, num_episodes)
 
-    def check(self, policy: DonePolicy, env_ids: Sequence[int]) -> None:
+    def check(self, policy: DonePolicy, groups: Groups, env_ids: Sequence[int]) -> None:
         """Raise an `ArgumentError` if the end of one env would have to stop the others, or there are fewer episodes."""
+        groups.refuse_cut("step", env_ids)
+        if self.num_episodes is not None:
+            groups.refuse_resting("rollout(num_episodes=...)", env_ids)
         if policy.resets_next:
             raise ArgumentError(
                 "rollout() does not know envs that are reset in the next step. Make the ParallelEnv with "

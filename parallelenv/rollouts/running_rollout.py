@@ -56,7 +56,7 @@ class RunningRollout:
         self._engine, self._pool, self._table = engine, engine.pool, engine.table
         self._recovery, self._done_policy = engine.recovery, engine.done_policy
         living = self._table.without_exhausted(env_ids)
-        goal.check(self._done_policy, living)
+        goal.check(self._done_policy, self._pool.groups, living)
         check_rows("rnn_state", rnn_state, len(env_ids))
         self._number = next(_numbers)
         self._env_ids, self._goal = env_ids, goal
@@ -416,7 +416,8 @@ class _LocalSteps:
         self._note_loose(ticket.values)
         batch = self._pool.batch
         for name, columns in (("info", batch.info_columns), ("reset_info", batch.reset_columns)):
-            for position, info in columns.read(batch.rows(env_ids), len(env_ids)) if columns is not None else ():
+            positions, infos = ((), []) if columns is None else columns.read(batch.rows(env_ids), len(env_ids))
+            for position, info in zip(positions, infos, strict=True):
                 env_id = env_ids[position]
                 if env_id not in ticket.failures:
                     ticket.values[env_id] = ticket.values.get(env_id, NOTHING)._replace(**{name: info})

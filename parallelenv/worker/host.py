@@ -17,9 +17,9 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from parallelenv.contract.batch import Batch, InfoForms, items_at
+from parallelenv.contract.batch import Batch, InfoForms, Layout, items_at
 from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_graph
-from parallelenv.contract.env_specs import is_env
+from parallelenv.contract.env_specs import is_env, is_vector_env
 from parallelenv.contract.error_text import show
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
@@ -41,10 +41,11 @@ from parallelenv.contract.worker_info import WorkerInfo, call_for, calls_envs, c
 from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedError, InvalidEnvError
 from parallelenv.worker import env_adapter
 from parallelenv.worker.env_adapter import EnvStep, Resettable
+from parallelenv.worker.env_group import EnvGroup
 from parallelenv.worker.env_state import EnvGenerators, load_env, put_back, save_env
 from parallelenv.worker.rollout_recorder import HostRollout
 from parallelenv.worker.row_writer import RowWriter, store_info
-from parallelenv.worker.running_command import Columns, Run, RunningCommand, StepEnvs
+from parallelenv.worker.running_command import Columns, Run, RunningCommand, Share, StepEnvs
 from parallelenv.worker.tracer import HostTracer, WorkerRecord
 
 _DRAWING = threading.RLock()
@@ -80,7 +81,12 @@ class Host:
         self.writer: RowWriter
         self._spec = spec
         self._first = spec.env_ids[0]  # the env in slot 0
-        self._envs: list[Resettable | None] = [None] * len(spec.env_ids)
+        self._num_envs = spec.num_envs
+        self._factories = list(spec.envs)  # by slot
+        self._items = [range(slot, slot + 1) for slot in range(len(spec.envs))]  # slots of each env's item of the list
+        self._groups: set[int] = set()  # slots of envs that are part of vector envs
+        self._shared_out: tuple[tuple[int, ...], list[Share]] = (), []  # the latest result of `_shares`, and its envs
+        self._envs: list[Any] = [None] * len(spec.env_ids)  # `Resettable` or `EnvGroup`, by slot
         self._steps: list[Any] = [_not_built] * len(spec.env_ids)
         self._found: tuple[tuple[int, ...], Any] = (), None  # the latest result of `_find`, and its envs
         self._spaces: list[Space] = []
@@ -98,21 +104,46 @@ class Host:
     @property
     def current(self) -> int | None:
         """The env that the latest command has reached or stopped at; ``None`` before its first, and between envs."""
-        running = self.running
-        number = running.num_started  # read once, since this is called in other threads, too
-        return running.command.env_ids[number - 1] if number else None
+        return next(iter(self.running.current_ids), None)
 
     def describe(self, env_id: int) -> WorkerInfo:
         """Return an env's `WorkerInfo`."""
         spec = self._spec
         seed = self._seeds.get(env_id, None if spec.seed is None else spec.seed + env_id)
         shared = MappingProxyType(spec.shared)
-        return WorkerInfo(env_id, spec.num_envs, spec.worker_id, spec.num_workers, seed, shared)
+        return WorkerInfo(env_id, self._num_envs, spec.worker_id, spec.num_workers, seed, shared)
 
     def attach(self, batch: Batch) -> None:
         """Use this batch: its envs write their results to its rows."""
         self.writer = RowWriter(batch)
         self._found = (), None
+        self._shared_out = (), []
+        if batch.layout.group_sizes and not self._groups:
+            self._number_envs(batch.layout)
+
+    def _number_envs(self, layout: Layout) -> None:
+        """Note the ids of all envs, now that it is known how many each vector env has."""
+        items = self._spec.env_ids
+        slots: list[int] = []  # of its item, for each env
+        begin = 0
+        self._items = []
+        for slot, item in enumerate(items):
+            size = layout.group_sizes[item]
+            own = range(begin, begin + max(1, size))
+            if size:
+                self._groups.update(own)
+            self._items += [own] * len(own)
+            slots += [slot] * len(own)
+            begin = own.stop
+        self.env_ids = layout.ids_of(items)
+        self._first = self.env_ids[0]
+        self._num_envs = sum(max(1, size) for size in layout.group_sizes)
+        self._factories = [self._factories[slot] for slot in slots]
+        self._envs = [self._envs[slot] for slot in slots]
+        self._steps = [self._steps[slot] for slot in slots]
+        if self._generators:
+            old = [self._generators[item] for item in items]
+            self._generators = {env_id: old[slot] for env_id, slot in zip(self.env_ids, slots, strict=True)}
 
     def detach(self) -> None:
         """Release the batch, after `close`."""
@@ -132,7 +163,8 @@ class Host:
             self.running.columns = ((),)  # a command that another thread repeats after a failure finds no env
             self.running = RunningCommand(Command(0, "close", self.env_ids))
             for self.running.num_started, env in enumerate(envs, 1):
-                self._close_env(env)
+                if self.running.num_started == 1 or env is not envs[self.running.num_started - 2]:
+                    self._close_env(env)
 
         try:
             call_for(self, close_all)
@@ -164,7 +196,7 @@ class Host:
         """
         if self._generators is not None:
             return None
-        return RunningCommand(command, self.step, envs=self._find(command.env_ids))
+        return RunningCommand(command, self.step, envs=None if self._groups else self._find(command.env_ids))
 
     @calls_envs
     def repeat(self, prepared: RunningCommand) -> Reply:
@@ -176,7 +208,7 @@ class Host:
             The reply, which the next step with the same ``prepared`` overwrites if it is empty.
         """
         command, reply = prepared.command, prepared.reply
-        if self.tracer is not None:
+        if self.tracer is not None or prepared.envs is None:
             return self.execute(command)
         if reply.values or reply.failures or reply.output:
             reply = prepared.reply = Reply(command.number)
@@ -198,7 +230,16 @@ class Host:
         """Make a command the running one."""
         run: Run
         columns: Columns = ((),)
-        if command.operation == "step":
+        shares = self._shares(command) if self._groups else None
+        if shares is not None:
+            begins = command.begins
+            if command.operation == "step":
+                rows: Any = self.writer.batch.rows(command.env_ids)
+                if command.begins_ended:
+                    begins = tuple(self.writer.ended(range(rows.start, rows.stop) if isinstance(rows, slice) else rows))
+                self.writer.start_step(rows)
+            run, columns = functools.partial(self._run_shares, begins), (shares,)
+        elif command.operation == "step":
             run, columns = self.step, self._start_step(command, self._find(command.env_ids))
         elif command.operation == "rollout":
             run = self.rollout
@@ -209,8 +250,28 @@ class Host:
             run = put_back()(run)
         if self.tracer is not None:
             run = self.tracer.traced(run)
-        self.running = running = RunningCommand(command, run, columns)
+        self.running = running = RunningCommand(command, run, columns, shares=shares)
         return running
+
+    def _shares(self, command: Command) -> list[Share] | None:
+        """Return the parts of a command for single envs and for vector envs, ``None`` if it is not for each env."""
+        if command.operation == "rollout" or (command.operation == "state" and command.common not in ("save", "load")):
+            return None
+        known_ids, shares = self._shared_out  # one tuple: two threads may use an abandoned host
+        if command.env_ids == known_ids:
+            return shares
+        positions: dict[range, list[int]] = {}
+        for position, env_id in enumerate(command.env_ids):
+            positions.setdefault(self._items[env_id - self._first], []).append(position)
+        shares = []
+        for slots, found in positions.items():
+            found.sort(key=command.env_ids.__getitem__)
+            env_ids = tuple(command.env_ids[position] for position in found)
+            numbers = None if len(env_ids) == len(slots) else [one - self._first - slots.start for one in env_ids]
+            rows = self.writer.batch.rows(env_ids)
+            shares.append(Share(env_ids, found, numbers, rows, slots.start in self._groups))
+        self._shared_out = command.env_ids, shares
+        return shares
 
     def _run(self, running: RunningCommand) -> Iterator[Reply]:
         """Execute the rest of the running command and yield its reply.
@@ -232,8 +293,8 @@ class Host:
         reply, doing = running.reply, running.doing
         if not running.num_started:
             raise error
-        env_id = running.command.env_ids[running.num_started - 1]
-        if isinstance(error, ExhaustedError) and doing == "reset":  # it is done and keeps its last state
+        env_id, *others = running.current_ids
+        if isinstance(error, ExhaustedError) and doing == "reset" and not others:  # it is done and keeps its last state
             writer, row = self.writer, env_id - self.writer.first
             writer.rewards[row] = 0.0
             writer.store_flags(row, False, True)
@@ -242,10 +303,12 @@ class Host:
             interrupted = EnvInterruptedError(
                 f"env {env_id} was interrupted in the middle of {doing}; its state is uncertain. Call reset({env_id})."
             )
-            reply.failures[env_id] = Failure(interrupted, env_id, f"interrupted {doing}")
+            for one in (env_id, *others):
+                reply.failures[one] = Failure(interrupted, one, f"interrupted {doing}")
             raise error
         else:
-            reply.failures[env_id] = Failure(error, env_id, doing)
+            for one in (env_id, *others):
+                reply.failures[one] = Failure(error, one, doing)
 
     def _operate(self, running: RunningCommand, walk: Iterator[Any]) -> None:
         """Run an operation for one env after the other."""
@@ -254,10 +317,50 @@ class Host:
             if self._generators is not None and operation == self.build:
                 seed = self._spec.seed
                 self._generators[env_id] = EnvGenerators(None if seed is None else seed + env_id)
-                self._spec.envs[env_id - self._first].prepare()
+                self._factories[env_id - self._first].prepare()
             value = self._with_generators(env_id, operation)(env_id, argument, common)
             if value is not None:
                 running.reply.values[env_id] = value
+
+    def _run_shares(self, begins: tuple[int, ...], running: RunningCommand, walk: Iterator[Any]) -> None:
+        """Run a command for single envs and vector envs, one after the other; ``begins`` are to begin an episode."""
+        command = running.command
+        for running.num_started, share in walk:
+            first, number = share.env_ids[0], running.num_started
+            each = None if command.each is None else [command.each[position] for position in share.positions]
+            if share.is_group:
+                self._run_group(running, share, each)
+            elif command.operation == "step":
+                one = dataclasses.replace(command, env_ids=share.env_ids, each=each, begins=begins, begins_ended=False)
+                self.step(running, zip([number], *self._start_step(one, self._find(one.env_ids)), strict=True))
+            else:
+                self._operate(running, iter([(number, first, None if each is None else each[0])]))
+
+    def _run_group(self, running: RunningCommand, share: Share, each: Any) -> None:
+        """Run a command for a vector env."""
+        operation, common, first = running.command.operation, running.command.common, share.env_ids[0]
+        values = running.reply.values
+        if operation == "build":
+            values.update(dict.fromkeys(share.env_ids, self.build(first, None, common)))
+        elif operation != "state":
+            if operation == "reset":
+                self._note_seeds(share.env_ids, [seed for seed, _ in each])
+            group = self._env(first)
+            values.update(self._with_generators(first, group.run)(share, each, self.writer, running))
+            if group.oddity:
+                self._remark(first)
+        elif common == "load":
+            self.load(first, each[0])
+        elif self._env(first).can_be_saved:  # the first env gets the state of all
+            values.update({**dict.fromkeys(share.env_ids, b""), first: self.save(first, None)})
+
+    def _note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
+        """Note the seeds of a reset of a vector env, and seed its global generators by the first, if it has any."""
+        given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
+        self._seeds.update(given)
+        if self._generators is not None and given:
+            generators = self._generators[env_ids[0]]
+            generators.run(generators.seed, next(iter(given.values())))
 
     def _with_generators(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a call that runs with an env's own global generators, if envs have their own."""
@@ -309,7 +412,7 @@ class Host:
 
     def _reset_within_step(self, env_id: int) -> tuple[State, Info]:
         self.running.doing = "reset"
-        env = self._envs[env_id - self._first]
+        env: Resettable | None = self._envs[env_id - self._first]
         if self.tracer is None and self._generators is None and env is not None:
             result = env.reset(None, None)  # as `_reset` does, with fewer calls
             if env.oddity:
@@ -323,7 +426,7 @@ class Host:
                 self.tracer.resets.append((begin, perf_counter(), env_id))
 
     def _reset(self, env_id: int, seed: int | None, options: Info | None) -> tuple[State, Info]:
-        env = self._env(env_id)
+        env: Resettable = self._env(env_id)
         if self._generators is not None and seed is not None:
             self._generators[env_id].seed(seed)
         result = env.reset(seed, options)
@@ -372,7 +475,7 @@ class Host:
 
     def _five_items(self, env_id: int, result: Any) -> EnvStep:
         """Return a step's result as five items; from now on the env's ``step`` itself returns five."""
-        env = self._env(env_id)
+        env: Resettable = self._env(env_id)
         five = env.five(result)
         self._steps[env_id - self._first] = self._with_generators(env_id, env.step)
         self._remark(env_id)
@@ -443,22 +546,33 @@ class Host:
 
     def build(self, env_id: int, argument: object, has_spaces: bool | None) -> EnvFacts:
         """Make an env, after closing the one that it replaces; read its spaces unless ``has_spaces``."""
-        slot = env_id - self._first
-        old, self._envs[slot] = self._envs[slot], None
-        self._steps[slot] = _not_built
-        self._seeds.pop(env_id, None)
+        slots = self._items[env_id - self._first]
+        old = self._envs[slots.start]
+        for slot in slots:
+            self._envs[slot], self._steps[slot] = None, _not_built
+            self._seeds.pop(self._first + slot, None)
         self._close_env(old)
-        env = self._spec.envs[slot].build()
+        env = self._factories[slots.start].build()
+        group = EnvGroup(env) if is_vector_env(env) else None
+        if self._groups and (0 if group is None else group.facts.num_envs) != (
+            len(slots) if slots.start in self._groups else 0
+        ):
+            raise InvalidEnvError(
+                f"{type(env).__name__} was rebuilt with another number of envs than {len(slots)}, which it was built "
+                "with. An env fn has to make the same each time."
+            )
         self._adopt(env_id, env)
         self._remark(env_id)
+        prefix = "" if group is None else "single_"
         return EnvFacts(
-            None if has_spaces else self._shared_space(getattr(env, "observation_space", None)),
-            None if has_spaces else self._shared_space(getattr(env, "action_space", None)),
+            None if has_spaces else self._shared_space(getattr(env, prefix + "observation_space", None)),
+            None if has_spaces else self._shared_space(getattr(env, prefix + "action_space", None)),
             dict(getattr(env, "metadata", None) or {}),
             "rgb_array" if env_adapter.draws_by_mode(env) else getattr(env, "render_mode", None),
             this_process(),
             id(env),
             is_env(env),
+            None if group is None else group.facts,
         )
 
     def _shared_space(self, space: Space | None) -> Space | None:
@@ -475,10 +589,12 @@ class Host:
 
     def _adopt(self, env_id: int, env: Env) -> None:
         """Use an env that was made or loaded."""
-        self._envs[env_id - self._first] = adapted = env_adapter.adapt(env)
-        self._steps[env_id - self._first] = self._with_generators(env_id, adapted.step)
+        adapted: Any = EnvGroup(env) if is_vector_env(env) else env_adapter.adapt(env)
+        for slot in self._items[env_id - self._first]:
+            self._envs[slot] = adapted
+            self._steps[slot] = self._with_generators(env_id, adapted.step)
 
-    def _env(self, env_id: int) -> Resettable:
+    def _env(self, env_id: int) -> Any:
         return self._envs[env_id - self._first] or _not_built()
 
     def _close_env(self, env: Resettable | None) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from parallelenv.contract.batch import Array, Batch, Index, InfoColumns, InfoForms
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.spaces import State, describe_value
+from parallelenv.contract.spaces import State, casts_to, describe_value
 from parallelenv.contract.tensors import as_array
 from parallelenv.errors import EnvContractError
 
+_OUTCOMES = "rewards", "terminations", "truncations"
 _FLAGS = frozenset({bool, np.bool_})
 
 
@@ -30,6 +31,7 @@ class RowWriter:
         infos: The columns for infos of steps; ``None``: infos are returned like other values.
         reset_infos: The same, for infos of resets within steps.
         keeps_types: See `Layout`.
+        has_loose: Whether states have loose leaves.
         loose: Loose leaves of the latest states, by row, as the envs returned them: no array keeps these for a rollout.
     """
 
@@ -45,6 +47,7 @@ class RowWriter:
         self.flat_states: Any = _view(single.reshape(-1)) if single is not None and is_vector else None
         self.cells = [slice(row * width, row * width + width) for row in range(layout.num_envs)]
         self.loose: dict[int, list[Any]] = {}
+        self.has_loose = any(array is None for array in batch.states)
         self._structure, self._single, self._broadcasts = layout.states, single, layout.broadcasts
         self._terminated, self._truncated = _view(batch.terminated), _view(batch.truncated)
         self._flag_bytes = _view(batch.flags.reshape(-1).view(np.uint8))
@@ -123,6 +126,57 @@ class RowWriter:
         if loose:
             self.loose[row] = loose
         return loose or None
+
+    def store_states(self, rows: Index, states: State) -> None:
+        """Write a batch of states without loose leaves, one array each."""
+        for index, (array, leaf) in enumerate(zip(self.batch.states, self._structure.split_state(states), strict=True)):
+            target: Any = array
+            given = as_array(leaf)
+            if given.shape != target[rows].shape or not casts_to(given, target.dtype):
+                self._structure.check_leaf(index, given[0] if given.ndim else given)  # which most often raises
+                what = f"The states{self._structure.describe(index)} are {describe_value(given)}"
+                raise EnvContractError(
+                    f"{what}, but have to be of shape {target[rows].shape} and dtype {target.dtype}."
+                )
+            target[rows] = given
+
+    def store_ended(self, row: int, state: State) -> list[Any] | None:
+        """Write the last state of an episode, and return its loose leaves, if it has any."""
+        loose = []
+        for index, (array, leaf) in enumerate(
+            zip(self.batch.ended_states, self._structure.split_state(state), strict=True)
+        ):
+            if array is None:
+                loose.append(deep_copy(leaf))
+            else:
+                self._store_leaf(index, array, row, leaf)
+        return loose or None
+
+    def store_outcomes(self, rows: Index, *outcomes: Any) -> Array:
+        """Write rewards, terminated and truncated, an array each; return ``(k,)`` bool: whether each episode ended."""
+        batch = self.batch
+        for name, given, array in zip(
+            _OUTCOMES, outcomes, (batch.rewards, batch.terminated, batch.truncated), strict=True
+        ):
+            values = given if type(given) is np.ndarray else as_array(given)
+            target = array[rows]
+            if values.shape != target.shape or not np.can_cast(values.dtype, array.dtype, "same_kind"):
+                raise EnvContractError(
+                    f"step() returned {name} {describe_value(given)}; of {len(target)} envs it has to be an array of "
+                    f"{array.dtype} with one for each."
+                )
+            array[rows] = values
+        ends: Any = batch.flags[rows].any(axis=1)
+        return ends  # type: ignore[no-any-return]
+
+    def store_infos(self, rows: Index, columns: Mapping[str, Array] | None) -> bool:
+        """Write infos, an array per key, to their columns; return whether nothing is left to say.
+
+        ``None`` stands for infos that are not arrays.
+        """
+        if not columns:
+            return columns is not None
+        return self.infos is not None and self.infos.write_rows(rows, columns)
 
     def latest_loose(self, row: int) -> list[Any] | None:
         """Return the loose leaves of a row's latest state, ``None`` each before the first; ``None`` if it has none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallelenv.contract.batch import Index
 from parallelenv.contract.protocol import Command, Reply
@@ -28,6 +28,16 @@ class StepEnvs:
     counts: range  #: From 1 to their number.
 
 
+class Share(NamedTuple):
+    """The part of a command that is for one env, or for one vector env."""
+
+    env_ids: tuple[int, ...]  #: The envs, ascending.
+    positions: list[int]  #: Their positions in the command.
+    numbers: Sequence[int] | None  #: Which sub-envs of the vector env these are, ascending; ``None``: all.
+    rows: Index  #: Their rows in the batch.
+    is_group: bool  #: Whether it is for a vector env.
+
+
 class RunningCommand:
     """The command that a host executes, or the latest one; or a step that it prepared to execute again and again.
 
@@ -39,6 +49,7 @@ class RunningCommand:
         run: Executes it.
         columns: What ``run`` needs of each env.
         envs: Where a prepared step finds its envs.
+        shares: Of a host with vector envs, what starts one after the other instead of single envs.
 
     Attributes:
         number: Number of the command that this object is the state of. It is set last, so if an interrupt came earlier,
@@ -48,10 +59,15 @@ class RunningCommand:
         reply: The reply so far.
     """
 
-    __slots__ = ("columns", "command", "doing", "envs", "num_started", "number", "reply", "run")
+    __slots__ = ("columns", "command", "doing", "envs", "num_started", "number", "reply", "run", "shares")
 
     def __init__(
-        self, command: Command, run: Any = None, columns: Columns = ((),), envs: StepEnvs | None = None
+        self,
+        command: Command,
+        run: Any = None,
+        columns: Columns = ((),),
+        envs: StepEnvs | None = None,
+        shares: Sequence[Share] | None = None,
     ) -> None:
         self.command = command
         self.run = run
@@ -60,7 +76,16 @@ class RunningCommand:
         self.num_started = 0
         self.doing = command.operation
         self.reply = Reply(command.number)
+        self.shares = shares
         self.number = command.number
+
+    @property
+    def current_ids(self) -> tuple[int, ...]:
+        """The env that has started last, or all envs of a vector env that has; empty before the first."""
+        number = self.num_started  # read once, since this is called in other threads, too
+        if self.shares is not None:
+            return self.shares[number - 1].env_ids if number else ()
+        return self.command.env_ids[max(0, number - 1) : number]
 
     def remaining(self) -> Iterator[Any]:
         """Return an iterator over the envs that have not started: ``num_started`` once they have, and their columns."""

@@ -81,6 +81,8 @@ class HostTracer:
 
         def traced_run(running: RunningCommand, walk: Iterator[Any]) -> None:
             operation, env_ids = running.command.operation, running.command.env_ids
+            if running.shares is not None:  # the turn of a vector env is shown as that of its first env
+                env_ids = tuple(share.env_ids[0] for share in running.shares)
             is_rollout = operation == "rollout"  # the turns of its envs belong to its steps
             first, begin = running.num_started, perf_counter()  # after an interrupt the first envs have had their turn
             self._moments.clear()

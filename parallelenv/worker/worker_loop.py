@@ -138,7 +138,12 @@ class MessageHost:
     def attach(self, layout: Layout) -> None:
         """Give the host a batch of this layout: here one of its own, so that rows travel in the messages."""
         self._batch = Batch.private(layout)
-        self.host.attach(self._batch)
+        self.use(self._batch)
+
+    def use(self, batch: Batch) -> None:
+        """Let the host use a batch."""
+        self.host.attach(batch)
+        self.subsets[0] = self.host.env_ids  # only now known, if there are vector envs
 
 
 def prepare_worker(packed: PackedSpec) -> None:

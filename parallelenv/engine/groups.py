@@ -1,0 +1,117 @@
+"""Vector envs in a pool: which env ids belong together, and what a vector env cannot do.
+
+The sub-envs of a vector env are a *group*: they have consecutive env ids and live in the same worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from parallelenv.contract.error_text import list_ids
+from parallelenv.contract.protocol import GroupFacts
+from parallelenv.engine.done_policies import DonePolicy
+from parallelenv.errors import ArgumentError, InvalidEnvError
+
+_FOR_ALL = {
+    "reset": "which is reset",
+    "step": "which steps",
+    "set": "whose attributes are set",
+    "call": "whose methods are called",
+    "save": "which is saved",
+    "load": "which is loaded",
+}
+"""Operations that many vector envs have only for all of their sub-envs, with words for messages."""
+
+
+class Groups:
+    """The groups of a pool.
+
+    Args:
+        facts: Of each item of the user's list, ``None`` for a single env; empty if there is no vector env.
+    """
+
+    def __init__(self, facts: Iterable[GroupFacts | None]) -> None:
+        self._groups: dict[range, GroupFacts] = {}
+        self._group_of: dict[int, range] = {}
+        self._items: list[int] = []  # by env id
+        for item, one in enumerate(facts):
+            first = len(self._items)
+            env_ids = range(first, first + (1 if one is None else one.num_envs))
+            if one is not None:
+                self._groups[env_ids] = one
+                self._group_of.update(dict.fromkeys(env_ids, env_ids))
+            self._items += [item] * len(env_ids)
+
+    def item(self, env_id: int) -> int:
+        """Return the index in the user's list of an env, or of the vector env that it is a part of."""
+        return self._items[env_id] if self._items else env_id
+
+    def complete(self, env_ids: Iterable[int]) -> list[int]:
+        """Return these envs and all others of their groups, ascending."""
+        chosen = set(env_ids)
+        return sorted(chosen.union(*(self._group_of.get(env_id, ()) for env_id in chosen)))
+
+    def refuse_cut(
+        self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
+    ) -> None:
+        """Raise an `ArgumentError` if some envs of a group are to do what their vector env has only for all of them.
+
+        Arguments: see `Pool.submit`.
+        """
+        if not self._groups:
+            return
+        what = str(common) if operation == "state" else operation
+        if what not in _FOR_ALL or (what == "call" and {call.name for call in each or (common,)} == {"render"}):
+            return
+        chosen: dict[range, list[int]] = {}
+        for env_id in env_ids:
+            if env_id in self._group_of:
+                chosen.setdefault(self._group_of[env_id], []).append(env_id)
+        for whole, part in chosen.items():
+            facts = self._groups[whole]
+            if len(part) < len(whole) and not facts.does_for_some(what):
+                raise ArgumentError(
+                    f"envs {list_ids(part)} are a part of one vector env, {facts.name}, of envs {list_ids(whole)}, "
+                    f"{_FOR_ALL[what]} only as a whole. Give id=range({whole.start}, {whole.stop}), and pause none of "
+                    "them."
+                )
+
+    def refuse_resting(self, call: str, env_ids: Iterable[int]) -> None:
+        """Raise an `ArgumentError` if an env cannot rest, as a call needs it, while the others of its group step."""
+        if not self._groups:
+            return
+        for env_id in env_ids:
+            whole = self._group_of.get(env_id, range(0))
+            if len(whole) > 1 and not self._groups[whole].does_for_some("step"):
+                raise ArgumentError(
+                    f"envs {list_ids(whole)} are one vector env, {self._groups[whole].name}, which steps only as a "
+                    f"whole, but in {call} each env rests when it has played its episodes. Use rollout(policy, "
+                    "num_steps), or give the envs one by one."
+                )
+
+    def refuse_policy(self, policy: DonePolicy) -> None:
+        """Raise an `InvalidEnvError` if a vector env does not fit a done policy."""
+        for env_ids, facts in self._groups.items():
+            lack = _lack(facts, policy)
+            if lack:
+                raise InvalidEnvError(
+                    f"envs {list_ids(env_ids)} are one vector env, {facts.name}, whose autoreset mode is "
+                    f"{facts.autoreset}: {lack}. So it does not fit {policy.name} ({policy.after_end}). Choose another "
+                    "autoreset_mode or another policy: the page on vector envs has a table of what fits."
+                )
+
+
+def _lack(facts: GroupFacts, policy: DonePolicy) -> str:
+    """Return what a vector env lacks for a done policy, a clause; empty if it fits."""
+    if policy.autoreset:
+        can = facts.autoreset == "SameStep" or facts.resets_some
+        return "" if can else "it cannot begin an episode of some of its envs, for want of options['reset_mask']"
+    if facts.autoreset == "SameStep":
+        return "it begins the next episode within the step that ends one"
+    if policy.resets_next:
+        return "" if facts.autoreset == "NextStep" else "it does not begin the next episode by itself"
+    if policy.skips_done and not policy.is_shared:
+        can = facts.steps_some or facts.steps_ended
+        return "" if can else "it cannot step without those of its envs that ended"
+    return ""

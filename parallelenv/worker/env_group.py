@@ -1,0 +1,370 @@
+"""A vector env as an item of the user's list: its sub-envs step together, and have an env id each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.utils import EzPickle
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from parallelenv.contract.batch import Array, Index
+from parallelenv.contract.copying import Broadcast, deep_copy, dumps
+from parallelenv.contract.error_text import show
+from parallelenv.contract.protocol import NOTHING, Extra, GroupFacts, Lookup, MethodCall
+from parallelenv.contract.spaces import Action, Info, State, pick_rows
+from parallelenv.contract.tensors import as_array
+from parallelenv.errors import AbsentAttributeError, EnvContractError
+from parallelenv.worker import env_adapter
+from parallelenv.worker.row_writer import RowWriter, store_info
+from parallelenv.worker.running_command import RunningCommand, Share
+
+_OF_ENVPOOL = frozenset({"env_id", "players"})
+"""Infos in which EnvPool numbers its sub-envs; the user has env ids."""
+_AT_END = "final_obs", "final_info", "_final_obs", "_final_info"
+"""Infos of a vector env that begins episodes within the step that ends one."""
+
+
+class EnvGroup:
+    """Resets and steps the sub-envs of a vector env, writes what they return to rows of the batch, and calls them.
+
+    There are three kinds. `SyncVectorEnv` and `AsyncVectorEnv` take a list of seeds and ``options["reset_mask"]``.
+    EnvPool's step and reset any of their sub-envs, by number, and keep the seed that they were made with. Of all others
+    no more is expected than Gymnasium's documentation says: one seed, and the mask if they have no autoreset.
+
+    Operations return what envs return beyond their rows, by env id, without empty results.
+
+    Attributes:
+        env: The vector env as the user made it, maybe wrapped.
+        facts: What it can do.
+        oddity: See `Resettable`.
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        core: Any = env.unwrapped
+        self.env: Any = env
+        self.oddity: tuple[str, str] | tuple[()] = ()
+        self._is_envpool = hasattr(core, "all_env_ids") and hasattr(core, "async_reset")
+        self._is_of_envs = isinstance(core, (SyncVectorEnv, AsyncVectorEnv))
+        mode = AutoresetMode((env.metadata or {}).get("autoreset_mode") or AutoresetMode.NEXT_STEP)
+        is_disabled = mode is AutoresetMode.DISABLED
+        self.facts = GroupFacts(
+            env.num_envs,
+            type(core).__name__,
+            mode.value,
+            steps_some=self._is_envpool,
+            resets_some=self._is_envpool or self._is_of_envs or is_disabled,
+            steps_ended=is_disabled and not self._is_of_envs,  # those raise an AssertionError
+        )
+        if self._is_envpool and core.config["batch_size"] != env.num_envs:
+            raise EnvContractError(
+                f"{self.facts.name} was made with batch_size={core.config['batch_size']} and num_envs={env.num_envs}, "
+                "so its steps return only some of its envs. Leave out batch_size, and use send() and recv()."
+            )
+
+    def run(self, share: Share, each: Any, writer: RowWriter, running: RunningCommand) -> dict[int, Any]:
+        """Run a command for some of the envs."""
+        operation, common = running.command.operation, running.command.common
+        if operation == "step":
+            return self.step(share, each, writer, running)
+        if operation == "reset":
+            return self.reset(share, each, writer)
+        if operation == "get":
+            return self.get(share, each, common)
+        if operation == "set":
+            return self.set(share, each, common)
+        calls = [MethodCall(*common.call())] if isinstance(common, Broadcast) else list(each or (common,))
+        running.doing = calls[0].name + "()"
+        return self.call(share, calls)
+
+    # ---------------------------------------------------------------- resets and steps
+
+    def reset(
+        self, share: Share, each: Sequence[tuple[int | None, Info | None]], writer: RowWriter
+    ) -> dict[int, Extra]:
+        """Begin episodes, and write their first states."""
+        options = each[0][1]
+        if any(other is not options and dumps(other) != dumps(options) for _, other in each):
+            raise EnvContractError(f"{self.facts.name} takes the same options for all of its envs.")
+        states, infos = self._reset(share.numbers, [seed for seed, _ in each], deep_copy(options))
+        loose = self._store_states(writer, share.env_ids, share.rows, states)
+        of_each = zip(share.env_ids, infos, loose, strict=True)
+        return {env_id: Extra(info or None, leaves) for env_id, info, leaves in of_each if info or leaves}
+
+    def _reset(
+        self, numbers: Sequence[int] | None, seeds: Sequence[int | None] = (), options: Info | None = None
+    ) -> tuple[State, list[Info]]:
+        """Reset these sub-envs, ``None``: all; return their states, batched, and their infos."""
+        size = self.facts.num_envs
+        chosen = range(size) if numbers is None else numbers
+        is_seeded = any(seed is not None for seed in seeds)
+        if self._is_envpool:
+            if is_seeded:
+                self.oddity = (
+                    "EnvPool keeps the seed that it was made with",
+                    "The seed of reset() has no effect: give one to envpool.make_gymnasium()",
+                )
+            states, infos = self.env.reset(np.array(chosen, np.int32), options=options)
+            return states, self._split(infos, range(len(chosen)))
+        if numbers is not None:
+            mask = np.zeros(size, bool)
+            mask[list(numbers)] = True
+            options = {**(options or {}), "reset_mask": mask}
+        seed: Any = None
+        if is_seeded and self._is_of_envs:
+            seed = [None] * size
+            for number, one in zip(chosen, seeds, strict=True):
+                seed[number] = one
+        elif is_seeded:
+            seed = seeds[0]
+            if seed is None or len(seeds) < size or list(seeds) != list(range(seed, seed + size)):
+                raise EnvContractError(
+                    f"{self.facts.name} takes one seed for all of its envs. Reset all of them, with an int as seed."
+                )
+        states, infos = self.env.reset(seed=seed, options=options)
+        return _pick(states, numbers), self._split(infos, chosen)
+
+    def step(
+        self, share: Share, each: Sequence[Action] | None, writer: RowWriter, running: RunningCommand
+    ) -> dict[int, Extra]:
+        """Step envs, write their results, and begin the next episodes of those that ended if the command says so."""
+        states, outcomes, infos, indices = self._step(self._actions(share, each, writer), share.numbers)
+        loose = self._store_states(writer, share.env_ids, share.rows, states)
+        ends = writer.store_outcomes(share.rows, *outcomes)
+        ended: list[int] = ends.nonzero()[0].tolist() if running.command.autoreset else []
+        at_end = {key: infos.pop(key) for key in _AT_END if ended and key in infos}
+        values: dict[int, Extra] = {}
+        are_stored = writer.store_infos(share.rows, self._columns(infos, indices))  # at once, if all have columns
+        if not are_stored or writer.has_loose:
+            said = [{}] * len(loose) if are_stored else self._split(infos, indices)
+            for env_id, info, leaves in zip(share.env_ids, said, loose, strict=True):
+                left = store_info(writer.infos, env_id - writer.first, info)
+                if left or leaves:
+                    values[env_id] = Extra(left, leaves)
+        if ended and self.facts.autoreset == AutoresetMode.SAME_STEP.value:
+            chosen = [indices[position] for position in ended]
+            self._store_ends(writer, [share.env_ids[position] for position in ended], chosen, infos, at_end, values)
+        elif ended:
+            running.doing = "reset"
+            self._begin_next(writer, share, ended, values)
+            running.doing = "step"
+        return values
+
+    def _step(self, actions: Action, numbers: Sequence[int] | None) -> tuple[State, list[Any], Info, Sequence[int]]:
+        """Step these sub-envs, ``None``: all; return states, outcomes, infos, and where in the infos each env is."""
+        size = self.facts.num_envs
+        if numbers is None:
+            result = self.env.step(actions)
+        elif self.facts.steps_some:
+            result = self.env.step(actions, np.array(numbers, np.int32))
+        elif self.facts.steps_ended:  # those at rest take any action, and their result does not count
+            given = list(iterate(batch_space(self.env.single_action_space, len(numbers)), actions))
+            items = [given[numbers.index(number) if number in numbers else 0] for number in range(size)]
+            result = self.env.step(self._batch_actions(items))
+        else:
+            raise EnvContractError(f"{self.facts.name} steps only as a whole.")
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise EnvContractError(f"step() of {self.facts.name} returned {show(result)}, which is not five items.")
+        states, *outcomes, infos = result
+        if numbers is None or self.facts.steps_some:
+            return states, outcomes, dict(infos), range(size if numbers is None else len(numbers))
+        return _pick(states, numbers), [_pick(one, numbers) for one in outcomes], dict(infos), numbers
+
+    def _actions(self, share: Share, each: Sequence[Action] | None, writer: RowWriter) -> Action:
+        """Return the actions, batched, in memory of their own."""
+        if each is not None:
+            return self._batch_actions(each)
+        return writer.batch.layout.actions.join([array[share.rows].copy() for array in writer.batch.actions])
+
+    def _batch_actions(self, items: Sequence[Action]) -> Action:
+        space = self.env.single_action_space
+        empty: Any = create_empty_array(space, len(items))
+        return concatenate(space, items, empty)
+
+    def _store_ends(
+        self,
+        writer: RowWriter,
+        env_ids: Sequence[int],
+        indices: Sequence[int],
+        infos: Info,
+        at_end: Info,
+        values: dict[int, Extra],
+    ) -> None:
+        """Note the ends of episodes after which the vector env itself has begun the next ones, within the same step.
+
+        Its infos, and what is in rows and ``values``, are then of the resets; ``at_end`` are those of the last steps.
+        """
+        last_infos = self._split({"info": at_end.get("final_info", {})}, indices)
+        for env_id, index, last_info in zip(env_ids, indices, last_infos, strict=True):
+            row, extra = env_id - writer.first, values.get(env_id, NOTHING)
+            last_loose = writer.store_ended(row, pick_rows(at_end["final_obs"], index))
+            writer.batch.drop_infos([row])
+            info = store_info(writer.infos, row, last_info.get("info"))
+            values[env_id] = Extra(info, extra.loose, ended_loose=last_loose)
+        self._store_reset_infos(writer, env_ids, self._split(infos, indices), values)
+
+    def _begin_next(self, writer: RowWriter, share: Share, ended: Sequence[int], values: dict[int, Extra]) -> None:
+        """Reset the envs in these positions, whose episodes have ended, and write their first states."""
+        env_ids = tuple(share.env_ids[position] for position in ended)
+        for env_id in env_ids:
+            writer.keep_ended(env_id - writer.first)
+        states, infos = self._reset(ended if share.numbers is None else [share.numbers[position] for position in ended])
+        loose = self._store_states(writer, env_ids, writer.batch.rows(env_ids), states)
+        for env_id, leaves in zip(env_ids, loose, strict=True):
+            if leaves:
+                values[env_id] = values[env_id]._replace(loose=leaves, ended_loose=values[env_id].loose)
+        self._store_reset_infos(writer, env_ids, infos, values)
+
+    @staticmethod
+    def _store_reset_infos(
+        writer: RowWriter, env_ids: Sequence[int], infos: Sequence[Info], values: dict[int, Extra]
+    ) -> None:
+        for env_id, info in zip(env_ids, infos, strict=True):
+            left = store_info(writer.reset_infos, env_id - writer.first, info)
+            if left:
+                values[env_id] = values.get(env_id, NOTHING)._replace(reset_info=left)
+
+    def _store_states(
+        self, writer: RowWriter, env_ids: Sequence[int], rows: Index, states: State
+    ) -> Sequence[list[Any] | None]:
+        """Write states to rows; return the loose leaves of each, if there are any."""
+        if not writer.has_loose:
+            writer.store_states(rows, states)
+            return [None] * len(env_ids)
+        items = iterate(batch_space(self.env.single_observation_space, len(env_ids)), states)
+        return [
+            writer.store_state(env_id - writer.first, deep_copy(state))
+            for env_id, state in zip(env_ids, items, strict=True)
+        ]
+
+    # ---------------------------------------------------------------- infos
+
+    def _columns(self, infos: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Array] | None:
+        """Return infos as arrays with a row for each env; ``None`` if any is something else, or is for some envs."""
+        columns: dict[str, Array] = {}
+        for key, values in infos.items():
+            if self._is_bookkeeping(key, infos):
+                if key[0] == "_" and not np.all(_pick(values, None if isinstance(indices, range) else indices)):
+                    return None
+            elif isinstance(values, np.ndarray) and values.dtype != object and values.ndim:
+                columns[key] = values if isinstance(indices, range) else values[list(indices)]
+            else:
+                return None
+        return columns
+
+    def _split(self, infos: Mapping[str, Any], indices: Sequence[int]) -> list[Info]:
+        """Return the info of each env in these places of the vector env's infos: the keys whose mask says so."""
+        each: list[Info] = [{} for _ in indices]
+        for key, values in infos.items():
+            if self._is_bookkeeping(key, infos):
+                continue
+            if isinstance(values, Mapping):
+                parts: Sequence[Any] = self._split(values, indices)
+            elif hasattr(values, "__len__") and len(values) > max(indices, default=-1):
+                given = values if isinstance(values, (np.ndarray, list, tuple)) else as_array(values)
+                parts = [given[index] for index in indices]
+            else:
+                parts = [values] * len(indices)
+            mask = infos.get("_" + key)
+            for info, index, part in zip(each, indices, parts, strict=True):
+                if mask is None or mask[index]:
+                    info[key] = part.copy() if isinstance(part, np.ndarray) else part
+        return each
+
+    def _is_bookkeeping(self, key: str, infos: Mapping[str, Any]) -> bool:
+        """Whether an info says only for which envs another one is, or numbers the sub-envs."""
+        return (key[:1] == "_" and key[1:] in infos) or (self._is_envpool and key in _OF_ENVPOOL)
+
+    # ---------------------------------------------------------------- attributes and methods
+
+    def get(self, share: Share, each: Sequence[Any] | None, lookup: Lookup) -> dict[int, Any]:
+        """Look up an attribute of each env by the vector env's ``get_attr``, see `Host.get`."""
+        numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
+        keys = each or [lookup.key] * len(numbers)
+        if lookup.how == "wrapper":
+            return {
+                env_id: any(isinstance(layer, kind) for layer in env_adapter.layers(self.env))
+                for env_id, kind in zip(share.env_ids, keys, strict=True)
+            }
+        if lookup.how == "hint" or (lookup.how == "exists" and not hasattr(self.env, "get_attr")):
+            return {}
+        found = {key: self._attribute(key) for key in dict.fromkeys(keys)}
+        values: dict[int, Any] = {}
+        for env_id, key, number in zip(share.env_ids, keys, numbers, strict=True):
+            value = found[key][number]
+            if value is None and lookup.how == "required":
+                raise AbsentAttributeError(f"The envs of {self.facts.name} have no attribute {key!r}.")
+            if lookup.how == "exists":
+                values[env_id] = value is not None
+            elif value is not None:
+                values[env_id] = value[0] if lookup.how == "required" else value
+        return values
+
+    def _attribute(self, key: str) -> list[tuple[Any] | None]:
+        """Return an attribute of each sub-env in a one-tuple, ``None`` where it does not exist."""
+        name, *rest = key.split(".")
+        absent: list[tuple[Any] | None] = [None] * self.facts.num_envs
+        # Asked for first: an absent attribute ends the workers of an `AsyncVectorEnv`.
+        if self._is_of_envs and not all(self.env.call("has_wrapper_attr", name)):
+            return absent
+        try:
+            values = self._method("get_attr", "attributes of its envs cannot be read")(name)
+        except AbsentAttributeError:
+            raise
+        except AttributeError:
+            return absent
+        for inner in rest:
+            values = [getattr(value, inner, absent) for value in values]
+        return [None if value is absent else (value,) for value in values]
+
+    def set(self, share: Share, values: Sequence[Any], key: str) -> dict[int, bool]:
+        """Set an attribute of all sub-envs by the vector env's ``set_attr``, a value each."""
+        set_attr = self._method("set_attr", "attributes of its envs cannot be set")
+        if "." in key:
+            raise EnvContractError(f"{key!r} cannot be set in {self.facts.name}: its set_attr() takes a single name.")
+        set_attr(key, [deep_copy(value) for value in values])
+        return {}
+
+    def call(self, share: Share, calls: Sequence[MethodCall]) -> dict[int, Any]:
+        """Call a method of sub-envs, by ``render`` or ``call`` of the vector env, with the same arguments for all."""
+        first = calls[0]
+        if any(other is not first and dumps(other) != dumps(first) for other in calls):
+            raise EnvContractError(
+                f"{self.facts.name} calls methods of its envs with the same arguments for all. Give them once, for all."
+            )
+        positional, named = deep_copy(tuple(first.positional)), deep_copy(dict(first.named))
+        if first.name == "render":
+            results = self.env.render()
+        else:
+            call = self._method("call", "methods of its envs cannot be called")
+            results = call(first.name, *positional, **named)
+        if results is None or len(results) != self.facts.num_envs:
+            raise EnvContractError(f"{first.name}() of {self.facts.name} returned {show(results)}, not one item each.")
+        numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
+        return {env_id: results[number] for env_id, number in zip(share.env_ids, numbers, strict=True)}
+
+    def _method(self, name: str, consequence: str) -> Any:
+        found = getattr(self.env, name, None)
+        if not callable(found):
+            raise AbsentAttributeError(f"{self.facts.name} has no {name}(), so {consequence}.")
+        return found
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether pickle would keep the state of all sub-envs, as far as is known: see `save_env`."""
+        inner = getattr(self.env.unwrapped, "envs", [])
+        layers = (layer for env in inner for layer in env_adapter.layers(env))
+        return not any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in layers)
+
+
+def _pick(batch: Any, rows: Sequence[int] | None) -> Any:
+    """Return rows of a batch of any structure, ``None``: all."""
+    if rows is None:
+        return batch
+    if isinstance(batch, Mapping):
+        return {key: _pick(part, rows) for key, part in batch.items()}
+    if isinstance(batch, tuple) and not hasattr(batch, "shape"):
+        return tuple(_pick(part, rows) for part in batch)
+    return as_array(batch)[list(rows)]
