@@ -920,7 +920,7 @@ class ParallelEnv:
         """
         self._engine.refuse_busy(self._engine.env_ids)
         checkpoint = self._engine.table.checkpoint()
-        values = self._engine.pool.ask("state", self._engine.env_ids, None, "save").values
+        values = self._engine.pool.ask("manage", self._engine.env_ids, None, "save").values
         envs = tuple(values.get(env_id) for env_id in self._engine.env_ids)
         return SavedState(envs, checkpoint, dict(self._engine.seeds), self.asynchronous)
 
@@ -940,7 +940,7 @@ class ParallelEnv:
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
-        ticket = self._engine.pool.ask("state", saved, [state.envs[env_id] for env_id in saved], "load", raises=False)
+        ticket = self._engine.pool.ask("manage", saved, [state.envs[env_id] for env_id in saved], "load", raises=False)
         self._engine.drop_episodes(self._engine.env_ids)
         need_reset = self._engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         self._engine.seeds = dict(state.seeds)

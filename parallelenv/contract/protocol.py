@@ -41,7 +41,7 @@ class UnreadableError(Exception):
         self.number, self.reason = number, reason
 
 
-OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call", "state"})
+OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call", "manage"})
 """The operations of a host."""
 
 
@@ -78,8 +78,8 @@ class Command:
         return self.operation in ("step", "reset") or (self.operation == "rollout" and self.common is not None)
 
 
-StateRequest = Literal["save", "load", "loose_leaves", "set_info_forms", "start_trace", "stop_trace"]
-"""What a ``state`` command does with what a host knows of its envs: the methods of `parallelenv.worker.host.Host`."""
+ManageRequest = Literal["save", "load", "loose_leaves", "set_info_forms", "start_trace", "stop_trace"]
+"""What a ``manage`` command does, which steps no env: methods of `parallelenv.worker.host.Host`."""
 
 
 class Lookup(NamedTuple):

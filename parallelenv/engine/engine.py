@@ -531,7 +531,8 @@ class Engine:
     def latest_states(self, env_ids: Sequence[int] | None = None, *, copies: bool = False) -> State:
         """Return the latest states of envs, by default of all, batched; with ``copies`` copies in any case."""
         asked, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
-        extras = self.pool.ask("state", asked, None, "loose_leaves").values if None in batch.layout.state_fields else {}
+        has_loose = None in batch.layout.state_fields
+        extras = self.pool.ask("manage", asked, None, "loose_leaves").values if has_loose else {}
         return gather_states(batch, asked, batch.rows(asked), extras, copies or self.copies)
 
     def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> State:

@@ -277,7 +277,7 @@ class Pool:
                 forms = InfoForms(self._infos.form, self._reset_infos.form)
                 self.batch.info_columns, self.batch.reset_columns = forms.columns(self.batch)
                 firsts = [env_ids[0] for env_ids in self.living if env_ids[0] not in self.dead]
-                self.wait(self.submit("state", firsts, [forms] * len(firsts), "set_info_forms"), _MOMENT)
+                self.wait(self.submit("manage", firsts, [forms] * len(firsts), "set_info_forms"), _MOMENT)
 
     def enter_planned(self) -> None:
         """Enter a planned step that is under way, because its call was interrupted, in a ticket like any other."""
@@ -532,7 +532,7 @@ class Pool:
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
         replaced = [env_id for worker in broken for env_id in worker.spec.env_ids if env_id not in self.dead]
         if self.is_traced and replaced:  # they record what their envs do, like the others
-            self.wait(self.submit("state", replaced, None, "start_trace"), None)
+            self.wait(self.submit("manage", replaced, None, "start_trace"), None)
         return ticket
 
     def _refuse_live(self, env_ids: Sequence[int]) -> None:

@@ -109,7 +109,7 @@ class Recorder:
             raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
         living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
-        values = pool.ask("state", living, None, "start_trace").values
+        values = pool.ask("manage", living, None, "start_trace").values
         middle = (asked + perf_counter()) / 2
         self._clocks: dict[int, tuple[str, float]] = {
             env_id: (clock, middle - now) for env_id, (clock, now) in values.items()
@@ -156,7 +156,7 @@ class Recorder:
         is_held_up = not resumes and pool.is_held_up
         living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
-        ticket = pool.submit("state", living, None, "stop_trace")
+        ticket = pool.submit("manage", living, None, "stop_trace")
         if not is_held_up:
             with contextlib.suppress(ParallelEnvError):  # too late: the records of the others are there
                 pool.wait(ticket, timeout)
