@@ -87,6 +87,7 @@ class Host:
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int] = {}  # of the latest seeded reset of each env
         self._generators: dict[int, EnvGenerators] | None = {} if spec.seed_globals else None
+        self._begins: tuple[int, list[int]] = 0, []  # number of the latest step with `begins_ended`, and its resets
         self._remarks: list[Remark] = []  # to send with the next reply
         self._has_remarked = False
 
@@ -287,7 +288,11 @@ class Host:
     def _start_step(self, command: Command, envs: StepEnvs) -> Columns:
         """Return row, cell, ``step`` and action of each env. The flags of their rows are False from now on."""
         steps: Sequence[Any] = self._steps if envs.pick is None else envs.pick(self._steps)
-        begins = self.writer.ended(envs.row_numbers) if command.begins_ended else command.begins
+        begins: Collection[int] = command.begins
+        if command.begins_ended:
+            if self._begins[0] != command.number:  # else it was interrupted, maybe after its flags were cleared below
+                self._begins = command.number, self.writer.ended(envs.row_numbers)
+            begins = self._begins[1]
         if begins:
             steps = self._with_resets(steps, command.env_ids, begins)
         actions = self.writer.start_step(envs.rows)
