@@ -240,7 +240,7 @@ class RepeatedStep(Protocol):
     worker processes at once; `CallerStep`, of a host in the caller's thread; and `JointStep`, of one of the first two
     and a `CallerStep`.
 
-    Its hosts have nothing else in flight when `send` is called. An interrupt may come anywhere in these methods.
+    Its hosts have no other pending command when `send` is called. An interrupt may come anywhere in these methods.
     """
 
     def send(self, number: int) -> None:
@@ -289,7 +289,7 @@ class Backend(Protocol):
         """Return a new batch in memory of a kind that this backend's hosts can use."""
 
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:
-        """Wait until a host with a command in flight has a reply or has died.
+        """Wait until a host with a pending command has a reply or has died.
 
         Args:
             channels: Those of such hosts, at least one.
@@ -302,7 +302,7 @@ class Backend(Protocol):
         """
 
     def prepare_step(self, commands: Sequence[tuple[Channel, Command]]) -> RepeatedStep | None:
-        """Prepare a step that is likely to be repeated many times: plain steps of hosts that have nothing in flight.
+        """Prepare a step that is likely to be repeated many times: plain steps of hosts without a pending command.
 
         It returns ``None`` if there is no quicker way than to pack and send the commands each time.
         """
