@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import copy as copying
 import functools
 import inspect
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
@@ -12,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, SupportsIndex, overload
@@ -160,7 +160,7 @@ class ParallelEnv:
         seed_globals: bool = False,
         **backend_options: Any,
     ) -> None:
-        policy = make_done_policy(asynchronous)
+        done_policy = make_done_policy(asynchronous)
         num_cpus = arguments.check_counts(num_cpus, num_gpus)
         arguments.check_flags(no_warning=no_warning, copy=copy, keep=keep, seed_globals=seed_globals)
         timeout, spaces = arguments.check_timeout(timeout), arguments.check_spaces(spaces)
@@ -179,7 +179,7 @@ class ParallelEnv:
         self._engine = Engine(
             backend,
             env_factories,
-            policy,
+            done_policy,
             spaces=spaces,
             copy=copy,
             timeout=timeout,
@@ -312,8 +312,8 @@ class ParallelEnv:
                 "True is 'restart', False is 'idle'. For another, make a TaskPool of env fns that return a TaskEnv."
             )
         arguments.check_flags(auto_resample_when_done=auto_resample_when_done)
-        policy: Literal["idle", "restart"] = "restart" if auto_resample_when_done else "idle"
-        return TaskPool(make_env_fns(make_sampler_fn, sampler_fn_args), para_mode, policy, **options)
+        asynchronous: Literal["idle", "restart"] = "restart" if auto_resample_when_done else "idle"
+        return TaskPool(make_env_fns(make_sampler_fn, sampler_fn_args), para_mode, asynchronous, **options)
 
     @classmethod
     def replicate(
@@ -340,13 +340,13 @@ class ParallelEnv:
     def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> State:
         """Begin new episodes and return their first states, without the infos that Gymnasium's ``reset`` also returns.
 
-        A step of these envs that is in flight, or was interrupted, is dropped.
+        A step of these envs that is in flight, also an interrupted one, is dropped.
 
         Args:
             id: Which envs.
-            seed: Int ``s``: env i gets ``s + i``. A list: one per env asked. ``None``: what `seed` set for each, else
-                no seed.
-            options: A dict for all, or a list with one per env asked.
+            seed: Int ``s``: env i gets ``s + i``. A list: one per env of ``id``. ``None``: what `seed` set for each,
+                else no seed.
+            options: A dict for all, or a list with one per env of ``id``.
 
         Returns:
             States as in `step`, in the order of ``id``. The infos are in `reset_infos`; the ``reset`` of `to_gymnasium`
@@ -391,7 +391,7 @@ class ParallelEnv:
         """Step envs and wait for all of them.
 
         Args:
-            action: One action per env asked, in the order of ``id``: a batch as ``action_space.sample()`` returns it,
+            action: One action per env, in the order of ``id``: a batch as ``action_space.sample()`` returns it,
                 or a list. Tensors that require grad, and torch modules whose parameters do, reach envs of this process
                 unchanged.
             id: Which envs.
@@ -404,7 +404,7 @@ class ParallelEnv:
 
         Raises:
             ResetNeededError: If an env was never reset.
-            EnvBusyError: If a step of an env is in flight or was interrupted, or ``id`` names a paused env.
+            EnvBusyError: If a step of an env is in flight, also an interrupted one, or ``id`` names a paused env.
             ActionError: If the actions do not fit, or carry gradients that cannot reach the envs. In these cases
                 nothing was stepped.
             BaseException: What an env raised; ``error.partial`` is the result of the others.
@@ -455,7 +455,7 @@ class ParallelEnv:
     def step_wait(self, timeout: float | None = None, align: _Batch = ...) -> StepBatch: ...
     @single_threaded
     def step_wait(self, timeout: float | None = None, align: Align = "item") -> StepResult | StepBatch:
-        """Wait for all envs of the latest `step_async` and return their results, in the order asked, like `step`.
+        """Wait for the envs of the latest `step_async`; return their results like `step`, in the order of its ``id``.
 
         ``timeout`` is in seconds; ``None`` means the pool's own.
 
@@ -627,7 +627,7 @@ class ParallelEnv:
         """Run a policy, in this process, on the envs that are ready: ``for env_ids, result in env.stream(policy)``.
 
         Each round of the loop sends an action to every env that is not paused, has nothing in flight and has not ended.
-        Episodes under way continue; a paused env drops out after its result; one that is resumed, or reset by
+        Running episodes continue; a paused env drops out after its result; one that is resumed, or reset by
         `send_reset` in the loop, joins again. The next steps are sent before a result is yielded. The loop can be left
         at any time: `recv`, or the next stream, returns what is in flight.
 
@@ -726,7 +726,7 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If the key is not a plain name, both or neither of ``value`` and ``values`` are given, a list
-                has the wrong length, or ``value`` is an array or tensor with as many rows as there are envs asked,
+                has the wrong length, or ``value`` is an array or tensor with as many rows as there are envs,
                 which is ambiguous.
             UnpicklableError: If a value cannot be copied to its worker; nothing was set.
 
@@ -789,7 +789,7 @@ class ParallelEnv:
         ``names`` is a name for all, or a list with one per env, each as in `get_env_attr`.
 
         Raises:
-            ArgumentError: If a name is invalid, or the list does not have one per env; nothing was asked.
+            ArgumentError: If a name is invalid, or the list does not have one per env; nothing was read.
             AbsentAttributeError: If an env has no such attribute; ``error.partial`` maps the ids of the others to their
                 values.
         """
@@ -865,8 +865,8 @@ class ParallelEnv:
             progress: See `rollout`.
 
         Raises:
-            ArgumentError: If ``num_episodes`` is not an int of at least 1, no envs are asked, or another argument does
-                not fit; nothing was sent.
+            ArgumentError: If ``num_episodes`` is not an int of at least 1, ``id`` names no envs, or another argument
+                does not fit; nothing was sent.
             EnvBusyError: See `step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
@@ -905,7 +905,7 @@ class ParallelEnv:
         """Run a policy inside the workers, and return all of its steps at once.
 
         The policy is sent to the workers once, and nothing else until steps come back: the same steps as by `step`,
-        without a round trip for each. Episodes under way continue, now and in later calls.
+        without a round trip for each. Running episodes continue, now and in later calls.
 
         Args:
             policy: ``policy(states)`` returns one action per env. States are as `step` returns them, of the envs of one
@@ -918,12 +918,12 @@ class ParallelEnv:
                 in every mode.
             num_steps: Number of steps of each env, fewer if ``asynchronous`` lets an ended env rest.
             num_episodes: Number of episodes to end, instead of ``num_steps``. Each env has an equal share, the first
-                envs one more if it does not divide evenly. An episode under way counts. The slowest env is waited for,
+                envs one more if it does not divide evenly. A running episode counts. The slowest env is waited for,
                 so short episodes are not over-represented. With ``"idle"`` at most one per env, with ``"continue"``
                 none. Exhausted envs have no share; envs that become exhausted end fewer.
             id: Which envs.
             rnn_state: What the policy remembers of these envs: `Rollout.rnn_state` of the rollout before, with which
-                episodes under way continue. ``None``: nothing.
+                running episodes continue. ``None``: nothing.
             progress: Whether to show a bar, on a terminal or in a notebook, after the first second.
 
         Returns:
@@ -975,7 +975,7 @@ class ParallelEnv:
         """
         self._engine.refuse_busy(self._engine.env_ids)
         checkpoint = self._engine.table.checkpoint()
-        values = self._engine.pool.ask("state", self._engine.env_ids, None, "save").values
+        values = self._engine.pool.ask("manage", self._engine.env_ids, None, "save").values
         envs = tuple(values.get(env_id) for env_id in self._engine.env_ids)
         return SavedState(envs, checkpoint, dict(self._engine.seeds), self.asynchronous)
 
@@ -995,7 +995,7 @@ class ParallelEnv:
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
-        ticket = self._engine.pool.ask("state", saved, [state.envs[env_id] for env_id in saved], "load", raises=False)
+        ticket = self._engine.pool.ask("manage", saved, [state.envs[env_id] for env_id in saved], "load", raises=False)
         self._engine.drop_episodes(self._engine.env_ids)
         need_reset = self._engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         self._engine.seeds = dict(state.seeds)
@@ -1076,12 +1076,12 @@ class ParallelEnv:
     @functools.cached_property
     def observation_spaces(self) -> list[Space | None]:
         """The observation space of each env; ``None`` where it declares none."""
-        return [copying.deepcopy(facts.observation_space) for facts in self._engine.pool.facts]
+        return [deepcopy(facts.observation_space) for facts in self._engine.pool.facts]
 
     @functools.cached_property
     def action_spaces(self) -> list[Space | None]:
         """The action space of each env; ``None`` where it declares none."""
-        return [copying.deepcopy(facts.action_space) for facts in self._engine.pool.facts]
+        return [deepcopy(facts.action_space) for facts in self._engine.pool.facts]
 
     @property
     def single_observation_space(self) -> Space | None:

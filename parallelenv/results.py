@@ -123,7 +123,7 @@ class StepResult(tuple[State, Any, Any, Any]):
 
 
 class StepBatch(list[tuple[State, Any, Any, Any]]):
-    """One ``(state, reward, done, info)`` per env, in the order asked.
+    """One ``(state, reward, done, info)`` per env, in the order of ``id``.
 
     Attributes:
         terminated: ``(k,)`` bool.

@@ -437,7 +437,7 @@ def test_invalid_seeds_are_refused(env: ParallelEnv, seed: Any, message: str) ->
 def test_send_to_a_busy_env_is_refused(env: ParallelEnv) -> None:
     env.send([0, 0], [1, 2])
     for call in (env.send, env.step):
-        with pytest.raises(EnvBusyError, match=r"envs \[2\] have a step or a reset under way"):
+        with pytest.raises(EnvBusyError, match=r"envs \[2\] have a step or a reset in flight"):
             call([0, 0], [2, 3])
     assert sorted(env.recv(min_envs=2).env_ids.tolist()) == [1, 2]
     assert env.get_env_attr("steps") == [0, 1, 1, 0]

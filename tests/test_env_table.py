@@ -117,7 +117,7 @@ class TableMachine(RuleBasedStateMachine):
         assert self.changes(before)
         self.paused.difference_update(env_ids)
 
-    # ---------------------------------------------------------------- calls under way
+    # ---------------------------------------------------------------- calls in flight
 
     @rule(
         env_ids=some,
@@ -185,7 +185,7 @@ class TableMachine(RuleBasedStateMachine):
         assert table.unpaused == tuple(env_id for env_id in EVERYONE if env_id not in self.paused)
         assert table.tickets == self.tickets
         assert table.arrived == self.arrived
-        assert sorted([*table.arrived, *table.waited_for]) == sorted(self.tickets)
+        assert sorted([*table.arrived, *table.pending_ids]) == sorted(self.tickets)
 
     @invariant()
     def refuses(self) -> None:

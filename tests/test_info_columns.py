@@ -238,7 +238,7 @@ class Changing(Counting):
 @pytest.mark.parametrize("num_changes", [1, 2], ids=["learned", "given up"])
 def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_changes: int) -> None:
     def step_or_receive() -> None:
-        result = env.recv(2) if env.engine.under_way else env.step([0, 0])
+        result = env.recv(2) if env.engine.in_flight else env.step([0, 0])
         assert [info["n"] for info in result.infos] == result.states[:, 0].tolist()
 
     def num_steps_until(change: int) -> int:

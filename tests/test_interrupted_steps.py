@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from interrupting import Counting, interrupt_at
 from modes import ORACLE, PROCESSES, THREADS
@@ -13,7 +15,7 @@ from parallelenv import ParallelEnv
 from parallelenv.backends import _cpu_balancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.engine.engine import Engine
-from parallelenv.errors import EnvInterruptedError, NothingInFlightError
+from parallelenv.errors import EnvInterruptedError, NoPendingCallError, NothingInFlightError
 
 NUM_ENVS = 4
 ZEROS = [0] * NUM_ENVS
@@ -105,3 +107,42 @@ def test_interrupted_step_is_delivered_once_and_in_order(
             assert states in ([count + 1] * NUM_ENVS, [count + 2] * NUM_ENVS), outcome
             count = int(states[0])
         assert num_received > (15 if plans else 50)
+
+
+LENGTH = 4
+
+
+class Ending(Counting):
+    """Ends after `LENGTH` steps."""
+
+    def step(self, action: Any) -> Any:
+        state, reward, *_ = super().step(action)
+        return state, reward, self.count == LENGTH, False, {}
+
+
+@pytest.mark.parametrize("plans", [False, True], ids=["", "plan"])
+@pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"caller_steps": True, "num_cpus": 2})])
+def test_interrupted_step_begins_the_episodes_that_it_was_to_begin(
+    mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With next-step autoreset a planned step reads which envs have ended, and clears these flags."""
+    monkeypatch.setattr(Engine, "plans_steps", plans)
+    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
+    num_begun = 0
+    with contextlib.closing(ParallelEnv([Counting, Ending] * 2, mode, **options).to_gymnasium("NextStep")) as env:
+        engine = env.parallel_env.engine
+        for line in itertools.count(1):
+            env.reset()
+            for _ in range(LENGTH):
+                terminations = env.step(np.array(ZEROS))[2]
+            assert terminations.tolist() == [False, True] * 2
+            assert any(plan.is_valid() for plan in engine.plans.values()) is plans
+            outcome = interrupt_at(line, lambda: env.step(np.array(ZEROS)), ["parallelenv/worker", "backends"])
+            if not outcome.line:
+                break
+            assert outcome.is_raised, outcome
+            with contextlib.suppress(NoPendingCallError, EnvInterruptedError):
+                found = env.step_wait()[0][:, 0].tolist()
+                assert found == [LENGTH + 1, 0] * 2, outcome
+                num_begun += 1
+        assert num_begun > 5

@@ -292,7 +292,7 @@ def convert_step(
         result = call(argument)
     except EnvBusyError:
         raise PendingCallError(
-            "A step is under way whose result was not received (begun, interrupted, or late). Get it with step_wait(), "
+            "A step is in flight whose result was not received (begun, interrupted, or late). Get it with step_wait(), "
             "or drop it with reset().",
             "step",
         ) from None

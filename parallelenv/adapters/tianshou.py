@@ -95,7 +95,7 @@ class TianshouVectorEnv:
     @property
     def waiting_id(self) -> list[int]:
         """Ids of envs with a step in flight, including late and interrupted ones."""
-        return self.parallel_env.engine.under_way
+        return self.parallel_env.engine.in_flight
 
     @property
     def ready_id(self) -> list[int]:
@@ -160,7 +160,7 @@ class TianshouVectorEnv:
             if self.timeout is None:  # the timeout of the ParallelEnv, for envs that hang
                 raise
         except NothingInFlightError:
-            raise NothingInFlightError("No step is under way that could be waited for. Give actions.") from None
+            raise NothingInFlightError("No step is in flight that could be waited for. Give actions.") from None
         return self.parallel_env.recv(1, align="batch")
 
     def _convert(self, batch: StepBatch) -> TianshouStep:
@@ -220,7 +220,7 @@ class TianshouVectorEnv:
         busy = [env_id for env_id in env_ids if env_id in waiting] if waiting else []
         if busy:
             raise EnvBusyError(
-                f"envs {busy} have a step under way. Wait for it with step(None), or drop all that are with reset()."
+                f"envs {busy} have a step in flight. Wait for it with step(None), or drop all that are with reset()."
             )
         return env_ids
 

@@ -203,7 +203,7 @@ class Scheduler:
 
     def _handle(self, error: BaseException) -> None:
         """Make collectors usable again that died or were interrupted; raise what the user does not know yet."""
-        failed = sorted(set(self.busy).difference(self.env.engine.under_way))
+        failed = sorted(set(self.busy).difference(self.env.engine.in_flight))
         if self._pool.death_failures(failed):
             self._replace_dead()
             return

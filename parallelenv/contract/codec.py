@@ -43,7 +43,7 @@ PRINTED = 0x80
 
 
 class StepSubset(NamedTuple):
-    """Tells a host that a step of some of its envs will be asked for by a number, from 1, and needs no pickle."""
+    """Tells a host that steps of some of its envs name these by a number, from 1, and need no pickle."""
 
     number: int
     env_ids: tuple[int, ...]

@@ -41,7 +41,7 @@ class UnreadableError(Exception):
         self.number, self.reason = number, reason
 
 
-OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call", "state"})
+OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call", "manage"})
 """The operations of a host."""
 
 
@@ -78,8 +78,8 @@ class Command:
         return self.operation in ("step", "reset") or (self.operation == "rollout" and self.common is not None)
 
 
-StateRequest = Literal["save", "load", "loose_leaves", "set_info_forms", "start_trace", "stop_trace"]
-"""What a ``state`` command does with what a host knows of its envs: the methods of `parallelenv.worker.host.Host`."""
+ManageRequest = Literal["save", "load", "loose_leaves", "set_info_forms", "start_trace", "stop_trace"]
+"""What a ``manage`` command does, which steps no env: methods of `parallelenv.worker.host.Host`."""
 
 
 class Lookup(NamedTuple):
@@ -263,7 +263,7 @@ class RepeatedStep(Protocol):
     worker processes at once; `CallerStep`, of a host in the caller's thread; and `JointStep`, of one of the first two
     and a `CallerStep`.
 
-    Its hosts have nothing else in flight when `send` is called. An interrupt may come anywhere in these methods.
+    Its hosts have no other pending command when `send` is called. An interrupt may come anywhere in these methods.
     """
 
     def send(self, number: int) -> None:
@@ -312,7 +312,7 @@ class Backend(Protocol):
         """Return a new batch in memory of a kind that this backend's hosts can use."""
 
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:
-        """Wait until a host with a command in flight has a reply or has died.
+        """Wait until a host with a pending command has a reply or has died.
 
         Args:
             channels: Those of such hosts, at least one.
@@ -325,7 +325,7 @@ class Backend(Protocol):
         """
 
     def prepare_step(self, commands: Sequence[tuple[Channel, Command]]) -> RepeatedStep | None:
-        """Prepare a step that is likely to be repeated many times: plain steps of hosts that have nothing in flight.
+        """Prepare a step that is likely to be repeated many times: plain steps of hosts without a pending command.
 
         It returns ``None`` if there is no quicker way than to pack and send the commands each time.
         """

@@ -32,19 +32,19 @@ Align = Literal["item", "batch"]
 class Assembler:
     """Builds the results of steps, and records them in the table of episodes."""
 
-    def __init__(self, policy: DonePolicy, table: EnvTable, copy: bool) -> None:
-        self._policy = policy
+    def __init__(self, done_policy: DonePolicy, table: EnvTable, copy: bool) -> None:
+        self._done_policy = done_policy
         self._table = table
         self._copy = copy
 
     def infos(self, batch: Batch, rows: Index, count: int) -> Array:
         """Return ``(count,)`` infos, each a separate dict, of envs that said nothing but what is in the columns."""
         if batch.info_columns is None:
-            return self._policy.plain_infos(count)
-        positions, found = batch.info_columns.read(rows, count, self._policy.plain_info)
+            return self._done_policy.plain_infos(count)
+        positions, found = batch.info_columns.read(rows, count, self._done_policy.plain_info)
         if len(found) == count:
             return np.fromiter(found, object, count)
-        infos = self._policy.plain_infos(count)
+        infos = self._done_policy.plain_infos(count)
         for position, info in zip(positions, found, strict=True):
             infos[position] = info
         return infos
@@ -57,7 +57,7 @@ class Assembler:
         if outcome.extras and (has_true(terminated) or has_true(truncated)):
             table.record_exhausted(outcome.exhausted)
         reborn: list[int] = []  # envs that had ended, and so were reset instead of stepped
-        if self._policy.resets_next and has_true(table.done):
+        if self._done_policy.resets_next and has_true(table.done):
             reborn = [env_id for env_id in table.ended(stepped) if env_id not in outcome.restarted]
         flags = table.record_step(outcome.env_ids, rows, terminated, truncated)
         table.stats.add_step(batch.outcome(), None if stepped is table.env_ids else rows)
@@ -90,7 +90,7 @@ class Assembler:
                     infos[position]["reset"] = True
                     self._table.reset_infos[env_id] = deep_copy(extras.get(env_id, NOTHING).info or {})
             self._table.record_first_states(outcome.resets)
-        if self._policy.autoreset:
+        if self._done_policy.autoreset:
             self.describe_ends(batch, outcome, dones, infos)
         return infos
 
@@ -107,7 +107,7 @@ class Assembler:
             reset_info = extra.reset_info or in_columns.get(env_id, {})
             table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
             ended = None if env_id in outcome.restarted else ended_state(batch, env_id, extra)
-            self._policy.describe_end(infos[position], ended, reset_info, bool(extra.is_exhausted))
+            self._done_policy.describe_end(infos[position], ended, reset_info, bool(extra.is_exhausted))
 
 
 Flags = tuple[Array, Array, Array]
@@ -149,12 +149,12 @@ def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) ->
 def _rewards(batch: Batch, outcome: Outcome, rows: Index) -> Array:
     """Return the rewards of the envs that were stepped."""
     rewards: Array = batch.rewards[rows].copy()
-    loose = {env_id: extra.reward for env_id, extra in outcome.extras.items() if extra.reward is not None}
-    if not loose:
+    others = {env_id: extra.reward for env_id, extra in outcome.extras.items() if extra.reward is not None}
+    if not others:
         return rewards
     plain = rewards.tolist()
     return object_array(
-        [loose[env_id][0] if env_id in loose else plain[index] for index, env_id in enumerate(outcome.stepped)]
+        [others[env_id][0] if env_id in others else plain[index] for index, env_id in enumerate(outcome.stepped)]
     )
 
 

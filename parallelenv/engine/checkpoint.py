@@ -85,6 +85,6 @@ def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedSta
     if state.asynchronous != asynchronous:
         raise ArgumentError(
             f"The state was saved with asynchronous={state.asynchronous!r}, but this is a ParallelEnv with "
-            f"asynchronous={asynchronous!r}. Make it with the same policy."
+            f"asynchronous={asynchronous!r}. Make it with the same done policy."
         )
     return state

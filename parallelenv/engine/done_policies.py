@@ -1,7 +1,7 @@
 """Done policies: what happens when an episode ends. Users choose one by ``asynchronous``, MetaBox's word for it.
 
-A policy decides which envs a step skips, whether hosts reset by themselves, which envs count as done afterwards, and
-what the info contains. No other code depends on which policy it is.
+A done policy decides which envs a step skips, whether hosts reset by themselves, which envs count as done afterwards,
+and what the info contains. No other code depends on which one it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OBJECT = np.dtype(object)
 
 
 class DonePolicy:
-    """``"continue"``: every env is stepped, ended or not. Base of the other policies.
+    """``"continue"``: every env is stepped, ended or not. Base of the other done policies.
 
     Attributes:
         word: Its word for users.
@@ -109,7 +109,7 @@ class Restart(DonePolicy):
             info["reset_info"] = reset_info
 
 
-_POLICIES: dict[str | None, type[DonePolicy]] = {policy.word: policy for policy in (StopAll, Idle, Restart, DonePolicy)}
+_DONE_POLICIES: dict[str | None, type[DonePolicy]] = {one.word: one for one in (StopAll, Idle, Restart, DonePolicy)}
 
 
 def make_done_policy(word: str | None) -> DonePolicy:
@@ -118,8 +118,8 @@ def make_done_policy(word: str | None) -> DonePolicy:
     Raises:
         ArgumentError: If there is none of that name.
     """
-    if word is None or (isinstance(word, str) and word in _POLICIES):
-        return _POLICIES[word]()
-    words = [name for name in _POLICIES if name is not None]
+    if word is None or (isinstance(word, str) and word in _DONE_POLICIES):
+        return _DONE_POLICIES[word]()
+    words = [name for name in _DONE_POLICIES if name is not None]
     hint = hint_at(word) or did_you_mean(str(word), words)
     raise ArgumentError(f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}")

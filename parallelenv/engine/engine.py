@@ -61,7 +61,7 @@ from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightEr
 from parallelenv.results import StepBatch, StepResult
 
 _MOST_PLANS, _MOST_SEEN = 64, 16
-_MOMENT = 0.05
+_FINALIZED_AFTER = 0.05
 """Seconds after which a finalizer has surely returned."""
 ResetArguments = Sequence[tuple[int | None, Info | None]]
 """Seed and options for the reset of each env."""
@@ -125,18 +125,23 @@ class Engine:
         self.seeds: dict[int, int | None] = dict(enumerate(seeds))
 
     def use_done_policy(
-        self, policy: DonePolicy, copies: bool, reward_dtype: np.dtype[Any] | None = None, *, as_given: bool = False
+        self,
+        done_policy: DonePolicy,
+        copies: bool,
+        reward_dtype: np.dtype[Any] | None = None,
+        *,
+        as_given: bool = False,
     ) -> None:
         """Follow a done policy, in a new table: all envs need a reset.
 
         With a ``reward_dtype`` rewards must be numbers that fit it. ``as_given``: see `ActionReader`.
         """
-        self.pool.groups.refuse_policy(policy)
+        self.pool.groups.refuse_policy(done_policy)
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
-        self.done_policy = policy
+        self.done_policy = done_policy
         self.copies = copies
-        self.table = EnvTable(self.env_ids, policy, frozenset(stepless), self.pool.enter_planned)
-        self.assembler = Assembler(policy, self.table, copies)
+        self.table = EnvTable(self.env_ids, done_policy, frozenset(stepless))
+        self.assembler = Assembler(done_policy, self.table, copies)
         self.reward_dtype = reward_dtype
         self.actions = ActionReader(self.pool.layout, keeps_graphs=self.pool.backend.uses_live_envs, as_given=as_given)
         self.plans: dict[Any, StepPlan] = {}
@@ -184,7 +189,7 @@ class Engine:
             ExhaustedError: If one has no further episode, and the done policy lets no env rest.
             ActionError: If the actions do not fit. In all cases nothing was sent.
         """
-        table, policy = self.table, self.done_policy
+        table, done_policy = self.table, self.done_policy
         self.refuse_unsteppable(env_ids)
         stepped, chosen = table.choose(env_ids)
         each = self.actions.write(self.pool.batch, action, env_ids, stepped, chosen)
@@ -192,8 +197,8 @@ class Engine:
             "step",
             stepped,
             each,
-            autoreset=policy.autoreset,
-            begins=table.ended(stepped) if policy.resets_next else (),
+            autoreset=done_policy.autoreset,
+            begins=table.ended(stepped) if done_policy.resets_next else (),
             announce=functools.partial(table.enter, env_ids, separately=separately),
             failed=NO_FAILURES if self.recovery is None else self.recovery.failures_before(stepped),
         )
@@ -244,11 +249,12 @@ class Engine:
 
     def refuse_busy(self, env_ids: Sequence[int]) -> None:
         """Raise `EnvBusyError` if an env has a step or reset whose result was not returned."""
+        self.pool.enter_planned()
         tickets = self.table.tickets
         busy = [env_id for env_id in env_ids if env_id in tickets] if tickets else []
         if busy:
             raise EnvBusyError(
-                f"envs {list_ids(busy)} have a step or a reset under way whose result was not received (sent, "
+                f"envs {list_ids(busy)} have a step or a reset in flight whose result was not received (sent, "
                 f"interrupted or late). Get it with {self.pool.ways_to_wait(len(busy))}, or drop it with reset(). "
                 "Both wait for envs that have not answered: rebuild one that hangs with restart(id)."
             )
@@ -284,12 +290,12 @@ class Engine:
         return None if limit is None else max(start, self._retried_at) + limit
 
     def _be_late(self, timeout: float | None) -> None:
-        """Give up what is in flight if there is a recovery, else raise the timeout."""
-        running = self.table.waited_for
-        late = self.pool.late(running, self.pool.timeout if timeout is None else timeout, "step")
+        """Give up all that is pending if there is a recovery, else raise the timeout."""
+        pending = self.table.pending_ids
+        late = self.pool.late(pending, self.pool.timeout if timeout is None else timeout, "step")
         if timeout is not None or self.recovery is None:
             raise late
-        for ticket in dict.fromkeys(self.table.tickets[env_id] for env_id in running):
+        for ticket in dict.fromkeys(self.table.tickets[env_id] for env_id in pending):
             self.pool.give_up(ticket, late)
 
     def _repeat_lost_resets(self) -> bool:
@@ -427,6 +433,7 @@ class Engine:
         env_ids = self.table.unpaused if env_ids is None else env_ids
         plan = self.plans.get(align if env_ids is self.table.unpaused else (align, env_ids))
         if plan is None or not plan.is_valid():
+            self.pool.enter_planned()
             # Learn the form of infos, from those of the latest step that came pickled. Not if results wait to be
             # received, since their infos may be in the columns. And not at the end of that step: an interrupt there
             # would lose its result.
@@ -442,8 +449,8 @@ class Engine:
         """Wait for a step that has a ticket, and return its result. Timeout: see `wait`."""
         self.wait(ticket, None, start)
         if ticket.values:
-            self._latest_extras = ticket.values, len(ticket.asked)
-        return self.collect_step(Outcome(ticket.env_ids, ticket.asked, ticket.values, ticket.failures), align)
+            self._latest_extras = ticket.values, len(ticket.sent_to)
+        return self.collect_step(Outcome(ticket.env_ids, ticket.sent_to, ticket.values, ticket.failures), align)
 
     def _plan(self, env_ids: Sequence[int], align: Align) -> StepPlan | None:
         """Return a valid plan of a step; ``None`` if it cannot be planned, or is the first of its shape.
@@ -500,6 +507,7 @@ class Engine:
             NothingInFlightError: If no step of one of the envs is in flight.
             WorkerTimeoutError: If they do not reply in time. This can be called again.
         """
+        self.pool.enter_planned()
         tickets = self.table.tickets
         missing = [env_id for env_id in env_ids if env_id not in tickets]
         if missing:
@@ -522,6 +530,7 @@ class Engine:
 
     def _num_wanted(self, min_envs: int) -> int:
         """Return how many envs can be waited for, at most ``min_envs``; raise `NothingInFlightError` if none."""
+        self.pool.enter_planned()
         if not self.table.tickets:
             raise NothingInFlightError(
                 "There is no result to wait for: no step is in flight. Call send() first, or go on with step()."
@@ -531,9 +540,10 @@ class Engine:
     @single_threaded_in("reset")
     def latest_states(self, env_ids: Sequence[int] | None = None, *, copies: bool = False) -> State:
         """Return the latest states of envs, by default of all, batched; with ``copies`` copies in any case."""
-        asked, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
-        extras = self.pool.ask("state", asked, None, "loose_leaves").values if None in batch.layout.state_fields else {}
-        return gather_states(batch, asked, batch.rows(asked), extras, copies or self.copies)
+        chosen, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
+        has_loose = None in batch.layout.state_fields
+        extras = self.pool.ask("manage", chosen, None, "loose_leaves").values if has_loose else {}
+        return gather_states(batch, chosen, batch.rows(chosen), extras, copies or self.copies)
 
     def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> State:
         """Return copies of the latest states of envs, batched. If ``result`` has these, no worker is asked."""
@@ -556,8 +566,8 @@ class Engine:
         return self.latest_states(env_ids, copies=True)
 
     @contextlib.contextmanager
-    def with_continue_policy(self, env_ids: Sequence[int]) -> Iterator[Self]:
-        """Yield an engine of the same workers under which ended envs are stepped on, whatever the policy is here.
+    def with_continue_done_policy(self, env_ids: Sequence[int]) -> Iterator[Self]:
+        """Yield an engine of the same workers under which ended envs are stepped on, whatever the done policy is here.
 
         Steps of these envs still in flight at the end are dropped; the envs need a reset.
         """
@@ -587,9 +597,11 @@ class Engine:
         return self._hints[key, env_id]
 
     @property
-    def under_way(self) -> list[int]:
-        """Ids of envs with a step whose result was not delivered; none after `close`."""
-        return [] if self.guard.is_closed else sorted(self.table.tickets)
+    def in_flight(self) -> list[int]:
+        """Ids of envs with a step or reset whose result was not returned; none after `close`."""
+        planned = self.pool.planned
+        found = {*self.table.tickets, *(() if planned is None else planned.env_ids)}
+        return [] if self.guard.is_closed else sorted(found)
 
     # ---------------------------------------------------------------- for event loops
 
@@ -631,4 +643,4 @@ def _close_dropped(pool: Pool) -> None:
         interrupt: Any = _thread.interrupt_main
         if hasattr(signal, "pthread_kill"):  # interrupts a wait, too
             interrupt = functools.partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
-        threading.Timer(_MOMENT, interrupt).start()
+        threading.Timer(_FINALIZED_AFTER, interrupt).start()

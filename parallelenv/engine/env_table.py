@@ -1,4 +1,4 @@
-"""Where each env is: whether it has an episode, is done, exhausted or paused, and which call on it is under way.
+"""Where each env is: whether it has an episode, is done, exhausted or paused, and which call on it is in flight.
 
 An env is in one of four phases, which these calls change:
 
@@ -17,7 +17,7 @@ Most envs are running and most columns are empty for them, so phases are kept as
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,32 +53,30 @@ class EnvTable:
     A ticket stays in the table from before its first command is sent until its result was returned to the user. So an
     interrupt loses no result: the next call finds it here.
 
-    ``stepless`` envs have no episodes, because they lack ``reset`` and ``step``. ``enter_planned``: see `Pool`.
+    ``stepless`` envs have no episodes, because they lack ``reset`` and ``step``.
 
     Attributes:
         env_ids: All env ids, ascending.
-        done: ``(num_envs,)`` bool: whether the env's last step was done, or the policy ended its episode.
+        done: ``(num_envs,)`` bool: whether the env's last step was done, or the done policy ended its episode.
         terminated: ``(num_envs,)`` bool, of each env's latest step.
         truncated: ``(num_envs,)`` bool, of each env's latest step.
         exhausted: Ids of envs whose latest reset found no further episode. They are done.
         paused: ``(num_envs,)`` bool.
         unpaused: Env ids that are not paused, ascending.
+        tickets: By env id, the step or reset that is in flight: the user does not have its result. A planned step is
+            not here until `Pool.enter_planned`.
         reset_infos: The info of each env's latest reset.
         version: Changes with everything but steps of a `StepPlan`.
         stats: Statistics of the episodes that have ended.
     """
 
     def __init__(
-        self,
-        env_ids: tuple[int, ...],
-        policy: DonePolicy,
-        stepless: frozenset[int] = frozenset(),
-        enter_planned: Callable[[], None] = lambda: None,
+        self, env_ids: tuple[int, ...], done_policy: DonePolicy, stepless: frozenset[int] = frozenset()
     ) -> None:
         num_envs = len(env_ids)
         self._stepless = stepless
         self.env_ids = env_ids
-        self._policy = policy
+        self._done_policy = done_policy
         self._needs_reset = set(env_ids)  # envs never reset, or without their state
         # Envs not stepped since their reset or since `load_state`, and whether their row has their state.
         self._unstepped: dict[int, bool] = {}
@@ -89,8 +87,7 @@ class EnvTable:
         self.paused = np.zeros(num_envs, dtype=bool)
         self.unpaused = env_ids
         self.reset_infos: list[Info] = [{} for _ in range(num_envs)]
-        self._tickets: dict[int, Ticket] = {}
-        self._enter_planned = enter_planned
+        self.tickets: dict[int, Ticket] = {}
         self._arrivals: list[Arrival] = []  # of all tickets in the table, in order
         self.version = 0
         self.share_stats(EpisodeStats(num_envs))
@@ -98,20 +95,14 @@ class EnvTable:
     def share_stats(self, stats: EpisodeStats) -> None:
         """Use the statistics of another table of the same envs from now on."""
         self.stats = stats
-        stats.set_autoreset(self._policy.autoreset)
+        stats.set_autoreset(self._done_policy.autoreset)
 
     @property
     def flags(self) -> tuple[Array, Array, Array]:
         """Flags of the latest steps: done, terminated, truncated, each ``(n,)`` bool."""
         return self.done, self.terminated, self.truncated
 
-    # ---------------------------------------------------------------- calls under way
-
-    @property
-    def tickets(self) -> dict[int, Ticket]:
-        """The step or reset of each env whose result the user does not have, by env id."""
-        self._enter_planned()
-        return self._tickets
+    # ---------------------------------------------------------------- calls in flight
 
     def enter(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
         """Enter a step or reset that is about to be sent; results of these envs that were not returned are dropped.
@@ -122,11 +113,11 @@ class EnvTable:
         self.version += 1
         ticket.env_ids = env_ids
         if self._unstepped and ticket.operation == "step":
-            self.record_stepped(ticket.asked)
-        self._tickets.update(dict.fromkeys(env_ids, ticket))
+            self.record_stepped(ticket.sent_to)
+        self.tickets.update(dict.fromkeys(env_ids, ticket))
         if separately:
             ticket.arrivals = self._arrivals
-            has_answers = ticket.failures or len(ticket.asked) < len(env_ids)
+            has_answers = ticket.failures or len(ticket.sent_to) < len(env_ids)
             self._arrivals.append((ticket, ticket.answered if has_answers else ()))
         else:
             self._arrivals.append((ticket, None))
@@ -134,11 +125,11 @@ class EnvTable:
     def release(self, env_ids: Iterable[int]) -> None:
         """Remove envs whose result was returned, or is not wanted any more."""
         tickets: dict[int, Ticket] = {}
-        old = self._tickets
+        old = self.tickets
         if env_ids is not self.env_ids:
             gone = set(env_ids)
             tickets = {one: ticket for one, ticket in old.items() if one not in gone}
-        self._tickets = tickets  # one assignment: an interrupt cannot split the result of several envs
+        self.tickets = tickets  # one assignment: an interrupt cannot split the result of several envs
         if tickets:
             for one in old.keys() - tickets.keys():  # an exception that is raised keeps its caller's variables
                 if old[one].pending:
@@ -156,13 +147,13 @@ class EnvTable:
     def arrived(self) -> list[int]:
         """Ids of envs whose result has arrived and was not returned, in the order in which they are returned."""
         answers = ((ticket, ticket.answered if env_ids is None else env_ids) for ticket, env_ids in self._arrivals)
-        return [one for ticket, env_ids in answers for one in env_ids if self._tickets.get(one) is ticket]
+        return [one for ticket, env_ids in answers for one in env_ids if self.tickets.get(one) is ticket]
 
     @property
-    def waited_for(self) -> list[int]:
+    def pending_ids(self) -> list[int]:
         """Ids of envs whose answer has not arrived."""
         arrived = set(self.arrived)
-        return [env_id for env_id in self._tickets if env_id not in arrived]
+        return [env_id for env_id in self.tickets if env_id not in arrived]
 
     # ---------------------------------------------------------------- which envs may be stepped
 
@@ -172,7 +163,7 @@ class EnvTable:
             return Phase.NEEDS_RESET
         if env_id in self.exhausted:
             return Phase.EXHAUSTED
-        return Phase.DONE if self.done[env_id] and not self._policy.autoreset else Phase.RUNNING
+        return Phase.DONE if self.done[env_id] and not self._done_policy.autoreset else Phase.RUNNING
 
     def refuse_without_episode(self, env_ids: Iterable[int]) -> None:
         """Raise `ResetNeededError` if any of these envs has no episode."""
@@ -219,17 +210,17 @@ class EnvTable:
     def at_beginning(self, env_ids: Sequence[int]) -> Array:
         """Return ``(k,)`` bool: whether each env is at the beginning of an episode."""
         new: Array = np.array([env_id in self._unstepped for env_id in env_ids], dtype=bool)
-        return new | self.done[list(env_ids)] if self._policy.autoreset else new
+        return new | self.done[list(env_ids)] if self._done_policy.autoreset else new
 
     def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the envs that are done."""
         return tuple(env_id for env_id in env_ids if self.done[env_id]) if has_true(self.done) else ()
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return the envs that are neither exhausted nor, if the policy skips those, done; and their positions."""
+        """Return the envs that are neither exhausted nor, if the done policy skips those, done; and their positions."""
         if self.exhausted:
             self.refuse_exhausted(env_ids)
-        if self._policy.skips_done and has_true(self.done):
+        if self._done_policy.skips_done and has_true(self.done):
             chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
         elif self.exhausted:
             chosen = [position for position, env_id in enumerate(env_ids) if env_id not in self.exhausted]
@@ -243,7 +234,7 @@ class EnvTable:
 
     def refuse_exhausted(self, env_ids: Sequence[int], partial: Any = None) -> None:
         """Raise `ExhaustedError` if an env is exhausted, and the done policy lets no env rest."""
-        if self._policy.lets_rest:
+        if self._done_policy.lets_rest:
             return
         exhausted = [env_id for env_id in env_ids if env_id in self.exhausted]
         if exhausted:
@@ -336,13 +327,13 @@ class EnvTable:
             Terminated and truncated of all envs of the result, and whether either is set.
         """
         ended = terminated | truncated
-        self._policy.mark_done(self.done, stepped, ended)
-        if not (self._policy.skips_done or self.exhausted):  # no env is absent, and the flags need not be kept
+        self._done_policy.mark_done(self.done, stepped, ended)
+        if not (self._done_policy.skips_done or self.exhausted):  # no env is absent, and the flags need not be kept
             return terminated, truncated, ended
         self.terminated[stepped], self.truncated[stepped] = terminated, truncated
         shown = list(env_ids)
         terminated, truncated = self.terminated[shown], self.truncated[shown]
-        # Envs that are done and did not terminate were truncated, by the env or by the policy.
+        # Envs that are done and did not terminate were truncated, by the env or by the done policy.
         self.truncated |= self.done & ~self.terminated
         return terminated, truncated, terminated | truncated
 
@@ -360,8 +351,8 @@ class EnvTable:
         terminated, truncated = chunk.flags[last, columns].T
         rows = np.array(chunk.env_ids)[columns]
         self.terminated[rows], self.truncated[rows] = terminated, truncated
-        self._policy.mark_done(self.done, rows, terminated | truncated)
-        if self._policy.autoreset:
+        self._done_policy.mark_done(self.done, rows, terminated | truncated)
+        if self._done_policy.autoreset:
             for step, column in zip(chunk.ended.steps.tolist(), chunk.ended.columns.tolist(), strict=True):
                 env_id = chunk.env_ids[column]
                 self.reset_infos[env_id] = deep_copy(chunk.said.get((step, env_id), NOTHING).reset_info) or {}

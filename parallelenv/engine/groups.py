@@ -61,7 +61,7 @@ class Groups:
         """
         if not self._groups:
             return
-        what = str(common) if operation == "state" else operation
+        what = str(common) if operation == "manage" else operation
         if what not in _FOR_ALL or (what == "call" and {call.name for call in each or (common,)} == {"render"}):
             return
         chosen: dict[range, list[int]] = {}

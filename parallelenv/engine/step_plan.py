@@ -7,7 +7,7 @@ meaning of its own: whatever is unusual within a step, it enters its step in a `
 Three objects prepare such a step, one on each level: the `StepPlan` knows the form of the result; its `RepeatedStep`,
 of the backend, knows how all workers are reached; and a `RunningCommand` of each worker's host knows the envs' rows.
 
-An interrupt needs no protection here: one assignment to `Pool.planned` says that the step is under way and one that its
+An interrupt needs no protection here: one assignment to `Pool.planned` says that the step is in flight and one that its
 result is complete, and what lies between can be done again.
 """
 
@@ -62,7 +62,7 @@ class StepPlan:
         self.stepped = stepped
         self.align = align
         self._chosen = chosen
-        self._pool, self._table, self._policy = engine.pool, engine.table, engine.done_policy
+        self._pool, self._table, self._done_policy = engine.pool, engine.table, engine.done_policy
         self._assembler, self._copies = engine.assembler, engine.copies
         self._repeated, self._shards, self._num_commands = repeated, shards, len(shards)
         self._outcome = Outcome(env_ids, stepped, {}, {})
@@ -84,7 +84,7 @@ class StepPlan:
     # ---------------------------------------------------------------- validity
 
     def is_valid(self) -> bool:
-        """Whether nothing but steps of this plan has happened since `renew`, and none is under way."""
+        """Whether nothing but steps of this plan has happened since `renew`, and none is in flight."""
         pool = self._pool
         return self._version == self._table.version and self.generation == pool.generation and pool.planned is None
 
@@ -115,18 +115,18 @@ class StepPlan:
         dtype = engine.reward_dtype
         if not is_done or (dtype is not None and too_large_rewards(self._batch, self.stepped, dtype)):
             return engine.finish_step(self.enter(), self.align, start)
-        if self._is_item and not (self._policy.resets_next and has_true(self._table.done)):
+        if self._is_item and not (self._done_policy.resets_next and has_true(self._table.done)):
             return self._result()
         return self._assembled()
 
     def enter(self) -> Ticket:
-        """Enter the step, which is under way, in a ticket of the table like any other step, and return it."""
+        """Enter the step, which is in flight, in a ticket of the table like any other step, and return it."""
         pool, ticket = self._pool, Ticket("step", self.stepped)
         with pool.shield:
             pool.planned = None
             for number, (worker, env_ids) in enumerate(self._shards, self._number):
                 ticket.pending[number] = env_ids
-                worker.in_flight[number] = ticket
+                worker.pending[number] = ticket
             self._repeated.leave_to_channels(self._number)
             self._table.enter(self.env_ids, ticket, separately=False)
         return ticket
@@ -135,13 +135,13 @@ class StepPlan:
         """Return the result in any form."""
         result = self._assembler.assemble(self._batch, self._outcome, self.align)
         self._pool.planned = None
-        if self._policy.skips_done and has_true(self._table.done):
+        if self._done_policy.skips_done and has_true(self._table.done):
             self._table.version += 1  # other envs step next
         return result
 
     def _result(self) -> StepResult | StepBatch:
         """Return the result as four batched items, all envs stepped."""
-        batch, table, policy, rows = self._batch, self._table, self._policy, self._rows
+        batch, table, done_policy, rows = self._batch, self._table, self._done_policy, self._rows
         if self._views is not None:
             rewards, flags, env_ids = self._views
             rewards, flags = rewards.copy(), flags.copy()
@@ -149,15 +149,15 @@ class StepPlan:
             rewards, flags, env_ids = batch.rewards[rows], batch.flags[rows], batch.env_ids[rows]
         count = len(rewards)
         has_end = has_true(flags)
-        if has_end and policy.skips_done:
+        if has_end and done_policy.skips_done:
             return self._assembled()
         states: State = self._states
         states = gather_states(batch, self.stepped, rows, {}, self._copies) if states is None else states.copy()
         infos = self._assembler.infos(batch, rows, count)
         if has_end or has_true(table.done):
             dones = flags[:, 0] | flags[:, 1]
-            policy.mark_done(table.done, rows, dones)
-            if has_end and policy.autoreset:
+            done_policy.mark_done(table.done, rows, dones)
+            if has_end and done_policy.autoreset:
                 self._assembler.describe_ends(batch, self._outcome, dones, infos)
         else:
             dones = np.zeros(count, bool)

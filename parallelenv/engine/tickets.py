@@ -1,4 +1,4 @@
-"""One call under way: what was asked of which envs, and what has been answered."""
+"""One call in flight: its operation and envs, and what has been answered."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Ticket:
 
     Attributes:
         operation: Name of the operation.
-        asked: The envs to which commands are sent.
+        sent_to: The envs to which commands are sent.
         each: The argument of each of them; ``None`` if there are none.
-        env_ids: The envs of the result, in its order; those not in ``asked`` rest. ``asked``, unless set otherwise.
-        pending: Env ids of the commands without a reply, by number.
+        env_ids: The envs of the result, in its order; those not in ``sent_to`` rest. ``sent_to``, unless set otherwise.
+        pending: Env ids of the pending commands, those without a reply, by number.
         values: Results, by env id; envs with an empty result are left out.
         failures: Failures, by env id.
         arrivals: Where each further reply is announced; ``None``: nowhere.
     """
 
-    __slots__ = ("arrivals", "asked", "each", "env_ids", "failures", "operation", "pending", "values")
+    __slots__ = ("arrivals", "each", "env_ids", "failures", "operation", "pending", "sent_to", "values")
 
-    def __init__(self, operation: str, asked: Sequence[int], each: Sequence[Any] | None = None) -> None:
+    def __init__(self, operation: str, sent_to: Sequence[int], each: Sequence[Any] | None = None) -> None:
         self.operation = operation
-        self.asked = self.env_ids = asked
+        self.sent_to = self.env_ids = sent_to
         self.each = each
         self.pending: dict[int, tuple[int, ...]] = {}
         self.values: dict[int, Any] = {}
@@ -54,22 +54,22 @@ class Ticket:
         if not self.failures:
             return
         if partial is None:
-            partial = {env_id: self.values.get(env_id) for env_id in self.asked if env_id not in self.failures}
+            partial = {env_id: self.values.get(env_id) for env_id in self.sent_to if env_id not in self.failures}
         raise_failures([self.failures[env_id] for env_id in sorted(self.failures)], partial)
 
     def listed(self) -> list[Any]:
-        """Return the results of the envs asked, in their order, or raise the failures."""
+        """Return the results of the envs, in their order, or raise the failures."""
         self.raise_failures()
-        return [self.values.get(env_id) for env_id in self.asked]
+        return [self.values.get(env_id) for env_id in self.sent_to]
 
     @property
     def answered(self) -> list[int]:
         """Ids of envs of the result that have replied or rest, in its order."""
-        running = set(self.running)
-        return [env_id for env_id in self.env_ids if env_id not in running]
+        pending = set(self.pending_ids)
+        return [env_id for env_id in self.env_ids if env_id not in pending]
 
     @property
-    def running(self) -> tuple[int, ...]:
+    def pending_ids(self) -> tuple[int, ...]:
         """Ids of envs that have not replied."""
         return tuple(itertools.chain.from_iterable(self.pending.values()))
 
@@ -91,14 +91,14 @@ class Outcome:
         ticket = tickets[env_ids[0]] if env_ids else None
         if ticket is not None and ticket.operation == "step" and all(tickets[one] is ticket for one in env_ids):
             if ticket.env_ids is env_ids:
-                return cls(env_ids, ticket.asked, ticket.values, ticket.failures)
-            if not (ticket.values or ticket.failures) and len(ticket.asked) == len(ticket.env_ids):
+                return cls(env_ids, ticket.sent_to, ticket.values, ticket.failures)
+            if not (ticket.values or ticket.failures) and len(ticket.sent_to) == len(ticket.env_ids):
                 return cls(env_ids, env_ids, {}, {})
         of_each = [(env_id, tickets[env_id]) for env_id in env_ids]
-        asked = {one: set(one.asked) for one in {one for _, one in of_each}}
+        sent_to = {one: set(one.sent_to) for one in {one for _, one in of_each}}
         return cls(
             env_ids,
-            [env_id for env_id, one in of_each if env_id in asked[one]],
+            [env_id for env_id, one in of_each if env_id in sent_to[one]],
             {env_id: one.values[env_id] for env_id, one in of_each if env_id in one.values},
             {env_id: one.failures[env_id] for env_id, one in of_each if env_id in one.failures},
             resets=[env_id for env_id, one in of_each if one.operation == "reset"],

@@ -20,15 +20,14 @@ class WorkerHandle:
 
     Attributes:
         env_ids: Its envs. Those of its spec, unless there are vector envs, whose size is known once they are built.
-        in_flight: Tickets of the commands without a reply, by number; ``None`` if it was given up: a late reply is
-            dropped.
+        pending: Tickets of its pending commands, by number; ``None`` if one was given up: its late reply is dropped.
         death: Cause of its death, ``None`` while it lives.
         has_built: Whether its envs were ever made.
     """
 
     spec: WorkerSpec
     channel: Channel
-    in_flight: dict[int, Ticket | None] = field(default_factory=dict)
+    pending: dict[int, Ticket | None] = field(default_factory=dict)
     death: Death | None = None
     has_built: bool = False
 
@@ -44,7 +43,7 @@ class WorkerHandle:
             return self.death is not None
         return any(
             ticket is None or not set(env_ids).isdisjoint(ticket.pending[number])
-            for number, ticket in self.in_flight.items()
+            for number, ticket in self.pending.items()
         )
 
     def death_error(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
@@ -65,7 +64,7 @@ class WorkerHandle:
 
 
 Shard = tuple[WorkerHandle, tuple[int, ...], Any]
-"""A host, ids of some of its envs, and their positions among all that are asked, a slice or a list."""
+"""A host, ids of some of its envs, and their positions among all envs of the call, a slice or a list."""
 
 
 def spread(factories: Sequence[EnvFactory], num_workers: int, spec: WorkerSpec) -> list[WorkerSpec]:

@@ -51,8 +51,8 @@ PrintedListener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Ticket], None]
 CLOSE_TIMEOUT = 3.0
 """Seconds that hosts have to close their envs before they are ended."""
-_MOMENT = 1.0
-"""Seconds in which hosts without a command certainly reply."""
+_IDLE_REPLY_TIME = 1.0
+"""Seconds in which hosts without a pending command certainly reply."""
 _MOST_SHARDS = 256
 """Groups of envs whose split over workers is kept: to split 8 envs takes 7 us."""
 
@@ -71,7 +71,7 @@ class Pool:
             first built.
         number: Number of the next command.
         generation: Changes with the batch, and when a worker is replaced or dies.
-        planned: The plan whose step is under way and not entered in a ticket.
+        planned: The plan whose step is in flight and has no ticket.
         dead: Error of each env whose worker is dead, or was replaced and has not built the env yet.
         shield: Delays Ctrl-C.
     """
@@ -143,7 +143,7 @@ class Pool:
             ids = worker.env_ids
             self._whole.append((worker, ids, slice(ids[0], ids[-1] + 1)))
 
-    def build(self, policy: DonePolicy, spaces: Spaces | None = None) -> None:
+    def build(self, done_policy: DonePolicy, spaces: Spaces | None = None) -> None:
         """Build all envs and the batch, with what a done policy needs.
 
         Raises:
@@ -162,8 +162,8 @@ class Pool:
             if any(sizes):
                 self.groups = Groups(one.group for one in of_items)
                 self.env_ids = tuple(range(len(self.facts)))
-            self.groups.refuse_policy(policy)
-            spaces_and_rows = observation_space, action_space, 0, len(self.facts), policy.autoreset
+            self.groups.refuse_policy(done_policy)
+            spaces_and_rows = observation_space, action_space, 0, len(self.facts), done_policy.autoreset
             group_sizes = tuple(sizes) if any(sizes) else ()
             self.attach(Layout(*spaces_and_rows, has_infos=True, group_sizes=group_sizes))
         except BaseException as error:
@@ -231,7 +231,7 @@ class Pool:
         """Send an operation to the hosts and return without waiting. Other arguments: see `ask` and `Command`.
 
         ``announce`` is called with the ticket when nothing can fail any more, just before the first command is sent.
-        ``failed`` are failures of envs that cannot be asked, used as their replies.
+        ``failed`` are failures of envs to which nothing can be sent, used as their replies.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
@@ -242,9 +242,9 @@ class Pool:
         ticket = Ticket(operation, tuple(env_ids), each)
         if failed:
             ticket.failures.update(failed)
-            asked = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
-            env_ids = [env_ids[position] for position in asked]
-            each = None if each is None else items_at(each, asked)
+            positions = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
+            env_ids = [env_ids[position] for position in positions]
+            each = None if each is None else items_at(each, positions)
         if self.dead and operation != "build":
             self.refuse_dead(env_ids)
         packed = []
@@ -294,10 +294,10 @@ class Pool:
                 forms = InfoForms(self._infos.form, self._reset_infos.form)
                 self.batch.info_columns, self.batch.reset_columns = forms.columns(self.batch)
                 firsts = [env_ids[0] for env_ids in self.living if env_ids[0] not in self.dead]
-                self.wait(self.submit("state", firsts, [forms] * len(firsts), "set_info_forms"), _MOMENT)
+                self.wait(self.submit("manage", firsts, [forms] * len(firsts), "set_info_forms"), _IDLE_REPLY_TIME)
 
     def enter_planned(self) -> None:
-        """Enter a planned step that is under way, because its call was interrupted, in a ticket like any other."""
+        """Enter a planned step that is in flight, because its call was interrupted, in a ticket like any other."""
         if self.planned is not None:
             self.planned.enter()
 
@@ -334,7 +334,7 @@ class Pool:
                 ticket.pending[command.number] = command.env_ids
             announce(ticket)
             for worker, command, message in packed:
-                worker.in_flight[command.number] = ticket
+                worker.pending[command.number] = ticket
                 try:
                     worker.channel.send(message)
                 except HostDied:
@@ -353,7 +353,7 @@ class Pool:
         deadline = None if timeout is None else (time.monotonic() if start is None else start) + timeout
         while ticket.pending:
             if not self.pump(deadline, len(ticket.pending)):
-                raise self.late(ticket.running, timeout, ticket.operation)
+                raise self.late(ticket.pending_ids, timeout, ticket.operation)
 
     def wait_or_give_up(self, ticket: Ticket, start: float | None = None) -> bool:
         """Wait for replies as long as a call may take; late envs then count as failed. Return whether all replied."""
@@ -367,10 +367,10 @@ class Pool:
     def give_up(self, ticket: Ticket, error: Exception) -> None:
         """Fail the envs that have not replied to a call, and all other calls to their hosts."""
         for worker in self._workers:
-            if not ticket.pending.keys() & worker.in_flight.keys():
+            if not ticket.pending.keys() & worker.pending.keys():
                 continue
-            for number, waiting in worker.in_flight.items():
-                worker.in_flight[number] = None
+            for number, waiting in worker.pending.items():
+                worker.pending[number] = None
                 if waiting is not None:
                     late = waiting.pending[number]
                     waiting.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
@@ -379,10 +379,13 @@ class Pool:
         """Return the call that continues the wait for steps of ``num_envs`` envs, for messages."""
         return self.waits_by or f"recv(min_envs={num_envs})"
 
-    def late(self, env_ids: Sequence[int], timeout: float | None, operation: str) -> WorkerTimeoutError:
-        """Return the error that names the late envs and what the user can do."""
+    def late(self, env_ids: Sequence[int], timeout: float | None, call: str) -> WorkerTimeoutError:
+        """Return the error that names the late envs and what the user can do.
+
+        ``call`` is what waits for them: an operation, or a call of the user's that has a way out of its own.
+        """
         ids = tuple(sorted(env_ids))
-        wait_on = self.ways_to_wait(len(ids)) if operation == "step" else f"{operation}()"
+        wait_on = self.ways_to_wait(len(ids)) if call == "step" else f"{call}()"
         waiting = f"Wait on with {wait_on}, give a longer timeout, or rebuild with restart({list_ids(ids)})."
         ways = {
             **dict.fromkeys(("step", "reset_wait", "call_wait"), waiting),
@@ -392,7 +395,7 @@ class Pool:
             f"restart({list_ids(ids)}) if the env hangs.",
         }
         other = f"Give a longer timeout, or rebuild with restart({list_ids(ids)})."
-        way_out = ways.get(operation, other)
+        way_out = ways.get(call, other)
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
     def fileno(self) -> int | None:
@@ -412,7 +415,7 @@ class Pool:
         if not self._workers:
             self._refuse_closed()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = self.backend.wait([worker.channel for worker in self._workers if worker.in_flight], timeout, wanted)
+        ready = self.backend.wait([worker.channel for worker in self._workers if worker.pending], timeout, wanted)
         with self.shield:
             for channel in ready:
                 self._receive(self._worker_of_channel[channel])
@@ -438,7 +441,7 @@ class Pool:
             reply = Reply(error.number, {}, self._not_read(worker, error))
         if reply.output:
             self._printed += reply.output
-        ticket = worker.in_flight.pop(reply.number, None)
+        ticket = worker.pending.pop(reply.number, None)
         if ticket is None:  # given up, or only output
             return
         if reply.rows is not None:
@@ -450,7 +453,7 @@ class Pool:
 
     def _not_read(self, worker: WorkerHandle, error: UnreadableError) -> dict[int, Failure]:
         """Return the failures of a command that was lost between the caller and a host, in either direction."""
-        ticket = worker.in_flight.get(error.number)
+        ticket = worker.pending.get(error.number)
         env_ids = ticket.pending[error.number] if ticket is not None else ()
         cause = UnpicklableError(
             f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
@@ -466,12 +469,12 @@ class Pool:
     @property
     def is_idle(self) -> bool:
         """Whether all workers live, as far as is known, and none has a command."""
-        return not self.dead and not any(worker.in_flight for worker in self._workers)
+        return not self.dead and not any(worker.pending for worker in self._workers)
 
     @property
     def is_held_up(self) -> bool:
         """True if an interrupted command in the caller's thread resumes on the next wait."""
-        return any(worker.channel.in_caller and worker.in_flight for worker in self._workers)
+        return any(worker.channel.in_caller and worker.pending for worker in self._workers)
 
     @property
     def dead_env_ids(self) -> list[int]:
@@ -502,20 +505,20 @@ class Pool:
 
     def _fail_waiting(self, worker: WorkerHandle) -> None:
         """Fail all requests to a dead host, which would never be answered."""
-        for number, ticket in sorted(worker.in_flight.items()):
+        for number, ticket in sorted(worker.pending.items()):
             if ticket is not None:
                 env_ids = ticket.pending[number]
                 error = worker.death_error(env_ids)
                 ticket.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
-        worker.in_flight.clear()
+        worker.pending.clear()
 
     # ---------------------------------------------------------------- rebuilding envs
 
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
         """Build envs from their factories, and return the finished ticket, of all envs that were built.
 
-        A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. Commands of its
-        other envs in flight are waited for; if that takes longer than the pool's timeout, it is replaced too.
+        A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. Pending
+        commands of its other envs are waited for; if that takes longer than the pool's timeout, it is replaced too.
 
         Args:
             env_ids: The envs.
@@ -530,7 +533,7 @@ class Pool:
         self._refuse_live(env_ids)
         workers = dict.fromkeys(map(self._worker, env_ids))
         self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)])
-        broken = [worker for worker in workers if worker.death or worker.in_flight]
+        broken = [worker for worker in workers if worker.death or worker.pending]
         # Also envs of a worker whose replacement was interrupted before these were built.
         lost = (one for worker in workers for one in worker.env_ids if worker in broken or one in self.dead)
         rebuilt = self.groups.complete([*env_ids, *lost])
@@ -550,7 +553,7 @@ class Pool:
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
         replaced = [env_id for worker in broken for env_id in worker.env_ids if env_id not in self.dead]
         if self.is_traced and replaced:  # they record what their envs do, like the others
-            self.wait(self.submit("state", replaced, None, "start_trace"), None)
+            self.wait(self.submit("manage", replaced, None, "start_trace"), None)
         return ticket
 
     def _refuse_live(self, env_ids: Sequence[int]) -> None:
@@ -561,7 +564,7 @@ class Pool:
     def _let_finish(self, workers: Sequence[WorkerHandle]) -> None:
         """Wait until hosts have finished their commands, no longer than `timeout` seconds."""
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
-        while any(worker.in_flight for worker in workers) and self.pump(deadline):
+        while any(worker.pending for worker in workers) and self.pump(deadline):
             pass
 
     def _replace(self, worker: WorkerHandle) -> None:
@@ -604,7 +607,7 @@ class Pool:
         """
         self.enter_planned()
         self._let_finish(self._workers)
-        busy = [env_id for worker in self._workers if worker.in_flight for env_id in worker.env_ids]
+        busy = [env_id for worker in self._workers if worker.pending for env_id in worker.env_ids]
         if busy:
             raise self.late(busy, self.timeout, "attach")
         self.attach(layout)

@@ -33,7 +33,7 @@ INTERRUPTED_TIMEOUT = 0.2
 """The same after Ctrl-C."""
 MOST_CALLS = 1_000_000
 """Calls that are kept; older ones are dropped."""
-_MOMENT = 1e-3
+_CHECK_INTERVAL = 1e-3
 """Seconds between checks whether another thread's call has ended."""
 
 
@@ -109,7 +109,7 @@ class Recorder:
             raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
         living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
-        values = pool.ask("state", living, None, "start_trace").values
+        values = pool.ask("manage", living, None, "start_trace").values
         middle = (asked + perf_counter()) / 2
         self._clocks: dict[int, tuple[str, float]] = {
             env_id: (clock, middle - now) for env_id, (clock, now) in values.items()
@@ -135,14 +135,14 @@ class Recorder:
                 workers = self._collect(left, not is_interrupt)
             except ParallelEnvError as wrong:  # another thread is in a call; or, for example, closed in the meantime
                 if isinstance(wrong, UsageError) and left:
-                    time.sleep(_MOMENT)
+                    time.sleep(_CHECK_INTERVAL)
                     continue
             break
         missing = set(self._engine.env_ids).difference(*(worker.env_ids for worker in workers))
         begun = max([self._begun, self._calls.since, *(worker.since for worker in workers if worker.is_cut)])
         self._profile.finished = Recording(
             begun,
-            max(ended, begun + _MOMENT),  # clocks of two machines may disagree
+            max(ended, begun + _CHECK_INTERVAL),  # clocks of two machines may disagree
             begun > self._begun,
             self._calls.spans(begun, ended),
             sorted(workers, key=lambda worker: worker.env_ids),
@@ -156,7 +156,7 @@ class Recorder:
         is_held_up = not resumes and pool.is_held_up
         living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
-        ticket = pool.submit("state", living, None, "stop_trace")
+        ticket = pool.submit("manage", living, None, "stop_trace")
         if not is_held_up:
             with contextlib.suppress(ParallelEnvError):  # too late: the records of the others are there
                 pool.wait(ticket, timeout)

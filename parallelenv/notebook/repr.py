@@ -28,7 +28,7 @@ class StateStyle(NamedTuple):
 
 LOOKS = {
     "running": StateStyle("#009e73", "", "in an episode"),
-    "busy": StateStyle("#56b4e9", "…", "a step or another call is under way"),
+    "busy": StateStyle("#56b4e9", "…", "a step or another call is in flight"),
     "done": StateStyle("#0072b2", "✓", "its episode has ended"),
     "needs reset": StateStyle("#f0e442", "!", "it has no episode: call reset()", "needs reset", "need reset"),
     "exhausted": StateStyle("#cc79a7", "∅", "it has no more tasks"),
@@ -150,7 +150,7 @@ def repr_data(env: ParallelEnv, title: str) -> ReprData:
         states = ["closed"] * env.num_envs
     else:
         states = [table.phase(env_id).value for env_id in engine.env_ids]
-        marked = {"busy": engine.under_way, "paused": table.paused.nonzero()[0].tolist(), "failed": pool.dead_env_ids}
+        marked = {"busy": engine.in_flight, "paused": table.paused.nonzero()[0].tolist(), "failed": pool.dead_env_ids}
         for state, env_ids in marked.items():
             for env_id in env_ids:
                 states[env_id] = state

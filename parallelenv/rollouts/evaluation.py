@@ -117,7 +117,7 @@ class _EpisodeRunner:
         check_policy(policy)
         env_ids = tuple(self._shares)
         self._running = OpenEpisodes(engine.num_envs)
-        with engine.with_continue_policy(env_ids) as continuing:  # and no env begins an episode by itself
+        with engine.with_continue_done_policy(env_ids) as continuing:  # and no env begins an episode by itself
             runner = PolicyRunner(policy, None, continuing.pool.layout)
             announce(env_ids)
             try:

@@ -401,7 +401,7 @@ class _LocalSteps:
         self._pool, self._recovery = engine.pool, engine.recovery
         self.writer = RowWriter(engine.pool.batch)
         if any(array is None for array in engine.pool.batch.states):
-            self._note_loose(engine.pool.ask("state", engine.pool.env_ids, None, "loose_leaves").values)
+            self._note_loose(engine.pool.ask("manage", engine.pool.env_ids, None, "loose_leaves").values)
 
     def _note_loose(self, values: Mapping[int, Extra]) -> None:
         for env_id, extra in values.items():

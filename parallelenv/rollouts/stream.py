@@ -86,7 +86,7 @@ def streamed(
     turns = _StreamCalls(engine, actor)
     left = math.inf if num_steps is None else num_steps
     left -= turns.act(None, left)
-    while not engine.guard.is_closed and turns.is_under_way():
+    while engine.in_flight:  # empty after `close`
         result = turns.receive(min_envs, max_envs, timeout)
         try:
             left -= turns.act(result, left)
@@ -108,7 +108,8 @@ class _StreamCalls:
     def act(self, result: StepResult | None, most: float) -> int:
         """Send actions to at most ``most`` of the envs that wait for one; return how many got one."""
         engine, table = self._engine, self._engine.table
-        idle = [env_id for env_id in table.unpaused if env_id not in table.tickets]
+        in_flight = set(engine.in_flight)
+        idle = [env_id for env_id in table.unpaused if env_id not in in_flight]
         table.refuse_without_episode(idle)
         waiting = list(table.choose(idle)[0])
         if result is not None:  # in the order of their results
@@ -120,11 +121,6 @@ class _StreamCalls:
             action = self._actor.act(np.array(env_ids, dtype=np.int64), states)
             engine.submit_step(action, env_ids, separately=True)
         return len(env_ids)
-
-    @single_threaded_in("stream")
-    def is_under_way(self) -> bool:
-        """Whether anything was sent and not received."""
-        return bool(self._engine.table.tickets)
 
     @single_threaded_in("recv")
     def receive(self, min_envs: int, max_envs: int | None, timeout: float | None) -> StepResult:

@@ -29,10 +29,10 @@ from parallelenv.contract.protocol import (
     EnvFacts,
     Extra,
     Lookup,
+    ManageRequest,
     MethodCall,
     Remark,
     Reply,
-    StateRequest,
     WorkerSpec,
 )
 from parallelenv.contract.rollout_data import RolloutRequest
@@ -57,7 +57,7 @@ _LONGEST_DRAWING = 10.0
 class Host:
     """Owns a group of envs and executes commands on them, in order.
 
-    The operations are `build`, `reset`, `step`, `rollout`, `get`, `set`, `call` and `state`. Most of them take an env
+    The operations are `build`, `reset`, `step`, `rollout`, `get`, `set`, `call` and `manage`. Most of them take an env
     id, the command's argument for that env, and the command's common argument; they return the env's value, or ``None``
     if there is none. Only `step` and `rollout` run for all envs of a command at once: calls and look-ups per env would
     cost a step a tenth of its speed, and a policy is called for all envs together.
@@ -93,6 +93,7 @@ class Host:
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int] = {}  # of the latest seeded reset of each env
         self._generators: dict[int, EnvGenerators] | None = {} if spec.seed_globals else None
+        self._begins: tuple[int, list[int]] = 0, []  # number of the latest step with `begins_ended`, and its resets
         self._remarks: list[Remark] = []  # to send with the next reply
         self._has_remarked = False
 
@@ -255,7 +256,7 @@ class Host:
 
     def _shares(self, command: Command) -> list[Share] | None:
         """Return the parts of a command for single envs and for vector envs, ``None`` if it is not for each env."""
-        if command.operation == "rollout" or (command.operation == "state" and command.common not in ("save", "load")):
+        if command.operation == "rollout" or (command.operation == "manage" and command.common not in ("save", "load")):
             return None
         known_ids, shares = self._shared_out  # one tuple: two threads may use an abandoned host
         if command.env_ids == known_ids:
@@ -312,9 +313,10 @@ class Host:
 
     def _operate(self, running: RunningCommand, walk: Iterator[Any]) -> None:
         """Run an operation for one env after the other."""
-        operation, common = getattr(self, running.command.operation), running.command.common
+        name, common = running.command.operation, running.command.common
+        operation = getattr(self, name)
         for running.num_started, env_id, argument in walk:
-            if self._generators is not None and operation == self.build:
+            if self._generators is not None and name == "build":
                 seed = self._spec.seed
                 self._generators[env_id] = EnvGenerators(None if seed is None else seed + env_id)
                 self._factories[env_id - self._first].prepare()
@@ -342,7 +344,7 @@ class Host:
         values = running.reply.values
         if operation == "build":
             values.update(dict.fromkeys(share.env_ids, self.build(first, None, common)))
-        elif operation != "state":
+        elif operation != "manage":
             if operation == "reset":
                 self._note_seeds(share.env_ids, [seed for seed, _ in each])
             group = self._env(first)
@@ -389,7 +391,11 @@ class Host:
     def _start_step(self, command: Command, envs: StepEnvs) -> Columns:
         """Return row, cell, ``step`` and action of each env. The flags of their rows are False from now on."""
         steps: Sequence[Any] = self._steps if envs.pick is None else envs.pick(self._steps)
-        begins = self.writer.ended(envs.row_numbers) if command.begins_ended else command.begins
+        begins: Collection[int] = command.begins
+        if command.begins_ended:
+            if self._begins[0] != command.number:  # else it was interrupted, maybe after its flags were cleared below
+                self._begins = command.number, self.writer.ended(envs.row_numbers)
+            begins = self._begins[1]
         if begins:
             steps = self._with_resets(steps, command.env_ids, begins)
         actions = self.writer.start_step(envs.rows)
@@ -455,7 +461,7 @@ class Host:
             if type(result) is not tuple or len(result) != 5:
                 result = self._five_items(row + writer.first, result)
             state, reward, terminated, truncated, info = result
-            loose = loose_reward = None
+            loose = other_reward = None
             try:
                 writer.flat_states[cell] = state
             except (TypeError, ValueError):  # not a vector, or not of the declared shape and dtype
@@ -463,15 +469,15 @@ class Host:
             if type(reward) is float:
                 writer.rewards[row] = reward
             else:
-                loose_reward = writer.store_reward(row, reward)
+                other_reward = writer.store_reward(row, reward)
             if terminated is not False or truncated is not False:
                 writer.store_flags(row, terminated, truncated)
                 goes_on = autoreset and (terminated or truncated)
-                self._end_episode(row, cell, state, (info, loose, loose_reward), goes_on, values)
-            elif info or loose or loose_reward:
+                self._end_episode(row, cell, state, info, loose, other_reward, goes_on, values)
+            elif info or loose or other_reward:
                 infos = writer.infos
-                if infos is None or loose or loose_reward or not infos.write(row, info):
-                    values[row + writer.first] = _extra(info, loose, loose_reward)
+                if infos is None or loose or other_reward or not infos.write(row, info):
+                    values[row + writer.first] = _extra(info, loose, other_reward)
 
     def _five_items(self, env_id: int, result: Any) -> EnvStep:
         """Return a step's result as five items; from now on the env's ``step`` itself returns five."""
@@ -482,19 +488,26 @@ class Host:
         return five
 
     def _end_episode(
-        self, row: int, cell: slice, state: State, others: tuple[Any, Any, Any], goes_on: bool, values: dict[int, Any]
+        self,
+        row: int,
+        cell: slice,
+        state: State,
+        info: Any,
+        loose: list[Any] | None,
+        other_reward: tuple[Any] | None,
+        goes_on: bool,
+        values: dict[int, Any],
     ) -> None:
         """Record a step whose flags are not plainly False, most often the last; if it ``goes_on``, begin an episode.
 
-        ``others`` are the step's info, the loose leaves of its state, and its reward if that is not a number.
+        ``other_reward`` is the reward in a one-tuple if it is not a number.
         """
         writer = self.writer
-        info, loose, loose_reward = others
         ended_loose = reset_info = is_exhausted = ended_state = None
         info = store_info(writer.infos, row, info)
         if goes_on:
-            if info or loose or loose_reward:  # copied before the reset: an env may reuse the buffers that it returned
-                info, loose, loose_reward = deep_copy(info), deep_copy_but_graph(loose), deep_copy(loose_reward)
+            if info or loose or other_reward:  # copied before the reset: an env may reuse the buffers that it returned
+                info, loose, other_reward = deep_copy(info), deep_copy_but_graph(loose), deep_copy(other_reward)
             writer.keep_ended(row)
             ended_state = writer.as_given(state) if writer.keeps_types else None
             ended_loose = loose
@@ -509,8 +522,8 @@ class Host:
             except ExhaustedError:
                 reset_info, is_exhausted = EXHAUSTED, True
             self.running.doing = "step"
-        if reset_info or info or loose or loose_reward or ended_state or ended_loose:
-            extra = _extra(info, loose, loose_reward, ended_loose, reset_info, is_exhausted, ended_state)
+        if reset_info or info or loose or other_reward or ended_state or ended_loose:
+            extra = _extra(info, loose, other_reward, ended_loose, reset_info, is_exhausted, ended_state)
             values[row + writer.first] = extra
 
     # ---------------------------------------------------------------- rollouts
@@ -633,12 +646,12 @@ class Host:
         """Set an attribute to a copy of the value; return whether it is a new one."""
         return env_adapter.set_attribute(self._env(env_id).env, key, deep_copy(value)) or None
 
-    def call(self, env_id: int, call: MethodCall | None, common: MethodCall | Broadcast | None) -> Any:
-        """Call a method with copies of the arguments: of ``call``, else of ``common``, the same for every env."""
-        if isinstance(common, Broadcast):
-            call = MethodCall(*common.call())
+    def call(self, env_id: int, call: MethodCall | None, common: Any) -> Any:
+        """Call a method with copies of the arguments of ``call``, or of ``common``: a `Broadcast`, or has none."""
+        if call is not None:
+            call = MethodCall(*deep_copy(tuple(call)))
         else:
-            call = MethodCall(*deep_copy(tuple(call))) if call is not None else common or MethodCall("")
+            call = MethodCall(*common.call()) if isinstance(common, Broadcast) else common
         env, name, named = self._env(env_id).env, call.name, call.named
         self.running.doing = name + "()"
         found = (env_adapter.get_existing if call.or_attribute else env_adapter.get_method)(env, name)
@@ -655,10 +668,10 @@ class Host:
             if is_alone:
                 _DRAWING.release()
 
-    # ---------------------------------------------------------------- what a host knows of an env
+    # ---------------------------------------------------------------- requests of `manage`
 
-    def state(self, env_id: int, argument: Any, request: StateRequest) -> Any:
-        """Return or replace what the host knows of an env, by one of the methods below."""
+    def manage(self, env_id: int, argument: Any, request: ManageRequest) -> Any:
+        """Save or load an env, or change how the host works, by one of the methods below."""
         return getattr(self, request)(env_id, argument)
 
     def save(self, env_id: int, _: object) -> bytes | None:

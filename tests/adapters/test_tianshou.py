@@ -150,7 +150,7 @@ def test_step_returns_when_wait_num_envs_have_finished(make_env: MakeEnv) -> Non
         partial(env.seed, 1),
     ]
     for call in calls:
-        with pytest.raises(EnvBusyError, match=r"envs \[1\] have a step under way"):
+        with pytest.raises(EnvBusyError, match=r"envs \[1\] have a step in flight"):
             call()
     observations, *_, infos = env.step(None)
     assert [info["env_id"] for info in infos] == [1]

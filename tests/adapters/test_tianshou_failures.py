@@ -88,7 +88,7 @@ def test_reset_drops_steps_in_flight(which: str, make_env: MakeEnv) -> None:
     assert env.waiting_id == [1]
     assert DROPS[which](env).tolist() == [[0], [0], [0]]
     assert env.waiting_id == []
-    with pytest.raises(NothingInFlightError, match="No step is under way that could be waited for"):
+    with pytest.raises(NothingInFlightError, match="No step is in flight that could be waited for"):
         env.step(None)
     assert sorted(finish(env, ZEROS)) == [0, 1, 2]
 
