@@ -59,10 +59,15 @@ class WorkerProcess:
         if not self.is_alive():  # the fork server reports the end a moment later; only then can it be closed
             connection.wait([self._process.sentinel], _MOMENT)
 
-    def terminate(self, number: int = signal.SIGTERM) -> None:
-        """Ask it to end by a signal, if it has not ended."""
+    def terminate(self) -> None:
+        """Ask it to end, if it has not ended."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
         """Return what is known of its death beside its exit code."""

@@ -70,7 +70,7 @@ class Switchboard:
         """Return a new channel, to a host that the bell wakes if there is one. Arguments: see `PipeChannel`."""
         arguments = process, pipe, log, env_ids
         channel = PipeChannel(self, *arguments) if self.bell is None else BellChannel(self, self.bell, *arguments)
-        self.channels = [*(known for known in self.channels if not known.is_gone), channel]
+        self.channels = [*(known for known in self.channels if not known.is_closed), channel]
         return channel
 
     def watch(self, channel: PipeChannel | Bell) -> None:
@@ -170,7 +170,7 @@ class Switchboard:
             elif not found:
                 ready = [channel for channel in channels if channel.advance()]
             ready = list(dict.fromkeys([*ready, *found])) if found else ready
-            ready = ready or [channel for channel in channels if channel.receive_output() or channel.is_dead()]
+            ready = ready or [channel for channel in channels if channel.receive_output() or not channel.is_alive()]
             if ready or left <= 0:
                 return ready
 
@@ -196,16 +196,16 @@ class Switchboard:
     def hang_up(self) -> None:
         """Close all pipes, which makes hosts close their envs and exit."""
         for channel in self.channels:
-            if not channel.is_gone:
+            if not channel.is_closed:
                 channel.hang_up()
 
     def close(self, timeout: float) -> Sequence[Printed]:
         """Wait for hosts to exit, end those that do not, and return their output."""
         deadline = time.monotonic() + timeout
-        workers = [channel for channel in self.channels if not channel.is_gone]
+        workers = [channel for channel in self.channels if not channel.is_closed]
         for channel in workers:
             channel.join(max(0.0, deadline - time.monotonic()))
-        stubborn = [channel for channel in workers if not channel.is_dead()]
+        stubborn = [channel for channel in workers if channel.is_alive()]
         for channel in stubborn:
             channel.process.terminate()
         deadline = time.monotonic() + LAST_CHANCE
