@@ -18,11 +18,11 @@ from typing import Any
 
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
-from parallelenv.backends._fork_server import SERVERS, ForkServer, start_methods, starting
+from parallelenv.backends._fork_server_client import SERVERS, ForkServer
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends._pipe_channel import PipeChannel
 from parallelenv.backends._pipe_host import serve
-from parallelenv.backends._process import CLOSED_IN_CHILDREN, WorkerProcess
+from parallelenv.backends._process import CLOSED_IN_CHILDREN, WorkerProcess, start_methods, starting
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.backends._switchboard import LAST_CHANCE, Switchboard
 from parallelenv.contract.arguments import check_flags
