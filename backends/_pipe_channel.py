@@ -18,7 +18,7 @@ from parallelenv.contract.protocol import Death, Printed, Reply
 from parallelenv.worker.worker_log import WorkerLog
 
 if TYPE_CHECKING:
-    from parallelenv.backends._switchboard import Switchboard
+    from parallelenv.backends._channel_group import ChannelGroup
 
 _NO_COMMAND = 0
 """Number that no command has: they count from 1."""
@@ -35,7 +35,7 @@ class PipeChannel(MessageChannel):
     """
 
     def __init__(
-        self, board: Switchboard, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]
+        self, group: ChannelGroup, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]
     ) -> None:
         super().__init__(env_ids)
         self.process = process
@@ -44,15 +44,15 @@ class PipeChannel(MessageChannel):
         self.is_closed = False
         self.found_dead = False
         self._log = log
-        self._board = board
-        board.watch(self)
+        self._group = group
+        group.watch(self)
 
     def connect_bell(self) -> None:
         """Give the host, which is new, access to the bell, if there is one."""
 
     def send_message(self, message: Message) -> None:
         self.wire.send(message)
-        self._board.awaits_first = True
+        self._group.awaits_first = True
 
     def receive_message(self) -> Message:
         if self.found_dead and not self.wire.connection.poll(0):  # a child of the env keeps the pipe open
@@ -119,7 +119,7 @@ class PipeChannel(MessageChannel):
         """Close the pipe."""
         with DeferSigint():
             if not self.wire.connection.closed:
-                self._board.unwatch(self)
+                self._group.unwatch(self)
                 self.wire.connection.close()
 
     def kill(self) -> None:

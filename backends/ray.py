@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelenv.backends import _ray_cluster
+from parallelenv.backends._channel_group import ChannelGroup
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.backends._pipe_channel import PipeChannel
@@ -39,7 +40,6 @@ from parallelenv.backends._ray_cluster import (
     missing_resources,
 )
 from parallelenv.backends._shared_memory import SharedMemory
-from parallelenv.backends._switchboard import Switchboard
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.codec import encode
@@ -105,7 +105,7 @@ class RayBackend:
         self._gpus_per_actor = 0.0
         self._cores_per_worker = 0.0
         self._goes_direct = direct
-        self._switchboard = Switchboard(CpuBalancer(caller_steps=False))
+        self._group = ChannelGroup(CpuBalancer(caller_steps=False))
         self._started: list[ActorHandle] = []
         self._reservation: Reservation | None = None
         self._slots: list[_ActorSlot] = []  # one per bundle of the reservation
@@ -176,7 +176,7 @@ class RayBackend:
         except BaseException:
             for actor in self._started[before:]:
                 actor.terminate()
-            self._switchboard.end(packed)
+            self._group.end(packed)
             raise
 
     def _start_actors(self, slots: Sequence[_ActorSlot], cluster: Cluster) -> None:
@@ -241,7 +241,7 @@ class RayBackend:
             self._relays += [actor.calls] if actor.calls not in self._relays else []
             return [self.relayed(actor, worker) for worker in workers]
         if HAS_BELL:
-            self._switchboard.use_bell(sum(slot.num_workers for slot in self._slots))
+            self._group.use_bell(sum(slot.num_workers for slot in self._slots))
         channels = self.connect(actor, workers)
         for channel in channels:
             channel.connect_bell()
@@ -255,7 +255,7 @@ class RayBackend:
         """Return channels to workers of an actor on this machine."""
         (worker,) = workers
         with DeferSigint():
-            return [self._switchboard.connect(actor, *actor.serve(), worker.env_ids)]
+            return [self._group.connect(actor, *actor.serve(), worker.env_ids)]
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
         """Wait until all actors have introduced themselves; `WorkerStartError` if one cannot, or takes too long."""
@@ -280,7 +280,7 @@ class RayBackend:
             actor.pid, actor.is_near = actor.get_started(call)
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
-        if not self._switchboard.channels:
+        if not self._group.channels:
             self._goes_direct = False  # later actors could not share this memory
             return Batch.private(layout)
         memory = SharedMemory.create(layout.nbytes)
@@ -289,7 +289,7 @@ class RayBackend:
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:  # noqa: D102 (see Backend)
         far = [channel for channel in channels if isinstance(channel, RayChannel)]
         if not far:
-            return self._switchboard.wait(channels, timeout, wanted)
+            return self._group.wait(channels, timeout, wanted)
         if not far[0].actor.cluster.is_connected:
             return far
         near = [channel for channel in channels if isinstance(channel, PipeChannel)]
@@ -301,32 +301,32 @@ class RayBackend:
                 wait_for_calls(far, min(left, _MOMENT) if near else left)
             ready: list[Any] = [channel for channel in far if channel.arrived]
             if near:
-                ready += self._switchboard.wait(near, 0.0, 1)
+                ready += self._group.wait(near, 0.0, 1)
             if ready or left <= 0:
                 return ready
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
         """See `Backend`: a step of actors on this machine."""
         is_near = all(isinstance(channel, PipeChannel) for channel, _ in commands)
-        return self._switchboard.prepare_step(commands) if is_near else None
+        return self._group.prepare_step(commands) if is_near else None
 
     def flush(self) -> None:
         """See `SubprocBackend.flush`."""
         for calls in self._relays:
             calls.flush()
-        self._switchboard.flush()
+        self._group.flush()
 
     def fileno(self) -> int | None:
         """Return a descriptor, see `Backend`, if no actor is reached by Ray's calls, which have none."""
-        return None if any(not one.actor.is_terminated for one in self._relays) else self._switchboard.fileno()
+        return None if any(not one.actor.is_terminated for one in self._relays) else self._group.fileno()
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
-        self._switchboard.hang_up()
+        self._group.hang_up()
         deadline = time.monotonic() + timeout
         far = {channel.actor for channel in channels if isinstance(channel, RayChannel)}
         living = [actor for actor in far if actor.cluster.is_connected and not actor.is_terminated]
         printed = close_and_wait(living, timeout) if living else []
-        printed += self._switchboard.close(max(0.0, deadline - time.monotonic()))
+        printed += self._group.close(max(0.0, deadline - time.monotonic()))
         for actor in self._started:
             actor.terminate()
         for actor in self._started:

@@ -319,7 +319,7 @@ class RaySubprocBackend(RayBackend):
                     pipe, log, status = (reduction.recv_handle(actor.commands) for _ in range(3))
                     if number == worker.host_number:
                         process = HandedWorker(ForkedProcess(worker.pid, Connection(status, writable=False)), actor)
-                        channel = self._switchboard.connect(process, Connection(pipe), WorkerLog(log), worker.env_ids)
+                        channel = self._group.connect(process, Connection(pipe), WorkerLog(log), worker.env_ids)
                         channels.append(channel)
                     else:  # of a start that was interrupted
                         for fileno in (pipe, log, status):

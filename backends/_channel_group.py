@@ -1,4 +1,4 @@
-"""All pipes to hosts of a pool, and the bell: the caller sends steps to them and waits for any of them here."""
+"""All channels of a pool to hosts in other processes of this machine: steps of several, and waits for any of them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _SPIN = 200e-6
 Otherwise it would only slow down the workers: on 2 cores it cost 2 workers 10 % of steps of 2.4 ms."""
 
 
-class Switchboard:
-    """All pipes to hosts; the caller waits here for any of them.
+class ChannelGroup:
+    """The channels of a pool to hosts in other processes of this machine, and their bell.
 
     Attributes:
         channels: All living ones, including those that `Backend.launch` has not returned yet.
