@@ -37,7 +37,7 @@ On 2 cores, 64 CartPoles made 1.39 of the steps of a bare loop with it and 1.14 
 """
 _LATE = 30e-6
 """Seconds after which a worker that was awake has certainly begun."""
-_GLANCE = 0.001
+_CHECK_INTERVAL = 0.001
 """Seconds between looks at the bell while only a reply can make room in a pipe."""
 
 
@@ -115,7 +115,7 @@ class BellChannel(PipeChannel):
 
     def receive_message(self) -> Message:
         while self.word and not self.has_finished and not self.found_dead:
-            if self.wire.connection.poll(_GLANCE):
+            if self.wire.connection.poll(_CHECK_INTERVAL):
                 break
         if self.has_finished:  # also if the pipe has a message: it is a reply to a later command
             return Message(codec.DONE, self._take())

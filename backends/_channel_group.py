@@ -24,7 +24,7 @@ from parallelenv.worker.worker_log import WorkerLog
 _HEARTBEAT = 0.25
 """Seconds between checks whether workers live, for deaths that a pipe does not show: an env's own child process may
 keep the pipe open."""
-LAST_CHANCE = 0.3
+TERMINATE_TIMEOUT = 0.3
 """Seconds from terminating a worker until it is killed, and for a dying fork server to disappear."""
 _SPIN = 200e-6
 """Seconds that the caller spins for a reply before it sleeps, if the latest ones came so quickly.
@@ -208,7 +208,7 @@ class ChannelGroup:
         stubborn = [channel for channel in workers if channel.is_alive()]
         for channel in stubborn:
             channel.process.terminate()
-        deadline = time.monotonic() + LAST_CHANCE
+        deadline = time.monotonic() + TERMINATE_TIMEOUT
         for channel in stubborn:
             channel.join(max(0.0, deadline - time.monotonic()))
         printed = [piece for channel in workers for piece in channel.take_output(is_idle=True)]

@@ -91,8 +91,8 @@ class _Server:
         self._requests = requests
         self._sentinel = sentinel
         self._children: dict[int, Connection] = {}  # where to report the exit code of each
-        self._news, self._wake = os.pipe()
-        os.set_blocking(self._news, False)
+        self._wakeups, self._wake = os.pipe()
+        os.set_blocking(self._wakeups, False)
         os.set_blocking(self._wake, False)
 
     def await_request(self) -> None:
@@ -115,9 +115,9 @@ class _Server:
                 if ended:
                     with self._children.pop(pid) as report, contextlib.suppress(OSError):  # OSError: no longer awaited
                         report.send(os.waitstatus_to_exitcode(status))
-            ready = list(wait([self._requests, self._news]))
-            if self._news in ready:
-                os.read(self._news, 4096)
+            ready = list(wait([self._requests, self._wakeups]))
+            if self._wakeups in ready:
+                os.read(self._wakeups, 4096)
 
     def modules(self) -> frozenset[str]:
         """Return the names of all imported modules."""
@@ -182,7 +182,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for other in (self._requests, *self._children.values()):
             other.close()
-        for fileno in (self._news, self._wake, self._sentinel, report):
+        for fileno in (self._wakeups, self._wake, self._sentinel, report):
             os.close(fileno)
 
     def load(self, module: str, silence: bool, output: int) -> ImportResult:

@@ -22,9 +22,9 @@ from typing import Any
 
 from parallelenv.contract.interrupts import DeferSigint
 
-_MOMENT = 1.0
+_REPORT_TIMEOUT = 1.0
 """Seconds for the fork server to report the end of a process."""
-_GLANCE = 0.05
+_CHECK_INTERVAL = 0.05
 """Seconds between checks whether a process has ended, if a child of its own keeps its sentinel open."""
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 UNKNOWN = 255
@@ -62,12 +62,12 @@ class WorkerProcess:
         """Wait for its end, at most ``timeout`` seconds; ``None``: no limit."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (left := deadline - time.monotonic()) > 0:
-            if connection.wait([self._process.sentinel], min(left, _GLANCE)):
+            if connection.wait([self._process.sentinel], min(left, _CHECK_INTERVAL)):
                 with DeferSigint():
-                    self._process.join(_GLANCE)
+                    self._process.join(_CHECK_INTERVAL)
                 return
         if not self.is_alive():  # the fork server reports the end a moment later; only then can it be closed
-            connection.wait([self._process.sentinel], _MOMENT)
+            connection.wait([self._process.sentinel], _REPORT_TIMEOUT)
 
     def terminate(self) -> None:
         """Ask it to end, if it has not ended."""

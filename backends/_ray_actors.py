@@ -39,9 +39,9 @@ from parallelenv.worker.host import Host
 from parallelenv.worker.worker_log import WorkerLog, redirect_streams
 from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare_worker
 
-_PARTING = 1.0
+_END_TIMEOUT = 1.0
 """Seconds for Ray to end an actor."""
-_PATIENCE = 10.0
+_CONNECT_TIMEOUT = 10.0
 """Seconds to wait for a connection that an actor has announced."""
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
@@ -64,12 +64,12 @@ def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
     if address is None or sys.platform != "linux" or machine() != address[1]:
         return connections
     for _ in range(2):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guest:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
             try:
-                guest.connect(address[0])
+                opened.connect(address[0])
             except PermissionError:
                 return connections
-            connections.append(Connection(guest.detach()))
+            connections.append(Connection(opened.detach()))
     return connections
 
 
@@ -247,7 +247,7 @@ class ActorHandle:
             self.is_near and (not process_exists(self.pid) or self._has_hung_up(0.0))
         )
 
-    def join(self, timeout: float = _PARTING) -> None:
+    def join(self, timeout: float = _END_TIMEOUT) -> None:
         """Wait until it has stopped serving a socket."""
         import ray
 
@@ -267,7 +267,7 @@ class ActorHandle:
 
     def close(self) -> None:
         """Close its connections, after it has ended: otherwise Ray would print that an actor died unexpectedly."""
-        self._has_hung_up(_PARTING)  # may be interrupted and repeated
+        self._has_hung_up(_END_TIMEOUT)  # may be interrupted and repeated
         with DeferSigint():
             for connection in (self.lifeline, self.commands):
                 if connection is not None:
@@ -288,7 +288,7 @@ class ActorHandle:
         if not self.cluster.is_connected:
             return SHUT_DOWN
         try:
-            ray.get(self._serving or self.handle.introduce.remote(), timeout=_PARTING)
+            ray.get(self._serving or self.handle.introduce.remote(), timeout=_END_TIMEOUT)
         except ray.exceptions.GetTimeoutError:
             return ""
         except ray.exceptions.RayError as error:
@@ -314,7 +314,7 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
         tempfile.TemporaryDirectory(prefix="parallelenv-") as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
     ):
-        listener.bind(str(Path(folder, "door")))
+        listener.bind(str(Path(folder, "socket")))
         listener.listen(2 * num_actors + 16)  # actors connect twice, and are admitted only when all have
         yield listener
 
@@ -323,19 +323,19 @@ def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
     """Accept the connections of actors, and no others; `WorkerStartError` if one does not come. Can be interrupted."""
     expected = {actor.pid: actor for actor in actors}
     while expected:
-        if not wait([listener], _PATIENCE):
-            raise WorkerStartError(f"A Ray actor has not connected to the caller within {_PATIENCE:.0f} s.")
+        if not wait([listener], _CONNECT_TIMEOUT):
+            raise WorkerStartError(f"A Ray actor has not connected to the caller within {_CONNECT_TIMEOUT:.0f} s.")
         with DeferSigint():
-            guest, _ = listener.accept()
-            pid = _CREDENTIALS.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+            accepted, _ = listener.accept()
+            pid = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
             if pid in expected:
-                connection = Connection(guest.detach())
+                connection = Connection(accepted.detach())
                 CLOSED_IN_CHILDREN.add(connection)
                 if expected[pid].lifeline is None:
                     expected[pid].lifeline = connection
                 else:
                     expected.pop(pid).commands = connection
-            guest.close()
+            accepted.close()
 
 
 class ActorCalls:

@@ -50,9 +50,9 @@ from parallelenv.contract.protocol import Channel, Command, Printed, RepeatedSte
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.progress import announce_if_slow
 
-_SLICE = 0.1
+_LONGEST_WAIT = 0.1
 """Seconds per wait: an interrupt is handled between two waits, not during one."""
-_MOMENT = 2e-3
+_SHORT_WAIT = 2e-3
 """Seconds per wait for remote actors while the caller also waits for actors on this machine."""
 
 
@@ -227,7 +227,7 @@ class RayBackend:
             message = tuple(encode(wanted))
             actor: Any = slot.actor
             starting.append((actor, wanted, numbers, actor.handle.start.remote(numbers, message, self._shared)))
-        while ray.wait([call for *_, call in starting], num_returns=len(starting), timeout=_SLICE)[1]:
+        while ray.wait([call for *_, call in starting], num_returns=len(starting), timeout=_LONGEST_WAIT)[1]:
             pass  # importing the modules of envs takes its time
         started = []
         for actor, wanted, numbers, call in starting:
@@ -238,7 +238,8 @@ class RayBackend:
     def _reach(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[Channel]:
         """Return the channels to workers of an actor: past Ray if it runs on this machine, else by Ray's calls."""
         if not (actor.is_near and self._goes_direct):
-            self._relays += [actor.calls] if actor.calls not in self._relays else []
+            if actor.calls not in self._relays:
+                self._relays.append(actor.calls)
             return [self.relayed(actor, worker) for worker in workers]
         if HAS_BELL:
             self._group.use_bell(sum(slot.num_workers for slot in self._slots))
@@ -295,10 +296,10 @@ class RayBackend:
         near = [channel for channel in channels if isinstance(channel, PipeChannel)]
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = _SLICE if deadline is None else min(_SLICE, max(0.0, deadline - time.monotonic()))
+            left = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, max(0.0, deadline - time.monotonic()))
             if not any(channel.arrived for channel in far):
                 # Nothing waits for both: so wait for remote actors in short intervals.
-                wait_for_calls(far, min(left, _MOMENT) if near else left)
+                wait_for_calls(far, min(left, _SHORT_WAIT) if near else left)
             ready: list[Any] = [channel for channel in far if channel.arrived]
             if near:
                 ready += self._group.wait(near, 0.0, 1)

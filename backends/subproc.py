@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parallelenv.backends._channel_group import LAST_CHANCE, ChannelGroup
+from parallelenv.backends._channel_group import TERMINATE_TIMEOUT, ChannelGroup
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.backends._fork_server_client import SERVERS, ForkServer
@@ -141,7 +141,7 @@ class SubprocBackend(Backend):
     def _start_processes(self, packed: Sequence[PackedSpec]) -> list[PipeChannel]:
         channels: list[PipeChannel] = []
         server: ForkServer | None = None
-        deadline = time.monotonic() + LAST_CHANCE
+        deadline = time.monotonic() + TERMINATE_TIMEOUT
         while len(channels) < len(packed):
             log: Any = None
             try:

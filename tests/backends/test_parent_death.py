@@ -46,7 +46,7 @@ def is_closed(end: Connection, patience: float = 0.0) -> bool:
 def test_forked_child_does_not_keep_the_connection_open(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_ray_actors, "_PARTING", 0.01)
+    monkeypatch.setattr(_ray_actors, "_END_TIMEOUT", 0.01)
     actor, (end, _) = connect(listener)
     reading, writing = os.pipe()
     child = os.fork()
@@ -64,12 +64,12 @@ def test_forked_child_does_not_keep_the_connection_open(
 def test_close_waits_until_other_end_closes_or_timeout(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_ray_actors, "_PARTING", 60.0)
+    monkeypatch.setattr(_ray_actors, "_END_TIMEOUT", 60.0)
     actor, ends = connect(listener)
     for end in ends:
         end.close()
     actor.close()
-    monkeypatch.setattr(_ray_actors, "_PARTING", 0.01)
+    monkeypatch.setattr(_ray_actors, "_END_TIMEOUT", 0.01)
     other, (end, _) = connect(listener)
     other.close()
     assert is_closed(end)
@@ -116,7 +116,7 @@ def test_wait_for_the_connections_of_an_actor_can_be_interrupted(listener: socke
 
 
 def test_actor_that_does_not_connect_raises(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ray_actors, "_PATIENCE", 0.01)
+    monkeypatch.setattr(_ray_actors, "_CONNECT_TIMEOUT", 0.01)
     handle: Any = None
     with pytest.raises(WorkerStartError, match="A Ray actor has not connected to the caller within 0 s"):
         admit(listener, [ActorHandle(handle, handle)])

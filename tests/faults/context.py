@@ -91,7 +91,7 @@ class Context:
         with when_begun(self.folder, number, note_and_act):
             yield moments
 
-    def check_obituary(self, error: BaseException, pid: int, ending: str, env_ids: tuple[int, ...] = (0, 1)) -> None:
+    def check_death_error(self, error: BaseException, pid: int, ending: str, env_ids: tuple[int, ...] = (0, 1)) -> None:
         """Check the error about a dead worker that owned the first two envs."""
         assert isinstance(error, WorkerDiedError)
         assert error.env_ids == env_ids

@@ -38,7 +38,7 @@ def killed_idle(context: Context) -> float:
     kill(victim)
     with pytest.raises(WorkerDiedError) as caught:
         env.step(actions())
-    context.check_obituary(caught.value, victim, "SIGKILL")
+    context.check_death_error(caught.value, victim, "SIGKILL")
     return context.rebuild(env) - began
 
 
@@ -59,7 +59,7 @@ def _die(
     meanwhile = context.once_begun(lambda: kill(victim)) if is_killed else contextlib.nullcontext([time.monotonic()])
     with meanwhile as moments, pytest.raises(WorkerDiedError) as caught:
         act(env)
-    context.check_obituary(caught.value, victim, ending)
+    context.check_death_error(caught.value, victim, ending)
     if ending == "SIGSEGV" and context.is_process:  # where compiled code crashed, in terms of Python
         assert "in crash" in str(caught.value)
     assert rest(caught.value.partial).tolist() == [2, 3]  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ def killed_while_sending(context: Context) -> float:
     kill(victim)
     with pytest.raises(WorkerDiedError) as caught:
         _receive_all(env)
-    context.check_obituary(caught.value, victim, "SIGKILL")
+    context.check_death_error(caught.value, victim, "SIGKILL")
     assert not is_alive(victim)
     return context.rebuild(env) - began
 
@@ -196,7 +196,7 @@ def killed_and_restarted(context: Context) -> float:
     assert result.truncated.tolist() == result.dones.tolist() == [True, True, False, False]
     assert result.states.tolist() == [[0, 0], [1, 0], [2, 1], [3, 1]]
     for env_id, info in enumerate(result.infos[:2]):
-        context.check_obituary(info["failure"], victim, "SIGKILL", (env_id,))
+        context.check_death_error(info["failure"], victim, "SIGKILL", (env_id,))
     result = env.step(actions())
     recovered = time.monotonic() - moments[0]
     assert result.states.tolist() == [[0, 1], [1, 1], [2, 2], [3, 2]]
