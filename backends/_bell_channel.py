@@ -27,7 +27,7 @@ from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Reply
 
 if TYPE_CHECKING:
-    from parallelenv.backends._switchboard import Switchboard
+    from parallelenv.backends._channel_group import ChannelGroup
 
 _BELL_SPIN = 1e-3
 """Seconds that the caller spins for workers that the bell wakes before it sleeps, if the last step took less.
@@ -37,7 +37,7 @@ On 2 cores, 64 CartPoles made 1.39 of the steps of a bare loop with it and 1.14 
 """
 _LATE = 30e-6
 """Seconds after which a worker that was awake has certainly begun."""
-_GLANCE = 0.001
+_CHECK_INTERVAL = 0.001
 """Seconds between looks at the bell while only a reply can make room in a pipe."""
 
 
@@ -45,12 +45,12 @@ class BellChannel(PipeChannel):
     """A pipe to a host that is also woken by a bell, if all of its envs step and nothing else is to be said.
 
     Attributes:
-        line: Place of the worker's words.
+        line: Index of the first of the worker's words.
         word: The step that was announced by the bell and not answered; 0 if there is none.
     """
 
-    def __init__(self, board: Switchboard, bell: Bell, *arguments: Any) -> None:
-        super().__init__(board, *arguments)
+    def __init__(self, group: ChannelGroup, bell: Bell, *arguments: Any) -> None:
+        super().__init__(group, *arguments)
         self.line = bell.add_worker(self.env_ids)
         self.word = 0
         self._bell = bell
@@ -72,9 +72,9 @@ class BellChannel(PipeChannel):
             self._is_behind = False  # the reply to this command comes after all that was sent before
             super().send(packed)
             return
-        self._board.queue.append((self, packed))
+        self._group.queue.append((self, packed))
         self._num_unread = 1
-        self._board.awaits_first = True
+        self._group.awaits_first = True
 
     @property
     def is_behind(self) -> bool:
@@ -115,7 +115,7 @@ class BellChannel(PipeChannel):
 
     def receive_message(self) -> Message:
         while self.word and not self.has_finished and not self.found_dead:
-            if self.wire.connection.poll(_GLANCE):
+            if self.wire.connection.poll(_CHECK_INTERVAL):
                 break
         if self.has_finished:  # also if the pipe has a message: it is a reply to a later command
             return Message(codec.DONE, self._take())
@@ -140,24 +140,24 @@ class BellStep:
     that could not be read again. ``parts``: each worker's channel, and the message of its step without its number.
     """
 
-    def __init__(self, board: Switchboard, bell: Bell, parts: Sequence[tuple[BellChannel, Message]]) -> None:
-        self._board = board
+    def __init__(self, group: ChannelGroup, bell: Bell, parts: Sequence[tuple[BellChannel, Message]]) -> None:
+        self._group = group
         self._bell = bell
         self._words = bell.words
         self._parts = parts
-        # Of each worker: the place of its word, and what the number of a step is added to.
+        # Of each worker: the index of its word, and what the number of a step is added to.
         self._commands = [
-            (channel.line + COMMAND, word_of(message, place)) for place, (channel, message) in enumerate(parts)
+            (channel.line + COMMAND, word_of(message, offset)) for offset, (channel, message) in enumerate(parts)
         ]
-        self._awaited: list[tuple[int, int]] = []  # of each worker: the place and the word that says that it is done
+        self._awaited: list[tuple[int, int]] = []  # of each worker: the index and the word that says that it is done
         self._spinning_pays = True
         self._has_told = False
 
     def send(self, number: int) -> None:
         words, shifted, awaited = self._words, number << OTHER_BITS, []
-        for place, other_bits in self._commands:
-            words[place] = word = shifted + other_bits
-            awaited.append((place + DONE, word))
+        for index, other_bits in self._commands:
+            words[index] = word = shifted + other_bits
+            awaited.append((index + DONE, word))
         self._awaited, self._has_told = awaited, False
         self._bell.ring()
 
@@ -166,8 +166,8 @@ class BellStep:
         begin = time.perf_counter()
         end = begin + _BELL_SPIN if self._spinning_pays else begin
         late = begin + _LATE
-        for place, word in self._awaited:
-            while (done := words[place]) != word:
+        for index, word in self._awaited:
+            while (done := words[index]) != word:
                 if done == word | HAS_MESSAGE:
                     return False
                 now = time.perf_counter()
@@ -176,7 +176,7 @@ class BellStep:
                     if now > late:
                         late = end
                         if any(words[one - DONE + TAKEN] != awaited for one, awaited in self._awaited):
-                            self._board.spread()  # workers may share a core while another is idle
+                            self._group.spread()  # workers may share a core while another is idle
                 elif not self._sleep(begin + timeout):
                     return False
         self._spinning_pays = time.perf_counter() - begin < _BELL_SPIN
@@ -192,15 +192,15 @@ class BellStep:
                 if words[channel.line + SEEN] != rings and words[channel.line + TAKEN] != word:
                     with contextlib.suppress(OSError):  # if it has died, the poll finds out
                         channel.wire.send(LOOK)
-        found = self._board.poll(max(0.0, until - time.perf_counter()) * 1000)
+        found = self._group.poll(max(0.0, until - time.perf_counter()) * 1000)
         if len(found) != 1 or found[0][0] != self._bell.fileno:
             return False
         self._bell.silence()
         return True
 
     def leave_to_channels(self, number: int) -> None:
-        for place, (channel, message) in enumerate(self._parts):
-            channel.announce(word_of(message, number + place))
+        for offset, (channel, message) in enumerate(self._parts):
+            channel.announce(word_of(message, number + offset))
         if not all(channel.has_begun for channel, _ in self._parts):
             self._bell.ring()
             for channel, _ in self._parts:

@@ -46,7 +46,7 @@ cores, 16 CartPoles made 0.67 of the steps without, and 200 us slowed down busy 
 _WORDS = 8
 """Words of a worker: a cache line. The first line has the number of rings."""
 COMMAND, TAKEN, DONE, SEEN = range(4)
-"""Places in a worker's line: the step that is announced, begun, and done, and the latest ring that it has noticed."""
+"""Indices in a worker's line: the step that is announced, begun, and done, and the latest ring that it has noticed."""
 _NEVER = 2**64 - 1
 HAS_MESSAGE = 1 << 63
 """In the word of a step that is done: there is a message in the pipe, too."""
@@ -61,7 +61,7 @@ _NUM_LOOKS = 8
 class BellAccess(NamedTuple):
     """Announces to a worker that `Bell.send` follows."""
 
-    line: int  # place of its words
+    line: int  # index of the first of its words
     nbytes: int  # size of the memory of all words
 
 
@@ -96,7 +96,7 @@ class Bell:
             self.fileno = self._descriptors[0]
 
     def add_worker(self, env_ids: tuple[int, ...]) -> int:
-        """Return the place of the words of a new worker; one that takes the place of another gets its words."""
+        """Return the index of the first word of a new worker; one that replaces another gets its words."""
         line = self._lines.setdefault(env_ids, _WORDS * (len(self._lines) + 1))
         self.words[line : line + 4] = memoryview(bytes(24) + _NEVER.to_bytes(8, "little")).cast("Q")
         return line
@@ -163,11 +163,11 @@ class BellEnd:
 
     def wait(self) -> Message | None:
         """Wait for a step that is announced by the bell; ``None``: there is something to read from the pipe."""
-        words, place, last = self._words, self._line + COMMAND, self._word
+        words, index, last = self._words, self._line + COMMAND, self._word
         begin = time.perf_counter()
         end = begin + SPIN if self._spinning_pays else begin
         while True:
-            rings, word = words[0], words[place]
+            rings, word = words[0], words[index]
             if word != last:  # before the pipe: no step is announced while it has an unanswered command
                 self._word = words[self._line + TAKEN] = word
                 self._spinning_pays = time.perf_counter() - begin < 2 * SPIN
@@ -177,17 +177,17 @@ class BellEnd:
             found: list[tuple[int, int]] = []
             while not found and time.perf_counter() < end:
                 for _ in range(_NUM_LOOKS):
-                    if words[place] != last:
+                    if words[index] != last:
                         break
                     sched_yield()
                 else:
                     found = glance()
                     continue
                 break
-            if words[place] != last:
+            if words[index] != last:
                 continue
             found = found or poll()
-            if words[place] == last and any(descriptor == self._pipe for descriptor, _ in found):
+            if words[index] == last and any(descriptor == self._pipe for descriptor, _ in found):
                 self._spinning_pays = time.perf_counter() - begin < 2 * SPIN
                 return None
 

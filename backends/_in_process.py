@@ -108,21 +108,24 @@ class CallerStep:
 
 
 class JointStep:
-    """A `RepeatedStep` of workers, and of the caller's own envs while these step. ``place`` is that of its command."""
+    """A `RepeatedStep` of workers, and of the caller's own envs while these step.
 
-    def __init__(self, workers: RepeatedStep, callers: CallerStep, place: int) -> None:
-        self._workers, self._callers, self._place = workers, callers, place
+    The caller's command has the number after those of the workers, whose number is ``num_workers``.
+    """
+
+    def __init__(self, workers: RepeatedStep, callers: CallerStep, num_workers: int) -> None:
+        self._workers, self._callers, self._num_workers = workers, callers, num_workers
 
     def send(self, number: int) -> None:
         self._workers.send(number)
-        self._callers.send(number + self._place)
+        self._callers.send(number + self._num_workers)
 
     def wait(self, timeout: float) -> bool:
         return self._callers.wait(timeout) and self._workers.wait(timeout)
 
     def leave_to_channels(self, number: int) -> None:
         self._workers.leave_to_channels(number)
-        self._callers.leave_to_channels(number + self._place)
+        self._callers.leave_to_channels(number + self._num_workers)
 
 
 def copy_arguments(command: Command) -> Command:

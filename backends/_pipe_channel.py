@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from parallelenv.contract.protocol import Death, Printed, Reply
 from parallelenv.worker.worker_log import WorkerLog
 
 if TYPE_CHECKING:
-    from parallelenv.backends._switchboard import Switchboard
+    from parallelenv.backends._channel_group import ChannelGroup
 
 _NO_COMMAND = 0
 """Number that no command has: they count from 1."""
@@ -29,27 +28,31 @@ class PipeChannel(MessageChannel):
     """A pipe to a host in a process of its own, which shares the memory of the batch.
 
     ``process`` is a `WorkerProcess`, or an object with the same methods.
+
+    Attributes:
+        is_closed: Whether it was killed or handed over, and its resources were released.
+        found_dead: Whether `is_alive` has found that the process has ended.
     """
 
     def __init__(
-        self, board: Switchboard, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]
+        self, group: ChannelGroup, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]
     ) -> None:
         super().__init__(env_ids)
         self.process = process
         self.wire = Wire(pipe)
         self.fileno = self.wire.fileno
-        self.is_gone = False
+        self.is_closed = False
         self.found_dead = False
         self._log = log
-        self._board = board
-        board.watch(self)
+        self._group = group
+        group.watch(self)
 
     def connect_bell(self) -> None:
         """Give the host, which is new, access to the bell, if there is one."""
 
     def send_message(self, message: Message) -> None:
         self.wire.send(message)
-        self._board.awaits_first = True
+        self._group.awaits_first = True
 
     def receive_message(self) -> Message:
         if self.found_dead and not self.wire.connection.poll(0):  # a child of the env keeps the pipe open
@@ -85,15 +88,15 @@ class PipeChannel(MessageChannel):
         words = self.process.last_words(), self._log.last_lines()
         return Death(self.process.pid, None if code == UNKNOWN else code, *words)
 
-    def is_dead(self) -> bool:
-        """Whether the process has ended. If the fork server has ended, its processes seem to have ended too."""
+    def is_alive(self) -> bool:
+        """Whether the process has not ended. If the fork server has ended, its processes seem to have ended too."""
         try:
             if self.process.is_alive():
-                return False
+                return True
         except ValueError:  # another thread has closed it meanwhile
-            return True
+            return False
         self.found_dead = self.process.exitcode != UNKNOWN or not process_exists(self.process.pid)
-        return self.found_dead
+        return not self.found_dead
 
     def join(self, timeout: float) -> None:
         """Wait for the process to end, at most ``timeout`` seconds. Another thread may have closed it meanwhile."""
@@ -110,25 +113,25 @@ class PipeChannel(MessageChannel):
         life = self.process.hand_over(connection, pid)
         self.hang_up()
         self._log.close()
-        self.is_gone = True
+        self.is_closed = True
         return life
 
     def hang_up(self) -> None:
         """Close the pipe."""
         with DeferSigint():
             if not self.wire.connection.closed:
-                self._board.unwatch(self)
+                self._group.unwatch(self)
                 self.wire.connection.close()
 
     def kill(self) -> None:
-        if self.is_gone:
+        if self.is_closed:
             return
         self.hang_up()
         with contextlib.suppress(ValueError):  # another thread has closed it meanwhile
-            if not self.is_dead():
-                self.process.terminate(signal.SIGKILL)
+            if self.is_alive():
+                self.process.kill()
             self.process.join()
             self.process.close()
         with DeferSigint():  # set last: an interrupted `kill` is called again
             self._log.close()
-            self.is_gone = True
+            self.is_closed = True

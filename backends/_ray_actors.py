@@ -18,7 +18,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import reduction
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,13 +34,14 @@ from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Death, Printed, Reply
+from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 from parallelenv.worker.worker_log import WorkerLog, redirect_streams
 from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare_worker
 
-_PARTING = 1.0
+_END_TIMEOUT = 1.0
 """Seconds for Ray to end an actor."""
-_PATIENCE = 10.0
+_CONNECT_TIMEOUT = 10.0
 """Seconds to wait for a connection that an actor has announced."""
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
@@ -48,8 +49,10 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 # -------------------------------------------------------------------- the actor's end
 
 
-def connect_twice(address: tuple[str, str] | None) -> list[Connection]:
-    """Connect an actor to the caller; nothing if the caller is on another machine or of another user.
+def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
+    """Return an actor's lifeline and its connection for commands, see `ActorHandle`.
+
+    Nothing if the caller is on another machine or of another user.
 
     Args:
         address: The path of the caller's socket and its `machine`.
@@ -61,12 +64,12 @@ def connect_twice(address: tuple[str, str] | None) -> list[Connection]:
     if address is None or sys.platform != "linux" or machine() != address[1]:
         return connections
     for _ in range(2):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guest:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
             try:
-                guest.connect(address[0])
+                opened.connect(address[0])
             except PermissionError:
                 return connections
-            connections.append(Connection(guest.detach()))
+            connections.append(Connection(opened.detach()))
     return connections
 
 
@@ -76,10 +79,20 @@ def machine() -> str:
     return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text(), *namespaces])
 
 
-class Relayed(NamedTuple):
-    """A host's answer to one of the commands that a call carried."""
+class RelayedMessage(NamedTuple):
+    """A message that a call carries to one of an actor's hosts."""
 
-    number: int  #: Of the command.
+    host_number: int  #: The host's number: no two hosts of a `ParallelEnv` have the same, not even one after another.
+    message: Message
+    #: Whether it is a command whose `Broadcast` has its content outside: in Ray's object store, from where each node
+    #: fetches it once.
+    has_content: bool
+
+
+class RelayedReply(NamedTuple):
+    """A host's answer to a command that a call carried."""
+
+    command_number: int
     answer: Message | Death  #: The reply; or the host's death, if that prevents one.
     output: Sequence[Printed] = ()  #: What its envs printed meanwhile, unless the reply contains it.
 
@@ -88,18 +101,22 @@ class RayActor:
     """The actors of both modes, as `RayBackend` calls them.
 
     Args:
-        caller: See `connect_twice`. By the first connection the actor notices the caller's death, sooner than Ray does,
+        caller: See `connect_to_caller`. By its lifeline the actor notices the caller's death, sooner than Ray does,
             which takes 1.4 to 2.6 s.
     """
 
+    commands: Connection
+
     def __init__(self, caller: tuple[str, str] | None) -> None:
-        self.connections = connect_twice(caller)
-        if self.connections:
-            die_with_caller(self.connections[0].fileno())
+        connections = connect_to_caller(caller)
+        self._has_connected = bool(connections)
+        if connections:
+            self._lifeline, self.commands = connections
+            die_with_caller(self._lifeline.fileno())
 
     def introduce(self) -> tuple[int, bool]:
         """Return the id of the actor's process, and whether it has connected to the caller."""
-        return os.getpid(), bool(self.connections)
+        return os.getpid(), self._has_connected
 
 
 class RayHost(RayActor):
@@ -107,11 +124,11 @@ class RayHost(RayActor):
 
     _host: _ActorHost
 
-    def start(self, places: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
+    def start(self, host_numbers: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
         """Make the host, and return the id of its process.
 
         Args:
-            places: Its number, see `ActorCalls`.
+            host_numbers: Its number, see `RelayedMessage`.
             message: A list with its `PackedSpec`, encoded, as the items of a `Message`.
             shared: Read-only arrays for the envs, in Ray's object store.
         """
@@ -121,24 +138,24 @@ class RayHost(RayActor):
         return [os.getpid()]
 
     def serve(self) -> None:
-        """Execute commands from the second connection, without Ray, until the caller closes it or dies."""
+        """Execute commands from the connection for them, without Ray, until the caller closes it or dies."""
         with contextlib.suppress(EOFError, OSError):
-            host, connection = self._host.host, self.connections[1]
-            log = WorkerLog(reduction.recv_handle(connection))
+            host = self._host.host
+            log = WorkerLog(reduction.recv_handle(self.commands))
             redirect_streams(lambda: host.current, (log.fileno, log.fileno))
-            pipe_host = PipeHost(host, self._host.packed, Wire(connection, SPIN), log)
+            pipe_host = PipeHost(host, self._host.packed, Wire(self.commands, SPIN), log)
             pipe_host.obey(pipe_host.receive, pipe_host.send)
 
     def relay(
-        self, number: int, messages: Sequence[tuple[int, Message, bool]], content: Array | None = None
-    ) -> list[Relayed]:
+        self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None
+    ) -> list[RelayedReply]:
         """Execute the commands in messages. Arguments: see `ActorCalls`."""
         replies = []
         for _, message, has_content in messages:
             self._host.content = content if has_content else None
             reply = self._host.execute(message)
             if reply is not None:
-                replies.append(Relayed(reply.number, reply))
+                replies.append(RelayedReply(reply.number, reply))
         return replies
 
     def close(self, timeout: float) -> list[Printed]:
@@ -182,7 +199,9 @@ class ActorHandle:
         pid: Process id, once it has started.
         is_near: Whether it runs on this machine and has connected to this process.
         is_direct: Whether its hosts get their commands over a socket or pipe.
-        is_ended: Whether Ray was called to end it.
+        is_terminated: Whether Ray was called to end it.
+        lifeline: A connection to an actor that is near; when one of both processes ends, the other notices it by this.
+        commands: Another one: for commands to the host in it, or for the workers that it hands over.
     """
 
     exitcode = None  # Ray does not report it
@@ -192,8 +211,9 @@ class ActorHandle:
         self.cluster = cluster
         self.calls = ActorCalls(self)
         self.pid = 0
-        self.is_near = self.is_direct = self.is_ended = False
-        self.connections: list[Connection] = []  # when the first is closed, the actor ends; the other is for commands
+        self.is_near = self.is_direct = self.is_terminated = False
+        self.lifeline: Connection | None = None
+        self.commands: Any = None
         self._serving: Any = None
 
     def serve(self) -> tuple[Connection, WorkerLog]:
@@ -201,58 +221,74 @@ class ActorHandle:
         with DeferSigint():
             log: Any = WorkerLog.create()
             with contextlib.suppress(OSError):  # if it has died, its first command reports it
-                reduction.send_handle(self.connections[1], log.fileno, self.pid)
+                reduction.send_handle(self.commands, log.fileno, self.pid)
             self.is_direct = True
             self._serving = self.handle.serve.remote()
-            return self.connections[1], log
+            return self.commands, log
 
-    @property
-    def lasts(self) -> bool:
-        """Whether nothing is known of its end. That of a remote actor is known once a call has failed."""
-        return not self.is_ended and not (self.is_near and self._has_hung_up(0.0))
+    def get_started(self, call: Any) -> Any:
+        """Return the result of a call that starts something in it; `WorkerStartError` if that failed."""
+        import ray
+
+        try:
+            return ray.get(call)
+        except ray.exceptions.RayError as error:
+            if not isinstance(error, ray.exceptions.RayTaskError):
+                self.terminate()  # it has died
+            raise WorkerStartError(f"A Ray actor did not start. {_quote(error, in_full=True)}") from error
 
     def is_alive(self) -> bool:
-        """Whether its process has not ended. Asks the system, which takes 1 us; Ray takes 100."""
-        return process_exists(self.pid)
+        """Whether nothing is known of its end. That of a remote actor is known once a call has failed.
 
-    def join(self, timeout: float = _PARTING) -> None:
+        A near one is looked for in the system, which takes 1 us; Ray takes 100. It may have children that keep its
+        lifeline open, and its process may still exist when the lifeline is closed.
+        """
+        return not self.is_terminated and not (
+            self.is_near and (not process_exists(self.pid) or self._has_hung_up(0.0))
+        )
+
+    def join(self, timeout: float = _END_TIMEOUT) -> None:
         """Wait until it has stopped serving a socket."""
         import ray
 
-        if self.cluster.lasts:
+        if self.cluster.is_connected:
             ray.wait([self._serving], timeout=timeout)
 
-    def terminate(self, number: int = 0) -> None:
+    def terminate(self) -> None:
         """Make Ray end it, without waiting."""
         import ray
 
-        self.is_ended = True
-        if self.cluster.lasts:
+        self.is_terminated = True
+        if self.cluster.is_connected:
             ray.kill(self.handle)
+
+    kill = terminate
+    """For Ray both are the same."""
 
     def close(self) -> None:
         """Close its connections, after it has ended: otherwise Ray would print that an actor died unexpectedly."""
-        self._has_hung_up(_PARTING)  # may be interrupted and repeated
+        self._has_hung_up(_END_TIMEOUT)  # may be interrupted and repeated
         with DeferSigint():
-            for connection in self.connections:
-                connection.close()
+            for connection in (self.lifeline, self.commands):
+                if connection is not None:
+                    connection.close()
 
     def _has_hung_up(self, timeout: float) -> bool:
-        """Whether it has closed its connections, which it does by ending; wait for that."""
-        if not self.connections or self.connections[0].closed:
+        """Whether it has closed its lifeline, which it does by ending; wait for that."""
+        if self.lifeline is None or self.lifeline.closed:
             return True
         poll = select.poll()
-        poll.register(self.connections[0], 0)  # reports only that the other end is closed
+        poll.register(self.lifeline, 0)  # reports only that the other end is closed
         return bool(poll.poll(timeout * 1000))
 
     def last_words(self) -> str:
         """Return what Ray knows of its death, empty if nothing."""
         import ray
 
-        if not self.cluster.lasts:
+        if not self.cluster.is_connected:
             return SHUT_DOWN
         try:
-            ray.get(self._serving or self.handle.introduce.remote(), timeout=_PARTING)
+            ray.get(self._serving or self.handle.introduce.remote(), timeout=_END_TIMEOUT)
         except ray.exceptions.GetTimeoutError:
             return ""
         except ray.exceptions.RayError as error:
@@ -260,9 +296,12 @@ class ActorHandle:
         return ""
 
 
-def _quote(error: BaseException) -> str:
-    """Return the first non-empty line of an error of Ray."""
-    return "Ray says: " + next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _quote(error: BaseException, *, in_full: bool = False) -> str:
+    """Return what an error of Ray says: its first non-empty line, or all of it."""
+    text = str(error)
+    if not in_full:
+        text = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return f"Ray says: {text}"
 
 
 @contextlib.contextmanager
@@ -275,40 +314,40 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
         tempfile.TemporaryDirectory(prefix="parallelenv-") as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
     ):
-        listener.bind(str(Path(folder, "door")))
+        listener.bind(str(Path(folder, "socket")))
         listener.listen(2 * num_actors + 16)  # actors connect twice, and are admitted only when all have
-        listener.settimeout(_PATIENCE)
         yield listener
 
 
 def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
-    """Accept the connections of actors, and no others."""
+    """Accept the connections of actors, and no others; `WorkerStartError` if one does not come. Can be interrupted."""
     expected = {actor.pid: actor for actor in actors}
     while expected:
+        if not wait([listener], _CONNECT_TIMEOUT):
+            raise WorkerStartError(f"A Ray actor has not connected to the caller within {_CONNECT_TIMEOUT:.0f} s.")
         with DeferSigint():
-            guest, _ = listener.accept()
-            pid = _CREDENTIALS.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+            accepted, _ = listener.accept()
+            pid = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
             if pid in expected:
-                connections = expected[pid].connections
-                connections.append(Connection(guest.detach()))
-                CLOSED_IN_CHILDREN.add(connections[-1])
-                if len(connections) == 2:
-                    del expected[pid]
-            guest.close()
+                connection = Connection(accepted.detach())
+                CLOSED_IN_CHILDREN.add(connection)
+                if expected[pid].lifeline is None:
+                    expected[pid].lifeline = connection
+                else:
+                    expected.pop(pid).commands = connection
+            accepted.close()
 
 
 class ActorCalls:
     """The calls of an actor that carry messages to its hosts and back.
 
-    A call has the messages for all of its hosts that one call of the user sends. Each of them is the number of the host
-    among all of this process, the message, and whether it is a command whose `Broadcast` has its content outside: in
-    Ray's object store, from where each node fetches it once. The calls are numbered, since Ray may begin those of a
-    `RelayActor` in any order. Such an actor may return before all of its hosts have replied; it is then called for the
-    rest.
+    A call has the messages for all of its hosts that one call of the user sends. The calls are numbered, since Ray may
+    begin those of a `RelayActor` in any order. Such an actor may return before all of its hosts have replied; it is
+    then called for the rest.
 
     Attributes:
-        under_way: The channels of commands without a reply, by the number of the command, and the number of the call,
-            by Ray's reference to its result.
+        under_way: By Ray's reference to the result of a call: the number of the call, and the channels of its commands
+            without a reply, by the number of the command.
     """
 
     def __init__(self, actor: ActorHandle) -> None:
@@ -316,7 +355,7 @@ class ActorCalls:
         self.under_way: dict[Any, tuple[int, dict[int, RayChannel]]] = {}
         self._outgoing: list[tuple[RayChannel, Message, bool]] = []
         self._content: object = None  # of the broadcast in these messages
-        self._number = 0
+        self._next_call = 0
 
     def add(self, channel: RayChannel, message: Message, content: object) -> None:
         """Add a message to the next call; ``content``: Ray's reference to that of its `Broadcast`, or ``None``."""
@@ -326,30 +365,33 @@ class ActorCalls:
     def flush(self) -> None:
         """Make a call of the messages that were added, if there are any."""
         outgoing, content = self._outgoing, self._content
-        if not outgoing or not self.actor.cluster.lasts:
+        if not outgoing or not self.actor.cluster.is_connected:
             return
         self._outgoing, self._content = [], None
-        messages = [(channel.place, message, has_content) for channel, message, has_content in outgoing]
-        call = self.actor.handle.relay.remote(self._number, messages, content)
+        messages = [
+            RelayedMessage(channel.host_number, message, has_content) for channel, message, has_content in outgoing
+        ]
+        call = self.actor.handle.relay.remote(self._next_call, messages, content)
         awaited = {message.number: channel for channel, message, _ in outgoing if message.number}
         if awaited:
-            self.under_way[call] = self._number, awaited
-        self._number += 1
+            self.under_way[call] = self._next_call, awaited
+        self._next_call += 1
 
     def finish(self, call: Any) -> None:
         """Give the answers in the result of a call to the channels; call for the rest, if some are missing."""
         import ray
 
-        number, awaited = self.under_way.pop(call)
+        call_number, awaited = self.under_way.pop(call)
         try:
-            answers: list[Relayed] = ray.get(call)
+            replies: list[RelayedReply] = ray.get(call)
         except ray.exceptions.RayError as error:  # the actor, its node, or the owner of the reply died
             self.actor.terminate()
-            answers = [Relayed(one, Death(awaited[one].pid, None, _quote(error))) for one in awaited]
-        for answer in answers:
-            awaited.pop(answer.number).arrived.append(answer)
+            detail = _quote(error)
+            replies = [RelayedReply(number, Death(channel.pid, None, detail)) for number, channel in awaited.items()]
+        for reply in replies:
+            awaited.pop(reply.command_number).arrived.append(reply)
         if awaited:
-            self.under_way[self.actor.handle.rest.remote(number)] = number, awaited
+            self.under_way[self.actor.handle.rest.remote(call_number)] = call_number, awaited
 
 
 class RayChannel(MessageChannel):
@@ -361,20 +403,20 @@ class RayChannel(MessageChannel):
 
     Args:
         actor: The actor.
-        place: The host's number, see `ActorCalls`.
+        host_number: See `RelayedMessage`.
         pid: Id of the host's process.
         env_ids: See `MessageChannel`.
 
     Attributes:
-        arrived: Answers that were not received yet.
+        arrived: Replies that were not received yet.
     """
 
     safe_bytes = math.inf  # Ray stores calls and results that nothing reads
 
-    def __init__(self, actor: ActorHandle, place: int, pid: int, env_ids: tuple[int, ...]) -> None:
+    def __init__(self, actor: ActorHandle, host_number: int, pid: int, env_ids: tuple[int, ...]) -> None:
         super().__init__(env_ids)
-        self.actor, self.place, self.pid = actor, place, pid
-        self.arrived: deque[Relayed] = deque()
+        self.actor, self.host_number, self.pid = actor, host_number, pid
+        self.arrived: deque[RelayedReply] = deque()
         self._output: list[Printed] = []
         self._death = Death()
         self._content: object = None  # of the broadcast in the message that is being sent
@@ -382,7 +424,7 @@ class RayChannel(MessageChannel):
     def pack(self, command: Command) -> tuple[Message, object]:
         content = None
         if isinstance(command.common, Broadcast):
-            content = _store(command.common) if self.actor.cluster.lasts else None
+            content = _store(command.common) if self.actor.cluster.is_connected else None
             command.common = command.common.without_content()
         return super().pack(command), content
 
@@ -395,7 +437,7 @@ class RayChannel(MessageChannel):
         self.actor.calls.add(self, message, content)
 
     def receive_message(self) -> Message:
-        if not self.actor.cluster.lasts:
+        if not self.actor.cluster.is_connected:
             self._death = Death(self.pid, None, SHUT_DOWN)
             raise EOFError(SHUT_DOWN)
         _, answer, output = self.arrived.popleft()

@@ -36,7 +36,7 @@ Removing a group while it is being made may lose its cores for good (seen with R
 class Cluster:
     """One connection of this process to Ray, which all pools share.
 
-    Requests for objects of an earlier connection would make Ray start again, which is not wanted: see `lasts`.
+    Requests for objects of an earlier connection would make Ray start again, which is not wanted: see `is_connected`.
 
     Attributes:
         is_own: Whether the cluster was started here, not only joined.
@@ -67,7 +67,7 @@ class Cluster:
         self._num_members = 0
 
     @property
-    def lasts(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether this connection still exists: the user may have shut Ray down. Takes 12 us."""
         return _connection_ids() == self._ids
 
@@ -90,7 +90,7 @@ class Cluster:
             present = cls._present
             if present is not None and not present._num_members and present._arguments != arguments:
                 present._end()
-            if cls._present is None or not cls._present.lasts:
+            if cls._present is None or not cls._present.is_connected:
                 cls._present = cls(arguments)
             cls._present._num_members += 1
             return cls._present
@@ -105,7 +105,7 @@ class Cluster:
     def _end(self) -> None:
         import ray
 
-        if self is Cluster._present and not self._is_users and self.lasts:
+        if self is Cluster._present and not self._is_users and self.is_connected:
             with DeferSigint():  # a partly shut down Ray could not be started again
                 ray.shutdown()
                 self._take_away_variables()
@@ -206,11 +206,11 @@ class Reservation:
             self.give_back = weakref.finalize(self, _release, self._group, cluster)
             self.give_back.atexit = False  # Ray removes it then
 
-    def place(self, number: int) -> ActorOptions:
-        """Return the option that puts an actor into the bundle with this number."""
+    def options_for(self, bundle: int) -> ActorOptions:
+        """Return the option that puts an actor into the bundle with this index."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, number)}
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def await_room(self) -> None:
         """Wait until there is room for all actors, also after a node was lost; `WorkerStartError` if there is none."""
@@ -230,7 +230,7 @@ def _release(group: Any, cluster: Cluster) -> None:
     """Release the room, if its Ray still runs. The actors in it end."""
     from ray.util import remove_placement_group
 
-    if cluster.lasts:
+    if cluster.is_connected:
         group.wait(_SETTLING)
         remove_placement_group(group)
 

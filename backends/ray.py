@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelenv.backends import _ray_cluster
+from parallelenv.backends._channel_group import ChannelGroup
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.backends._pipe_channel import PipeChannel
@@ -39,7 +40,6 @@ from parallelenv.backends._ray_cluster import (
     missing_resources,
 )
 from parallelenv.backends._shared_memory import SharedMemory
-from parallelenv.backends._switchboard import Switchboard
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.codec import encode
@@ -50,9 +50,9 @@ from parallelenv.contract.protocol import Channel, Command, Printed, RepeatedSte
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.progress import announce_if_slow
 
-_SLICE = 0.1
+_LONGEST_WAIT = 0.1
 """Seconds per wait: an interrupt is handled between two waits, not during one."""
-_MOMENT = 2e-3
+_SHORT_WAIT = 2e-3
 """Seconds per wait for remote actors while the caller also waits for actors on this machine."""
 
 
@@ -60,13 +60,13 @@ class StartedWorker(NamedTuple):
     """A worker that an actor has started."""
 
     env_ids: tuple[int, ...]
-    place: int  #: Its number, see `ActorCalls`.
+    host_number: int  #: See `RelayedMessage`.
     pid: int
 
 
 @dataclass(eq=False)
-class _Seat:
-    """The place of one actor, and of those that replace it."""
+class _ActorSlot:
+    """One actor and, after its death, the one that replaces it."""
 
     num_workers: int
     env_ids: list[tuple[int, ...]] = field(default_factory=list)  #: Of each worker, once they are known.
@@ -105,11 +105,11 @@ class RayBackend:
         self._gpus_per_actor = 0.0
         self._cores_per_worker = 0.0
         self._goes_direct = direct
-        self._switchboard = Switchboard(CpuBalancer(caller_steps=False))
+        self._group = ChannelGroup(CpuBalancer(caller_steps=False))
         self._started: list[ActorHandle] = []
         self._reservation: Reservation | None = None
-        self._seats: list[_Seat] = []  # one per place of the reservation
-        self._places = itertools.count()  # numbers of hosts, see `ActorCalls`
+        self._slots: list[_ActorSlot] = []  # one per bundle of the reservation
+        self._host_numbers = itertools.count()  # see `RelayedMessage`
         self._relays: list[ActorCalls] = []  # of the actors that are reached by Ray's calls
         self._shared: object = {}  # arrays, or Ray's reference to them
 
@@ -118,7 +118,7 @@ class RayBackend:
             self._cluster = cluster = Cluster.join(self._init)
         num_cores = cluster.num_cpus
         counts = self.distribute(min(num_cpus or num_cores, num_envs))
-        self._seats = [_Seat(count) for count in counts]
+        self._slots = [_ActorSlot(count) for count in counts]
         self._gpus_per_actor = num_gpus / len(counts)
         # In a cluster that was started here there are no other users, so no cores are reserved: otherwise a cell that
         # makes a `ParallelEnv` could not run twice, while the first still has the cores.
@@ -128,7 +128,7 @@ class RayBackend:
     @property
     def placement(self) -> str:
         """How many of the living actors are reached directly, not by Ray's calls."""
-        living = [actor for actor in self._started if not actor.is_ended]
+        living = [actor for actor in self._started if not actor.is_terminated]
         return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"
 
     def distribute(self, num_workers: int) -> list[int]:
@@ -144,17 +144,17 @@ class RayBackend:
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
         name = self._options.get("name")
-        if name and len(self._seats) > 1:
-            what = f"ray_options has the name {name!r}, which {len(self._seats)} actors cannot share."
+        if name and len(self._slots) > 1:
+            what = f"ray_options has the name {name!r}, which {len(self._slots)} actors cannot share."
             raise ArgumentError(f"{what} Drop it.")
-        if not self._seats[0].env_ids:  # the first launch, of all workers
+        if not self._slots[0].env_ids:  # the first launch, of all workers
             left = iter(specs)
-            for seat in self._seats:
-                seat.env_ids = [spec.env_ids for spec in itertools.islice(left, seat.num_workers)]
+            for slot in self._slots:
+                slot.env_ids = [spec.env_ids for spec in itertools.islice(left, slot.num_workers)]
         caller = PackageVersion(package_version().version, "")  # the folder may differ by node or `working_dir`
         packed = {spec.env_ids: spec for spec in PackedSpec.pack(specs, caller, environment={}, shared=())}
-        self._started = [actor for actor in self._started if not actor.is_ended]
-        self._relays = [calls for calls in self._relays if not calls.actor.is_ended]
+        self._started = [actor for actor in self._started if not actor.is_terminated]
+        self._relays = [calls for calls in self._relays if not calls.actor.is_terminated]
         with announce_if_slow(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
                 return self._launch(packed)
@@ -164,104 +164,99 @@ class RayBackend:
     def _launch(self, packed: Mapping[tuple[int, ...], PackedSpec]) -> list[Channel]:
         """Start workers, in actors that have others already or in new ones."""
         cluster = self._cluster
-        if cluster is None or not cluster.lasts:
+        if cluster is None or not cluster.is_connected:
             raise WorkerStartError(SHUT_DOWN)
-        seats = [seat for seat in self._seats if any(env_ids in packed for env_ids in seat.env_ids)]
-        vacant = [seat for seat in seats if seat.actor is None or not seat.actor.lasts]
+        slots = [slot for slot in self._slots if any(env_ids in packed for env_ids in slot.env_ids)]
+        vacant = [slot for slot in slots if slot.actor is None or not slot.actor.is_alive()]
         before = len(self._started)
         try:
             self._start_actors(vacant, cluster)
-            started = self._start_workers(seats, packed)
+            started = self._start_workers(slots, packed)
             return [channel for actor, workers in started for channel in self._reach(actor, workers)]
         except BaseException:
             for actor in self._started[before:]:
                 actor.terminate()
-            self._switchboard.end(packed)
+            self._group.end(packed)
             raise
 
-    def _start_actors(self, seats: Sequence[_Seat], cluster: Cluster) -> None:
-        """Start the actors of seats, and wait until they have introduced themselves."""
+    def _start_actors(self, slots: Sequence[_ActorSlot], cluster: Cluster) -> None:
+        """Start the actors of slots, and wait until they have introduced themselves."""
         import ray
 
-        options = [self._options_of(seat) for seat in seats]
+        options = [self._options_of(slot) for slot in slots]
         try:
             kinds = [ray.remote(**one)(self.actor_class) for one in options]
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"ray_options={show(self._options)} are not what Ray accepts: {error}.") from error
         # Not if the actors need no resources, or the user places them.
         wants_room = all("scheduling_strategy" not in one and bundle_of(one) for one in options)
-        if self._reservation is None and wants_room and len(seats) == len(self._seats):
+        if self._reservation is None and wants_room and len(slots) == len(self._slots):
             self._reservation = Reservation(options, self.strategy, cluster)
-        if self._reservation is not None and seats:
+        if self._reservation is not None and slots:
             self._reservation.await_room()
-        with listening(len(seats)) as listener:
+        with listening(len(slots)) as listener:
             address = None if listener is None else (listener.getsockname(), machine())
-            for kind, seat in zip(kinds, seats, strict=True):
+            for kind, slot in zip(kinds, slots, strict=True):
                 room = self._reservation
-                place = {} if room is None else room.place(self._seats.index(seat))
-                handle = kind.options(**place).remote(address, *self.actor_arguments)
-                seat.actor = ActorHandle(handle, cluster)
-                self._started.append(seat.actor)
-            actors = [seat.actor for seat in seats if seat.actor is not None]
+                placed = {} if room is None else room.options_for(self._slots.index(slot))
+                handle = kind.options(**placed).remote(address, *self.actor_arguments)
+                slot.actor = ActorHandle(handle, cluster)
+                self._started.append(slot.actor)
+            actors = [slot.actor for slot in slots if slot.actor is not None]
             self._await_start(actors, options)
             if listener is not None:
                 admit(listener, [actor for actor in actors if actor.is_near])
 
-    def _options_of(self, seat: _Seat) -> ActorOptions:
-        share = self._cores_per_worker * seat.num_workers
+    def _options_of(self, slot: _ActorSlot) -> ActorOptions:
+        share = self._cores_per_worker * slot.num_workers
         # Ray accepts whole numbers of cores, or fractions below 1.
         cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
         return {"num_cpus": cores, "num_gpus": self._gpus_per_actor, "max_restarts": 0, **self._options}
 
     def _start_workers(
-        self, seats: Sequence[_Seat], packed: Mapping[tuple[int, ...], PackedSpec]
+        self, slots: Sequence[_ActorSlot], packed: Mapping[tuple[int, ...], PackedSpec]
     ) -> list[tuple[ActorHandle, list[StartedWorker]]]:
-        """Start the workers of seats that are wanted; return them by their actors."""
+        """Start the workers of slots that are wanted; return them by their actors."""
         import ray
 
         starting = []
-        for seat in seats:
-            wanted = [packed[env_ids] for env_ids in seat.env_ids if env_ids in packed]
-            places = [next(self._places) for _ in wanted]
+        for slot in slots:
+            wanted = [packed[env_ids] for env_ids in slot.env_ids if env_ids in packed]
+            numbers = [next(self._host_numbers) for _ in wanted]
             # Plain tuples: an actor can read them without importing this package.
             message = tuple(encode(wanted))
-            actor: Any = seat.actor
-            starting.append((actor, wanted, places, actor.handle.start.remote(places, message, self._shared)))
-        while ray.wait([call for *_, call in starting], num_returns=len(starting), timeout=_SLICE)[1]:
+            actor: Any = slot.actor
+            starting.append((actor, wanted, numbers, actor.handle.start.remote(numbers, message, self._shared)))
+        while ray.wait([call for *_, call in starting], num_returns=len(starting), timeout=_LONGEST_WAIT)[1]:
             pass  # importing the modules of envs takes its time
         started = []
-        for actor, wanted, places, call in starting:
-            try:
-                pids = ray.get(call)
-            except ray.exceptions.RayError as error:
-                if not isinstance(error, ray.exceptions.RayTaskError):
-                    actor.terminate()  # it has died
-                raise WorkerStartError(f"A Ray actor did not start. Ray says: {error}") from error
+        for actor, wanted, numbers, call in starting:
             env_ids = [spec.env_ids for spec in wanted]
-            started.append((actor, list(map(StartedWorker, env_ids, places, pids))))
+            started.append((actor, list(map(StartedWorker, env_ids, numbers, actor.get_started(call)))))
         return started
 
     def _reach(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[Channel]:
         """Return the channels to workers of an actor: past Ray if it runs on this machine, else by Ray's calls."""
         if not (actor.is_near and self._goes_direct):
-            self._relays += [actor.calls] if actor.calls not in self._relays else []
+            if actor.calls not in self._relays:
+                self._relays.append(actor.calls)
             return [self.relayed(actor, worker) for worker in workers]
         if HAS_BELL:
-            self._switchboard.use_bell(sum(seat.num_workers for seat in self._seats))
-        with DeferSigint():
-            channels = self.connect(actor, workers)
-            for channel in channels:
-                channel.connect_bell()
+            self._group.use_bell(sum(slot.num_workers for slot in self._slots))
+        channels = self.connect(actor, workers)
+        for channel in channels:
+            channel.connect_bell()
         return list(channels)
 
     def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
         """Return a channel to a worker that is reached by Ray's calls."""
-        return RayChannel(actor, worker.place, worker.pid, worker.env_ids)
+        return RayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
         """Return channels to workers of an actor on this machine."""
         (worker,) = workers
-        return [self._switchboard.connect(actor, *actor.serve(), worker.env_ids)]
+        with DeferSigint():
+            return [self._group.connect(actor, *actor.serve(), worker.env_ids)]
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
         """Wait until all actors have introduced themselves; `WorkerStartError` if one cannot, or takes too long."""
@@ -283,13 +278,10 @@ class RayBackend:
                     f"cluster has the resources. No node may fit ray_options={show(self._options)}, or others hold it."
                 )
         for actor, call in zip(actors, calls, strict=True):
-            try:
-                actor.pid, actor.is_near = ray.get(call)
-            except ray.exceptions.RayError as error:
-                raise WorkerStartError(f"A Ray actor did not start. Ray says: {error}") from error
+            actor.pid, actor.is_near = actor.get_started(call)
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
-        if not self._switchboard.channels:
+        if not self._group.channels:
             self._goes_direct = False  # later actors could not share this memory
             return Batch.private(layout)
         memory = SharedMemory.create(layout.nbytes)
@@ -298,44 +290,44 @@ class RayBackend:
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:  # noqa: D102 (see Backend)
         far = [channel for channel in channels if isinstance(channel, RayChannel)]
         if not far:
-            return self._switchboard.wait(channels, timeout, wanted)
-        if not far[0].actor.cluster.lasts:
+            return self._group.wait(channels, timeout, wanted)
+        if not far[0].actor.cluster.is_connected:
             return far
         near = [channel for channel in channels if isinstance(channel, PipeChannel)]
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = _SLICE if deadline is None else min(_SLICE, max(0.0, deadline - time.monotonic()))
+            left = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, max(0.0, deadline - time.monotonic()))
             if not any(channel.arrived for channel in far):
                 # Nothing waits for both: so wait for remote actors in short intervals.
-                wait_for_calls(far, min(left, _MOMENT) if near else left)
+                wait_for_calls(far, min(left, _SHORT_WAIT) if near else left)
             ready: list[Any] = [channel for channel in far if channel.arrived]
             if near:
-                ready += self._switchboard.wait(near, 0.0, 1)
+                ready += self._group.wait(near, 0.0, 1)
             if ready or left <= 0:
                 return ready
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
         """See `Backend`: a step of actors on this machine."""
         is_near = all(isinstance(channel, PipeChannel) for channel, _ in commands)
-        return self._switchboard.prepare_step(commands) if is_near else None
+        return self._group.prepare_step(commands) if is_near else None
 
     def flush(self) -> None:
         """See `SubprocBackend.flush`."""
         for calls in self._relays:
             calls.flush()
-        self._switchboard.flush()
+        self._group.flush()
 
     def fileno(self) -> int | None:
         """Return a descriptor, see `Backend`, if no actor is reached by Ray's calls, which have none."""
-        return None if any(not one.actor.is_ended for one in self._relays) else self._switchboard.fileno()
+        return None if any(not one.actor.is_terminated for one in self._relays) else self._group.fileno()
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
-        self._switchboard.hang_up()
+        self._group.hang_up()
         deadline = time.monotonic() + timeout
         far = {channel.actor for channel in channels if isinstance(channel, RayChannel)}
-        living = [actor for actor in far if actor.cluster.lasts and not actor.is_ended]
+        living = [actor for actor in far if actor.cluster.is_connected and not actor.is_terminated]
         printed = close_and_wait(living, timeout) if living else []
-        printed += self._switchboard.close(max(0.0, deadline - time.monotonic()))
+        printed += self._group.close(max(0.0, deadline - time.monotonic()))
         for actor in self._started:
             actor.terminate()
         for actor in self._started:

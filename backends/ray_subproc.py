@@ -19,7 +19,7 @@ from typing import Any
 
 from parallelenv.backends._pipe_channel import PipeChannel
 from parallelenv.backends._process import ForkedProcess, WorkerProcess
-from parallelenv.backends._ray_actors import ActorHandle, RayActor, RayChannel, Relayed
+from parallelenv.backends._ray_actors import ActorHandle, RayActor, RayChannel, RelayedMessage, RelayedReply
 from parallelenv.backends._ray_cluster import apportion, cores_of_nodes
 from parallelenv.backends.ray import RayBackend, StartedWorker
 from parallelenv.backends.subproc import SubprocBackend, check_preload
@@ -27,6 +27,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.codec import PRINTED, BroadcastContent, Message, decode, encode
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import show
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Channel, Death, Printed
 from parallelenv.errors import ArgumentError, WorkerStartError
@@ -55,13 +56,13 @@ class RelayedWorker:
 
     def __init__(self, channel: PipeChannel) -> None:
         self.channel = channel
-        self._queue: deque[tuple[Sequence[Message], asyncio.Future[Relayed] | None]] = deque()
-        self._awaited: tuple[int, asyncio.Future[Relayed]] | None = None  # the command that it executes
+        self._queue: deque[tuple[Sequence[Message], asyncio.Future[RelayedReply] | None]] = deque()
+        self._awaited: tuple[int, asyncio.Future[RelayedReply]] | None = None  # the command that it executes
         self._death: Death | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(channel.fileno, self._read)
 
-    def send(self, messages: Sequence[Message], reply: asyncio.Future[Relayed] | None) -> None:
+    def send(self, messages: Sequence[Message], reply: asyncio.Future[RelayedReply] | None) -> None:
         """Send messages, the last of which is a command if there is a ``reply`` to set."""
         self._queue.append((messages, reply))
         self._go_on()
@@ -94,11 +95,11 @@ class RelayedWorker:
         """Set the reply to the command that it executes, if there is one."""
         if self._awaited is not None:
             (number, reply), self._awaited = self._awaited, None
-            reply.set_result(Relayed(number, answer, output))
+            reply.set_result(RelayedReply(number, answer, output))
 
     def check(self) -> None:
         """Find its death if the pipe does not show it."""
-        if self._death is None and self.channel.is_dead() and not self.channel.wire.connection.poll(0):
+        if self._death is None and not self.channel.is_alive() and not self.channel.wire.connection.poll(0):
             self._die(self.channel.cause_of_death())
 
     def unwatch(self) -> None:
@@ -137,25 +138,27 @@ class RelayActor(RayActor):
         self._lives: dict[tuple[int, ...], object] = {}  # what keeps the others alive, by env ids
         self._shared: Mapping[str, Array] = {}
         self._threads = 0
-        self._next = 0  # number of the call whose messages are sent next
+        self._next_call = 0  # number of the call whose messages are sent next
         self._early: dict[int, Any] = {}  # messages of later calls that arrived early, by number of the call
-        self._waiting: dict[int, set[asyncio.Future[Relayed]]] = {}  # for replies, by call
+        self._waiting: dict[int, set[asyncio.Future[RelayedReply]]] = {}  # for replies, by call
 
-    async def start(self, places: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
+    async def start(
+        self, host_numbers: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]
+    ) -> list[int]:
         """Start workers, and return the ids of their processes.
 
         Args:
-            places: Their numbers, see `ActorCalls`.
+            host_numbers: Their numbers, see `RelayedMessage`.
             message: A list with the `PackedSpec` of each, encoded, as the items of a `Message`.
             shared: Read-only arrays for the envs, in Ray's object store.
         """
         specs: list[PackedSpec] = decode(Message(*message))
         replaced = {spec.env_ids for spec in specs}
-        for place, worker in list(self._workers.items()):
+        for number, worker in list(self._workers.items()):
             if worker.channel.items in replaced:
-                await self.end(place)
+                await self.end(number)
         channels = await asyncio.to_thread(self._start, specs, shared)
-        self._workers |= {place: RelayedWorker(one) for place, one in zip(places, channels, strict=True)}
+        self._workers |= {number: RelayedWorker(one) for number, one in zip(host_numbers, channels, strict=True)}
         return [channel.process.pid for channel in channels]
 
     def _start(self, specs: Sequence[PackedSpec], shared: Mapping[str, Array]) -> list[Any]:
@@ -167,53 +170,53 @@ class RelayActor(RayActor):
         unpacked = [replace(spec.unpack(self._shared), threads=self._threads) for spec in specs]
         return self._backend.launch(unpacked)
 
-    async def hand_over(self, places: Sequence[int], caller: int) -> None:
-        """Give workers to the caller, by its process id, over the second connection; `receive_worker` gets each."""
-        for place in places:
-            worker = self._workers.pop(place)
+    async def hand_over(self, host_numbers: Sequence[int], caller: int) -> None:
+        """Give workers to the caller, by its process id; `RaySubprocBackend.connect` receives them."""
+        for number in host_numbers:
+            worker = self._workers.pop(number)
             worker.unwatch()
-            await asyncio.to_thread(self._hand_over, place, worker.channel, caller)
+            await asyncio.to_thread(self._hand_over, number, worker.channel, caller)
 
-    def _hand_over(self, place: int, channel: PipeChannel, caller: int) -> None:
-        self.connections[1].send(place)
-        self._lives[channel.items] = channel.hand_over(self.connections[1], caller)
+    def _hand_over(self, host_number: int, channel: PipeChannel, caller: int) -> None:
+        self.commands.send(host_number)
+        self._lives[channel.items] = channel.hand_over(self.commands, caller)
 
     async def relay(
-        self, number: int, messages: Sequence[tuple[int, Message, bool]], content: Array | None = None
-    ) -> list[Relayed]:
+        self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None
+    ) -> list[RelayedReply]:
         """Send messages to workers and return their replies, some of them if others take much longer.
 
         Arguments: see `ActorCalls`.
         """
         loop = asyncio.get_running_loop()
         replies = [loop.create_future() if message.number else None for _, message, _ in messages]
-        self._early[number] = messages, replies, content
-        while self._next in self._early:
-            self._send(*self._early.pop(self._next))
-            self._next += 1
-        return await self._gather(number, {reply for reply in replies if reply is not None})
+        self._early[call_number] = messages, replies, content
+        while self._next_call in self._early:
+            self._send(*self._early.pop(self._next_call))
+            self._next_call += 1
+        return await self._gather(call_number, {reply for reply in replies if reply is not None})
 
     def _send(
         self,
-        messages: Sequence[tuple[int, Message, bool]],
-        replies: Sequence[asyncio.Future[Relayed] | None],
+        messages: Sequence[RelayedMessage],
+        replies: Sequence[asyncio.Future[RelayedReply] | None],
         content: Array | None,
     ) -> None:
         before = [] if content is None else [encode(BroadcastContent(content))]
-        for (place, message, has_content), reply in zip(messages, replies, strict=True):
-            worker = self._workers.get(place)
+        for (host_number, message, has_content), reply in zip(messages, replies, strict=True):
+            worker = self._workers.get(host_number)
             if worker is not None:
                 worker.send([*before, message] if has_content else [message], reply)
             elif reply is not None:  # it was ended meanwhile
-                reply.set_result(Relayed(message.number, Death()))
+                reply.set_result(RelayedReply(message.number, Death()))
 
-    async def rest(self, number: int) -> list[Relayed]:
+    async def rest(self, call_number: int) -> list[RelayedReply]:
         """Return replies to the messages of a call that it did not return."""
-        return await self._gather(number, self._waiting.pop(number))
+        return await self._gather(call_number, self._waiting.pop(call_number))
 
-    async def _gather(self, number: int, waiting: set[asyncio.Future[Relayed]]) -> list[Relayed]:
+    async def _gather(self, call_number: int, waiting: set[asyncio.Future[RelayedReply]]) -> list[RelayedReply]:
         begin = time.monotonic()
-        done: set[asyncio.Future[Relayed]] = set()
+        done: set[asyncio.Future[RelayedReply]] = set()
         while waiting and not done:
             done, waiting = await asyncio.wait(waiting, timeout=_HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
             if not done:
@@ -224,12 +227,12 @@ class RelayActor(RayActor):
             more, waiting = await asyncio.wait(waiting, timeout=patience)
             done |= more
         if waiting:
-            self._waiting[number] = waiting
+            self._waiting[call_number] = waiting
         return [reply.result() for reply in done]
 
-    async def end(self, place: int) -> None:
+    async def end(self, host_number: int) -> None:
         """End a worker at once, if it is one of those that were not handed over."""
-        worker = self._workers.pop(place, None)
+        worker = self._workers.pop(host_number, None)
         if worker is not None:
             worker.end()
 
@@ -259,27 +262,8 @@ class RelayChannel(RayChannel):
     """Calls to an actor for one of the worker processes that it has started."""
 
     def kill(self) -> None:  # noqa: D102 (see Channel)
-        if self.actor.cluster.lasts and not self.actor.is_ended:
-            self.actor.handle.end.remote(self.place)
-
-
-def receive_worker(connection: Connection, place: int) -> list[int]:
-    """Return the descriptors of a worker that `RelayActor.hand_over` sends: of its pipe, log, and exit code.
-
-    Raises:
-        WorkerStartError: If they do not come.
-    """
-    try:
-        while connection.poll(_HAND_OVER_TIMEOUT):
-            found = connection.recv()
-            filenos = [reduction.recv_handle(connection) for _ in range(3)]
-            if found == place:
-                return filenos
-            for fileno in filenos:  # of a start that was interrupted
-                os.close(fileno)
-    except (EOFError, OSError) as error:
-        raise WorkerStartError("A Ray actor has ended before it had given its workers to the caller.") from error
-    raise WorkerStartError(f"A Ray actor has not given its workers to the caller within {_HAND_OVER_TIMEOUT:.0f} s.")
+        if self.actor.cluster.is_connected and not self.actor.is_terminated:
+            self.actor.handle.end.remote(self.host_number)
 
 
 class RaySubprocBackend(RayBackend):
@@ -320,15 +304,29 @@ class RaySubprocBackend(RayBackend):
 
     def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
         """Return a channel to a worker that is reached by Ray's calls."""
-        return RelayChannel(actor, worker.place, worker.pid, worker.env_ids)
+        return RelayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
         """Return channels to workers of an actor on this machine, which hands them over."""
         actor.is_direct = True
-        actor.handle.hand_over.remote([worker.place for worker in workers], os.getpid())
-        channels = []
-        for worker in workers:
-            pipe, log, status = receive_worker(actor.connections[1], worker.place)
-            process = HandedWorker(ForkedProcess(worker.pid, Connection(status, writable=False)), actor)
-            channels.append(self._switchboard.connect(process, Connection(pipe), WorkerLog(log), worker.env_ids))
+        actor.handle.hand_over.remote([worker.host_number for worker in workers], os.getpid())
+        channels: list[PipeChannel] = []
+        try:
+            while len(channels) < len(workers) and actor.commands.poll(_HAND_OVER_TIMEOUT):
+                worker = workers[len(channels)]
+                with DeferSigint():
+                    number = actor.commands.recv()
+                    pipe, log, status = (reduction.recv_handle(actor.commands) for _ in range(3))
+                    if number == worker.host_number:
+                        process = HandedWorker(ForkedProcess(worker.pid, Connection(status, writable=False)), actor)
+                        channel = self._group.connect(process, Connection(pipe), WorkerLog(log), worker.env_ids)
+                        channels.append(channel)
+                    else:  # of a start that was interrupted
+                        for fileno in (pipe, log, status):
+                            os.close(fileno)
+        except (EOFError, OSError) as error:
+            raise WorkerStartError("A Ray actor has ended before it had given its workers to the caller.") from error
+        if len(channels) < len(workers):
+            text = f"A Ray actor has not given its workers to the caller within {_HAND_OVER_TIMEOUT:.0f} s."
+            raise WorkerStartError(text)
         return channels

@@ -16,15 +16,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parallelenv.backends._channel_group import TERMINATE_TIMEOUT, ChannelGroup
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._eventfd_bell import HAS_BELL
-from parallelenv.backends._fork_server import SERVERS, ForkServer, start_methods, starting
+from parallelenv.backends._fork_server_client import SERVERS, ForkServer
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends._pipe_channel import PipeChannel
 from parallelenv.backends._pipe_host import serve
-from parallelenv.backends._process import CLOSED_IN_CHILDREN, WorkerProcess
+from parallelenv.backends._process import CLOSED_IN_CHILDREN, WorkerProcess, start_methods, starting
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
-from parallelenv.backends._switchboard import LAST_CHANCE, Switchboard
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy
@@ -86,7 +86,7 @@ class SubprocBackend(Backend):
         self._eventfd = eventfd
         self._caller_steps = caller_steps
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
-        self._switchboard = Switchboard(CpuBalancer(caller_steps))
+        self._group = ChannelGroup(CpuBalancer(caller_steps))
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
         return min(num_cpus or usable_cores(), num_envs)
@@ -122,10 +122,10 @@ class SubprocBackend(Backend):
                 "para_mode='dummy' or 'thread' here, or start this process with daemon=False."
             )
         wanted = {spec.env_ids for spec in packed}
-        self._switchboard.end(wanted)  # ends workers of an interrupted launch
+        self._group.end(wanted)  # ends workers of an interrupted launch
         try:
             if packed and self._eventfd:
-                self._switchboard.use_bell(len(packed))
+                self._group.use_bell(len(packed))
             channels = self._start_processes(packed)
             for channel, spec in zip(channels, packed, strict=True):
                 with contextlib.suppress(OSError):  # if it has died, its first command reports it
@@ -134,14 +134,14 @@ class SubprocBackend(Backend):
                         shared.send(channel.wire.connection, channel.process.pid)
                     channel.connect_bell()
         except BaseException:
-            self._switchboard.end(wanted)
+            self._group.end(wanted)
             raise
         return list(channels)
 
     def _start_processes(self, packed: Sequence[PackedSpec]) -> list[PipeChannel]:
         channels: list[PipeChannel] = []
         server: ForkServer | None = None
-        deadline = time.monotonic() + LAST_CHANCE
+        deadline = time.monotonic() + TERMINATE_TIMEOUT
         while len(channels) < len(packed):
             log: Any = None
             try:
@@ -197,7 +197,7 @@ class SubprocBackend(Backend):
                 raise
             finally:
                 theirs.close()
-            channel = self._switchboard.connect(WorkerProcess(process), ours, log, env_ids)
+            channel = self._group.connect(WorkerProcess(process), ours, log, env_ids)
             del theirs  # an interrupt in its `__del__` would be lost
         return channel
 
@@ -206,24 +206,24 @@ class SubprocBackend(Backend):
         return Batch(layout, memory.map, owner=memory)
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:  # noqa: D102 (see Backend)
-        return self._switchboard.wait(channels, timeout, wanted)
+        return self._group.wait(channels, timeout, wanted)
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:  # noqa: D102 (see Backend)
-        return self._switchboard.prepare_step(commands)
+        return self._group.prepare_step(commands)
 
     def flush(self) -> None:
         """Send the commands that are queued, once a call has given all of its commands to the channels."""
-        self._switchboard.flush()
+        self._group.flush()
 
     def fileno(self) -> int | None:  # noqa: D102 (see Backend)
-        return self._switchboard.fileno()
+        return self._group.fileno()
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
-        self._switchboard.hang_up()
+        self._group.hang_up()
         for channel in channels:
             if isinstance(channel, CallerChannel):
                 channel.kill()
-        return self._switchboard.close(timeout)
+        return self._group.close(timeout)
 
 
 def check_preload(preload: object) -> tuple[str, ...]:

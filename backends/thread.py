@@ -22,7 +22,7 @@ from parallelenv.contract.protocol import Backend, Channel, Command, Printed, Wo
 from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 
-_SLICE = 0.1
+_LONGEST_WAIT = 0.1
 """Seconds per wait: an interrupt just before a wait is handled at its end."""
 
 
@@ -114,7 +114,7 @@ class ThreadBackend(Backend):
                 self._ringing.recv(4096)
         # The queue only wakes the caller; `advance` decides, so that no interrupt can lose a reply.
         while not (ready := [one for one in channels if isinstance(one, ThreadChannel) and one.advance()]):
-            left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
+            left = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, deadline - time.monotonic())
             if left <= 0:
                 break
             with contextlib.suppress(queue.Empty):

@@ -241,7 +241,7 @@ def _family() -> tuple[Any, list[Any], list[Any]]:
 
 def _is_helper(process: Any) -> bool:
     """Return whether it has no envs. Workers that a fork server made have its command line."""
-    ours = sys.modules.get("parallelenv.backends._fork_server")
+    ours = sys.modules.get("parallelenv.backends._fork_server_client")
     if ours is not None and process.pid in {
         server.pid for server in (ours.SERVERS.root, *ours.SERVERS.servers) if server
     }:

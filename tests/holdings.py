@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from parallelenv.backends._fork_server import SERVERS
+from parallelenv.backends._fork_server_client import SERVERS
 
 _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
 

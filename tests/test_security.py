@@ -19,7 +19,7 @@ from holdings import fork_server_pids
 from modes import ON_RAY, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv
-from parallelenv.backends._fork_server import start_methods
+from parallelenv.backends._process import start_methods
 
 SECRET = "open-sesame-4711"
 

@@ -25,7 +25,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _cpu_balancer, _switchboard, _wire, subproc
+from parallelenv.backends import _channel_group, _cpu_balancer, _wire, subproc
 from parallelenv.backends import _eventfd_bell as _bell
 from parallelenv.contract import codec
 from parallelenv.engine import step_plan
@@ -209,8 +209,8 @@ def test_plain_step_sends_one_small_message_each_way(spaces: Any, info: Any, end
 
 def wait_until_workers_sleep(env: ParallelEnv) -> None:
     """Wait until every worker has noticed the latest ring, so that none needs a message to look for the next one."""
-    board = env.engine.pool.backend._switchboard  # type: ignore[attr-defined]
-    words, lines = board.bell.words, [channel.line for channel in board.channels]
+    group = env.engine.pool.backend._group  # type: ignore[attr-defined]
+    words, lines = group.bell.words, [channel.line for channel in group.channels]
     while any(words[line + _bell.SEEN] != words[0] for line in lines):
         pass
 
@@ -317,7 +317,7 @@ class WatchedPoll:
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable periodic actions."""
-    monkeypatch.setattr(_switchboard, "_HEARTBEAT", 60.0)
+    monkeypatch.setattr(_channel_group, "_HEARTBEAT", 60.0)
     monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
     monkeypatch.setattr(step_plan, "PATIENCE", 60.0)
 
@@ -328,7 +328,7 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, monkeypatch: pytest.MonkeyPatch) -> None:
     latest: list[float] = []
     watched = SimpleNamespace(POLLIN=select.POLLIN, poll=partial(WatchedPoll, latest))
-    monkeypatch.setattr(_switchboard, "select", watched)
+    monkeypatch.setattr(_channel_group, "select", watched)
     waits = []
     with settled(num_cpus=num_cpus, naps=naps) as (_, step):
         for _ in range(NUM_STEPS):

@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from parallelenv.backends._fork_server import SERVERS, start_methods
+from parallelenv.backends._fork_server_client import SERVERS
+from parallelenv.backends._process import start_methods
 from parallelenv.contract.cpu_cores import describe_cores
 
 _PACKAGES = ("gymnasium", "numpy", "cloudpickle", "threadpoolctl", "tqdm", "ray")

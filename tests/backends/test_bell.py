@@ -17,8 +17,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv
+from parallelenv.backends import _channel_group
 from parallelenv.backends import _eventfd_bell as _bell
-from parallelenv.backends import _switchboard
 from parallelenv.backends._eventfd_bell import BellEnd
 from parallelenv.engine import step_plan
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
@@ -90,7 +90,7 @@ def make(num_workers: int = 2, **options: Any) -> ParallelEnv:
 
 
 def bell_of(env: ParallelEnv) -> Any:
-    return env.engine.pool.backend._switchboard.bell  # type: ignore[attr-defined]
+    return env.engine.pool.backend._group.bell  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("meddling", [1, 2])
@@ -101,7 +101,7 @@ def test_counter_that_is_too_high_confuses_no_step(meddling: int) -> None:
 
 
 def test_finished_worker_that_did_not_count_is_found_with_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_switchboard, "_HEARTBEAT", 0.01)
+    monkeypatch.setattr(_channel_group, "_HEARTBEAT", 0.01)
     monkeypatch.setattr(step_plan, "PATIENCE", 0.01)
     with make() as env:
         assert env.step([3, 0, 3, 0]).states[:, 0].tolist() == [2.0] * 4

@@ -22,7 +22,7 @@ from scripts import start
 
 from parallelenv import ParallelEnv
 from parallelenv.autotune import doctor
-from parallelenv.backends._fork_server import SERVERS
+from parallelenv.backends._fork_server_client import SERVERS
 from parallelenv.errors import ArgumentError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker imports by itself")

@@ -79,7 +79,7 @@ def test_close_after_two_interrupts_closes_the_rest(monkeypatch: pytest.MonkeyPa
 
 
 # The files in which a worker and the batch get their descriptors.
-OPENERS = tuple(f"backends/{name}.py" for name in ("_fork_server", "_process", "_shared_memory", "subproc"))
+OPENERS = tuple(f"backends/{name}.py" for name in ("_fork_server_client", "_process", "_shared_memory", "subproc"))
 OPENERS += ("parallelenv/worker/worker_log.py", "multiprocessing/connection.py")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import multiprocessing
+import os
 import random
 import signal
 import sys
@@ -11,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -18,12 +21,13 @@ from fragile import EXIT, GO_ON, WAIT, fragile
 from scripts import run
 
 from parallelenv import ParallelEnv, progress
-from parallelenv.backends import _ray_cluster
+from parallelenv.backends import _ray_cluster, ray_subproc
 from parallelenv.backends._bell_channel import BellChannel
 from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.backends._pipe_channel import PipeChannel
 from parallelenv.backends._ray_actors import RayHost
-from parallelenv.backends.ray import RayBackend
+from parallelenv.backends.ray import RayBackend, StartedWorker
+from parallelenv.backends.ray_subproc import RaySubprocBackend
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
 from parallelenv.testing.envs import Counter
 
@@ -257,7 +261,7 @@ def test_workers_of_an_actor_on_this_machine_are_stepped_by_the_bell(mode: str) 
         calls = [actor.calls for actor in env.engine.pool.backend._started]  # type: ignore[attr-defined]
         kinds = [type(worker.channel) for worker in env.engine.pool._workers]
     assert kinds == [BellChannel if HAS_BELL else PipeChannel] * 2
-    assert [one._number for one in calls] == [0]
+    assert [one._next_call for one in calls] == [0]
 
 
 @in_ray_modes
@@ -265,11 +269,32 @@ def test_a_step_is_one_call_of_each_remote_actor(mode: str) -> None:
     with ParallelEnv([Small] * 4, mode, num_cpus=2, direct=False) as env:
         env.reset()
         actors = env.engine.pool.backend._started  # type: ignore[attr-defined]
-        before = [actor.calls._number for actor in actors]
+        before = [one.calls._next_call for one in actors]
         for _ in range(3):  # none ends
             env.step([0] * 4)
-        assert [actor.calls._number - number for actor, number in zip(actors, before, strict=True)] == [3] * len(actors)
+        assert [one.calls._next_call for one in actors] == [number + 3 for number in before]
         assert len(actors) == (2 if mode == "ray" else 1)
+
+
+def test_hand_over_of_workers_can_be_interrupted_and_must_be_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    actor: Any = MagicMock(commands=ours)
+    wanted = [StartedWorker((0,), 0, 0)]
+    interrupting = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    interrupting.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        RaySubprocBackend().connect(actor, wanted)
+    interrupting.join()
+    assert time.monotonic() - begin < 5.0
+    with monkeypatch.context() as patched:
+        patched.setattr(ray_subproc, "_HAND_OVER_TIMEOUT", 0.01)
+        with pytest.raises(WorkerStartError, match="has not given its workers to the caller within 0 s"):
+            RaySubprocBackend().connect(actor, wanted)
+    theirs.close()
+    with pytest.raises(WorkerStartError, match="ended before it had given its workers to the caller"):
+        RaySubprocBackend().connect(actor, wanted)
+    ours.close()
 
 
 @in_ray_modes

@@ -23,7 +23,7 @@ from holdings import fork_server_pids, survivors
 from scripts import run, start
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _switchboard
+from parallelenv.backends import _channel_group
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._process import WorkerProcess
 from parallelenv.backends._shared_memory import SharedMemory
@@ -37,7 +37,7 @@ SCRIPT = """
 import os, signal, sys, time
 import gymnasium as gym, numpy as np
 from parallelenv import ParallelEnv
-from parallelenv.backends import _switchboard
+from parallelenv.backends import _channel_group
 
 print("main runs", flush=True)
 
@@ -250,7 +250,7 @@ def test_failed_start_restores_environment_variables(users: str | None, monkeypa
 def test_cpu_balancer_includes_restarted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[set[int]] = []
     monkeypatch.setattr(CpuBalancer, "balance", lambda self, pids: looked_at.append(set(pids)))
-    monkeypatch.setattr(_switchboard, "_SPIN", 5.0)  # every reply counts as fast
+    monkeypatch.setattr(_channel_group, "_SPIN", 5.0)  # every reply counts as fast
     with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as env:
         victim, other = env.customized_method("pid")
         assert looked_at[-1] == {victim, other}

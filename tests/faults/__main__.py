@@ -27,8 +27,9 @@ _NUM_SHOWN = 12
 """Lines that are shown of what went wrong in a cell."""
 _LEGEND = """
 Seconds from the fault until all envs were stepped again, or until what had to end was gone. SLOW: it took more than
-1 s beyond the user's timeout or that of close(), 3.3 s; where the caller was killed, 2 s; where the interpreter ends,
-2.5 s more with Ray, which then ends itself. What took more at first was measured three times: *, the median.
+1 s beyond the user's timeout or that of close(), 3.3 s; where the caller was killed, 2 s. Ray gets 2.5 s more where the
+interpreter ends, as it then ends itself, and 2 s where it starts an actor. What took more at first was measured three
+times: *, the median.
 """
 
 Cell = tuple[str, str]  # names of a fault and a column

@@ -33,6 +33,11 @@ class Column:
         """Seconds that the mode needs to shut down with the interpreter: Ray took 1.6."""
         return 2.5 if self.needs_ray else 0.0
 
+    def startup(self, what: str) -> float:
+        """Seconds that Ray needs to start what a fault replaces: an empty actor took 1.7 to 2.7 on a busy machine."""
+        has_actor = {"": False, "worker": self.mode == RAY, "pool": self.needs_ray}[what]
+        return 2.0 if has_actor else 0.0
+
     def make(self, folder: Path, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
         """Return envs in two workers."""
         if self.start_method:

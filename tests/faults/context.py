@@ -91,7 +91,7 @@ class Context:
         with when_begun(self.folder, number, note_and_act):
             yield moments
 
-    def check_obituary(self, error: BaseException, pid: int, ending: str, env_ids: tuple[int, ...] = (0, 1)) -> None:
+    def check_death_error(self, error: BaseException, pid: int, ending: str, env_ids: tuple[int, ...] = (0, 1)) -> None:
         """Check the error about a dead worker that owned the first two envs."""
         assert isinstance(error, WorkerDiedError)
         assert error.env_ids == env_ids
@@ -120,6 +120,7 @@ class Fault:
         patience: Seconds that a timeout of the user's, or that of `close`, adds to the limit.
         limit: Seconds that are promised beyond that.
         ends_interpreter: Whether what the mode runs on ends with it, which takes its own time.
+        replaces: What must start before all envs step again, a ``"worker"`` or a whole ``"pool"``; empty if nothing.
         is_slow: Whether the everyday tests leave out some columns.
     """
 
@@ -129,11 +130,13 @@ class Fault:
     patience: float = 0.0
     limit: float = 1.0
     ends_interpreter: bool = False
+    replaces: str = ""
     is_slow: bool = False
 
     def allowed(self, column: Column) -> float:
         """Return the seconds within which it should be over."""
-        return self.limit + self.patience + column.shutdown * self.ends_interpreter
+        own = column.shutdown * self.ends_interpreter + column.startup(self.replaces)
+        return self.limit + self.patience + own
 
 
 FAULTS: list[Fault] = []

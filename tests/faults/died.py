@@ -30,7 +30,7 @@ from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 TIMEOUT = 0.5
 
 
-@fault("SIGKILL of an idle worker", NO_WORKERS)
+@fault("SIGKILL of an idle worker", NO_WORKERS, replaces="worker")
 def killed_idle(context: Context) -> float:
     env = context.make()
     victim = env.customized_method("pid", id=0)[0]
@@ -38,7 +38,7 @@ def killed_idle(context: Context) -> float:
     kill(victim)
     with pytest.raises(WorkerDiedError) as caught:
         env.step(actions())
-    context.check_obituary(caught.value, victim, "SIGKILL")
+    context.check_death_error(caught.value, victim, "SIGKILL")
     return context.rebuild(env) - began
 
 
@@ -59,7 +59,7 @@ def _die(
     meanwhile = context.once_begun(lambda: kill(victim)) if is_killed else contextlib.nullcontext([time.monotonic()])
     with meanwhile as moments, pytest.raises(WorkerDiedError) as caught:
         act(env)
-    context.check_obituary(caught.value, victim, ending)
+    context.check_death_error(caught.value, victim, ending)
     if ending == "SIGSEGV" and context.is_process:  # where compiled code crashed, in terms of Python
         assert "in crash" in str(caught.value)
     assert rest(caught.value.partial).tolist() == [2, 3]  # type: ignore[attr-defined]
@@ -80,10 +80,10 @@ for _name, _act, _rest, _ending in (
     ("SIGSEGV in a step", lambda env: env.step(actions("crash")), _stepped, "SIGSEGV"),
     ("os._exit in a step", lambda env: env.step(actions("leave")), _stepped, "exit code 7"),
 ):
-    enter(_name, _die, _act, _rest, _ending, _ending == "SIGKILL", impossible=NO_WORKERS)
+    enter(_name, _die, _act, _rest, _ending, _ending == "SIGKILL", impossible=NO_WORKERS, replaces="worker")
 
 
-@fault("SIGKILL of a worker that sends a result", NO_WORKERS)
+@fault("SIGKILL of a worker that sends a result", NO_WORKERS, replaces="worker")
 def killed_while_sending(context: Context) -> float:
     env = context.make()
     victim = env.customized_method("pid", id=0)[0]
@@ -96,7 +96,7 @@ def killed_while_sending(context: Context) -> float:
     kill(victim)
     with pytest.raises(WorkerDiedError) as caught:
         _receive_all(env)
-    context.check_obituary(caught.value, victim, "SIGKILL")
+    context.check_death_error(caught.value, victim, "SIGKILL")
     assert not is_alive(victim)
     return context.rebuild(env) - began
 
@@ -121,7 +121,7 @@ def _receive_all(env: Any) -> None:
         received += env.recv(min_envs=NUM_ENVS).env_ids.tolist()
 
 
-@fault("os._exit in __init__", NO_WORKERS)
+@fault("os._exit in __init__", NO_WORKERS, replaces="pool")
 def left_at_birth(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(WorkerDiedError, match="The worker of envs 0, 1 .* died while its envs were made") as caught:
@@ -136,6 +136,7 @@ def left_at_birth(context: Context) -> float:
 @fault(
     "SIGKILL of the actor that owns workers",
     {**NO_WORKERS, PROCESSES: "workers belong to the caller", RAY: "the actor is the worker"},
+    replaces="pool",
 )
 def actor_killed(context: Context) -> float:
     env = context.make()
@@ -160,7 +161,7 @@ def _actor_of(worker: int) -> int:
     return next(process.pid for process in above if "RelayActor" in " ".join(process.cmdline()))
 
 
-@fault("an env sleeps for ever", IN_THREAD_OF_CALLER, patience=TIMEOUT)
+@fault("an env sleeps for ever", IN_THREAD_OF_CALLER, patience=TIMEOUT, replaces="worker")
 def hung(context: Context) -> float:
     env = context.make(timeout=TIMEOUT)
     with context.once_begun(lambda: None) as moments, pytest.raises(WorkerTimeoutError) as caught:
@@ -187,7 +188,7 @@ def stubborn(context: Context) -> float:
     return gone - began
 
 
-@fault("on_failure='restart': SIGKILL of a worker in a step", NO_WORKERS)
+@fault("on_failure='restart': SIGKILL of a worker in a step", NO_WORKERS, replaces="worker")
 def killed_and_restarted(context: Context) -> float:
     env = context.make(on_failure="restart", asynchronous="restart")
     victim = env.customized_method("pid", id=0)[0]
@@ -196,7 +197,7 @@ def killed_and_restarted(context: Context) -> float:
     assert result.truncated.tolist() == result.dones.tolist() == [True, True, False, False]
     assert result.states.tolist() == [[0, 0], [1, 0], [2, 1], [3, 1]]
     for env_id, info in enumerate(result.infos[:2]):
-        context.check_obituary(info["failure"], victim, "SIGKILL", (env_id,))
+        context.check_death_error(info["failure"], victim, "SIGKILL", (env_id,))
     result = env.step(actions())
     recovered = time.monotonic() - moments[0]
     assert result.states.tolist() == [[0, 1], [1, 1], [2, 2], [3, 2]]
@@ -221,7 +222,7 @@ def failed_and_restarted(context: Context) -> float:
     return recovered
 
 
-@fault("on_failure='restart': an env sleeps for ever", IN_THREAD_OF_CALLER, patience=TIMEOUT)
+@fault("on_failure='restart': an env sleeps for ever", IN_THREAD_OF_CALLER, patience=TIMEOUT, replaces="worker")
 def hung_and_restarted(context: Context) -> float:
     env = context.make(on_failure="restart", asynchronous="restart", timeout=TIMEOUT)
     with context.once_begun(lambda: None) as moments:

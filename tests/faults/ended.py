@@ -45,15 +45,20 @@ def _leave(program: str, context: Context) -> float:
     return gone - float(facts["ending"])
 
 
-for _name, _program, _begun, _patience in (
-    ("step", "interrupt_step", "began-0", 0.0),
-    ("reset", "interrupt_reset", "began-0", 0.0),
-    ("customized_method", "interrupt_method", "began-0", 0.0),
-    ("the constructor", "interrupt_construction", "began-0", 0.0),
-    ("close", "interrupt_close", "closed-0", CLOSE_PATIENCE),
-    ("a step that rebuilds an env, by on_failure='restart'", "interrupt_recovery", "began-0", 0.0),
+for _name, _program, _begun, _patience, _replaces in (
+    ("step", "interrupt_step", "began-0", 0.0, ""),
+    ("reset", "interrupt_reset", "began-0", 0.0, ""),
+    ("customized_method", "interrupt_method", "began-0", 0.0, ""),
+    ("the constructor", "interrupt_construction", "began-0", 0.0, "pool"),
+    ("close", "interrupt_close", "closed-0", CLOSE_PATIENCE, "pool"),
+    ("a step that rebuilds an env, by on_failure='restart'", "interrupt_recovery", "began-0", 0.0, ""),
 ):
-    enter(f"Ctrl-C in {_name}", _interrupt, _program, _begun, is_slow=True, patience=_patience)
+    enter(
+        *(f"Ctrl-C in {_name}", _interrupt, _program, _begun),
+        is_slow=True,
+        patience=_patience,
+        replaces=_replaces,
+    )
 
 
 @fault("Ctrl-C twice", is_slow=True)

@@ -23,7 +23,7 @@ def _check_message(error: BaseException, operation: str, line: str = "raise Zero
     assert line in "".join(traceback.format_exception(error))
 
 
-@fault("an exception in __init__")
+@fault("an exception in __init__", replaces="pool")
 def in_constructor(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:

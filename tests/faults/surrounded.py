@@ -63,7 +63,7 @@ enter("the caller has no stdin", _run, "have_no_stdin", is_slow=True)
 # ---------------------------------------------------------------- limits
 
 
-@fault("too little memory")
+@fault("too little memory", replaces="pool")
 def no_memory(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises((ParallelEnvError, MemoryError), match=r"140,737,488,35\d,\d{3} bytes"):

@@ -1,4 +1,4 @@
-"""All pipes to hosts of a pool, and the bell: the caller sends steps to them and waits for any of them here."""
+"""All channels of a pool to hosts in other processes of this machine: steps of several, and waits for any of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from parallelenv.worker.worker_log import WorkerLog
 _HEARTBEAT = 0.25
 """Seconds between checks whether workers live, for deaths that a pipe does not show: an env's own child process may
 keep the pipe open."""
-LAST_CHANCE = 0.3
+TERMINATE_TIMEOUT = 0.3
 """Seconds from terminating a worker until it is killed, and for a dying fork server to disappear."""
 _SPIN = 200e-6
 """Seconds that the caller spins for a reply before it sleeps, if the latest ones came so quickly.
@@ -32,8 +32,8 @@ _SPIN = 200e-6
 Otherwise it would only slow down the workers: on 2 cores it cost 2 workers 10 % of steps of 2.4 ms."""
 
 
-class Switchboard:
-    """All pipes to hosts; the caller waits here for any of them.
+class ChannelGroup:
+    """The channels of a pool to hosts in other processes of this machine, and their bell.
 
     Attributes:
         channels: All living ones, including those that `Backend.launch` has not returned yet.
@@ -70,7 +70,7 @@ class Switchboard:
         """Return a new channel, to a host that the bell wakes if there is one. Arguments: see `PipeChannel`."""
         arguments = process, pipe, log, env_ids
         channel = PipeChannel(self, *arguments) if self.bell is None else BellChannel(self, self.bell, *arguments)
-        self.channels = [*(known for known in self.channels if not known.is_gone), channel]
+        self.channels = [*(known for known in self.channels if not known.is_closed), channel]
         return channel
 
     def watch(self, channel: PipeChannel | Bell) -> None:
@@ -170,7 +170,7 @@ class Switchboard:
             elif not found:
                 ready = [channel for channel in channels if channel.advance()]
             ready = list(dict.fromkeys([*ready, *found])) if found else ready
-            ready = ready or [channel for channel in channels if channel.receive_output() or channel.is_dead()]
+            ready = ready or [channel for channel in channels if channel.receive_output() or not channel.is_alive()]
             if ready or left <= 0:
                 return ready
 
@@ -196,19 +196,19 @@ class Switchboard:
     def hang_up(self) -> None:
         """Close all pipes, which makes hosts close their envs and exit."""
         for channel in self.channels:
-            if not channel.is_gone:
+            if not channel.is_closed:
                 channel.hang_up()
 
     def close(self, timeout: float) -> Sequence[Printed]:
         """Wait for hosts to exit, end those that do not, and return their output."""
         deadline = time.monotonic() + timeout
-        workers = [channel for channel in self.channels if not channel.is_gone]
+        workers = [channel for channel in self.channels if not channel.is_closed]
         for channel in workers:
             channel.join(max(0.0, deadline - time.monotonic()))
-        stubborn = [channel for channel in workers if not channel.is_dead()]
+        stubborn = [channel for channel in workers if channel.is_alive()]
         for channel in stubborn:
             channel.process.terminate()
-        deadline = time.monotonic() + LAST_CHANCE
+        deadline = time.monotonic() + TERMINATE_TIMEOUT
         for channel in stubborn:
             channel.join(max(0.0, deadline - time.monotonic()))
         printed = [piece for channel in workers for piece in channel.take_output(is_idle=True)]

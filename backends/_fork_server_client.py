@@ -1,0 +1,238 @@
+"""The caller's fork servers: which of them has imported which modules, and requests to them."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Collection, Sequence
+from multiprocessing import process, reduction, spawn
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from parallelenv.backends._fork_server import CHANGED, FileState, ImportResult, have_changed, serve_forks
+from parallelenv.backends._process import ForkedProcess, starting
+from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.worker.worker_log import WorkerLog
+
+_VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
+"""Prefixes of variables that change with every test, or when Ray starts: they must not cause new imports."""
+_MOST_SERVERS = 4
+"""Not counting the root; the least recently used one is dropped first."""
+
+Surroundings = tuple[tuple[str, ...], str, dict[str, str]]
+"""What affects imports: ``sys.path``, the current folder if modules may be found there, environment variables."""
+
+
+def _surroundings() -> Surroundings:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_VOLATILE)}
+    is_absolute = all(os.path.isabs(folder) for folder in sys.path if isinstance(folder, str))
+    return tuple(sys.path), "" if is_absolute else os.getcwd(), environment
+
+
+class ForkServer:
+    """A server, as seen by the caller. It ends when nothing refers to this object any more.
+
+    Attributes:
+        surroundings: Those of its imports, ``None`` for the root.
+        packages: The packages from which it may import.
+        loaded: Modules that it has imported on request, with the seconds that each took.
+        files: Files of its imports, each with its state at that time.
+    """
+
+    def __init__(
+        self,
+        process: BaseProcess | ForkedProcess,
+        requests: Connection,
+        surroundings: Surroundings | None = None,
+        packages: frozenset[str] = frozenset(),
+    ) -> None:
+        self.surroundings = surroundings
+        self.packages = packages
+        self.pid = process.pid or 0
+        self._process = process
+        self._requests = requests
+        self._lock = threading.Lock()
+        self._known: frozenset[str] = frozenset()
+        self.loaded: dict[str, float] = {}
+        self.files: dict[str, FileState] = {}
+
+    @classmethod
+    def start(cls) -> ForkServer:
+        """Start a root; `OSError` if no process can be started."""
+        context = multiprocessing.get_context("spawn")
+        with starting("spawn"):
+            ours, theirs = context.Pipe()
+            with theirs:
+                root = context.Process(target=serve_forks, args=(theirs,), name="parallelenv-fork-server")
+                root.start()
+            # Private: else it is in `multiprocessing.active_children()`, and joining all of them never ends.
+            vars(process)["_children"].discard(root)
+            return cls(root, ours)
+
+    def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
+        """Return a server forked from this one; `OSError` for lack of resources or if this server has ended."""
+        arguments = _settings("parallelenv-fork-server"), surroundings[2]
+        with DeferSigint():
+            ours, theirs = multiprocessing.Pipe()
+            with theirs:
+                forked = self._fork("fork_server", arguments, theirs.fileno())
+            server = ForkServer(forked, ours, surroundings, packages)
+            server.loaded, server.files = dict(self.loaded), dict(self.files)
+            return server
+
+    def fork_worker(self, connection: Connection, log: WorkerLog) -> ForkedProcess:
+        """Return a worker forked from this server. Errors: see `fork_server`."""
+        arguments = (_settings("parallelenv-worker"),)
+        return self._fork("fork_worker", arguments, connection.fileno(), log.fileno)
+
+    def _fork(self, name: str, arguments: tuple[object, ...], *ends: int) -> ForkedProcess:
+        """Request a process that gets these descriptors, and return it."""
+        sentinel, lifeline = multiprocessing.Pipe(duplex=False)
+        status, report = multiprocessing.Pipe(duplex=False)
+        with sentinel, report:
+            pid = self._ask(name, arguments, sentinel.fileno(), report.fileno(), *ends)
+        return ForkedProcess(pid, status, lifeline, self)
+
+    def load(self, module: str, log: WorkerLog, *, silence: bool) -> ImportResult:
+        """Import a module in the server. An interrupt ends the server; `ConnectionError` if it has ended."""
+        loaded: ImportResult = self._ask("load", (module, silence), log.fileno)
+        self._known |= loaded.modules
+        self.files.update(loaded.files)
+        if not loaded.error:
+            self.loaded[module] = loaded.seconds
+        return loaded
+
+    def knows(self, module: str) -> bool:
+        """Whether it has imported a module."""
+        self._known = self._known or self._ask("modules", ())
+        return module in self._known
+
+    def _ask(self, name: str, arguments: tuple[object, ...], *filenos: int) -> Any:
+        """Return what a method of the server returns for these arguments and descriptors.
+
+        If the request is interrupted or cannot be sent completely, the server ends.
+        """
+        try:
+            with self._lock:
+                self._requests.send((name, arguments, len(filenos)))
+                for fileno in filenos:
+                    reduction.send_handle(self._requests, fileno, self.pid)
+                answer = self._requests.recv()
+        except BaseException as error:
+            self.end()
+            if isinstance(error, EOFError):
+                raise ConnectionResetError(f"the fork server, process {self.pid}, has ended") from error
+            raise
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    def end(self) -> None:
+        """End it at once. Its workers continue."""
+        with DeferSigint():
+            self._requests.close()
+            if self._process.is_alive():
+                with contextlib.suppress(ProcessLookupError):  # it has ended since the check
+                    os.kill(self.pid, signal.SIGKILL)
+                self._process.join(1.0)
+
+    def is_alive(self) -> bool:
+        """Whether it can take requests."""
+        return not self._requests.closed and bool(self._process.is_alive())
+
+
+def _settings(name: str) -> dict[str, Any]:
+    """Return the settings that `multiprocessing.spawn` prepares in a new process, without the main module."""
+    settings = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_")}
+    return {**settings, "authkey": bytes(settings["authkey"])}
+
+
+class ForkServers:
+    """The servers of this process.
+
+    Attributes:
+        root: The server that the others are forked from; ``None`` until it is started.
+        servers: The others, the most recently used last.
+        refused: Modules after whose import workers must not be forked: each worker imports them itself.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start with no servers, as a forked child must: the servers belong to its parent."""
+        self._lock = threading.Lock()
+        self.root: ForkServer | None = None
+        self.servers: list[ForkServer] = []
+        self.refused: dict[str, ImportResult] = {}
+        self._surroundings: Surroundings | None = None  # in which they were refused
+
+    def server_with(
+        self, modules: Collection[str], log: WorkerLog, *, silence: bool
+    ) -> tuple[ForkServer, dict[str, str]]:
+        """Return a server that has imported these modules, and why some are missing; `OSError` if none can be started.
+
+        Output of the imports goes to the log; ``silence``: without warnings.
+        """
+        with self._lock:
+            if self.root is None or not self.root.is_alive():
+                self.root = ForkServer.start()
+            wanted = [module for module in modules if not self.root.knows(module)]
+            if not wanted:
+                return self.root, {}
+            surroundings = _surroundings()
+            if surroundings != self._surroundings:
+                self._surroundings, self.refused = surroundings, {}
+            self.refused = {module: found for module, found in self.refused.items() if not have_changed(found.files)}
+            self.servers = [one for one in self.servers if one.is_alive() and not have_changed(one.files)]
+            packages = frozenset(module.split(".")[0] for module in wanted)
+            while True:
+                server = self._server(self.root, surroundings, packages)
+                try:
+                    missing = self._load(server, wanted, log, silence)
+                except BaseException:  # an interrupt: the import's side effects are unknown
+                    server.end()
+                    raise
+                if missing is not None:
+                    return server, missing
+                self.servers.remove(server)  # and try another one, without the module that has just been refused
+
+    def _server(self, root: ForkServer, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
+        """Return the server for these packages; a new one is forked from the one that has most of them."""
+        fitting = [one for one in self.servers if one.surroundings == surroundings and one.packages <= packages]
+        server = max(fitting, key=lambda one: len(one.packages), default=root)
+        if server.packages != packages:
+            server = server.fork_server(surroundings, packages)
+        self.servers = [*(one for one in self.servers if one is not server), server][-_MOST_SERVERS:]
+        return server
+
+    def _load(self, server: ForkServer, wanted: Sequence[str], log: WorkerLog, silence: bool) -> dict[str, str] | None:
+        """Let a server import modules; return why some are missing, ``None`` if workers must not be forked from it."""
+        missing: dict[str, str] = {}
+        for module in wanted:
+            if server.knows(module):
+                continue
+            if module in self.refused:
+                missing[module] = self.refused[module].reason
+                continue
+            try:
+                loaded = server.load(module, log, silence=silence)
+            except ConnectionError:  # the import may not be the cause: it is tried again for the next pool
+                loaded = ImportResult(0.0, frozenset(), {"": CHANGED}, "", "ends the process")
+            if loaded.reason:
+                self.refused[module] = loaded
+                return None
+            if loaded.error:
+                missing[module] = loaded.error
+        return missing
+
+
+SERVERS = ForkServers()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=SERVERS.forget)
