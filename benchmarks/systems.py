@@ -178,12 +178,13 @@ def alone(make: Callable[[int], Any]) -> Opener:
 
 
 def members(make: Callable[[int], Any], mode: str, count: int) -> Opener:
-    """Return what opens `ParallelEnv` of vector envs. They reset ended envs in the next step, as they do alone."""
+    """Return what opens `ParallelEnv` of vector envs, with Gymnasium's calls and autoreset, as the vector env alone."""
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
         from parallelenv import ParallelEnv
 
-        env = ParallelEnv([functools.partial(make, len(env_fns) // count)] * count, mode, "continue", num_cpus=count)
+        pool = ParallelEnv([functools.partial(make, len(env_fns) // count)] * count, mode, "continue", num_cpus=count)
+        env = pool.to_gymnasium()
         return Opened(lambda seed: env.reset(), env.step, env.close, env=env)
 
     return open_it

@@ -15,6 +15,7 @@ from parallelenv.contract.failures import add_note, one_line, put
 from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.spaces import Action, Info, Space, State
 from parallelenv.contract.tracebacks import short_tracebacks
+from parallelenv.engine.assemble import Form
 from parallelenv.engine.done_policies import DonePolicy, Restart
 from parallelenv.engine.thread_guard import single_threaded, single_threaded_in
 from parallelenv.engine.tickets import Ticket
@@ -126,6 +127,7 @@ class AdapterCalls:
         always_copies: Whether states are copied whatever ``copy`` was.
         broadcasts: See `Layout`.
         waits_by: Call that continues the wait for an interrupted or late step, for messages.
+        align: Form of the results of steps.
 
     Raises:
         UsageError: If another adapter has the envs.
@@ -144,7 +146,9 @@ class AdapterCalls:
         always_copies: bool = False,
         broadcasts: bool = False,
         waits_by: str = "step_wait()",
+        align: Form = "item",
     ) -> None:
+        self._align = align
         self._engine, self._guard = env.engine, env.engine.guard
         rules = {"reward_dtype": reward_dtype, "copies": env.engine.copies or always_copies}
         layout: dict[str, Any] = {
@@ -184,7 +188,7 @@ class AdapterCalls:
 
     def step(self, action: Action) -> StepResult:
         """Step all envs, including paused ones, for which this raises."""
-        return self._engine.step(action, self._engine.env_ids, "item")  # type: ignore[return-value]
+        return self._engine.step(action, self._engine.env_ids, self._align)  # type: ignore[return-value]
 
     @single_threaded_in("step_async")
     def step_async(self, action: Action) -> None:

@@ -32,6 +32,7 @@ from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.spaces import Action, Env, Info, Space, State, describe_value
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
+from parallelenv.engine.assemble import GatheredInfos
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.tickets import Ticket
 from parallelenv.env import ParallelEnv
@@ -86,7 +87,9 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         action_spaces = declared_spaces("action_space", env)
         shown = repr(observation_mode) if isinstance(observation_mode, str) else "..."
         adapter = f"to_gymnasium({mode.value!r}, observation_mode={shown})"
-        self._calls = AdapterCalls(env, adapter, _POLICIES[mode](), single, reward_dtype=np.dtype(np.float64))
+        self._calls = AdapterCalls(
+            env, adapter, _POLICIES[mode](), single, reward_dtype=np.dtype(np.float64), align="columns"
+        )
         self.observation_space, self.single_observation_space = copy.deepcopy((batched, single))
         self.single_action_space = copy.deepcopy(action_spaces[0])
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -201,7 +204,9 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         if self._lends:
             states = _writeable(states)
         said: Info = {}
-        if any(infos):
+        if type(infos) is GatheredInfos:
+            said = {**infos}
+        elif any(infos):
             shown: list[Info] = []
             for info in infos:
                 ending: EndedEpisode | None = info.pop(EndedEpisode, None)

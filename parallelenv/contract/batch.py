@@ -458,6 +458,20 @@ class InfoColumns:
         make = self._make if not further else _dict_maker((*self._keys, *further))
         return positions, make(*columns)
 
+    def gather(self, rows: Index) -> dict[str, Array] | None:
+        """Return the infos of these rows as Gymnasium's vector envs do; ``None`` if one of them has no info here.
+
+        It is an array per key, and under ``_key`` which envs have it: here all.
+        """
+        marks = np.asarray(self._marks)[rows]
+        if not (marks & self._mark).all():
+            return None
+        gathered: dict[str, Array] = {}
+        for key, array in zip(self._keys, self._arrays, strict=True):
+            gathered[key] = array[rows].copy() if type(rows) is slice else array[rows]
+            gathered[f"_{key}"] = np.ones(len(marks), bool)
+        return gathered
+
 
 @functools.cache
 def _dict_maker(keys: tuple[str, ...]) -> Callable[..., list[Info]]:

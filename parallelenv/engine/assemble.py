@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from parallelenv.engine.env_table import EnvTable
 
 Align = Literal["item", "batch"]
+Form = Align | Literal["columns"]
+"""The form of a result. ``"columns"``, for adapters, is ``"item"``, with `GatheredInfos` where infos have columns."""
+
+
+class GatheredInfos(dict[str, Any]):
+    """Infos of all envs of a step in the form of Gymnasium's vector envs: see `InfoColumns.gather`."""
 
 
 class Assembler:
@@ -49,7 +55,12 @@ class Assembler:
             infos[position] = info
         return infos
 
-    def assemble(self, batch: Batch, outcome: Outcome, align: Align) -> StepResult | StepBatch:
+    def gathered_infos(self, batch: Batch, rows: Index, count: int) -> Array | GatheredInfos:
+        """Return the infos of envs that said nothing but what is in the columns without making a dict for each."""
+        gathered = {} if batch.info_columns is None else batch.info_columns.gather(rows)
+        return self.infos(batch, rows, count) if gathered is None else GatheredInfos(gathered)
+
+    def assemble(self, batch: Batch, outcome: Outcome, align: Form) -> StepResult | StepBatch:
         """Return the result of a step, an outcome without failures, in the form of ``align``."""
         table, stepped = self._table, outcome.stepped
         rows = batch.rows(stepped)
@@ -63,14 +74,27 @@ class Assembler:
         table.stats.add_step(batch.outcome(), None if stepped is table.env_ids else rows)
         if reborn:
             table.stats.begin_episodes(reborn)
-        infos = self._infos(batch, outcome, rows, flags[2])
+        is_plain = len(stepped) == len(outcome.env_ids) and not (outcome.extras or outcome.resets)
+        infos: Any
+        if align == "columns" and is_plain and not (self._done_policy.autoreset and has_true(flags[2])):
+            infos = self.gathered_infos(batch, rows, len(stepped))
+        else:
+            infos = self._infos(batch, outcome, rows, flags[2])
         if reborn:
-            places = {env_id: place for place, env_id in enumerate(outcome.env_ids)}
-            for env_id in reborn:
-                table.reset_infos[env_id] = deep_copy(infos[places[env_id]])
+            self._note_reset_infos(batch, outcome, reborn, infos)
         if align == "batch":
             return by_env(batch, outcome, rows, flags, infos)
         return by_item(batch, outcome, rows, flags, infos, self._copy)
+
+    def _note_reset_infos(self, batch: Batch, outcome: Outcome, reborn: Sequence[int], infos: Any) -> None:
+        """Note the infos of resets that took the place of steps."""
+        if type(infos) is GatheredInfos:
+            found = self.infos(batch, batch.rows(reborn), len(reborn)).tolist()
+        else:
+            places = {env_id: place for place, env_id in enumerate(outcome.env_ids)}
+            found = [deep_copy(infos[places[env_id]]) for env_id in reborn]
+        for env_id, info in zip(reborn, found, strict=True):
+            self._table.reset_infos[env_id] = info
 
     def _infos(self, batch: Batch, outcome: Outcome, rows: Index, dones: Array) -> Array:
         """Return the infos, a separate dict for each env, even where an env's own is empty."""

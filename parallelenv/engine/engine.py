@@ -47,7 +47,7 @@ from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
 from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Spaces, State, pick_rows
-from parallelenv.engine.assemble import Align, Assembler, first_states
+from parallelenv.engine.assemble import Assembler, Form, first_states
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.event_loop import sleep_until_woken
@@ -318,7 +318,7 @@ class Engine:
 
     # ---------------------------------------------------------------- collect
 
-    def collect_step(self, outcome: Outcome, align: Align) -> StepResult | StepBatch:
+    def collect_step(self, outcome: Outcome, align: Form) -> StepResult | StepBatch:
         """Return an outcome in the user's form, and remove its tickets from the table.
 
         In this order, so that an interrupt loses nothing: the rows of resets are completed, rewards are checked, failed
@@ -382,7 +382,7 @@ class Engine:
         self.table.record_running(restarted)
         return Outcome(outcome.env_ids, outcome.stepped, extras, {**raised, **left}, restarted.keys(), outcome.resets)
 
-    def collect_reset(self, ticket: Ticket, timeout: float | None, align: Align = "item") -> State:
+    def collect_reset(self, ticket: Ticket, timeout: float | None, align: Form = "item") -> State:
         """Wait for resets; return the first states: batched, or with align ``"batch"`` a list.
 
         The state is ``None`` for an env that is exhausted. The seeds that were set for these resets are dropped.
@@ -428,7 +428,7 @@ class Engine:
     # ---------------------------------------------------------------- steps and resets
 
     @single_threaded_in("step")
-    def step(self, action: Action, env_ids: Sequence[int] | None, align: Align) -> StepResult | StepBatch:
+    def step(self, action: Action, env_ids: Sequence[int] | None, align: Form) -> StepResult | StepBatch:
         """Step envs, ``None``: all that are not paused, and return the result."""
         env_ids = self.table.unpaused if env_ids is None else env_ids
         plan = self.plans.get(align if env_ids is self.table.unpaused else (align, env_ids))
@@ -445,14 +445,14 @@ class Engine:
             return self.finish_step(self.submit_step(action, env_ids), align)
         return plan.step(action, self)
 
-    def finish_step(self, ticket: Ticket, align: Align, start: float | None = None) -> StepResult | StepBatch:
+    def finish_step(self, ticket: Ticket, align: Form, start: float | None = None) -> StepResult | StepBatch:
         """Wait for a step that has a ticket, and return its result. Timeout: see `wait`."""
         self.wait(ticket, None, start)
         if ticket.values:
             self._latest_extras = ticket.values, len(ticket.sent_to)
         return self.collect_step(Outcome(ticket.env_ids, ticket.sent_to, ticket.values, ticket.failures), align)
 
-    def _plan(self, env_ids: Sequence[int], align: Align) -> StepPlan | None:
+    def _plan(self, env_ids: Sequence[int], align: Form) -> StepPlan | None:
         """Return a valid plan of a step; ``None`` if it cannot be planned, or is the first of its shape.
 
         Errors are those of `submit_step`, but for actions.
@@ -500,7 +500,7 @@ class Engine:
             return None
         return self.plans.get((align, tuple(id)))
 
-    def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
+    def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Form) -> StepResult | StepBatch:
         """Return the result of a step that was sent, or whose call was interrupted. Timeout: see `wait`.
 
         Raises:
@@ -516,7 +516,7 @@ class Engine:
         return self._collect_arrived(env_ids, align)
 
     def receive(
-        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Align
+        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Form
     ) -> StepResult | StepBatch:
         """Return the results of envs that have finished their step or reset, in the order of arrival.
 
@@ -525,7 +525,7 @@ class Engine:
         arrived = self._wait_for_arrivals(self._num_wanted(min_envs), timeout)
         return self._collect_arrived(arrived[:max_envs], align)
 
-    def _collect_arrived(self, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
+    def _collect_arrived(self, env_ids: Sequence[int], align: Form) -> StepResult | StepBatch:
         return self.collect_step(Outcome.of(env_ids, self.table.tickets), align)
 
     def _num_wanted(self, min_envs: int) -> int:
@@ -625,7 +625,7 @@ class Engine:
         await sleep_until_woken(self.pool.fileno(), self.pool.wakers, now - start, left)
 
     @single_threaded_in("arecv")
-    def receive_now(self, min_envs: int, max_envs: int | None, align: Align) -> StepResult | StepBatch | None:
+    def receive_now(self, min_envs: int, max_envs: int | None, align: Form) -> StepResult | StepBatch | None:
         """Return the result of `receive`, or ``None`` if another caller took it since `poll`. This steps no env."""
         arrived = self.table.arrived
         enough = len(arrived) >= self._num_wanted(min_envs)

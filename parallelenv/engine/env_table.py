@@ -17,6 +17,7 @@ Most envs are running and most columns are empty for them, so phases are kept as
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -214,7 +215,11 @@ class EnvTable:
 
     def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the envs that are done."""
-        return tuple(env_id for env_id in env_ids if self.done[env_id]) if has_true(self.done) else ()
+        if not has_true(self.done):
+            return ()
+        if env_ids is self.env_ids:
+            return tuple(self.done.nonzero()[0].tolist())
+        return tuple(itertools.compress(env_ids, self.done[list(env_ids)].tolist()))
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
         """Return the envs that are neither exhausted nor, if the done policy skips those, done; and their positions."""

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parallelenv.contract.batch import Array, gather_states, has_true
 from parallelenv.contract.protocol import RepeatedStep
 from parallelenv.contract.spaces import Action, State
-from parallelenv.engine.assemble import Align
+from parallelenv.engine.assemble import Form
 from parallelenv.engine.rewards import too_large_rewards
 from parallelenv.engine.tickets import Outcome, Ticket
 from parallelenv.engine.worker_handles import WorkerHandle
@@ -54,7 +54,7 @@ class StepPlan:
         env_ids: Sequence[int],
         stepped: Sequence[int],
         chosen: Sequence[int] | None,
-        align: Align,
+        align: Form,
         repeated: RepeatedStep,
         shards: Sequence[tuple[WorkerHandle, tuple[int, ...]]],
     ) -> None:
@@ -77,7 +77,8 @@ class StepPlan:
         self._views = (batch.rewards[rows], batch.flags[rows], batch.env_ids[rows]) if is_slice else None
         single = batch.single_state
         self._states = single[rows] if is_slice and single is not None and engine.copies else None
-        self._is_item = align == "item" and chosen is None
+        self._is_item = align != "batch" and chosen is None
+        self._infos = self._assembler.gathered_infos if align == "columns" else self._assembler.infos
         self._is_whole = stepped is self._table.env_ids
         self._version = self.generation = -1
 
@@ -153,11 +154,12 @@ class StepPlan:
             return self._assembled()
         states: State = self._states
         states = gather_states(batch, self.stepped, rows, {}, self._copies) if states is None else states.copy()
-        infos = self._assembler.infos(batch, rows, count)
+        is_described = has_end and done_policy.autoreset  # in the info of each env
+        infos: Any = (self._assembler.infos if is_described else self._infos)(batch, rows, count)
         if has_end or has_true(table.done):
             dones = flags[:, 0] | flags[:, 1]
             done_policy.mark_done(table.done, rows, dones)
-            if has_end and done_policy.autoreset:
+            if is_described:
                 self._assembler.describe_ends(batch, self._outcome, dones, infos)
         else:
             dones = np.zeros(count, bool)

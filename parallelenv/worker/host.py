@@ -236,7 +236,9 @@ class Host:
             begins = command.begins
             if command.operation == "step":
                 rows: Any = self.writer.batch.rows(command.env_ids)
-                if command.begins_ended:
+                if command.begins_ended and not all(
+                    share.is_group for share in shares
+                ):  # vector envs know it themselves
                     begins = tuple(self.writer.ended(range(rows.start, rows.stop) if isinstance(rows, slice) else rows))
                 self.writer.start_step(rows)
             run, columns = functools.partial(self._run_shares, begins), (shares,)
