@@ -43,6 +43,10 @@ class Structure:
     """How values of one space are split into leaves and joined again.
 
     Without a space, because the envs declare none or differ, the whole value is one loose leaf.
+
+    Attributes:
+        leaves: The space of each leaf.
+        is_single: Whether the value itself is the only leaf.
     """
 
     def __init__(self, space: Space | None) -> None:

@@ -47,7 +47,14 @@ class Assembler:
         return infos
 
     def assemble(self, batch: Batch, outcome: Outcome, align: Align) -> StepResult | StepBatch:
-        """Return the result of a step, an outcome without failures, in the form of ``align``."""
+        """Return the result of a step, an outcome without failures, in the form of ``align``, and record it."""
+        rows, flags, infos = self.record(batch, outcome)
+        if align == "batch":
+            return by_env(batch, outcome, rows, flags, infos)
+        return by_item(batch, outcome, rows, flags, infos, self._copy)
+
+    def record(self, batch: Batch, outcome: Outcome) -> tuple[Index, Flags, Array]:
+        """Record a step in the table; return the rows of its envs, and flags and infos of the result."""
         table, stepped = self._table, outcome.stepped
         rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
@@ -62,10 +69,7 @@ class Assembler:
         table.stats.add_step(batch.outcome(), None if stepped is table.env_ids else rows)
         if reborn:
             table.stats.begin_episodes(reborn)
-        infos = self._infos(batch, outcome, rows, flags[2])
-        if align == "batch":
-            return by_env(batch, outcome, rows, flags, infos)
-        return by_item(batch, outcome, rows, flags, infos, self._copy)
+        return rows, flags, self._infos(batch, outcome, rows, flags[2])
 
     def _infos(self, batch: Batch, outcome: Outcome, rows: Index, dones: Array) -> Array:
         """Return the infos, a separate dict for each env, even where an env's own is empty."""

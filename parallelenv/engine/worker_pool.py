@@ -62,6 +62,7 @@ class Pool:
         facts: Facts about each env from its first build, in env id order.
         processes: Where each env lives now.
         env_ids: All env ids, ascending.
+        layout: The layout of the batch.
         batch: The arrays that all hosts read and write.
         backend: Places and reaches the workers.
         timeout: Seconds that a call may take whose caller gives no other limit; ``None``: no limit, as while envs are
@@ -70,6 +71,9 @@ class Pool:
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The plan whose step is in flight and has no ticket.
         dead: Error of each env whose worker is dead, or was replaced and has not built the env yet.
+        is_traced: Whether the hosts record what their envs do.
+        waits_by: The call by which an adapter continues the wait for a step; ``None``: `ParallelEnv.recv`.
+        wakers: Wake the tasks of event loops that wait for replies.
         shield: Delays Ctrl-C.
     """
 
@@ -118,7 +122,7 @@ class Pool:
         self._printed: list[Printed] = []
         self._pid = os.getpid()
         self.shield = DeferSigint()
-        self.wakers: set[Callable[[], None]] = set()  # of tasks that wait for replies in event loops
+        self.wakers: set[Callable[[], None]] = set()
         self._rest: tuple[int, Sequence[Channel]] | None = None  # the closing thread, and the channels it closes
         self.dead: dict[int, WorkerDiedError] = {}
         try:
@@ -476,24 +480,25 @@ class Pool:
         if dead:
             raise self.dead[dead[0]].about(dead)
 
-    def _mark_dead(self, worker: WorkerHandle) -> None:
-        """Record that a host is dead and fail its requests. If another thread closed the pool: `ClosedError`."""
+    def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
+        """End a host that is dead or given up, and fail its pending commands, which would never be answered.
+
+        Raises:
+            ClosedError: If another thread has closed the pool.
+        """
         self._refuse_closed()
         self.generation += 1
-        worker.death = worker.channel.cause_of_death()
-        owned = worker.spec.env_ids
-        self.dead.update(dict.fromkeys(owned, worker.death_error(owned)))
-        self._fail_waiting(worker)
-        worker.channel.kill()
-
-    def _fail_waiting(self, worker: WorkerHandle) -> None:
-        """Fail all requests to a dead host, which would never be answered."""
+        worker.death = death or worker.channel.cause_of_death()
+        earlier = [one for one in self._workers if one.death and one is not worker]
+        error = worker.death_error(others_live=not earlier and len(self._workers) > 1)
+        self.dead.update(dict.fromkeys(worker.spec.env_ids, error))
+        for one in earlier:  # whose message may say that all other envs go on; all envs of one have the same error
+            self.dead[one.spec.env_ids[0]].args = one.death_error(others_live=False).args
         for number, ticket in sorted(worker.pending.items()):
             if ticket is not None:
-                env_ids = ticket.pending[number]
-                error = worker.death_error(env_ids)
-                ticket.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
+                ticket.record_reply(number, {}, self.death_failures(ticket.pending[number]))
         worker.pending.clear()
+        worker.channel.kill()
 
     # ---------------------------------------------------------------- rebuilding envs
 
@@ -555,12 +560,10 @@ class Pool:
         If it cannot be started, its envs are dead, and this can be tried again.
         """
         self.generation += 1
-        with self.shield:
-            if worker.death is None:
-                worker.channel.kill()
-                worker.death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
-                self.dead.update(dict.fromkeys(worker.spec.env_ids, worker.death_error(worker.spec.env_ids)))
-            self._fail_waiting(worker)
+        if worker.death is None:
+            death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
+            with self.shield:
+                self._mark_dead(worker, death)
         (channel,) = self.backend.launch([worker.spec])
         with self.shield:
             channel.attach(self.batch)
