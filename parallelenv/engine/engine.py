@@ -413,7 +413,8 @@ class Engine:
         states = first_states(self.pool.batch, Outcome(good, begun, extras, failures), align == "batch", self.copies)
         for env_id in good:
             self.table.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
-        self.table.record_reset(begun)
+        self.table.clear_flags(begun)
+        self.table.record_first_states(begun)
         self.table.record_exhausted(exhausted)
         ticket.raise_failures(partial=states)
         if exhausted:
@@ -624,7 +625,7 @@ class Engine:
         """Let the event loop run until `poll`, whose arguments these are, may find a reply or its timeout."""
         deadline, now = self._deadline(timeout, start), time.monotonic()
         left = math.inf if deadline is None else max(0.0, deadline - now)
-        await sleep_until_woken(self.pool.fileno(), self.pool.wakers, now - start, left)
+        await sleep_until_woken(self.pool.backend.fileno(), self.pool.wakers, now - start, left)
 
     @single_threaded_in("arecv")
     def receive_now(self, min_envs: int, max_envs: int | None, align: Align) -> StepResult | StepBatch | None:

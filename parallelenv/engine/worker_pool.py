@@ -297,7 +297,7 @@ class Pool:
             return known
         positions: dict[WorkerHandle, list[int]] = {}
         for position, env_id in enumerate(env_ids):
-            positions.setdefault(self._worker(env_id), []).append(position)
+            positions.setdefault(self._worker_of_env[env_id], []).append(position)
         shards: list[Shard] = []
         for worker, found in positions.items():
             part, owned = tuple(env_ids[index] for index in found), worker.spec.env_ids
@@ -308,9 +308,6 @@ class Pool:
         if type(env_ids) is tuple:
             self._shards[env_ids] = shards
         return shards
-
-    def _worker(self, env_id: int) -> WorkerHandle:
-        return self._worker_of_env[env_id]
 
     def _dispatch(
         self, ticket: Ticket, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
@@ -385,10 +382,6 @@ class Pool:
         way_out = ways.get(call, other)
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
-    def fileno(self) -> int | None:
-        """Return a descriptor that is readable while `pump` may find a reply, see `Backend.fileno`."""
-        return self.backend.fileno()
-
     def pump(self, deadline: float | None, wanted: int = 1) -> bool:
         """Wait for replies of hosts, at most until a moment of `time.monotonic`, and record them.
 
@@ -424,8 +417,15 @@ class Pool:
         except HostDied:
             self._mark_dead(worker)
             return
-        except UnreadableError as error:
-            reply = Reply(error.number, {}, self._not_read(worker, error))
+        except UnreadableError as error:  # of the command, which did not reach the host, or of its reply
+            unread = worker.pending.get(error.number)
+            env_ids = () if unread is None else unread.pending[error.number]
+            cause = UnpicklableError(
+                f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
+                "return plain data."
+            )
+            failures = {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
+            reply = Reply(error.number, {}, failures)
         if reply.output:
             self._printed += reply.output
         ticket = worker.pending.pop(reply.number, None)
@@ -437,16 +437,6 @@ class Pool:
         # A host in this process keeps its latest reply, and an exception keeps the frames through which it is raised:
         # those of the user's call, with its variables.
         reply.failures.clear()
-
-    def _not_read(self, worker: WorkerHandle, error: UnreadableError) -> dict[int, Failure]:
-        """Return the failures of a command that was lost between the caller and a host, in either direction."""
-        ticket = worker.pending.get(error.number)
-        env_ids = ticket.pending[error.number] if ticket is not None else ()
-        cause = UnpicklableError(
-            f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
-            "return plain data."
-        )
-        return {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
 
     @property
     def living(self) -> list[tuple[int, ...]]:
@@ -518,7 +508,7 @@ class Pool:
         """
         self.enter_planned()
         self._refuse_live(env_ids)
-        workers = dict.fromkeys(map(self._worker, env_ids))
+        workers = dict.fromkeys(map(self._worker_of_env.__getitem__, env_ids))
         self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)])
         broken = [worker for worker in workers if worker.death or worker.pending]
         # Also envs of a worker whose replacement was interrupted before these were built.
@@ -545,7 +535,7 @@ class Pool:
 
     def _refuse_live(self, env_ids: Sequence[int]) -> None:
         if self.backend.uses_live_envs:
-            workers = [(env_id, self._worker(env_id).spec) for env_id in env_ids]
+            workers = [(env_id, self._worker_of_env[env_id].spec) for env_id in env_ids]
             refuse_live(spec.envs[env_id - spec.env_ids[0]] for env_id, spec in workers)
 
     def _let_finish(self, workers: Sequence[WorkerHandle]) -> None:
