@@ -51,8 +51,15 @@ class EnvBusyError(ParallelEnvError, RuntimeError):
     """An env cannot be stepped now: it has a step whose result was not received, or it is paused."""
 
 
-class NothingInFlightError(ParallelEnvError, RuntimeError):
-    """``recv()`` was called while no step is in flight."""
+class NothingInFlightError(ParallelEnvError, gymnasium.error.NoAsyncCallError, RuntimeError):
+    """``recv()`` or a ``..._wait()`` was called while nothing is in flight that it waits for.
+
+    Attributes:
+        name: What is not in flight: ``"step"``, ``"reset"`` or ``"call"``.
+    """
+
+    def __init__(self, message: str, name: str = "step") -> None:
+        super().__init__(message, name)
 
 
 class PendingCallError(gymnasium.error.AlreadyPendingCallError, EnvBusyError):
@@ -60,14 +67,6 @@ class PendingCallError(gymnasium.error.AlreadyPendingCallError, EnvBusyError):
 
     Attributes:
         name: The pending call: ``"step"``, ``"reset"`` or ``"call"``.
-    """
-
-
-class NoPendingCallError(gymnasium.error.NoAsyncCallError, NothingInFlightError):
-    """A ``..._wait()`` of an adapter was called without its ``..._async()``.
-
-    Attributes:
-        name: The call that is missing.
     """
 
 

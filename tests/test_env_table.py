@@ -57,7 +57,8 @@ class TableMachine(RuleBasedStateMachine):
         before = self.table.version
         self.table.require_reset(env_ids)
         assert self.changes(before)
-        self.table.record_reset(env_ids)
+        self.table.clear_flags(env_ids)
+        self.table.record_first_states(env_ids)
         self.needs_reset.difference_update(env_ids)
         self.exhausted.difference_update(env_ids)
         for env_id in env_ids:

@@ -126,6 +126,29 @@ def test_worker_died_error_names_only_envs_of_the_call(make: Make) -> None:
     assert named == [(0,), (1,)]
 
 
+@in_modes(*IN_WORKERS)
+def test_worker_died_error_says_that_others_go_on_only_if_all_do(make: Make) -> None:
+    go_on = "All other envs go on"
+    env = make(num_cpus=1)
+    with pytest.raises(WorkerDiedError, match="is dead") as caught:
+        env.step([EXIT, GO_ON, GO_ON, GO_ON])
+    assert go_on not in str(caught.value)
+    env = make(num_cpus=2)
+    with pytest.raises(WorkerDiedError, match=go_on):
+        env.step([EXIT, GO_ON, GO_ON, GO_ON])
+    with pytest.raises(WorkerDiedError, match="is dead") as caught:
+        env.step([EXIT, GO_ON], [2, 3])
+    assert go_on not in str(caught.value)
+    env.restart()
+    env.reset()
+    with pytest.raises(BaseExceptionGroup, match="4 envs failed") as both:  # the death of one is noticed first
+        env.step([EXIT, GO_ON, EXIT, GO_ON])
+    assert [go_on in str(error) for error in both.value.exceptions] == [False, False]
+    with pytest.raises(WorkerDiedError, match="is dead") as caught:
+        env.step([GO_ON, GO_ON], [0, 1])
+    assert go_on not in str(caught.value)
+
+
 def test_env_that_raises_worker_died_error_itself_is_usable(make: Make) -> None:
     env = make()
     with pytest.raises(WorkerDiedError, match="of this env's own"):

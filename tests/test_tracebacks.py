@@ -19,7 +19,7 @@ from modes import PROCESSES
 
 import parallelenv
 from parallelenv import ParallelEnv, StepResult
-from parallelenv.errors import ArgumentError, EnvContractError, InvalidEnvError, NoPendingCallError, ParallelEnvError
+from parallelenv.errors import ArgumentError, EnvContractError, InvalidEnvError, NothingInFlightError, ParallelEnvError
 from parallelenv.wrappers import NormalizeStates
 
 STEP, WRAP, LAMBDA, CHAIN, CONTEXT, DEEP = range(6)
@@ -292,7 +292,7 @@ def test_adapter_raises_the_first_error_with_others_in_its_notes() -> None:
             vector_env.call("in_kinds")
         assert caught.value.number == 0
         assert "Also: Frozen" in caught.value.__notes__[-1]
-        with pytest.raises(NoPendingCallError):
+        with pytest.raises(NothingInFlightError):
             vector_env.call_wait()
 
 

@@ -23,7 +23,6 @@ from parallelenv.errors import (
     AbsentAttributeError,
     EnvBusyError,
     InvalidEnvError,
-    NoPendingCallError,
     NothingInFlightError,
     PendingCallError,
     UsageError,
@@ -289,7 +288,7 @@ def convert_step(
     """Return the result of one of `AdapterCalls` in the form of the adapter, ``None`` if it only begins a step.
 
     Raises:
-        PendingCallError, NoPendingCallError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
+        PendingCallError, NothingInFlightError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
         BaseException: Any other error of the call, with its ``partial`` converted.
     """
     try:
@@ -308,9 +307,9 @@ def convert_step(
     return None if result is None else convert(result)  # type: ignore[return-value]
 
 
-def nothing_begun(name: str) -> NoPendingCallError:
+def nothing_begun(name: str) -> NothingInFlightError:
     """Return the error for a wait without a call."""
-    return NoPendingCallError(f"{name}_wait() was called, but {name}_async() was not.", name)
+    return NothingInFlightError(f"{name}_wait() was called, but {name}_async() was not.", name)
 
 
 def convert_partial(error: BaseException, convert: Callable[[Any], Any]) -> None:

@@ -190,7 +190,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         ``timeout`` is in seconds; ``None`` means that of the `ParallelEnv`.
 
         Raises:
-            NoPendingCallError: If there is no such step.
+            NothingInFlightError: If there is no such step.
             WorkerTimeoutError: If it takes longer. `step_wait` can be called again.
             EnvContractError, BaseException: See `step`.
         """

@@ -93,7 +93,7 @@ class SB3VecEnv(VecEnv):
             is nothing to bootstrap from.
 
         Raises:
-            NoPendingCallError: If no step was begun.
+            NothingInFlightError: If no step was begun.
             EnvContractError: If a reward is not a number, or is finite but overflows float32.
             BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
                 envs, whose ids are its ``env_ids``.

@@ -47,7 +47,14 @@ class Field:
 
 @dataclass(eq=False)
 class Layout:
-    """The arrays that a batch has."""
+    """The arrays that a batch has.
+
+    Attributes:
+        states: The leaves of a state.
+        actions: The leaves of an action.
+        state_fields: The array of each leaf of a state; ``None`` for loose leaves.
+        action_fields: The array of each leaf of an action; empty if any is loose.
+    """
 
     observation_space: Space | None  #: Space that all envs share, or ``None``.
     action_space: Space | None  #: Space that all envs share, or ``None``.

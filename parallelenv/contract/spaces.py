@@ -1,8 +1,8 @@
 """Spaces as a list of leaves.
 
 A state or an action is split into the leaves of its space. Leaves of fixed shape and dtype (`Box`, `Discrete`,
-`MultiBinary`, `MultiDiscrete`) have an array with one row per env in the batch; all others are *loose* and are sent as
-Python objects.
+`MultiBinary`, `MultiDiscrete`) have an array with one row per env in the batch; all others are *loose*: they are sent
+as Python objects, those of a state as `Extra.loose`, and a host keeps the latest of each env in `RowWriter.loose`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class Structure:
     """How values of one space are split into leaves and joined again.
 
     Without a space, because the envs declare none or differ, the whole value is one loose leaf.
+
+    Attributes:
+        leaves: The space of each leaf.
+        is_single: Whether the value itself is the only leaf.
     """
 
     def __init__(self, space: Space | None) -> None:

@@ -61,7 +61,17 @@ class Assembler:
         return self.infos(batch, rows, count) if gathered is None else GatheredInfos(gathered)
 
     def assemble(self, batch: Batch, outcome: Outcome, align: Form) -> StepResult | StepBatch:
-        """Return the result of a step, an outcome without failures, in the form of ``align``."""
+        """Return the result of a step, an outcome without failures, in the form of ``align``, and record it."""
+        rows, flags, infos = self.record(batch, outcome, gathers=align == "columns")
+        if align == "batch":
+            return by_env(batch, outcome, rows, flags, infos)
+        return by_item(batch, outcome, rows, flags, infos, self._copy)
+
+    def record(self, batch: Batch, outcome: Outcome, *, gathers: bool = False) -> tuple[Index, Flags, Any]:
+        """Record a step in the table; return the rows of its envs, and flags and infos of the result.
+
+        With ``gathers`` infos are `GatheredInfos` if they can be.
+        """
         table, stepped = self._table, outcome.stepped
         rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
@@ -76,15 +86,13 @@ class Assembler:
             table.stats.begin_episodes(reborn)
         is_plain = len(stepped) == len(outcome.env_ids) and not (outcome.extras or outcome.resets)
         infos: Any
-        if align == "columns" and is_plain and not (self._done_policy.autoreset and has_true(flags[2])):
+        if gathers and is_plain and not (self._done_policy.autoreset and has_true(flags[2])):
             infos = self.gathered_infos(batch, rows, len(stepped))
         else:
             infos = self._infos(batch, outcome, rows, flags[2])
         if reborn:
             self._note_reset_infos(batch, outcome, reborn, infos)
-        if align == "batch":
-            return by_env(batch, outcome, rows, flags, infos)
-        return by_item(batch, outcome, rows, flags, infos, self._copy)
+        return rows, flags, infos
 
     def _note_reset_infos(self, batch: Batch, outcome: Outcome, reborn: Sequence[int], infos: Any) -> None:
         """Note the infos of resets that took the place of steps."""

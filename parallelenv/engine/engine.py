@@ -74,6 +74,10 @@ class Engine:
 
     Attributes:
         pool: The workers.
+        env_ids: All env ids, ascending.
+        num_envs: Number of envs.
+        done_policy: What happens when an episode ends.
+        copies: Whether states are returned as copies.
         table: Where each env is.
         assembler: Builds results of steps.
         actions: Reads the user's actions.
@@ -83,6 +87,7 @@ class Engine:
         seeds: Seed of each env's next reset, by env id.
         adapter: The call that made an adapter of it, like ``"to_sb3()"``; ``None`` if none did.
         plans: Steps that were repeated: by align, of all envs that are not paused, or by align and env ids.
+        learns_infos: Whether hosts are sent the form of infos, see `Pool.learn_infos`.
 
     Raises:
         BaseException: What an env's constructor raised; nothing is left running.
@@ -308,7 +313,7 @@ class Engine:
         lost = {env_id: failure for env_id, failure in failures.items() if failure.is_of_worker}
         if not lost:
             return False
-        each = [resets[env_id].each[resets[env_id].env_ids.index(env_id)] for env_id in lost]  # type: ignore[index]
+        each = [resets[env_id].each[resets[env_id].env_ids.index(env_id)] for env_id in lost]
         env_ids = tuple(lost)
         self.table.release(env_ids)  # later failures are then reported once
         self._restart_silently(env_ids, lost, self.recovery)
@@ -340,8 +345,8 @@ class Engine:
         try:
             result = self.assembler.assemble(self.pool.batch, good, align)
             unpaid = [env_id for env_id in wrong if env_id in failures]
-            if unpaid:  # their episodes are recorded, the result is dropped
-                self.assembler.assemble(self.pool.batch, outcome.without_failure_of(unpaid), "batch")
+            if unpaid:
+                self.assembler.record(self.pool.batch, Outcome(unpaid, unpaid, outcome.extras, {}, outcome.restarted))
         except (ValueError, TypeError) as error:  # for example from a user's own space
             self.table.release(outcome.env_ids)
             raise EnvContractError(f"What the envs answered cannot be batched: {error}.") from error
@@ -385,6 +390,7 @@ class Engine:
     def collect_reset(self, ticket: Ticket, timeout: float | None, align: Form = "item") -> State:
         """Wait for resets; return the first states: batched, or with align ``"batch"`` a list.
 
+        With a recovery they are repeated until no worker dies or hangs.
         The state is ``None`` for an env that is exhausted. The seeds that were set for these resets are dropped.
 
         Raises:
@@ -393,7 +399,14 @@ class Engine:
                 begun.
             ExhaustedError: If an env has no further episode, and the done policy lets no env rest.
         """
-        env_ids, ticket = ticket.env_ids, self._wait_for_reset(ticket, timeout)
+        env_ids = ticket.env_ids
+        while True:
+            self.wait(ticket, timeout)
+            lost = {env_id: failure for env_id, failure in ticket.failures.items() if failure.is_of_worker}
+            if self.recovery is None or not lost:
+                break
+            self._restart_silently(env_ids, lost, self.recovery)
+            ticket = self._send_reset(env_ids, ticket.each)
         failures, extras = ticket.failures, ticket.values
         good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
         exhausted = [env_id for env_id, extra in extras.items() if extra.is_exhausted]
@@ -401,23 +414,14 @@ class Engine:
         states = first_states(self.pool.batch, Outcome(good, begun, extras, failures), align == "batch", self.copies)
         for env_id in good:
             self.table.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
-        self.table.record_reset(begun)
+        self.table.clear_flags(begun)
+        self.table.record_first_states(begun)
         self.table.record_exhausted(exhausted)
         ticket.raise_failures(partial=states)
         if exhausted:
             self.table.refuse_exhausted(good, partial=states)
         self.forget_seeds(env_ids)
         return states
-
-    def _wait_for_reset(self, ticket: Ticket, timeout: float | None) -> Ticket:
-        """Wait for resets; with a recovery repeat them until no worker dies or hangs. Return the last ticket."""
-        while True:
-            self.wait(ticket, timeout)
-            lost = {env_id: failure for env_id, failure in ticket.failures.items() if failure.is_of_worker}
-            if self.recovery is None or not lost:
-                return ticket
-            self._restart_silently(ticket.env_ids, lost, self.recovery)
-            ticket = self._send_reset(ticket.env_ids, ticket.each or ())
 
     def _restart_silently(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
         """Restart lost envs without reporting it, since the user wants a new episode of them anyway."""
@@ -622,7 +626,7 @@ class Engine:
         """Let the event loop run until `poll`, whose arguments these are, may find a reply or its timeout."""
         deadline, now = self._deadline(timeout, start), time.monotonic()
         left = math.inf if deadline is None else max(0.0, deadline - now)
-        await sleep_until_woken(self.pool.fileno(), self.pool.wakers, now - start, left)
+        await sleep_until_woken(self.pool.backend.fileno(), self.pool.wakers, now - start, left)
 
     @single_threaded_in("arecv")
     def receive_now(self, min_envs: int, max_envs: int | None, align: Form) -> StepResult | StepBatch | None:

@@ -282,11 +282,6 @@ class EnvTable:
         self.record_running(self.env_ids)
         self._unstepped = dict.fromkeys(self.env_ids, False)
 
-    def record_reset(self, env_ids: Sequence[int]) -> None:
-        """Mark envs as reset."""
-        self.clear_flags(env_ids)
-        self.record_first_states(env_ids)
-
     def clear_flags(self, env_ids: Sequence[int]) -> None:
         """Clear the flags of envs that are reset."""
         for record in self.flags:

@@ -33,7 +33,7 @@ class Ticket:
     def __init__(self, operation: str, sent_to: Sequence[int], each: Sequence[Any] | None = None) -> None:
         self.operation = operation
         self.sent_to = self.env_ids = sent_to
-        self.each = each
+        self.each: Any = each
         self.pending: dict[int, tuple[int, ...]] = {}
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
@@ -123,7 +123,3 @@ class Outcome:
         resets = [env_id for env_id in self.resets if env_id not in resting]
         extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}
         return replace(self, stepped=stepped, resets=resets, extras=extras)
-
-    def without_failure_of(self, env_ids: Sequence[int]) -> Outcome:
-        """Return the part of these envs, as if they had not failed."""
-        return Outcome(env_ids, env_ids, self.extras, {}, self.restarted)

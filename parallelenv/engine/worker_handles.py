@@ -46,21 +46,22 @@ class WorkerHandle:
             for number, ticket in self.pending.items()
         )
 
-    def death_error(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
-        """Return the error for a call that needed these envs of a dead host."""
+    def death_error(self, *, others_live: bool) -> WorkerDiedError:
+        """Return the error for calls that need its envs. ``others_live``: whether there are others, and all live."""
         death = self.death or Death()
         owned = list_ids(self.env_ids)
         worker = f"The worker of {name_envs(self.env_ids)} (process {death.pid or 'unknown'})"
         if self.has_built:
-            way_out = f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
-            message = f"{worker} is dead. {death} {way_out}"
+            others = "All other envs go on. " if others_live else ""
+            way_out = f"Rebuild with restart({owned}), or leave out with pause({owned})."
+            message = f"{worker} is dead. {death} {others}{way_out}"
         else:
             message = (
                 f"{worker} died while its envs were made. {death} Make one of them alone, in this process, to see why."
             )
         if death.last_lines:
             message += f"\nThe last that it printed:\n{death.last_lines}"
-        return WorkerDiedError(message, env_ids, death.pid, death.exitcode)
+        return WorkerDiedError(message, self.env_ids, death.pid, death.exitcode)
 
 
 Shard = tuple[WorkerHandle, tuple[int, ...], Any]

@@ -65,6 +65,7 @@ class Pool:
         processes: Where each env lives now.
         env_ids: All env ids, ascending.
         groups: The vector envs.
+        layout: The layout of the batch.
         batch: The arrays that all hosts read and write.
         backend: Places and reaches the workers.
         timeout: Seconds that a call may take whose caller gives no other limit; ``None``: no limit, as while envs are
@@ -73,6 +74,9 @@ class Pool:
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The plan whose step is in flight and has no ticket.
         dead: Error of each env whose worker is dead, or was replaced and has not built the env yet.
+        is_traced: Whether the hosts record what their envs do.
+        waits_by: The call by which an adapter continues the wait for a step; ``None``: `ParallelEnv.recv`.
+        wakers: Wake the tasks of event loops that wait for replies.
         shield: Delays Ctrl-C.
     """
 
@@ -122,7 +126,7 @@ class Pool:
         self._printed: list[Printed] = []
         self._pid = os.getpid()
         self.shield = DeferSigint()
-        self.wakers: set[Callable[[], None]] = set()  # of tasks that wait for replies in event loops
+        self.wakers: set[Callable[[], None]] = set()
         self._rest: tuple[int, Sequence[Channel]] | None = None  # the closing thread, and the channels it closes
         self.dead: dict[int, WorkerDiedError] = {}
         try:
@@ -310,7 +314,7 @@ class Pool:
             return known
         positions: dict[WorkerHandle, list[int]] = {}
         for position, env_id in enumerate(env_ids):
-            positions.setdefault(self._worker(env_id), []).append(position)
+            positions.setdefault(self._worker_of_env[env_id], []).append(position)
         shards: list[Shard] = []
         for worker, found in positions.items():
             part, owned = tuple(env_ids[index] for index in found), worker.env_ids
@@ -321,9 +325,6 @@ class Pool:
         if type(env_ids) is tuple:
             self._shards[env_ids] = shards
         return shards
-
-    def _worker(self, env_id: int) -> WorkerHandle:
-        return self._worker_of_env[env_id]
 
     def _dispatch(
         self, ticket: Ticket, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
@@ -398,10 +399,6 @@ class Pool:
         way_out = ways.get(call, other)
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
-    def fileno(self) -> int | None:
-        """Return a descriptor that is readable while `pump` may find a reply, see `Backend.fileno`."""
-        return self.backend.fileno()
-
     def pump(self, deadline: float | None, wanted: int = 1) -> bool:
         """Wait for replies of hosts, at most until a moment of `time.monotonic`, and record them.
 
@@ -437,8 +434,15 @@ class Pool:
         except HostDied:
             self._mark_dead(worker)
             return
-        except UnreadableError as error:
-            reply = Reply(error.number, {}, self._not_read(worker, error))
+        except UnreadableError as error:  # of the command, which did not reach the host, or of its reply
+            unread = worker.pending.get(error.number)
+            env_ids = () if unread is None else unread.pending[error.number]
+            cause = UnpicklableError(
+                f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
+                "return plain data."
+            )
+            failures = {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
+            reply = Reply(error.number, {}, failures)
         if reply.output:
             self._printed += reply.output
         ticket = worker.pending.pop(reply.number, None)
@@ -450,16 +454,6 @@ class Pool:
         # A host in this process keeps its latest reply, and an exception keeps the frames through which it is raised:
         # those of the user's call, with its variables.
         reply.failures.clear()
-
-    def _not_read(self, worker: WorkerHandle, error: UnreadableError) -> dict[int, Failure]:
-        """Return the failures of a command that was lost between the caller and a host, in either direction."""
-        ticket = worker.pending.get(error.number)
-        env_ids = ticket.pending[error.number] if ticket is not None else ()
-        cause = UnpicklableError(
-            f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
-            "return plain data."
-        )
-        return {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
 
     @property
     def living(self) -> list[tuple[int, ...]]:
@@ -493,24 +487,25 @@ class Pool:
         if dead:
             raise self.dead[dead[0]].about(dead)
 
-    def _mark_dead(self, worker: WorkerHandle) -> None:
-        """Record that a host is dead and fail its requests. If another thread closed the pool: `ClosedError`."""
+    def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
+        """End a host that is dead or given up, and fail its pending commands, which would never be answered.
+
+        Raises:
+            ClosedError: If another thread has closed the pool.
+        """
         self._refuse_closed()
         self.generation += 1
-        worker.death = worker.channel.cause_of_death()
-        owned = worker.env_ids
-        self.dead.update(dict.fromkeys(owned, worker.death_error(owned)))
-        self._fail_waiting(worker)
-        worker.channel.kill()
-
-    def _fail_waiting(self, worker: WorkerHandle) -> None:
-        """Fail all requests to a dead host, which would never be answered."""
+        worker.death = death or worker.channel.cause_of_death()
+        earlier = [one for one in self._workers if one.death and one is not worker]
+        error = worker.death_error(others_live=not earlier and len(self._workers) > 1)
+        self.dead.update(dict.fromkeys(worker.env_ids, error))
+        for one in earlier:  # whose message may say that all other envs go on; all envs of one have the same error
+            self.dead[one.env_ids[0]].args = one.death_error(others_live=False).args
         for number, ticket in sorted(worker.pending.items()):
             if ticket is not None:
-                env_ids = ticket.pending[number]
-                error = worker.death_error(env_ids)
-                ticket.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
+                ticket.record_reply(number, {}, self.death_failures(ticket.pending[number]))
         worker.pending.clear()
+        worker.channel.kill()
 
     # ---------------------------------------------------------------- rebuilding envs
 
@@ -531,7 +526,7 @@ class Pool:
         self.enter_planned()
         env_ids = self.groups.complete(env_ids)
         self._refuse_live(env_ids)
-        workers = dict.fromkeys(map(self._worker, env_ids))
+        workers = dict.fromkeys(map(self._worker_of_env.__getitem__, env_ids))
         self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)])
         broken = [worker for worker in workers if worker.death or worker.pending]
         # Also envs of a worker whose replacement was interrupted before these were built.
@@ -573,12 +568,10 @@ class Pool:
         If it cannot be started, its envs are dead, and this can be tried again.
         """
         self.generation += 1
-        with self.shield:
-            if worker.death is None:
-                worker.channel.kill()
-                worker.death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
-                self.dead.update(dict.fromkeys(worker.env_ids, worker.death_error(worker.env_ids)))
-            self._fail_waiting(worker)
+        if worker.death is None:
+            death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
+            with self.shield:
+                self._mark_dead(worker, death)
         (channel,) = self.backend.launch([worker.spec])
         with self.shield:
             channel.attach(self.batch)

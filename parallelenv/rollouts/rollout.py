@@ -214,10 +214,10 @@ class RolloutBuilder:
 
     def _rewards(self, shape: tuple[int, int]) -> Array:
         rewards = self._filled(np.zeros(shape), "rewards")
-        loose = {place: extra.reward[0] for place, extra in self._said.items() if extra.reward is not None}
-        if loose:
+        others = {place: extra.reward[0] for place, extra in self._said.items() if extra.reward is not None}
+        if others:
             rewards = rewards.astype(object)
-            for (step, env_id), reward in loose.items():
+            for (step, env_id), reward in others.items():
                 rewards[step, self._column[env_id]] = reward
         return rewards
 

@@ -402,7 +402,8 @@ class Host:
             steps = self._with_resets(steps, command.env_ids, begins)
         actions = self.writer.start_step(envs.rows)
         if command.each is not None:  # copied one by one as they are stepped, because copying runs user code
-            actions, steps = command.each, [functools.partial(_step_with_copy, step) for step in steps]
+            actions = command.each
+            steps = [lambda action, step=step: step(deep_copy_but_graph(action)) for step in steps]
         return envs.row_numbers, envs.cells, steps, actions
 
     def _with_resets(self, steps: Sequence[Any], env_ids: Sequence[int], begins: Collection[int]) -> list[Any]:
@@ -712,10 +713,6 @@ class Host:
         """Record no longer; return the record, for the first env only."""
         tracer, self.tracer = self.tracer, None
         return None if tracer is None else tracer.record(self.env_ids)
-
-
-def _step_with_copy(step: Callable[[Any], Any], action: Action) -> Any:
-    return step(deep_copy_but_graph(action))
 
 
 def _extra(info: Any, *others: Any) -> Extra:

@@ -84,7 +84,7 @@ def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
 
     with ParallelEnv([Small] * 3, mode, direct=False) as env:
         env.reset()
-        assert env.engine.pool.fileno() is None
+        assert env.engine.pool.backend.fileno() is None
         assert asyncio.run(play()).states[:, 1].tolist() == [1] * 3
 
 
