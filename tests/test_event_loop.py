@@ -290,7 +290,7 @@ def test_timeout_of_the_pool_ends_arecv(make_env: MakeEnv, tmp_path: Path) -> No
         with pytest.raises(WorkerTimeoutError, match="env 0 did not answer within 1"):
             await env.arecv()
         (tmp_path / "go").touch()
-        await env.arecv()
+        await env.arecv(timeout=LIMIT)
 
     run(play())
 

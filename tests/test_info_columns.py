@@ -367,3 +367,9 @@ def test_ends_of_episodes_between_steady_steps_keep_the_form() -> None:
     assert learns(learner, STEADY, 4) == 1
     assert not learns(learner, {"episode": {}}, 50, num_steps=100)
     assert learner.form
+
+
+def test_few_infos_of_many_envs_are_not_learned() -> None:
+    learner = InfoLearner()
+    assert not any(learner.learn([STEADY], 4, 0, 1) for _ in range(10))
+    assert not learner.form

@@ -126,6 +126,20 @@ def test_views_without_copies_are_read_only(make: Any) -> None:
     assert is_planned(env)
 
 
+def test_results_are_the_users_own(make: Any) -> None:
+    env = planned(make, asynchronous="restart")
+    first = env.step([1] * NUM_ENVS)
+    for part in (first.states, first.rewards, first.dones, first.terminated, first.truncated, first.env_ids):
+        part[:] = 1
+    first.infos[0]["mine"] = 1
+    second = env.step([1] * NUM_ENVS)
+    assert is_planned(env)
+    assert second.env_ids.tolist() == list(range(NUM_ENVS))
+    assert "mine" not in second.infos[0]
+    assert (first.states == 1).all(), "a later step must not change a result"
+    assert not np.shares_memory(second.states, env.engine.pool.batch.single_state)
+
+
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 @pytest.mark.parametrize(
     ("act", "error"),
@@ -259,6 +273,15 @@ def test_another_thread_is_refused_during_a_planned_step(make: Any) -> None:
     env.step([0, 0])
 
 
+def test_paused_envs_are_refused_by_id(make: Any) -> None:
+    env = planned(make)
+    for _ in range(3):
+        env.step([0, 0], [1, 2])
+    env.pause(2)
+    with pytest.raises(errors.EnvBusyError):
+        env.step([0, 0], [1, 2])
+
+
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_paused_envs_that_rest_are_left_out(mode: str, make: Any) -> None:
     """The envs that are stepped stay the same, those of the result do not."""
@@ -280,3 +303,11 @@ def test_mask_of_bools_is_not_taken_for_ids(make: Any) -> None:
     for _ in range(3):
         env.step([0, 0], [1, 0])
     assert env.step([0], [True, False]).env_ids.tolist() == [0]
+
+
+def test_many_shapes_keep_few_plans(make: Any) -> None:
+    env = planned(make, ORACLE, [Ending] * 70)
+    for number in range(70):
+        for _ in range(2):  # the second one is planned
+            env.step([0], [number])
+    assert 1 < len(env.engine.plans) <= 64
