@@ -251,7 +251,7 @@ def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_chan
         return steps
 
     num_steps = 0
-    for number in itertools.count(0, 4 if mode == PROCESSES else 1):  # the start of processes takes its time
+    for number in itertools.count(0, 1 if mode == ORACLE else 4):  # the others start workers
         with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
             env.reset()
             if not number:

@@ -63,20 +63,13 @@ def done_policy(request: pytest.FixtureRequest, mode: str) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _hangs_end(tmp_path: Path) -> Iterator[None]:
-    """Let hung threads end with the test."""
-    yield
-    (tmp_path / "go").touch()
-
-
-@pytest.fixture(autouse=True)
 def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.0)
 
 
 @pytest.fixture
-def make(make_env: MakeEnv, tmp_path: Path, mode: str) -> Make:
-    """Make four frail envs in two workers, which are restarted, and reset them."""
+def make(make_env: MakeEnv, tmp_path: Path, mode: str) -> Iterator[Make]:
+    """Make four frail envs in two workers, which are restarted, and reset them. Those that wait end with the test."""
 
     def make(**kwargs: Any) -> ParallelEnv:
         kwargs = {"asynchronous": "restart", "num_cpus": 2, "on_failure": "restart", **kwargs}
@@ -84,7 +77,8 @@ def make(make_env: MakeEnv, tmp_path: Path, mode: str) -> Make:
         env.reset(seed=3)
         return env
 
-    return make
+    yield make
+    (tmp_path / "go").touch()  # before the envs are closed, which waits for them
 
 
 def actions(**of_env: int) -> np.ndarray[Any, Any]:
