@@ -85,7 +85,6 @@ def planned(make: Any, mode: str = PROCESSES, env_fns: Any = None, **options: An
     return env
 
 
-@pytest.mark.parametrize("align", ["item", "batch"])
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 @pytest.mark.parametrize(
     "space",
@@ -93,17 +92,16 @@ def planned(make: Any, mode: str = PROCESSES, env_fns: Any = None, **options: An
     ids=["vector", "image", "dict", "text"],
 )
 @pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
-def test_results_equal_those_without_plans(
-    mode: str, options: Any, space: Any, asynchronous: Any, align: Any, make: Any
-) -> None:
+def test_results_equal_those_without_plans(mode: str, options: Any, space: Any, asynchronous: Any, make: Any) -> None:
     env_fns = [lambda length=length: Ending(space, length) for length in range(3, 3 + NUM_ENVS)]
     one = make(env_fns, mode, asynchronous, 2, **options)
     other = make(env_fns, ORACLE, asynchronous, plans=False)
     one.reset()
     other.reset()
     num_planned = 0
-    for number in range(40):
-        ids = [None, [0, 1, 2], (5, 0), slice(3, 6)][number % 4] if number > 10 else None
+    for number in range(80):
+        align: Any = "batch" if number // 8 % 2 else "item"  # each has plans of its own
+        ids = [None, [0, 1, 2], (5, 0), slice(3, 6)][number % 4] if number > 15 else None
         actions = np.full(len(one.engine.ids(ids)), number % 2)
         num_planned += bool(one.engine.plans)
         found, expected = one.step(actions, ids, align), other.step(actions, ids, align)
@@ -116,7 +114,7 @@ def test_results_equal_those_without_plans(
             one.reset()
             other.reset()
     assert one.engine.table.stats.summary() == other.engine.table.stats.summary()
-    assert num_planned > 5
+    assert num_planned > 40
 
 
 def test_views_without_copies_are_read_only(make: Any) -> None:
