@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import signal
 import sys
@@ -14,6 +15,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 _EVERYWHERE = ("parallelenv", "backends", "multiprocessing")
+# What a line with only `try:` compiles to. Python handles no signal there, and an error there would skip the exit of a
+# `with` around it.
+_NOP = dis.opmap["NOP"]
 
 
 class Outcome(NamedTuple):
@@ -44,7 +48,7 @@ class _Tracer:
         frame.f_trace_opcodes = self._event == "opcode"
         if event == self._event:
             self._left -= 1
-            if not self._left:
+            if self._left <= 0 and frame.f_code.co_code[frame.f_lasti] != _NOP:
                 self.line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 signal.raise_signal(signal.SIGINT)
         return self.trace

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def load(path: str) -> Any:
+    """Import a file of the repository that belongs to no package."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, REPOSITORY / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def environment(**more: str) -> dict[str, str]:

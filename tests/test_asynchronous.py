@@ -293,22 +293,6 @@ def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
 # ---------------------------------------------------------------- awaiting
 
 
-@in_workers
-def test_arecv_timeout_loses_no_result(make_env: MakeEnv) -> None:
-    env = make_env(five_env_fns(Sleeper), num_cpus=5)
-    env.reset()
-    env.send([60, 0], [2, 4])
-
-    async def play() -> None:
-        with pytest.raises(WorkerTimeoutError, match=r"env 2 did not answer within 0.05 s. Wait on with recv"):
-            await env.arecv(min_envs=2, timeout=0.05)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(env.arecv(min_envs=2), 0.05)
-        assert sorted((await env.arecv(min_envs=2)).env_ids) == [2, 4]
-
-    asyncio.run(play())
-
-
 class Cancelling(Counter):
     """Cancels the task in which it is stepped."""
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 from modes import ORACLE, PROCESSES, RAY, THREADS
+from test_rollout import Count
 
 import parallelenv
 from parallelenv import ParallelEnv, ParallelEnvError
@@ -37,23 +38,11 @@ from parallelenv.errors import (
 MakeEnv = Callable[..., ParallelEnv]
 
 
-class Counter(gym.Env[Any, Any]):
-    """Counts its steps, so that an unexpected step is noticed."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+class Counter(Count):
     action_space = gym.spaces.Discrete(3)
 
     def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        return np.array([self.number, self.steps], float), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return np.array([self.number, self.steps], float), 0.0, False, False, {}
+        super().__init__(number)
 
     def greet(self, name: str) -> str:
         return f"{name} {self.number}"
@@ -122,7 +111,7 @@ def test_each_env_in_workers_has_its_own_copy_of_a_shared_instance() -> None:
     with ParallelEnv([lambda: twin] * 3, PROCESSES, num_cpus=2) as env:
         env.reset(seed=0)
         env.step([1], id=0)
-        assert env.get_env_attr("steps") == [1, 0, 0]
+        assert env.get_env_attr("count") == [1, 0, 0]
 
 
 def test_make_refuses_backend_options_as_env_arguments() -> None:
@@ -267,7 +256,7 @@ def test_make_checks_its_arguments() -> None:
 
 def assert_untouched(env: ParallelEnv) -> None:
     """Check that the envs have not been stepped, and can be."""
-    assert env.get_env_attr("steps") == [0, 0, 0, 0]
+    assert env.get_env_attr("count") == [0, 0, 0, 0]
     states, *_ = env.step([0, 0, 0, 0])
     assert states[:, 1].tolist() == [1, 1, 1, 1]
 
@@ -292,7 +281,7 @@ def test_invalid_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exceptio
     for call in (
         partial(env.step, [0]),
         partial(env.send, [0]),
-        partial(env.get_env_attr, "steps"),
+        partial(env.get_env_attr, "count"),
         partial(env.customized_method, "greet", {"name": "x"}),
     ):
         with pytest.raises(error, match=message):
@@ -390,7 +379,7 @@ def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
 def test_bad_calls_are_refused(
     env: ParallelEnv, call: str, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    names = {"customized_method": ["greet"], "set_env_attr": ["steps"]}.get(call, [])
+    names = {"customized_method": ["greet"], "set_env_attr": ["count"]}.get(call, [])
     with pytest.raises(error, match=message):
         getattr(env, call)(*names, **arguments)
     assert env.num_unpaused == 4
@@ -410,7 +399,7 @@ def test_missing_method_error_names_the_env_and_changes_no_state(env: ParallelEn
         env.customized_method("gret", {"name": "x"}, id=2)
     assert "Raised by env 2" in "".join(caught.value.__notes__)
     with pytest.raises(AttributeError, match="no method.*Read it with get_env_attr"):
-        env.customized_method("steps", id=1)
+        env.customized_method("count", id=1)
     assert_untouched(env)
 
 
@@ -440,7 +429,7 @@ def test_send_to_a_busy_env_is_refused(env: ParallelEnv) -> None:
         with pytest.raises(EnvBusyError, match=r"envs \[2\] have a step or a reset in flight"):
             call([0, 0], [2, 3])
     assert sorted(env.recv(min_envs=2).env_ids.tolist()) == [1, 2]
-    assert env.get_env_attr("steps") == [0, 1, 1, 0]
+    assert env.get_env_attr("count") == [0, 1, 1, 0]
 
 
 def test_step_of_a_paused_env_is_refused(env: ParallelEnv) -> None:
@@ -468,8 +457,8 @@ def test_every_call_after_close_is_refused(env: ParallelEnv) -> None:
         lambda: env.seed(1),
         lambda: env.pause(0),
         lambda: env.restart(0),
-        lambda: env.get_env_attr("steps"),
-        lambda: env.set_env_attr("steps", 1),
+        lambda: env.get_env_attr("count"),
+        lambda: env.set_env_attr("count", 1),
         lambda: env.customized_method("greet"),
     ]
     for call in calls:

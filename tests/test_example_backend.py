@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from modes import ORACLE
+from scripts import load
 
 from parallelenv import ParallelEnv
 from parallelenv.testing import BackendContract
 from parallelenv.testing.contract import Make
 
-FILE = Path(__file__).parents[1] / "docs" / "examples" / "piped_backend.py"
-
-
-def _backend() -> Any:
-    spec = importlib.util.spec_from_file_location("piped_backend", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.PipedBackend
+PipedBackend = load("docs/examples/piped_backend.py").PipedBackend
 
 
 class TestPipedBackend(BackendContract):
-    para_mode = _backend()
+    para_mode = PipedBackend
     starts_slowly = True
 
     @pytest.mark.parametrize("kind", ["mixed"])  # two interpreters start in each test: 1.4 s
@@ -38,7 +26,7 @@ class TestPipedBackend(BackendContract):
 
 def test_results_of_example_backend_equal_those_of_dummy_mode() -> None:
     answers = []
-    for mode in (ORACLE, _backend()):
+    for mode in (ORACLE, PipedBackend):
         with ParallelEnv(["CartPole-v1"] * 3, mode, "restart", num_cpus=2, shared={"table": np.arange(3)}) as env:
             answers.append([env.reset(seed=1), *(env.step([0, 1, step % 2]).states for step in range(60))])
     assert np.array_equal(np.array(answers[0]), np.array(answers[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from samplers import Once, Walks
 
 from parallelenv import ParallelEnv
 from parallelenv.engine import recovery
-from parallelenv.errors import ExhaustedError, ResetNeededError
+from parallelenv.errors import ExhaustedError, ResetNeededError, WorkerDiedError
 from parallelenv.results import difference
 from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
@@ -337,6 +338,27 @@ def test_rebuilt_sampler_may_have_no_task(
     assert result.infos[0]["exhausted"] is True
     assert env.all_exhausted()
     assert env.step([1], align="batch") == [(None, None, True, EXHAUSTED)]
+
+
+class Dying(Fleeting):
+    """Its first task ends the worker."""
+
+    def next_task(self, *args: Any, **kwargs: Any) -> Any:
+        task: Any = super().next_task(*args, **kwargs)
+        if task is not None:
+            task.step = lambda action: os._exit(3)
+        return task
+
+
+@in_modes(PROCESSES)
+def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
+    env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    env.next_task()
+    result = env.step([1])
+    assert isinstance(result.infos[0]["failure"], WorkerDiedError)
+    assert result.infos[0]["exhausted"] is True
+    assert result.states["word"] == (None,)
+    assert env.all_exhausted()
 
 
 def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:

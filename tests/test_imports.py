@@ -22,8 +22,11 @@ class Looking:
     def modules(self):
         return sorted(name for name in sys.modules if name.startswith("parallelenv."))
 
-with ParallelEnv([Looking, Looking], {mode!r}, num_cpus=2, **{options!r}) as env:
-    print("FOUND", json.dumps(env.customized_method("modules")[1]))
+found = set()
+for mode in {modes!r}:
+    with ParallelEnv([Looking, Looking], mode, num_cpus=2, **{options!r}) as env:
+        found.update(env.customized_method("modules")[1])
+print("FOUND", json.dumps(list(found)))
 """
 _OF_USERS = {"adapters", "autotune", "collect", "notebook", "tasks", "testing", "wrappers"}
 
@@ -64,14 +67,14 @@ print("FOUND", json.dumps([name for name in dir(parallelenv) if getattr(parallel
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_worker_imports_only_contract_worker_and_backend(start_method: str) -> None:
-    modules = found(_SCRIPT.format(mode=PROCESSES, options={"start_method": start_method}))
+    modules = found(_SCRIPT.format(modes=[PROCESSES], options={"start_method": start_method}))
     assert rings(modules) == {"backends", "contract", "errors", "worker"}
 
 
-@pytest.mark.parametrize("mode", ON_RAY)
-def test_ray_actor_imports_no_user_facing_modules(mode: str) -> None:
+@pytest.mark.slow  # it starts Ray, and is not of the tests that share one
+def test_ray_actors_import_no_user_facing_modules() -> None:
     pytest.importorskip("ray")
-    modules = found(_SCRIPT.format(mode=mode, options={}))
+    modules = found(_SCRIPT.format(modes=ON_RAY, options={}))
     assert rings(modules).isdisjoint(_OF_USERS)
     assert "parallelenv.worker.host" in modules
 

@@ -251,7 +251,7 @@ def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_chan
         return steps
 
     num_steps = 0
-    for number in itertools.count(0, 4 if mode == PROCESSES else 1):  # the start of processes takes its time
+    for number in itertools.count(0, 1 if mode == ORACLE else 4):  # the others start workers
         with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
             env.reset()
             if not number:
@@ -393,3 +393,9 @@ def test_ends_of_episodes_between_steady_steps_keep_the_form() -> None:
     assert learns(learner, STEADY, 4) == 1
     assert not learns(learner, {"episode": {}}, 50, num_steps=100)
     assert learner.form
+
+
+def test_few_infos_of_many_envs_are_not_learned() -> None:
+    learner = InfoLearner()
+    assert not any(learner.learn([STEADY], 4, 0, 1) for _ in range(10))
+    assert not learner.form

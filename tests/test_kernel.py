@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 import pytest
+from holdings import survivors
 from kernels import PATIENCE, Notebook, open_notebook
 from modes import ORACLE, PROCESSES, THREADS
 
@@ -28,7 +28,6 @@ WORDS = {
     THREADS: repr(THREADS),
     **{method: f"{PROCESSES!r}, start_method={method!r}" for method in START_METHODS},
 }
-every_way = pytest.mark.parametrize("way", WORDS)
 here_and_in_processes = pytest.mark.parametrize("way", [ORACLE, "forkserver"])
 every_start_method = pytest.mark.parametrize("way", START_METHODS)
 
@@ -174,17 +173,6 @@ def wait_until_empty(look: Callable[[], Collection[Item]], patience: float) -> C
     return seen
 
 
-def alive(pids: Collection[int]) -> list[int]:
-    return [pid for pid in pids if is_alive(pid)]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def assert_interrupted(notebook: Notebook, request: str) -> None:
     error, seconds = notebook.interrupt(request)
     assert error == "KeyboardInterrupt"
@@ -211,17 +199,21 @@ def assert_unharmed(notebook: Notebook, pids: list[int]) -> None:
     assert notebook.evaluate("env.customized_method('pid')") == pids
 
 
-@every_way
 @pytest.mark.parametrize(
-    "call",
-    [STEP, "env.reset(options={'wait': True})", "env.customized_method('wait')"],
-    ids=["step", "reset", "method"],
+    ("way", "call"),
+    [  # how workers were started does not depend on what they execute
+        *((way, STEP) for way in WORDS),
+        (ORACLE, "env.reset(options={'wait': True})"),
+        ("forkserver", "env.reset(options={'wait': True})"),
+        (ORACLE, "env.customized_method('wait')"),
+        ("forkserver", "env.customized_method('wait')"),
+    ],
 )
 def test_reset_works_after_an_interrupted_call(notebook: Notebook, tmp_path: Path, call: str, pids: list[int]) -> None:
     request = notebook.send(call)
     wait_for(tmp_path / "began-0")
     assert_interrupted(notebook, request)
-    assert alive(pids) == pids
+    assert survivors(pids, 0) == pids
     (tmp_path / "go").touch()
     assert_unharmed(notebook, pids)
 
@@ -238,7 +230,7 @@ def test_interrupted_step_and_recv_lose_no_result(
         receive = notebook.send(RECEIVE)
         wait_for(tmp_path / ("began-1" if way == ORACLE else "receiving"))
         assert_interrupted(notebook, receive)
-    assert alive(pids) == pids
+    assert survivors(pids, 0) == pids
     (tmp_path / "go").touch()
     notebook.run(RECEIVE)
     num_lost = 0 if way != ORACLE else 2 if again else 1
@@ -345,7 +337,7 @@ def test_kernel_restart_ends_all_processes(tmp_path: Path, now: bool, is_busy: b
             sent = "".join(f"{way}.send([GO_ON, GO_ON, WAIT, WAIT])\n" for way in START_METHODS[:2])
             begin_step(notebook, tmp_path, f"{sent}{START_METHODS[2]}.step([WAIT, GO_ON, GO_ON, WAIT])")
         notebook.manager.restart_kernel(now=now)
-        assert not wait_until_empty(lambda: alive(old), GONE)
+        assert not survivors(old, GONE)
 
 
 # ---------------------------------------------------------------- output

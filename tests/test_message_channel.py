@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from parallelenv.contract.codec import PRINTED, Message
+from parallelenv.contract.codec import PRINTED, Message, StepSubset
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.packed_worker_spec import PackedSpec
@@ -91,6 +92,13 @@ def test_replies_are_read_before_a_large_command_is_sent(channel: Direct) -> Non
     assert [reply.output[0].text for reply in replies] == ["busy", "busy", "idle"]
 
 
+def test_safe_bytes_of_the_transport_decide_what_is_read_first(channel: Direct) -> None:
+    channel.safe_bytes = 1e9
+    channel.ask(2, "set", 5, "extra")
+    channel.ask(3, "set", LARGE, "extra")
+    assert not channel.inbox
+
+
 def test_unreadable_command_is_reported_by_receive(channel: Direct) -> None:
     channel.ask(2, "set", Unreadable(), "extra")
     channel.ask(3, "set", LARGE, "extra")  # reads that reply, and must not fail for it
@@ -110,3 +118,17 @@ def test_replies_read_before_the_death_are_returned(channel: Direct) -> None:
     with pytest.raises(HostDied):
         channel.ask(4, "set", 5, "extra")
     channel.notify("nothing")  # the next command reports the death
+
+
+def test_subset_announced_twice_keeps_the_numbers_of_the_others(channel: Direct) -> None:
+    for number, env_ids in [(1, (0,)), (2, (4, 5)), (2, (4, 5)), (3, (6,))]:  # the second one was interrupted
+        channel.notify(StepSubset(number, env_ids))
+    channel.ask(2, "set", 5, "extra")
+    assert channel.receive().number == 2  # so all before it was read
+    assert channel.host.subsets[1:] == [(0,), (4, 5), (6,)]
+
+
+def test_a_spec_has_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLELENV_SEEN", "yes")
+    (packed,) = PackedSpec.pack([WorkerSpec((0,), make_factories([Counter]))])
+    assert packed.environment == dict(os.environ)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import REPOSITORY, load
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = REPOSITORY / "docs"
 
 
 @pytest.fixture(scope="module")
 def pictures() -> Any:
-    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("docs/pictures.py")
 
 
 def test_stored_pictures_are_up_to_date(pictures: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
+from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile
 from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv, errors
@@ -23,59 +23,36 @@ from parallelenv.testing.scenario import drain
 
 Make = Callable[..., ParallelEnv]
 
-GO, RAISE, EXIT, HANG = range(4)
 NUM_ENVS = 4
 
 
-class Frail(gym.Env[Any, Any]):
-    """Fails according to its action. State: its number, its step count, and a random number of its reset."""
+class Frail(Fragile):
+    """Can also fail in its constructor and in resets. Its state has a random number of its reset, too."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
-    action_space = gym.spaces.Discrete(4)
+    drawn = 0.0
 
     def __init__(self, number: int, folder: str) -> None:
-        self.number = number
-        self.births = Path(folder, f"births-{number}")
-        with self.births.open("a") as file:
+        super().__init__(number, folder)
+        with Path(folder, f"births-{number}").open("a") as file:
             file.write("x")
         if Path(folder, f"barren-{number}").exists():
             raise RuntimeError(f"env {number} cannot be born")
-        self.curse = Path(folder, f"cursed-{number}")
-        self.lameness = Path(folder, f"lame-{number}")
-        self.released = Path(folder, "released")
-        self.steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        self.steps = 0
         self.drawn = self.np_random.random()
         if options and "fail" in options:
             raise KeyError("no such option")
-        if self.lameness.exists():
-            self.lameness.unlink()
-            while not self.released.exists():
-                time.sleep(0.01)
-        if self.curse.exists():
-            self.curse.unlink()
-            os._exit(3)
+        for name, act in (("lame", self.wait), ("cursed", partial(os._exit, 3))):
+            mark = Path(self.folder, f"{name}-{self.number}")
+            if mark.exists():
+                mark.unlink()
+                act()
         return self._state(), {"drawn": self.drawn}
-
-    def step(self, action: Any) -> Any:
-        if action == RAISE:
-            raise ZeroDivisionError(f"env {self.number} fell over")
-        if action == EXIT:
-            os._exit(7)
-        if action == HANG:
-            while not self.released.exists():
-                time.sleep(0.01)
-        self.steps += 1
-        return self._state(), 1.0, False, False, {}
 
     def _state(self) -> Any:
         return np.array([self.number, self.steps, self.drawn])
-
-    def pid(self) -> int:
-        return os.getpid()
 
 
 @pytest.fixture(params=["restart", "continue", "idle", None])
@@ -86,20 +63,13 @@ def done_policy(request: pytest.FixtureRequest, mode: str) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _hangs_end(tmp_path: Path) -> Iterator[None]:
-    """Let hung threads end with the test."""
-    yield
-    (tmp_path / "released").touch()
-
-
-@pytest.fixture(autouse=True)
 def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.0)
 
 
 @pytest.fixture
-def make(make_env: MakeEnv, tmp_path: Path, mode: str) -> Make:
-    """Make four frail envs in two workers, which are restarted, and reset them."""
+def make(make_env: MakeEnv, tmp_path: Path, mode: str) -> Iterator[Make]:
+    """Make four frail envs in two workers, which are restarted, and reset them. Those that wait end with the test."""
 
     def make(**kwargs: Any) -> ParallelEnv:
         kwargs = {"asynchronous": "restart", "num_cpus": 2, "on_failure": "restart", **kwargs}
@@ -107,12 +77,13 @@ def make(make_env: MakeEnv, tmp_path: Path, mode: str) -> Make:
         env.reset(seed=3)
         return env
 
-    return make
+    yield make
+    (tmp_path / "go").touch()  # before the envs are closed, which waits for them
 
 
 def actions(**of_env: int) -> np.ndarray[Any, Any]:
     """Return actions; ``e0=RAISE`` sets that of env 0."""
-    return np.array([of_env.get(f"e{env_id}", GO) for env_id in range(NUM_ENVS)])
+    return np.array([of_env.get(f"e{env_id}", GO_ON) for env_id in range(NUM_ENVS)])
 
 
 def births(folder: Path) -> list[int]:
@@ -214,7 +185,7 @@ def test_error_of_the_reset_of_an_env_is_raised(make: Make, tmp_path: Path) -> N
 @in_modes(*IN_BACKGROUND)
 def test_step_timeout_is_a_failure(make: Make) -> None:
     env = make(timeout=1.0)
-    result = env.step(actions(e3=HANG))
+    result = env.step(actions(e3=WAIT))
     assert result.truncated[3]
     assert isinstance(result.infos[3]["failure"], errors.WorkerTimeoutError)
     assert not result.truncated[:2].any()
@@ -266,7 +237,7 @@ def test_error_of_a_sent_reset_is_raised(make: Make, tmp_path: Path) -> None:
 @in_modes(*IN_BACKGROUND)
 def test_timeout_of_a_sent_step_is_a_failure(make: Make) -> None:
     env = make(timeout=1.0)
-    env.send(actions(e3=HANG))
+    env.send(actions(e3=WAIT))
     with pytest.raises(errors.WorkerTimeoutError):  # the caller's own limit: nothing is given up
         env.recv(min_envs=NUM_ENVS, timeout=0.1)
     result = env.recv(min_envs=NUM_ENVS)
@@ -288,20 +259,20 @@ def test_step_sent_to_a_worker_that_dies_is_a_failure(make: Make, tmp_path: Path
 @in_modes(*IN_WORKERS)
 def test_received_step_is_kept_if_its_worker_dies_later(make: Make) -> None:
     env = make()
-    env.send([GO], id=[1])
+    env.send([GO_ON], id=[1])
     assert env.step([EXIT], id=[0]).truncated.tolist() == [True]
     arrived = env.recv()
     assert arrived.env_ids.tolist() == [1]
     assert arrived.states[0][1] == 1
     assert not arrived.dones[0]
-    assert env.step([GO], id=[1]).truncated.tolist() == [True]
-    assert env.step([GO], id=[1]).states[0][1] == 1
+    assert env.step([GO_ON], id=[1]).truncated.tolist() == [True]
+    assert env.step([GO_ON], id=[1]).states[0][1] == 1
 
 
 def test_restart_with_neighbours_in_flight_delivers_every_result(make: Make) -> None:
     env = make(num_cpus=1)
     env.send([RAISE], id=[0])
-    env.send([GO, GO], id=[1, 2])
+    env.send([GO_ON, GO_ON], id=[1, 2])
     received: list[int] = []
     while len(received) < 3:
         received += env.recv().env_ids.tolist()
@@ -328,7 +299,7 @@ def test_failure_is_raised_after_max_restarts(make: Make, tmp_path: Path) -> Non
         env.step(actions(e1=RAISE))
     assert caught.value.partial.env_ids.tolist() == [0, 2, 3]  # type: ignore[attr-defined]
     assert births(tmp_path) == [1, 3, 1, 1]
-    assert env.step(actions()).states[:, 1].tolist() == [4, 1, 4, 4]
+    assert env.step(actions()).states[:, 1].tolist() == [4, 2, 4, 4]  # the env counts the step that it fails, too
 
 
 def test_env_that_cannot_be_rebuilt_uses_up_max_restarts(make: Make, tmp_path: Path) -> None:

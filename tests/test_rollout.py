@@ -241,6 +241,7 @@ class Count(gym.Env[Any, Any]):
         return np.array([self.number, self.count], float)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
         self.count = 0
         return self._state(), {}
 

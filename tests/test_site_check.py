@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import load
 
 import parallelenv
-
-FILE = Path(__file__).parents[1] / "docs" / "check.py"
 
 
 @pytest.fixture(scope="module")
 def check() -> Any:
-    spec = importlib.util.spec_from_file_location("check", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("docs/check.py")
 
 
 def test_resources_loaded_from_other_sites_are_found(

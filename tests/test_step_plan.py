@@ -85,7 +85,6 @@ def planned(make: Any, mode: str = PROCESSES, env_fns: Any = None, **options: An
     return env
 
 
-@pytest.mark.parametrize("align", ["item", "batch"])
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 @pytest.mark.parametrize(
     "space",
@@ -93,17 +92,16 @@ def planned(make: Any, mode: str = PROCESSES, env_fns: Any = None, **options: An
     ids=["vector", "image", "dict", "text"],
 )
 @pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
-def test_results_equal_those_without_plans(
-    mode: str, options: Any, space: Any, asynchronous: Any, align: Any, make: Any
-) -> None:
+def test_results_equal_those_without_plans(mode: str, options: Any, space: Any, asynchronous: Any, make: Any) -> None:
     env_fns = [lambda length=length: Ending(space, length) for length in range(3, 3 + NUM_ENVS)]
     one = make(env_fns, mode, asynchronous, 2, **options)
     other = make(env_fns, ORACLE, asynchronous, plans=False)
     one.reset()
     other.reset()
     num_planned = 0
-    for number in range(40):
-        ids = [None, [0, 1, 2], (5, 0), slice(3, 6)][number % 4] if number > 10 else None
+    for number in range(80):
+        align: Any = "batch" if number // 8 % 2 else "item"  # each has plans of its own
+        ids = [None, [0, 1, 2], (5, 0), slice(3, 6)][number % 4] if number > 15 else None
         actions = np.full(len(one.engine.ids(ids)), number % 2)
         num_planned += bool(one.engine.plans)
         found, expected = one.step(actions, ids, align), other.step(actions, ids, align)
@@ -116,7 +114,7 @@ def test_results_equal_those_without_plans(
             one.reset()
             other.reset()
     assert one.engine.table.stats.summary() == other.engine.table.stats.summary()
-    assert num_planned > 5
+    assert num_planned > 40
 
 
 def test_views_without_copies_are_read_only(make: Any) -> None:
@@ -124,6 +122,20 @@ def test_views_without_copies_are_read_only(make: Any) -> None:
     states = env.step([0] * NUM_ENVS).states
     assert not states.flags.writeable
     assert is_planned(env)
+
+
+def test_results_are_the_users_own(make: Any) -> None:
+    env = planned(make, asynchronous="restart")
+    first = env.step([1] * NUM_ENVS)
+    for part in (first.states, first.rewards, first.dones, first.terminated, first.truncated, first.env_ids):
+        part[:] = 1
+    first.infos[0]["mine"] = 1
+    second = env.step([1] * NUM_ENVS)
+    assert is_planned(env)
+    assert second.env_ids.tolist() == list(range(NUM_ENVS))
+    assert "mine" not in second.infos[0]
+    assert (first.states == 1).all(), "a later step must not change a result"
+    assert not np.shares_memory(second.states, env.engine.pool.batch.single_state)
 
 
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
@@ -259,6 +271,15 @@ def test_another_thread_is_refused_during_a_planned_step(make: Any) -> None:
     env.step([0, 0])
 
 
+def test_paused_envs_are_refused_by_id(make: Any) -> None:
+    env = planned(make)
+    for _ in range(3):
+        env.step([0, 0], [1, 2])
+    env.pause(2)
+    with pytest.raises(errors.EnvBusyError):
+        env.step([0, 0], [1, 2])
+
+
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_paused_envs_that_rest_are_left_out(mode: str, make: Any) -> None:
     """The envs that are stepped stay the same, those of the result do not."""
@@ -280,3 +301,11 @@ def test_mask_of_bools_is_not_taken_for_ids(make: Any) -> None:
     for _ in range(3):
         env.step([0, 0], [1, 0])
     assert env.step([0], [True, False]).env_ids.tolist() == [0]
+
+
+def test_many_shapes_keep_few_plans(make: Any) -> None:
+    env = planned(make, ORACLE, [Ending] * 70)
+    for number in range(70):
+        for _ in range(2):  # the second one is planned
+            env.step([0], [number])
+    assert 1 < len(env.engine.plans) <= 64

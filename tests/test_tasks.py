@@ -223,6 +223,40 @@ def test_samplers_are_made_in_workers_and_share_nothing(make_pool: MakePool) -> 
     assert env.attr("sampler.log", id=0) == [[]]
 
 
+class Listed(Walks):
+    """Lists the tasks that it gave."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.order: list[Any] = []
+
+    def next_task(self, *args: Any, **kwargs: Any) -> Any:
+        task = super().next_task(*args, **kwargs)
+        if task is not None:
+            self.order.append((*task.place.tolist(), task.length))
+        return task
+
+
+@pytest.mark.parametrize("way", ["steps", "rounds", "rollout"])
+def test_tasks_have_the_same_order_in_every_mode(make_pool: MakePool, way: str) -> None:
+    totals = (25, 1, 40)
+    env = make_pool(Listed, [{"total": total} for total in totals], way != "rounds")
+    env.reset(seed=3)
+    if way == "rollout":
+        env.rollout(lambda states: np.ones(len(states), int), num_episodes=3 * 50)  # more than there are
+    while not env.all_exhausted():
+        env.step([1] * len(env))
+        if way == "rounds" and env.all_done():
+            env.next_task()
+    for order, total, seed in zip(env.attr("sampler.order"), totals, (3, 4, 5), strict=True):
+        alone = Listed(total)
+        alone.set_seed(seed)
+        while alone.next_task() is not None:
+            pass
+        assert order == alone.order
+        assert len(order) == total
+
+
 @pytest.mark.parametrize(("auto", "done_policy"), [(True, "restart"), (False, "idle")])
 def test_auto_resample_sets_the_done_policy(make_pool: MakePool, auto: bool, done_policy: str) -> None:
     env = make_pool(Walks, [{"total": 9}] * 2, auto)

@@ -26,6 +26,8 @@ from parallelenv.errors import WorkerDiedError, WorkerStartError
 
 pytestmark = pytest.mark.cluster
 modes = pytest.mark.parametrize("mode", ON_RAY)
+# Clusters are joined, and actors placed, by the code of `ray`, which the other mode inherits.
+in_ray = pytest.mark.parametrize("mode", [RAY, pytest.param(RAY_POOLS, marks=pytest.mark.long)])
 # Past Ray they are reached as workers of `subproc` are, which tests/backends/test_ray.py sees to.
 ways = pytest.mark.parametrize("direct", [pytest.param(True, marks=pytest.mark.long), False])
 
@@ -121,7 +123,7 @@ print(ray.is_initialized())
 """
 
 
-@modes
+@in_ray
 def test_close_does_not_shut_down_a_cluster_joined_by_ray_address(nodes: Any, mode: str) -> None:
     environment = {**os.environ, "RAY_ADDRESS": nodes.cluster.address}
     command = [sys.executable, "-c", JOINING, mode]
@@ -188,7 +190,7 @@ def test_on_failure_restart_replaces_envs_of_a_lost_node(nodes: Any, mode: str, 
         assert env.step([0] * NUM_ENVS).states[:, 1].tolist() == [1 if one else 2 for one in lost]
 
 
-@modes
+@in_ray
 def test_resource_that_no_node_has_raises_scheduling_error(
     nodes: Any, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

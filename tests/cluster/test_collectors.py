@@ -7,10 +7,10 @@ import time
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from modes import ORACLE, RAY
+from test_rollout import Count
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
 from parallelenv.backends import _ray_actors
@@ -20,26 +20,14 @@ ways = pytest.mark.parametrize("direct", [pytest.param(True, marks=pytest.mark.l
 SIZE = 200_000  # float64 of weights: more than Ray sends with a call
 
 
-class Steady(gym.Env[Any, Any]):
-    """Counts its steps; its state has a random number."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = gym.spaces.Discrete(5)
+class Steady(Count):
+    """Its state has a random number."""
 
     def __init__(self) -> None:
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._state(), {}
+        super().__init__(0, 50)
 
     def _state(self) -> Any:
-        return np.array([self.steps, self.np_random.random()])
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return self._state(), float(action), self.steps == 50, False, {}
+        return np.array([self.count, self.np_random.random()])
 
 
 class InfoEnv:

@@ -452,7 +452,8 @@ def test_timeline_is_a_self_contained_svg(recorded: Profile, tmp_path: Path) -> 
     timeline = recorded.plot(path=path)
     root = xml.etree.ElementTree.fromstring(path.read_text())
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"your program", "your code", "waiting", "envs 0-1", "envs 2-3", "0 ms", "20 ms"} <= set(texts)
+    assert {"your program", "your code", "waiting", "envs 0-1", "envs 2-3", "0 ms"} <= set(texts)
+    assert sum(bool(text and text.endswith(" ms")) for text in texts) > 1  # how many and which: the recording's length
     titles = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}title")]
     assert sum(title.startswith("env 1: step") for title in titles) == 6
     assert any(title.startswith("env 0: reset") for title in titles)
