@@ -89,7 +89,8 @@ class ParallelEnv:
         envs: Envs, env fns (callables without arguments that make one), registered ids or `EnvSpec` objects, freely
             mixed. Env fns are called where the env will live. Objects with ``reset()`` and the old 4-tuple ``step()``
             are envs too; a `gymnasium.Env` that has these, or whose ``reset`` takes no ``seed`` or ``options``, is used
-            in the old way, with an `OldApiWarning`. Objects without them can only be used for calls and attributes.
+            in the old way, with an `OldApiWarning`. Objects without them can only be used for calls and attributes. The
+            envs of a `gymnasium.vector.VectorEnv` have an id each and step together.
         para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a word that another
             package adds, a backend class, or ``"auto"``: the mode that `recommend` chooses by a trial of a second.
         asynchronous: The done policy: what happens when an episode ends. ``None``: the first end of an episode ends
