@@ -146,6 +146,23 @@ def test_results_equal_those_of_dummy_mode(nodes: Any, mode: str, direct: bool) 
         np.testing.assert_array_equal(ours, expected)
 
 
+def four_settled(first: int) -> Any:
+    return gym.vector.SyncVectorEnv([partial(Settled, number, "") for number in range(first, first + 4)])
+
+
+@modes
+@ways
+def test_vector_env_on_each_node_equals_both_in_one_process(nodes: Any, mode: str, direct: bool) -> None:
+    def play(word: str, **options: Any) -> list[Any]:
+        with ParallelEnv([partial(four_settled, 0), partial(four_settled, 4)], word, "restart", **options) as env:
+            states: list[Any] = [env.reset(seed=3)]
+            states += [env.step(np.zeros(NUM_ENVS, int)).states for _ in range(40)]
+            assert word == ORACLE or len({node for node, _ in env.customized_method("place")}) == 2
+            return states
+
+    np.testing.assert_array_equal(play(mode, direct=direct, **fill(mode)), play(ORACLE))
+
+
 @modes
 @ways
 def test_node_lost_during_a_step_raises_worker_died_error(nodes: Any, mode: str, direct: bool, tmp_path: Path) -> None:
