@@ -21,7 +21,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space, Tuple
 
-from parallelenv.contract.env_specs import EnvFactory
+from parallelenv.contract.env_specs import EnvFactory, is_vector_env
 from parallelenv.contract.spaces import Action, Info, State
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError
@@ -149,6 +149,12 @@ class StandIn(gymnasium.Env[State, Action]):
         if shared is None:
             begin = time.perf_counter()
             env = factory.build()
+            if is_vector_env(env):
+                _close(env)
+                raise InvalidEnvError(
+                    "Vector envs step many envs at once, which a trial of single ones does not show. For one of them "
+                    "take para_mode='dummy', for several 'subproc'"
+                )
             is_quick = time.perf_counter() - begin < _QUICK_BUILD
             if must_be_new and is_quick and not isinstance(factory.source, (EnvSpec, type)):
                 try:
