@@ -36,7 +36,7 @@ SHOWN = {
         "Waiting-v0: para_mode=",
         r"\[image/png\]",
         r"restart +360 stepped, \d+ done, 0 not stepped",
-        r"of 512 envs, para_mode='subproc', asynchronous='continue', 2 workers>\neach env has ended \d+ to \d+ episodes",
+        r"of 512 envs, para_mode=.subproc., .*2 workers>\neach env has ended \d+ to \d+ episodes",
     ],
     "03_methods_on_a_subset": [
         r"object \(32,\) - of env 0: \(4,\) - of env 31: \(35,\)",
