@@ -46,7 +46,8 @@ class Stage:
         if self.column.needs_ray:
             import ray
 
-            ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
+            # "local": another Ray may run on this machine.
+            ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
 
     def make(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
         """Return four envs in two workers, which have been reset."""
@@ -56,7 +57,7 @@ class Stage:
 
     def build(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
         if self.column.needs_ray:
-            options["ray_init"] = {"num_cpus": 2}
+            options["ray_init"] = {"address": "local", "num_cpus": 2}
         return self.column.make(self.folder, env_fns, **options)
 
     def release(self) -> None:
