@@ -49,6 +49,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job:
 _IN_RAY_MODES = {
     # all of these files
     "test_cli.py",
+    "test_imports.py",
     "test_mpi_env.py",
     "test_package_version.py",
     "test_ray.py",

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from modes import ON_RAY, PROCESSES, RAY_POOLS
+from modes import ON_RAY, PROCESSES, RAY, RAY_POOLS
 
 from parallelenv import registry
 
@@ -71,10 +71,10 @@ def test_worker_imports_only_contract_worker_and_backend(start_method: str) -> N
     assert rings(modules) == {"backends", "contract", "errors", "worker"}
 
 
-@pytest.mark.slow  # it starts Ray, and is not of the tests that share one
-def test_ray_actors_import_no_user_facing_modules() -> None:
+@pytest.mark.parametrize("modes", [ON_RAY], ids=[RAY])  # one test, for one start of Ray
+def test_ray_actors_import_no_user_facing_modules(modes: tuple[str, ...]) -> None:
     pytest.importorskip("ray")
-    modules = found(_SCRIPT.format(modes=ON_RAY, options={}))
+    modules = found(_SCRIPT.format(modes=modes, options={}))
     assert rings(modules).isdisjoint(_OF_USERS)
     assert "parallelenv.worker.host" in modules
 
