@@ -1,0 +1,135 @@
+"""An env, and vector envs that are the same as some of it: NumPy's of each autoreset mode, and Gymnasium's."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+GO, RUN, RAISE, EXIT, WAIT = range(5)
+"""Actions."""
+NEXT, SAME, DISABLED = "NextStep", "SameStep", "Disabled"
+"""Autoreset modes."""
+
+
+class Walk(gym.Env[Any, Any]):
+    """Its state has its length, the steps of the episode, and its luck in it; its infos are of every kind, and not in each step.
+
+    Args:
+        length: Steps of an episode. Even ones terminate, odd ones are truncated.
+    """
+
+    observation_space = Box(-1e3, 1e3, (3,), np.float64)
+    action_space = Discrete(5)
+    render_mode = "rgb_array"
+
+    def __init__(self, length: int = 4) -> None:
+        self.length, self.count, self.luck = length, 0, 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.count, self.luck = (options or {}).get("begin", 0), self.np_random.random()
+        return self._state(), {"begun": "afresh", **self._info()}
+
+    def step(self, action: Any) -> Any:
+        act([action])
+        self.count += 1
+        ends = self.count >= self.length
+        return self._state(), action + 0.5, ends and self.length % 2 == 0, ends and self.length % 2 == 1, self._info()
+
+    def _state(self) -> Any:
+        return np.array([self.length, self.count, self.luck])
+
+    def _info(self) -> dict[str, Any]:
+        info: dict[str, Any] = {"count": np.int64(self.count), "pair": np.full(2, self.count)}
+        if self.count % 3 == 1:
+            info |= {"note": f"at {self.count}", "inner": {"length": np.float64(self.length)}}
+        if (self.count + self.length) % 2:
+            info["inner"] = {**info.get("inner", {}), "deep": {"big": np.bool_(self.count > 2), "list": [self.count]}}
+        return info
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), self.length, np.uint8)
+
+    def tell(self, word: str = "") -> str:
+        return f"{word}{self.length}"
+
+    def where(self) -> int:
+        return os.getpid()
+
+
+def act(actions: Any) -> None:
+    """Raise, exit or wait if an action says so."""
+    if RAISE in actions:
+        raise ZeroDivisionError("fell over")
+    if EXIT in actions:
+        os._exit(7)
+    if WAIT in actions:
+        time.sleep(0.8)
+
+
+class Walks(VectorEnv[Any, Any, Any]):
+    """The same as a `Walk` of each length, in arrays. It has no method beyond those of Gymnasium's `VectorEnv`."""
+
+    def __init__(self, lengths: Any = (4, 5), autoreset: str = NEXT) -> None:
+        self.lengths, self.num_envs, self.autoreset = np.array(lengths), len(lengths), AutoresetMode(autoreset)
+        self.single_observation_space, self.single_action_space = Walk.observation_space, Walk.action_space
+        self.metadata, self.render_mode = {"autoreset_mode": self.autoreset}, "rgb_array"
+        self.counts = np.zeros(self.num_envs, int)
+        self.ended = np.zeros(self.num_envs, bool)
+        self.random = [np.random.default_rng() for _ in lengths]
+        self.luck = np.zeros(self.num_envs)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        options = options or {}
+        assert "reset_mask" not in options or self.autoreset is AutoresetMode.DISABLED
+        mask = options.pop("reset_mask", np.ones(self.num_envs, bool))
+        if seed is not None:
+            self.random = [np.random.default_rng(seed + number) for number in range(self.num_envs)]
+        self._begin(mask, options.get("begin", 0))
+        return self._states(), self._infos(mask, begun=mask)
+
+    def _begin(self, mask: Any, count: int = 0) -> None:
+        self.counts[mask], self.ended[mask] = count, False
+        self.luck[mask] = [self.random[number].random() for number in np.flatnonzero(mask)]
+
+    def step(self, actions: Any) -> Any:
+        act(actions)
+        begins = self.ended.copy() if self.autoreset is AutoresetMode.NEXT_STEP else np.zeros(self.num_envs, bool)
+        everyone, self.counts = np.ones(self.num_envs, bool), self.counts + 1
+        self._begin(begins)
+        states, ends = self._states(), (self.counts >= self.lengths) & ~begins
+        self.ended = ends.copy()
+        rewards, infos = np.where(begins, 0.0, actions + 0.5), self._infos(everyone, begun=begins)
+        if self.autoreset is AutoresetMode.SAME_STEP and ends.any():
+            last, last_states = self._infos(ends, begun=~everyone), states
+            self._begin(ends)
+            states, infos = self._states(), self._infos(everyone, begun=ends)
+            infos |= {"final_obs": last_states, "_final_obs": ends, "final_info": last, "_final_info": ends}
+        return states, rewards, ends & (self.lengths % 2 == 0), ends & (self.lengths % 2 == 1), infos
+
+    def _states(self) -> Any:
+        return np.stack([self.lengths, self.counts, self.luck], axis=1).astype(float)
+
+    def _infos(self, mask: Any, begun: Any) -> dict[str, Any]:
+        """Return what a `Walk` tells; most keys are there for some envs only."""
+        infos: dict[str, Any] = {}
+        for number in np.flatnonzero(mask):
+            walk = Walk(int(self.lengths[number]))
+            walk.count = int(self.counts[number])
+            info = {"begun": "afresh", **walk._info()} if begun[number] else walk._info()
+            infos = self._add_info(infos, info, int(number))
+        return infos
+
+    def render(self) -> Any:
+        return tuple(np.full((2, 2, 3), length, np.uint8) for length in self.lengths)
+
+
+def synced(lengths: Any = (4, 5), autoreset: str = NEXT, kind: Any = Walk) -> SyncVectorEnv:
+    return SyncVectorEnv([partial(kind, length) for length in lengths], autoreset_mode=AutoresetMode(autoreset))
