@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import Autoreset
-from modes import ORACLE
-from vector_envs import DISABLED, NEXT, SAME, Walk, Walks, synced
+from modes import ORACLE, PROCESSES, in_modes
+from vector_envs import DISABLED, EXIT, GO, NEXT, RAISE, SAME, Walk, Walks, synced
 
 from parallelenv import ParallelEnv
-from parallelenv.errors import InvalidEnvError
+from parallelenv.errors import ArgumentError, InvalidEnvError
 from parallelenv.testing.scenario import DONE_POLICIES, assert_same, drain, items
 
 MakeEnv = Callable[..., ParallelEnv]
 
 ALL = [(make, autoreset) for make in (synced, Walks) for autoreset in (NEXT, SAME, DISABLED)]
-FIT = {
+FIT: dict[Any, list[tuple[Any, str]]] = {
     None: [(synced, NEXT), (synced, DISABLED), (Walks, NEXT), (Walks, DISABLED)],
     "idle": [(Walks, DISABLED)],
     "restart": [(synced, NEXT), (synced, SAME), (synced, DISABLED), (Walks, SAME), (Walks, DISABLED)],
@@ -47,51 +45,56 @@ def envs_of(policy: Any, *, apart: bool) -> tuple[list[Any], list[range], list[b
     return env_fns, whole, resets_some
 
 
+class Pair:
+    """A `ParallelEnv` of vector envs, and one of the same envs one by one; each call is made of both and compared."""
+
+    def __init__(self, one: ParallelEnv, other: ParallelEnv) -> None:
+        self.one, self.other = one, other
+
+    def __call__(self, call: str, *arguments: Any, **keywords: Any) -> Any:
+        found, expected = (items(getattr(env, call)(*arguments, **keywords)) for env in (self.one, self.other))
+        label = f"{call} {arguments} {keywords} "
+        assert_same(expected, found, label)
+        assert_same(self.other.done, self.one.done, label + "done")
+        assert_same(self.other.reset_infos, self.one.reset_infos, label + "reset_infos")
+        return found
+
+
 @pytest.mark.parametrize("policy", DONE_POLICIES)
 def test_results_equal_those_of_the_envs_one_by_one(policy: Any, make_env: MakeEnv) -> None:
     env_fns, whole, resets_some = envs_of(policy, apart=False)
+    kinds = [kind for vec in FIT[policy] for kind in (vec, None)]  # of each of `whole`
     one = make_env(env_fns, asynchronous=policy, num_cpus=2)
     chance = np.random.default_rng(3)
     with ParallelEnv(envs_of(policy, apart=True)[0], ORACLE, policy) as other:
         other.engine.plans_steps = False
-
-        def both(call: str, *arguments: Any, **keywords: Any) -> Any:
-            found, expected = (items(getattr(env, call)(*arguments, **keywords)) for env in (one, other))
-            label = f"{call} {arguments} {keywords} "
-            assert_same(expected, found, label)
-            assert_same(other.done, one.done, label + "done")
-            assert_same(other.reset_infos, one.reset_infos, label + "reset_infos")
-            return found
-
+        both = Pair(one, other)
         assert len(one) == len(other)
         both("reset", seed=7)
-        fixed = [  # `SyncVectorEnv` without autoreset refuses to step one that has ended
-            env_ids for env_ids, (make, mode) in zip(whole[::2], FIT[policy], strict=True)
-            if policy == "continue" and (make, mode) == (synced, DISABLED)
-        ]
         for turn in range(60):
             actions = chance.integers(0, 2, len(one))
-            if turn % 3 == 2 and turn > 20:
+            if turn % 3 == 2 and turn > 20:  # some items, in any order
                 chosen = chance.permutation(len(whole))[: 1 + turn % len(whole)]
                 ids = [env_id for place in chosen for env_id in chance.permutation(whole[place]).tolist()]
                 if turn % 2:
                     both("step", actions[ids], ids, align="batch")
                 else:
-                    for env in (one, other):
-                        env.send(actions[ids], ids)
+                    both("send", actions[ids], ids)
                     assert_same(drain(other), drain(one), "received ")
             else:
                 both("step", actions, align="item" if turn < 12 or turn % 2 else "batch")
-            over = [env_id for env_ids in fixed for env_id in env_ids if one.done[env_id]]
-            if over:
-                both("reset", over[::-1])
-            if turn % 5 == 4 or (policy is None and one.all_done()):
-                some = [place for place in range(len(whole)) if resets_some[place] or policy is None]
-                parts = [env_id for place in some for env_id in whole[place] if policy is None or chance.random() < 0.3]
-                seeds = None if policy is None or turn % 2 else [
-                    int(chance.integers(99)) if len(whole[place]) == 1 or place % 2 == 0 and FIT[policy][place // 2][0] is synced else None
-                    for place in some for env_id in whole[place] if env_id in parts
-                ]
+            if policy == "continue":  # `SyncVectorEnv` without autoreset refuses to step an env that has ended
+                fixed = [group for group, kind in zip(whole, kinds, strict=True) if kind == (synced, DISABLED)]
+                both("reset", [env_id for group in fixed for env_id in group if one.done[env_id]][::-1])
+            if policy is None and one.all_done():
+                both("reset", options={"begin": turn % 2})
+            elif policy is not None and turn % 5 == 4:  # parts of those that can
+                parts, seeds = [], []
+                for group, kind, can in zip(whole, kinds, resets_some, strict=True):
+                    part = [env_id for env_id in group if can and chance.random() < 0.3]
+                    takes_seeds = turn % 2 and (kind is None or kind[0] is synced)
+                    seeds += [int(chance.integers(99)) if takes_seeds else None for _ in part]
+                    parts += part
                 both("reset", parts, seed=seeds, options={"begin": turn % 2})
             if turn == 30:
                 both("reset", seed=turn)
@@ -105,3 +108,95 @@ def test_vector_envs_that_do_not_fit_the_done_policy_are_refused(make: Any, auto
         why = "begins the next episode within" if autoreset == SAME else "cannot (step without|begin an episode)"
         with pytest.raises(InvalidEnvError, match=rf"envs \[1, 2\] are one vector env.*{autoreset}.*{why}"):
             ParallelEnv([Walk, partial(make, (4, 5), autoreset)], ORACLE, policy)
+
+
+def some(vec: Any = synced, autoreset: str = DISABLED) -> list[Any]:
+    """Return a vector env of envs 0 to 2, env 3, and a vector env of envs 4 and 5."""
+    return [partial(vec, (3, 6, 4), autoreset), partial(Walk, 5), partial(vec, (4, 7), autoreset)]
+
+
+# ---------------------------------------------------------------- a part of a vector env
+
+
+@pytest.mark.parametrize("policy", [None, "idle", "continue"])
+def test_envs_step_without_others_of_their_vector_env_only_if_these_have_ended(policy: Any) -> None:
+    with ParallelEnv(some(Walks), asynchronous=policy) as env:
+        env.reset()
+        for call in (
+            partial(env.step, [0, 0], [2, 3]),
+            partial(env.send, [0, 0], [2, 3]),
+            partial(env.run_episodes, len, 2),
+        ):
+            with pytest.raises(
+                ArgumentError, match=r"a part of .*Walks, of envs \[0, 1, 2\], which steps all that have"
+            ):
+                call()
+        for _ in range(3):
+            states = env.step([0] * 6).states
+        assert states[:, 1].tolist() == [3] * 6
+        if policy is not None:  # env 0 has ended
+            assert env.step([0, 0], [1, 2]).states[:, 1].tolist() == [4, 4]
+
+
+def test_calls_for_a_part_are_refused_before_anything_is_sent() -> None:
+    group = r"envs \[1\] are a part of one vector env, SyncVectorEnv, of envs \[0, 1, 2\]"
+    with ParallelEnv(some(), asynchronous="restart") as env:
+        env.reset()
+        env.pause(1)
+        calls: list[Callable[[], Any]] = [
+            lambda: env.send([0, 0], [1, 3]),
+            lambda: env.set_env_attr("length", 9, [3, 1]),
+            lambda: env.customized_method("tell", id=1),
+            lambda: env.rollout(len, 3, id=[1, 3]),
+        ]
+        env.resume()
+        for call in calls:
+            with pytest.raises(ArgumentError, match=group):
+                call()
+        env.pause([0, 2])
+        with pytest.raises(ArgumentError, match=group + ".*pause none of them"):
+            env.step([0] * 4)
+        env.resume()
+        for call in (partial(env.rollout, len, num_episodes=6), partial(env.run_episodes, len, 6)):
+            with pytest.raises(ArgumentError, match=r"SyncVectorEnv, which steps only as a whole, but in r.*each env"):
+                call()
+        assert env.get_env_attr("length", [1, 3]) == [6, 5]
+        assert env.reset([1], options={"begin": 2})[:, 1].tolist() == [2]
+        assert env.step([0] * 6).states[:, 1].tolist() == [1, 3, 1, 1, 1, 1]
+    with ParallelEnv(some(Walks, NEXT)) as env, pytest.raises(ArgumentError, match="which is reset only as a whole"):
+        env.reset([0, 3])
+
+
+# ---------------------------------------------------------------- failures
+
+
+@in_modes(ORACLE, PROCESSES)
+@pytest.mark.parametrize("vec", [synced, Walks])
+def test_exception_in_a_step_fails_the_vector_env_once(vec: Any, make_env: MakeEnv) -> None:
+    env = make_env(some(vec), asynchronous="restart", num_cpus=2)
+    env.reset(seed=1)
+    with pytest.raises(ZeroDivisionError, match="fell over") as caught:
+        env.step([GO, RAISE, GO, GO, GO, GO])
+    assert caught.value.env_ids == (0, 1, 2)  # type: ignore[attr-defined]
+    assert caught.value.partial.env_ids.tolist() == [3, 4, 5]  # type: ignore[attr-defined]
+    assert "Raised by env 0 and 2 others in step" in "".join(caught.value.__notes__)
+    assert env.step([GO] * 3, [3, 4, 5]).states[:, 1].tolist() == [2, 2, 2]
+    assert env.reset([0, 1, 2], seed=1)[:, 1].tolist() == [0, 0, 0]
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.step([RAISE] * 6)
+    assert caught.value.env_ids == (0, 1, 2, 3, 4, 5)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("vec", [synced, Walks])
+@in_modes(ORACLE, PROCESSES)
+def test_vector_envs_that_fail_are_restarted(vec: Any, make_env: MakeEnv) -> None:
+    action = EXIT if make_env(some()[1:2]).para_mode == PROCESSES else RAISE
+    env = make_env(some(vec), asynchronous="restart", num_cpus=3, on_failure="restart")
+    env.reset(seed=1)
+    for _ in range(2):
+        env.step([GO] * 6)
+        result = env.step([GO, action, GO, GO, GO, GO])
+        assert result.truncated.tolist()[:3] == [True, True, True]
+        assert ["failure" in info for info in result.infos] == [True] * 3 + [False] * 3
+        assert result.states[:3, 1].tolist() == [0, 0, 0]
+    assert env.step([GO] * 6).states[:3, 1].tolist() == [1, 1, 1]

@@ -19,7 +19,7 @@ NEXT, SAME, DISABLED = "NextStep", "SameStep", "Disabled"
 
 
 class Walk(gym.Env[Any, Any]):
-    """Its state has its length, the steps of the episode, and its luck in it; its infos are of every kind, and not in each step.
+    """Its state has its length, the steps of the episode, and its luck in it. Its infos are of every kind.
 
     Args:
         length: Steps of an episode. Even ones terminate, odd ones are truncated.

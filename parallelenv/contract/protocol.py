@@ -168,14 +168,11 @@ class GroupFacts:
 
     num_envs: int  #: Number of its sub-envs.
     name: str  #: Its class, for messages.
-    autoreset: (
-        str  #: When it begins the next episode of a sub-env by itself: ``"NextStep"``, ``"SameStep"``, ``"Disabled"``.
-    )
+    autoreset: str  #: When it begins the next episode of a sub-env: ``"NextStep"``, ``"SameStep"``, ``"Disabled"``.
     steps_some: bool = False  #: Whether it can step some of its sub-envs and not others.
     resets_some: bool = False  #: Whether it can reset some of its sub-envs.
-    steps_ended: bool = (
-        False  #: Whether it takes a step of a sub-env whose episode has ended, which then does not count.
-    )
+    steps_ended: bool = False  #: Whether it takes a step of sub-envs whose episode has ended, which does not count.
+    seeds_each: bool = False  #: Whether it takes a seed for each sub-env, and not one for all.
 
     def does_for_some(self, operation: str) -> bool:
         """Whether it can do something for some of its sub-envs."""

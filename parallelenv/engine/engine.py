@@ -49,7 +49,7 @@ from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, Metho
 from parallelenv.contract.spaces import Action, Info, Spaces, State, pick_rows
 from parallelenv.engine.assemble import Assembler, Form, first_states
 from parallelenv.engine.done_policies import DonePolicy
-from parallelenv.engine.env_table import EnvTable
+from parallelenv.engine.env_table import EnvTable, Phase
 from parallelenv.engine.event_loop import sleep_until_woken
 from parallelenv.engine.recovery import Recovery
 from parallelenv.engine.rewards import refuse_other_rewards
@@ -192,6 +192,7 @@ class Engine:
             WorkerDiedError: If the worker of one is dead.
             ResetNeededError: If one has no episode.
             ExhaustedError: If one has no further episode, and the done policy lets no env rest.
+            ArgumentError: If they are a part of a vector env that steps only as a whole.
             ActionError: If the actions do not fit. In all cases nothing was sent.
         """
         table, done_policy = self.table, self.done_policy
@@ -246,9 +247,10 @@ class Engine:
         self.table.refuse_without_episode(env_ids)
 
     def _refuse_unavailable(self, env_ids: Sequence[int]) -> None:
-        """Raise if an env is busy, paused, or dead for good."""
+        """Raise if an env is busy, paused, or dead for good, or cannot step without others of its vector env."""
         self.refuse_busy(env_ids)
         self.table.refuse_paused(env_ids)
+        self.pool.groups.refuse_running(env_ids, lambda env_id: self.table.phase(env_id) is Phase.RUNNING)
         if self.recovery is None:
             self.pool.refuse_dead(env_ids)
 

@@ -5,7 +5,7 @@ The sub-envs of a vector env are a *group*: they have consecutive env ids and li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from parallelenv.contract.error_text import list_ids
@@ -52,6 +52,17 @@ class Groups:
         chosen = set(env_ids)
         return sorted(chosen.union(*(self._group_of.get(env_id, ()) for env_id in chosen)))
 
+    def fitting_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> list[int | None]:
+        """Return seeds that follow from the first of each group that takes one seed for all, and all others."""
+        first = dict(zip(env_ids, seeds, strict=True))
+        fitting = list(seeds)
+        for place, env_id in enumerate(env_ids):
+            whole = self._group_of.get(env_id, range(0))
+            if whole and not self._groups[whole].seeds_each:
+                seed = first.get(whole.start)
+                fitting[place] = None if seed is None else seed + env_id - whole.start
+        return fitting
+
     def refuse_cut(
         self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
     ) -> None:
@@ -64,28 +75,45 @@ class Groups:
         what = str(common) if operation == "manage" else operation
         if what not in _FOR_ALL or (what == "call" and {call.name for call in each or (common,)} == {"render"}):
             return
+        for whole, part in self._cut(env_ids).items():
+            if not self._groups[whole].does_for_some(what):
+                raise self._error_of_cut(whole, part, f"{_FOR_ALL[what]} only as a whole")
+
+    def refuse_running(self, env_ids: Iterable[int], is_running: Callable[[int], bool]) -> None:
+        """Raise an `ArgumentError` if envs are to step without others of their groups that would step, too."""
+        if not self._groups:
+            return
+        for whole, part in self._cut(env_ids).items():
+            if not self._groups[whole].steps_some and any(map(is_running, set(whole).difference(part))):
+                raise self._error_of_cut(whole, part, "which steps all that have an episode")
+
+    def _cut(self, env_ids: Iterable[int]) -> dict[range, list[int]]:
+        """Return those of these envs that are a part of a group, by group."""
         chosen: dict[range, list[int]] = {}
         for env_id in env_ids:
             if env_id in self._group_of:
                 chosen.setdefault(self._group_of[env_id], []).append(env_id)
-        for whole, part in chosen.items():
-            facts = self._groups[whole]
-            if len(part) < len(whole) and not facts.does_for_some(what):
-                raise ArgumentError(
-                    f"envs {list_ids(part)} are a part of one vector env, {facts.name}, of envs {list_ids(whole)}, "
-                    f"{_FOR_ALL[what]} only as a whole. Give id=range({whole.start}, {whole.stop}), and pause none of "
-                    "them."
-                )
+        return {whole: part for whole, part in chosen.items() if len(part) < len(whole)}
 
-    def refuse_resting(self, call: str, env_ids: Iterable[int]) -> None:
-        """Raise an `ArgumentError` if an env cannot rest, as a call needs it, while the others of its group step."""
+    def _error_of_cut(self, whole: range, part: Sequence[int], why: str) -> ArgumentError:
+        return ArgumentError(
+            f"envs {list_ids(part)} are a part of one vector env, {self._groups[whole].name}, of envs "
+            f"{list_ids(whole)}, {why}. Give id=range({whole.start}, {whole.stop}), and pause none of them."
+        )
+
+    def refuse_resting(self, call: str, env_ids: Iterable[int], *, autoreset: bool = False) -> None:
+        """Raise an `ArgumentError` if an env cannot rest, as a call needs it, while the others of its group step.
+
+        ``autoreset``: whether it has begun its next episode by then.
+        """
         if not self._groups:
             return
         for env_id in env_ids:
             whole = self._group_of.get(env_id, range(0))
-            if len(whole) > 1 and not self._groups[whole].does_for_some("step"):
+            facts = self._groups.get(whole)
+            if facts is not None and len(whole) > 1 and not (facts.steps_some or (facts.steps_ended and not autoreset)):
                 raise ArgumentError(
-                    f"envs {list_ids(whole)} are one vector env, {self._groups[whole].name}, which steps only as a "
+                    f"envs {list_ids(whole)} are one vector env, {facts.name}, which steps only as a "
                     f"whole, but in {call} each env rests when it has played its episodes. Use rollout(policy, "
                     "num_steps), or give the envs one by one."
                 )

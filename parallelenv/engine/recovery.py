@@ -139,15 +139,16 @@ class Recovery:
     def _reset(self, ill: Mapping[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
         """Reset envs that were rebuilt; return the failures."""
         env_ids = sorted(ill)
-        seeds: list[tuple[int | None, None]] = []
+        seeds: list[int | None] = []
         for env_id in env_ids:
             seed = self._seeds.get(env_id)
             if seed is not None:  # derived from the one given by the user and the number of restarts since
                 count = self._counts[env_id] = self._counts[env_id] + 1
                 seed = int(np.random.SeedSequence(seed, spawn_key=(count,)).generate_state(1)[0])
-            seeds.append((seed, None))
+            seeds.append(seed)
         # A new worker may be dead again before the others are built.
-        ticket = self._pool.submit("reset", env_ids, seeds, failed=self._pool.death_failures(env_ids))
+        each = [(seed, None) for seed in self._pool.groups.fitting_seeds(env_ids, seeds)]
+        ticket = self._pool.submit("reset", env_ids, each, failed=self._pool.death_failures(env_ids))
         self._pool.wait_or_give_up(ticket)
         for env_id in env_ids:
             self.unreported.pop(env_id, None)

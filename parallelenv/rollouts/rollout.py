@@ -258,7 +258,7 @@ class RolloutLength:
         """Raise an `ArgumentError` if the end of one env would have to stop the others, or there are fewer episodes."""
         groups.refuse_cut("step", env_ids)
         if self.num_episodes is not None:
-            groups.refuse_resting("rollout(num_episodes=...)", env_ids)
+            groups.refuse_resting("rollout(num_episodes=...)", env_ids, autoreset=policy.autoreset)
         if policy.resets_next:
             raise ArgumentError(
                 "rollout() does not know envs that are reset in the next step. Make the ParallelEnv with "

@@ -57,6 +57,7 @@ class EnvGroup:
             steps_some=self._is_envpool,
             resets_some=self._is_envpool or self._is_of_envs or is_disabled,
             steps_ended=is_disabled and not self._is_of_envs,  # those raise an AssertionError
+            seeds_each=self._is_of_envs,
         )
         if self._is_envpool and core.config["batch_size"] != env.num_envs:
             raise EnvContractError(
