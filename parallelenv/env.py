@@ -37,7 +37,7 @@ from parallelenv.contract.error_text import count, show
 from parallelenv.contract.protocol import Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, batched
 from parallelenv.contract.tracebacks import short_tracebacks, shortens_tracebacks, warn_user
-from parallelenv.engine import notebook_cells
+from parallelenv.engine import cell_reruns
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.checkpoint import SavedState, check_saved
 from parallelenv.engine.done_policies import make_done_policy
@@ -174,7 +174,7 @@ class ParallelEnv:
         self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
         self._recommendation = chosen
         spec = WorkerSpec((), (), no_warning, seed_globals=seed_globals, **for_envs)
-        notebook_cells.close_earlier()
+        cell_reruns.close_earlier()
         self._engine = Engine(
             backend,
             env_factories,
@@ -192,7 +192,7 @@ class ParallelEnv:
         self._awaited: Sequence[int] = ()  # envs of the latest `step_async`
         self._live.add(self)
         if not keep:
-            notebook_cells.register(self)
+            cell_reruns.register(self)
 
     @property
     def engine(self) -> Engine:
