@@ -58,7 +58,7 @@ from parallelenv.results import StepBatch, StepResult, refuse_pair
 from parallelenv.rollouts.evaluation import Evaluation, evaluate
 from parallelenv.rollouts.rollout import Rollout, RolloutLength
 from parallelenv.rollouts.running_rollout import RunningRollout, run_batch_episodes
-from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Signal, StreamPolicy, streamed
+from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Signal, Stream
 
 if TYPE_CHECKING:
     from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
@@ -597,9 +597,8 @@ class ParallelEnv:
         arguments.check_window(min_envs, max_envs)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
-        return streamed(
-            self._engine, StreamPolicy(policy), num_steps, min_envs, max_envs, arguments.check_timeout(timeout)
-        )
+        stream = Stream(self._engine, policy)
+        return stream.results(num_steps, min_envs, max_envs, arguments.check_timeout(timeout))
 
     @single_threaded
     def pause(self, id: Any = MISSING) -> None:
@@ -821,7 +820,7 @@ class ParallelEnv:
             raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
         each = self._engine.reset_arguments(env_ids, seed, options)
         goal = RolloutLength.of(None, num_episodes)
-        return evaluate(self._engine, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
+        return evaluate(self._engine, policy, goal, env_ids, each, bool(progress))
 
     @overload
     def rollout(self, *, id: Ids = None) -> list[Any]: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import time
 import weakref
@@ -33,7 +34,7 @@ from parallelenv.notebook.film import (
     refuse_dark_envs,
 )
 from parallelenv.progress import kernel_of_notebook
-from parallelenv.rollouts.evaluation import Evaluation, play_while
+from parallelenv.rollouts.evaluation import EpisodeRunner, Evaluation
 from parallelenv.rollouts.rollout import RolloutLength, progress_bar
 
 if TYPE_CHECKING:
@@ -183,7 +184,8 @@ class Performance:
                 return left >= 0
 
             each = engine.reset_arguments(env_ids, self.seed, None)
-            return play_while(engine, self.policy, env_ids, each, engine.forget_seeds, goes_on), fps
+            runner = EpisodeRunner(dict.fromkeys(env_ids, math.inf), goes_on=goes_on)
+            return runner.play(engine, self.policy, each), fps
 
 
 def _checked_format(path: object) -> str:
