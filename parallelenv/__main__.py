@@ -20,8 +20,7 @@ import gymnasium
 
 from parallelenv import __version__
 from parallelenv.autotune import compare, doctor
-from parallelenv.autotune.recommend import recommend
-from parallelenv.autotune.timing import ROUNDS
+from parallelenv.autotune.recommend import ROUNDS, recommend
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import did_you_mean
 from parallelenv.contract.failures import one_line

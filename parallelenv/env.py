@@ -38,7 +38,7 @@ from parallelenv.contract.error_text import count, show
 from parallelenv.contract.protocol import Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, batched
 from parallelenv.contract.tracebacks import short_tracebacks, shortens_tracebacks, warn_user
-from parallelenv.engine import notebook_cells
+from parallelenv.engine import cell_reruns
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.checkpoint import SavedState, check_saved
 from parallelenv.engine.done_policies import make_done_policy
@@ -59,7 +59,7 @@ from parallelenv.results import StepBatch, StepResult, refuse_pair
 from parallelenv.rollouts.evaluation import Evaluation, evaluate
 from parallelenv.rollouts.rollout import Rollout, RolloutLength
 from parallelenv.rollouts.running_rollout import RunningRollout, run_batch_episodes
-from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Signal, StreamPolicy, streamed
+from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Signal, Stream
 
 if TYPE_CHECKING:
     from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
@@ -176,7 +176,7 @@ class ParallelEnv:
         self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
         self._recommendation = chosen
         spec = WorkerSpec((), (), no_warning, seed_globals=seed_globals, **for_envs)
-        notebook_cells.close_earlier()
+        cell_reruns.close_earlier()
         self._engine = Engine(
             backend,
             env_factories,
@@ -194,7 +194,7 @@ class ParallelEnv:
         self._awaited: Sequence[int] = ()  # envs of the latest `step_async`
         self._live.add(self)
         if not keep:
-            notebook_cells.register(self)
+            cell_reruns.register(self)
 
     @property
     def engine(self) -> Engine:
@@ -653,9 +653,8 @@ class ParallelEnv:
         arguments.check_window(min_envs, max_envs)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
-        return streamed(
-            self._engine, StreamPolicy(policy), num_steps, min_envs, max_envs, arguments.check_timeout(timeout)
-        )
+        stream = Stream(self._engine, policy)
+        return stream.results(num_steps, min_envs, max_envs, arguments.check_timeout(timeout))
 
     @single_threaded
     def pause(self, id: Any = MISSING) -> None:
@@ -877,7 +876,7 @@ class ParallelEnv:
             raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
         each = self._engine.reset_arguments(env_ids, seed, options)
         goal = RolloutLength.of(None, num_episodes)
-        return evaluate(self._engine, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
+        return evaluate(self._engine, policy, goal, env_ids, each, bool(progress))
 
     @overload
     def rollout(self, *, id: Ids = None) -> list[Any]: ...

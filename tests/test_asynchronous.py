@@ -34,8 +34,8 @@ from parallelenv.errors import (
     WorkerTimeoutError,
 )
 from parallelenv.results import StepBatch, StepResult
+from parallelenv.testing.contract import assert_same, drain, five_env_fns
 from parallelenv.testing.envs import Counter, Ragged, Sleeper
-from parallelenv.testing.scenario import assert_same, drain, five_env_fns
 
 in_workers = in_modes(THREADS, PROCESSES)
 COUNTERS = [partial(Counter, number, 3 + number) for number in range(3)]

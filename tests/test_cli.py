@@ -26,7 +26,7 @@ from parallelenv import __main__ as cli
 from parallelenv.__main__ import main
 from parallelenv.autotune import compare
 from parallelenv.autotune.compare import Comparison, ComparisonRow
-from parallelenv.autotune.timing import TimedEnv
+from parallelenv.autotune.recommend import TimedEnv
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.errors import MissingDependencyError, WorkerStartError

@@ -29,8 +29,8 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from parallelenv.testing.contract import KINDS, assert_same
 from parallelenv.testing.envs import InfoEnv
-from parallelenv.testing.scenario import KINDS, assert_same
 
 MakeCollector = Callable[..., Collector]
 

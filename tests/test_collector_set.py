@@ -32,8 +32,8 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from parallelenv.testing.contract import KINDS, assert_same
 from parallelenv.testing.envs import Wrapped
-from parallelenv.testing.scenario import KINDS, assert_same
 
 MakeSet = Callable[..., CollectorSet]
 

@@ -20,7 +20,7 @@ from parallelenv.contract.batch import INFO_NBYTES, Batch, InfoColumns, InfoForm
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.errors import WorkerDiedError
-from parallelenv.testing.scenario import DONE_POLICIES
+from parallelenv.testing.contract import DONE_POLICIES
 
 NUM_ENVS = 5
 STEADY = {"a float": 0.5, "an int": 3, "a bool": True, "f4": np.float32(2.5), "f2": np.float16(1), "i": np.int64(7)}

@@ -17,8 +17,8 @@ from samplers import Walks
 
 from parallelenv import Evaluation, ParallelEnv, Rollout, TaskPool, registry
 from parallelenv.errors import ParallelEnvError
+from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns, items
 from parallelenv.testing.envs import Toolbox
-from parallelenv.testing.scenario import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns, items
 
 env_ids = st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)
 seeds = st.none() | st.integers(0, 99)

@@ -9,7 +9,7 @@ import pytest
 from modes import ORACLE
 
 from parallelenv import ParallelEnv
-from parallelenv.testing.scenario import NUM_ENVS, play
+from parallelenv.testing.contract import NUM_ENVS, play
 
 IDS = ("LunarLander-v3", "Blackjack-v1", "FrozenLake-v1", "MiniGrid-Empty-5x5-v0", "Pendulum-v1")
 

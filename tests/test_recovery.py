@@ -19,7 +19,7 @@ from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv, errors
 from parallelenv.engine import recovery
-from parallelenv.testing.scenario import drain
+from parallelenv.testing.contract import drain
 
 Make = Callable[..., ParallelEnv]
 

@@ -39,7 +39,7 @@ from parallelenv.errors import (
 )
 from parallelenv.rollouts import running_rollout
 from parallelenv.testing import envs as zoo
-from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, assert_same
+from parallelenv.testing.contract import KINDS, LENGTHS, NUM_ENVS, assert_same
 
 Policy = Callable[[Any], Any]
 

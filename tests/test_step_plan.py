@@ -16,8 +16,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv, errors
+from parallelenv.testing.contract import assert_same
 from parallelenv.testing.envs import Sleeper
-from parallelenv.testing.scenario import assert_same
 
 NUM_ENVS = 6
 MODES = [(ORACLE, {}), (PROCESSES, {}), (PROCESSES, {"caller_steps": True})]

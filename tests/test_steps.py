@@ -14,8 +14,8 @@ from modes import here_and_in_processes
 
 from parallelenv import CLOSE, RESET, TERMINATED, ParallelEnv, get_worker_info
 from parallelenv.errors import EnvBusyError, NothingInFlightError, ResetNeededError
+from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns
 from parallelenv.testing.envs import Counter, FailingEnv, InfoEnv, Old, Sheet, Sleeper, TroubleError
-from parallelenv.testing.scenario import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns
 
 pytestmark = here_and_in_processes
 done_policies = pytest.mark.parametrize("done_policy", DONE_POLICIES)

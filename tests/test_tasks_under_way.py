@@ -12,7 +12,7 @@ from test_exhausted import TOTALS, env_fns, walks
 
 from parallelenv import CLOSE, TERMINATED, ParallelEnv
 from parallelenv.results import difference
-from parallelenv.testing.scenario import DONE_POLICIES, drain
+from parallelenv.testing.contract import DONE_POLICIES, drain
 
 RESTS = (None, None, True, {"exhausted": True})
 

@@ -20,7 +20,6 @@ from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import recommend as recommending
-from parallelenv.autotune import timing
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.errors import ExhaustedError
 
@@ -31,7 +30,7 @@ MS = 1e-3
 def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten trials in this process; two cores, so that processes are tried."""
     monkeypatch.setattr(recommending, "_SLICE", 2 * MS)
-    monkeypatch.setattr(timing, "ROUNDS", 2)
+    monkeypatch.setattr(recommending, "ROUNDS", 2)
     monkeypatch.setattr(recommending, "usable_cores", lambda: 2)
 
 
@@ -103,7 +102,7 @@ def test_each_env_is_tried_by_its_own_kind_or_a_near_one(
 @pytest.fixture
 def try_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each candidate count as faster than all before it, whatever the times."""
-    monkeypatch.setattr(timing, "CLOSE_ENOUGH", 0.0)
+    monkeypatch.setattr(recommending, "CLOSE_ENOUGH", 0.0)
     monkeypatch.setattr(recommending, "_LIMIT", 100.0)
 
 
@@ -145,7 +144,7 @@ def test_number_of_envs_made_does_not_grow_with_the_list(try_all: None, tmp_path
     assert counts["made"] == 2 + 2 + 2 + 1  # in this thread, in two threads, in two processes, beside the caller
     assert counts["close"] == counts["made"]
     assert counts["reset"] == counts["made"] - 1  # all but the one that was made to see whether it is new
-    assert not timing._SHARED
+    assert not recommending._SHARED
 
 
 @pytest.mark.parametrize(("limit", "most_steps"), [("_LONG_STEP", 2), ("_LONG_MAKING", 1000)])
@@ -153,7 +152,7 @@ def test_one_slow_env_is_made_and_hardly_stepped(
     limit: str, most_steps: int, try_all: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recommending, limit, 0.0)
-    monkeypatch.setattr(timing, "_QUICK_BUILD", 0.0)
+    monkeypatch.setattr(recommending, "_QUICK_BUILD", 0.0)
     found = recommend([partial(Counted, tmp_path)] * 16)
     counts = counted(tmp_path)
     assert counts["made"] == counts["reset"] == counts["close"] == 1

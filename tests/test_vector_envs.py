@@ -14,7 +14,7 @@ from vector_envs import DISABLED, EXIT, GO, NEXT, RAISE, SAME, Walk, Walks, sync
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, InvalidEnvError
-from parallelenv.testing.scenario import DONE_POLICIES, assert_same, drain, items
+from parallelenv.testing.contract import DONE_POLICIES, assert_same, drain, items
 
 MakeEnv = Callable[..., ParallelEnv]
 

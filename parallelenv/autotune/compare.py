@@ -14,8 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from parallelenv.autotune.recommend import recommend
-from parallelenv.autotune.timing import ROUNDS, TimedEnv, is_clearly_faster, random_actions
+from parallelenv.autotune.recommend import CLOSE_ENOUGH, ROUNDS, TimedEnv, random_actions, recommend
 from parallelenv.contract.error_text import format_table, number
 from parallelenv.contract.failures import one_line
 from parallelenv.env import ParallelEnv
@@ -105,7 +104,7 @@ class Comparison:
         correct = [row for row in self.rows if row.ratio and not (row.deviation and self.is_reproducible)]
         best = next((row for row in correct if row.mode == self.chosen), self.rows[0])
         for row in correct:
-            if is_clearly_faster(row.ratio or 0.0, best.ratio or 0.0):
+            if (row.ratio or 0.0) > CLOSE_ENOUGH * (best.ratio or 0.0):
                 best = row
         return best
 

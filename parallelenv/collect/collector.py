@@ -1,49 +1,217 @@
 """A collector: a policy beside its envs. It collects steps, evaluates the policy and takes new weights.
 
-`CollectorEnv` is one as an env, so that `ParallelEnv` runs, restarts and schedules collectors like envs.
+`CollectorBase` says what a collector and a set of collectors have in common.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import inspect
-import math
 import operator
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
 
-import cloudpickle
 import numpy as np
 
-from parallelenv.collect.base import (
-    ENV_MAKER,
-    CollectorBase,
-    Info,
-    Policy,
-    check_maker,
-    derived_seed,
-)
-from parallelenv.collect.history import import_package
-from parallelenv.contract.arguments import check_policy, check_positive, is_int
-from parallelenv.contract.copying import deep_copy, loads
+from parallelenv.collect.history import History
+from parallelenv.contract.arguments import check_base_seed, check_name, check_policy, check_positive, is_int
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import bind_arguments
 from parallelenv.contract.error_text import count, show
-from parallelenv.contract.failures import Failure, put
-from parallelenv.contract.rollout_data import map_leaves
+from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.engine.episode_stats import OpenEpisodes
-from parallelenv.engine.thread_guard import single_threaded
+from parallelenv.engine.thread_guard import Guard, single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import AbsentAttributeError, ArgumentError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.rollout import Rollout, count_episodes
 from parallelenv.rollouts.running_rollout import LocalRollouts
 
+Info = dict[str, Any]
+"""What is known of a collection beside its steps."""
+Policy = Callable[..., Any]
+"""See `ParallelEnv.rollout`."""
+_COMPONENTS = ("policy", "envs", "test_envs")
+ENV_MAKER = (
+    "Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its envs or into the "
+    "policy."
+)
+_POLICY_MAKER = "Give a function that returns a policy; if this is the policy itself, lambda: policy."
 _taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
 """Envs that collectors of this process use."""
+
+
+class CollectorBase(ShortTracebacks):
+    """Base of `Collector` and `CollectorSet`. For the arguments see `Collector`."""
+
+    _unrepeatable: tuple[str, ...] = ()
+    """Methods that must not be called within another call, for instance by a policy."""
+
+    def __init__(self, num_steps: int, start_steps: int | None, seed: int | None, log_dir: object) -> None:
+        check_positive("num_steps", num_steps)
+        check_optional(start_steps=start_steps)
+        self._num_steps, self._start_steps = num_steps, start_steps or num_steps
+        self._seed = check_base_seed(seed)
+        self.version = 0
+        self._envs: dict[str, ParallelEnv] = {}  # to be closed by `stop`
+        self._guard = Guard(type(self).__name__, "stopped", self._unrepeatable)
+        self.history = History(log_dir)
+
+    @single_threaded
+    def collect(
+        self, num_steps: int | None = None, listen_to: Iterable[object] = (), *, progress: bool = True
+    ) -> tuple[Rollout, Info]:
+        """Step the envs with the policy, and return the steps. Episodes continue from one collection to the next.
+
+        A set runs all collectors; collections in flight, for instance after Ctrl-C or an abandoned `stream`, are
+        included.
+
+        Args:
+            num_steps: Steps of each env; ``None`` means the constructor's ``num_steps``, at first ``start_steps``.
+            listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as one is set or
+                returns ``True``, the collection stops at its next step and returns the steps so far. A set checks them
+                about every 0.05 s.
+            progress: Whether to show a progress bar, in a terminal or a notebook, after the first second.
+
+        Returns:
+            ``data``, a `Rollout`, and ``info``, a dict of
+
+            * ``episode_returns`` and ``episode_lengths``, ``(num_ended,)``, of the episodes that ended, including their
+              steps in earlier collections, in the order of ``data.ended_states``;
+            * ``num_steps`` of each env, and ``num_samples`` of all envs together;
+            * ``seconds`` that the collection took;
+            * ``version`` of the policy.
+
+            Of a set, ``data`` has all envs, those of the first collector, then those of the second ... Steps that a
+            collector lacks are not ``valid``. Where a collector was replaced, its open episodes are truncated and
+            counted so far. If envs were replaced in between, the steps of the former ones come first, in a collection
+            of their own. ``num_steps`` and ``version`` (the oldest) are ``(num_workers,)``, one per collector, and
+            there are
+
+            * ``staleness``, ``(num_workers,)``: how many versions a policy is behind the latest, or ahead if negative;
+            * ``lost_samples``: upper bound of the samples that collectors had made and not sent when they died: all
+              that was requested from them, about 0.5 s of work each, or in `stream` a whole collection;
+            * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
+
+        Raises:
+            ArgumentError: If an argument has an invalid value, or the collections of a set cannot be joined because
+                they differ, in nesting for example. They stay available to `stream`.
+            ClosedError: After `stop`.
+            UsageError: If another thread is in a call.
+            WorkerDiedError: If a collector of a set has died too often.
+            WorkerTimeoutError: If a collector of a set took too long. It is not replaced: the next collection waits for
+                it again; if it hangs, `stop` ends it.
+            BaseException: What an env or the policy raised, as in `ParallelEnv.rollout`. In a `Collector`,
+                ``error.partial`` is the `Rollout` so far, and the next collection begins new episodes; in a set the
+                steps made until then are in the next collection.
+        """
+        asked: list[Any] = [None]
+        if isinstance(listen_to, Iterable) and not isinstance(listen_to, str):
+            asked = [getattr(one, "is_set", one) for one in listen_to]
+        if not all(map(callable, asked)):
+            raise ArgumentError(
+                f"listen_to={show(listen_to)} must be a list. Give a list of events, as threading.Event, or of "
+                "functions without arguments."
+            )
+        check_optional(num_steps=num_steps)
+        return self._collect(num_steps, (lambda: any(ask() for ask in asked)) if asked else None, progress)
+
+    @abc.abstractmethod
+    def _collect(
+        self, num_steps: int | None, is_over: Callable[[], bool] | None, progress: bool
+    ) -> tuple[Rollout, Info]:
+        """Do what `collect` promises, with checked arguments."""
+
+    # ---------------------------------------------------------------- weights and components
+
+    @single_threaded
+    def set_weights(self, weights: object, version: int | None = None) -> None:
+        """Set the policy's weights through its ``set_weights(weights)`` or torch's ``load_state_dict``.
+
+        A `Collector` passes them on uncopied. A set pickles them once and sends each collector a copy, to busy ones
+        before their next collection. With Ray, collectors elsewhere fetch them from the object store, one per node.
+
+        Args:
+            weights: Passed to the policy.
+            version: Their version in infos, an int of at least 0; ``None`` means the current version plus one.
+
+        Raises:
+            ArgumentError: If the policy has no such method, or ``version`` is invalid.
+            UnpicklableError: If a set cannot pickle them; nothing was set.
+            KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy of a set takes too long to load them. They
+                are set all the same: collectors that do not have them yet take them before their next collection.
+            ClosedError: After `stop`.
+        """
+        if version is not None and (not is_int(version) or version < 0):
+            raise ArgumentError(f"version={show(version)} must be an int of 0 or more, or None for the next one.")
+        self._apply("set_weights", weights, self.version + 1 if version is None else int(version))
+
+    @single_threaded
+    def update_policy(self, name: str, value: object) -> None:
+        """Set an existing attribute of the policy to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
+
+        In a set, all policies; those of busy collectors when they are done.
+
+        Raises:
+            ArgumentError: If ``name`` is invalid.
+            AbsentAttributeError: If the policy does not have the attribute.
+            ClosedError: After `stop`.
+        """
+        check_name("name", name)
+        self._apply("update_policy", name, value)
+
+    @single_threaded
+    def replace(self, component: str, make: Callable[..., object]) -> None:
+        """Replace the policy or envs; in a set those of all collectors, of busy ones when they are done.
+
+        Replaced envs are closed. The number of envs may change.
+
+        Args:
+            component: ``"policy"``, whose weights are then those it was made with; ``"envs"``, which begin new episodes
+                with the collector's seed; or ``"test_envs"``.
+            make: Returns the new component, as ``make_policy``, ``make_envs`` or ``make_test_envs`` do.
+
+        Raises:
+            ArgumentError: If the component is unknown, or ``make`` returns the wrong thing. Nothing was replaced.
+            ClosedError: After `stop`.
+        """
+        if component not in _COMPONENTS:
+            raise ArgumentError(f"component={show(component)} is not known; expected one of {_COMPONENTS}.")
+        self._apply("replace", component, make)
+
+    @abc.abstractmethod
+    def _apply(self, method: str, *arguments: object) -> None:
+        """Do what one of these methods promises, with checked arguments."""
+
+    # ---------------------------------------------------------------- other
+
+    @property
+    def closed(self) -> bool:
+        """Whether `stop` was called."""
+        return self._guard.is_closed
+
+    def plot(self, axes: object = None) -> Any:
+        """Draw returns against samples and seconds. See `History.plot`."""
+        return self.history.plot(axes)
+
+    def stop(self) -> None:
+        """Close all envs and the history. Can be called more than once."""
+        self._guard.is_closed = True
+        for env in self._envs.values():
+            env.close()
+        self.history.close()
+
+    def __enter__(self) -> Self:
+        """Return itself; the end of the ``with`` block calls `stop`."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Call `stop`."""
+        self.stop()
 
 
 class Collector(CollectorBase):
@@ -287,89 +455,30 @@ def _with_collector_hints(component: str) -> Iterator[None]:
         raise
 
 
-_LEVEL = 1
-"""zstd, ratio and speeds: steps of 16 CartPoles 0.47, compress 0.8 GB/s, decompress 1.3 GB/s; decompression counts, as
-the caller opens all collections. LZ4: 0.51, 1.9 and 1.0 GB/s. Drawn frames of 84x84x4: zstd 0.01, 1.8 and 3.3 GB/s;
-LZ4 0.02, 3.5 and 0.5. Higher levels take longer and gain 0.01."""
+def check_optional(**counts: object) -> None:
+    """Check that each number is an int of at least 1, or ``None``."""
+    for name, value in counts.items():
+        if value is not None:
+            check_positive(name, value)
 
 
-@dataclass(frozen=True, slots=True)
-class CollectRequest:
-    """The next task of a collector, which is the action of its `CollectorEnv`: at most so many steps and seconds."""
-
-    num_steps: int
-    seconds: float = math.inf
+def derived_seed(seed: int, *key: int) -> int:
+    """Return another seed, that of a key."""
+    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
 
 
-@dataclass(slots=True)
-class Part:
-    """Steps of a collector: the state of its `CollectorEnv`."""
-
-    num_envs: int
-    version: int  # of the policy
-    seconds: float = 0.0  # that the steps took
-    failure: Failure | None = None  # why the collector stopped before its request was done
-    data: Rollout | None = None
-    packed: bytes = b""  # in place of the data, pickled and compressed
-    num_bytes: tuple[int, int] | None = None  # before and after compression
-
-    def pack(self) -> None:
-        """Compress the steps."""
-        if self.data is not None:
-            plain = cloudpickle.dumps(self.data)
-            self.packed, self.data = zstandard().compress(plain, _LEVEL), None
-            self.num_bytes = len(plain), len(self.packed)
-
-    def unpack(self) -> Rollout | None:
-        """Return the steps, decompressed if need be."""
-        if self.packed:
-            self.data, self.packed = loads(zstandard().decompress(self.packed)), b""
-        return self.data
-
-    def __deepcopy__(self, memo: object) -> Part:
-        """Return itself: the sender never changes it. Within one process this saves a copy of all steps."""
-        return self
-
-
-class CollectorEnv(Collector):
-    """A collector, made with these arguments, that is also an env: one step is one request; there are no episodes."""
-
-    def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
-        super().__init__(**arguments)
-        self._compresses = compresses
-
-    def reset(self, seed: int | None = None) -> None:
-        """Take a seed if one is given, that is, if this collector replaces one that died."""
-        if seed is not None:
-            self._seed = seed
-            self._begin()
-
-    def step(self, request: CollectRequest) -> tuple[Part, float, bool, dict[str, Any]]:
-        """Collect. What an env or the policy raises is returned with the steps made until then."""
-        end = time.perf_counter() + request.seconds
-        part = Part(self.num_envs, self.version)
-        try:
-            part.data, part.seconds = self._gather(
-                request.num_steps, lambda num_made: num_made > 0 and time.perf_counter() >= end, progress=False
-            )
-        except Exception as error:  # noqa: BLE001 (users' code runs; the error is sent)
-            made = getattr(error, "partial", None)
-            if isinstance(made, Rollout):
-                num_steps = int(np.flatnonzero((made.valid | made.dones).any(axis=1)).max(initial=-1)) + 1
-                names = ("states", "actions", "rewards", "terminated", "truncated", "valid", "extras")
-                kept = {name: map_leaves(getattr(made, name), lambda leaf: leaf[:num_steps]) for name in names}
-                part.data = replace(made, **kept)  # without trailing steps that no env made
-                put(error, "partial", None)  # else the error would carry the steps as well
-            part.failure = Failure(error, self._rank, "collect")
-        if self._compresses:
-            part.pack()
-        return part, 0.0, False, {}
-
-    def close(self) -> None:
-        """Close the envs."""
-        self.stop()
-
-
-def zstandard() -> Any:
-    """Return the module for compression; raise `MissingDependencyError` if it is not installed."""
-    return import_package("zstandard", "compress_data=True")
+def check_maker(name: str, make: object) -> None:
+    """Check that a function can be called: one that makes a policy gets those of rank, world_size and seed it has."""
+    is_policy = name == "make_policy"
+    way_out = _POLICY_MAKER if is_policy else ENV_MAKER
+    if not callable(make):
+        raise ArgumentError(f"{name}={show(make)} cannot be called. {way_out}")
+    try:
+        parameters = inspect.signature(bind_arguments(make, 0, 1, 0) if is_policy else make).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    is_open = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    needed = ", ".join(one.name for one in parameters if one.default is one.empty and one.kind not in is_open)
+    if needed:
+        given = ", but is given no more than rank, world_size and seed" if is_policy else ""
+        raise ArgumentError(f"{name}={show(make)} needs {needed}{given}. {way_out}")

@@ -12,15 +12,8 @@ import cloudpickle
 import numpy as np
 
 from parallelenv import registry
-from parallelenv.collect.base import (
-    CollectorBase,
-    Info,
-    Policy,
-    check_maker,
-    check_optional,
-)
-from parallelenv.collect.collector import CollectorEnv, CollectRequest, zstandard
-from parallelenv.collect.scheduler import Scheduler
+from parallelenv.collect.collector import CollectorBase, Info, Policy, check_maker, check_optional
+from parallelenv.collect.scheduler import CollectorEnv, CollectRequest, Scheduler, zstandard
 from parallelenv.contract.arguments import check_base_seed, check_flags, check_positive, is_number
 from parallelenv.contract.error_text import count, show
 from parallelenv.engine.thread_guard import single_threaded

@@ -1,4 +1,4 @@
-"""Records where the time goes, ``with env.profile() as p``, as a table, a timeline and a trace.
+"""Records where the time goes, ``with env.profile() as p``, as a table with advice, a timeline and a trace.
 
 Hosts record what their envs do, see `HostTracer`; here it is recorded when calls begin and end, and both are put
 together on the caller's clock.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parallelenv.contract.batch import Array
-from parallelenv.contract.worker_info import clock_id
+from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.error_text import count, duration, format_table, list_ids, name_range
+from parallelenv.contract.worker_info import clock_id, this_process
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import EnvBusyError, ParallelEnvError, UsageError
-from parallelenv.notebook.profile_summary import Summary, summarise
-from parallelenv.notebook.recording import Recording, Timeline, checked_path
+from parallelenv.notebook.timeline import Recording, Timeline, checked_path
 from parallelenv.worker.tracer import WorkerRecord
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ MOST_CALLS = 1_000_000
 """Calls that are kept; older ones are dropped."""
 _CHECK_INTERVAL = 1e-3
 """Seconds between checks whether another thread's call has ended."""
+_MUCH = 0.2
+"""Minimum share of the time for which advice is given."""
+_MOST_WORKERS = 16
 
 
 class Profile:
@@ -93,13 +97,24 @@ class Profile:
 
 
 class Recorder:
-    """A context manager that records a `ParallelEnv`."""
+    """A context manager that records a `ParallelEnv`. Meanwhile it is the `Guard.tracer`."""
 
     def __init__(self, env: ParallelEnv) -> None:
         self._engine = env.engine
         self._guard = env.engine.guard
         self._profile = Profile()
-        self._calls = CallRecorder()
+        self._calls: deque[tuple[float, float]] = deque(maxlen=MOST_CALLS)
+        self._call_begun: float | None = None  # of the call in progress; an interrupted one may have no end
+
+    def begin(self) -> None:
+        """Record the begin of a call."""
+        self._call_begun = perf_counter()
+
+    def end(self) -> None:
+        """Record the end of the call."""
+        if self._call_begun is not None:  # recording may have begun within it
+            self._calls.append((self._call_begun, perf_counter()))
+            self._call_begun = None
 
     @single_threaded_in("profile")
     def __enter__(self) -> Profile:
@@ -115,7 +130,7 @@ class Recorder:
             env_id: (clock, middle - now) for env_id, (clock, now) in values.items()
         }
         pool.is_traced = True
-        self._guard.tracer = self._calls
+        self._guard.tracer = self
         self._begun = perf_counter()
         return self._profile
 
@@ -139,12 +154,15 @@ class Recorder:
                     continue
             break
         missing = set(self._engine.env_ids).difference(*(worker.env_ids for worker in workers))
-        begun = max([self._begun, self._calls.since, *(worker.since for worker in workers if worker.is_cut)])
+        oldest_call = self._calls[0][0] if len(self._calls) == self._calls.maxlen else 0.0  # those before were dropped
+        begun = max([self._begun, oldest_call, *(worker.since for worker in workers if worker.is_cut)])
+        unfinished = [] if self._call_begun is None else [(self._call_begun, ended)]
+        calls = np.array([*self._calls, *unfinished]).reshape(-1, 2)
         self._profile.finished = Recording(
             begun,
             max(ended, begun + _CHECK_INTERVAL),  # clocks of two machines may disagree
             begun > self._begun,
-            self._calls.spans(begun, ended),
+            calls[(calls[:, 0] < ended) & (calls[:, 1] > begun)].clip(begun, ended),
             sorted(workers, key=lambda worker: worker.env_ids),
             tuple(sorted(missing)),
         )
@@ -173,30 +191,185 @@ class Recorder:
         return record.later(offset if clock == record.clock else received - record.now)
 
 
-class CallRecorder:
-    """Records when calls begin and end, as `Guard.tracer`."""
+# ---------------------------------------------------------------- the summary
 
-    def __init__(self) -> None:
-        self._spans: deque[tuple[float, float]] = deque(maxlen=MOST_CALLS)
-        self._begun: float | None = None  # of the call in progress; an interrupted one may have no end
 
-    def begin(self) -> None:
-        """Record the begin of a call."""
-        self._begun = perf_counter()
+@dataclass(frozen=True, slots=True)
+class EnvTime:
+    """Durations of an env's steps.
 
-    def end(self) -> None:
-        """Record the end of the call."""
-        if self._begun is not None:  # recording may have begun within it
-            self._spans.append((self._begun, perf_counter()))
-            self._begun = None
+    Attributes:
+        env_id: Its id.
+        steps: Number of steps recorded.
+        mean: Mean seconds per step, including a reset within the step.
+        longest: Seconds of the longest step.
+    """
+
+    env_id: int
+    steps: int
+    mean: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Where the time went. Shares are fractions of ``seconds``; those of caller, transport and envs add up to 1.
+
+    Attributes:
+        seconds: Duration of the recording.
+        caller_share: The caller's own code ran, outside the `ParallelEnv`, and no worker did.
+        transport_share: The caller was in a call of the `ParallelEnv`, and no worker ran.
+        env_share: At least one worker ran.
+        straggler_loss: Part of ``env_share`` in which a worker waited for others, averaged over workers.
+        policy_share: Part of ``env_share`` in which a worker ran the policy of a rollout, averaged over workers.
+        busy: Share in which each worker ran, in the order of ``workers``.
+        workers: Env ids of each worker.
+        envs: An `EnvTime` for each env that was stepped.
+        missing: Ids of envs whose worker sent no record: it died, or was still busy.
+        rebuilt: Ids of envs whose worker was rebuilt; the record of the former one is lost.
+        is_cut: Whether there was more than a recording keeps: it has then only the latest ``seconds``.
+        advice: Advice, in one line.
+    """
+
+    seconds: float
+    caller_share: float
+    transport_share: float
+    env_share: float
+    straggler_loss: float
+    policy_share: float
+    busy: tuple[float, ...]
+    workers: tuple[tuple[int, ...], ...]
+    envs: tuple[EnvTime, ...]
+    missing: tuple[int, ...]
+    rebuilt: tuple[int, ...]
+    is_cut: bool
+    advice: str = ""
 
     @property
-    def since(self) -> float:
-        """When the record begins: older calls, if there were any, were dropped."""
-        return self._spans[0][0] if len(self._spans) == self._spans.maxlen else 0.0
+    def slowest(self) -> EnvTime | None:
+        """The env with the longest mean step; ``None`` if none was stepped."""
+        return max(self.envs, key=lambda env: env.mean, default=None)
 
-    def spans(self, begin: float, end: float) -> Array:
-        """Return the calls between two moments, in order: ``(m, 2)`` float64."""
-        unfinished = [] if self._begun is None else [(self._begun, end)]
-        spans = np.array([*self._spans, *unfinished]).reshape(-1, 2)
-        return spans[(spans[:, 0] < end) & (spans[:, 1] > begin)].clip(begin, end)
+    def __repr__(self) -> str:
+        """Return a table of shares, where parts are indented under their total, and one of workers."""
+        rows = [
+            ("your code", self.caller_share, "your program ran outside of the ParallelEnv, and no worker ran"),
+            ("transport", self.transport_share, "a call ran or waited, and no worker ran"),
+            ("workers", self.env_share, "at least one worker ran"),
+        ]
+        if len(self.workers) > 1:
+            rows.append(("  stragglers", self.straggler_loss, "part of it: the average worker waited for slower ones"))
+        if self.policy_share >= 0.001:
+            rows.append(("  policy", self.policy_share, "part of it: the average worker ran the policy, in rollouts"))
+        shown = [(name, f"{share:.1%}", said) for name, share, said in rows]
+        lines = [f"{duration(self.seconds)} recorded, {count(len(self.workers), 'worker')}"]
+        lines.append(format_table(("where", "share", "what"), shown, left=("where", "what")))
+        workers = [(name_range(ids), f"{busy:.1%}") for ids, busy in zip(self.workers, self.busy, strict=True)]
+        if workers:
+            table = format_table(("worker of envs", "busy"), workers[:_MOST_WORKERS], left=("worker of envs",))
+            lines += ["", table]
+        if len(workers) > _MOST_WORKERS:
+            lines.append(f"... and {count(len(workers) - _MOST_WORKERS, 'more worker')}")
+        if slowest := self.slowest:
+            usual = float(np.median([env.mean for env in self.envs]))
+            lines += [
+                "",
+                f"slowest env: {slowest.env_id}, {duration(slowest.mean)} per step on average, "
+                f"{duration(slowest.longest)} at most (median env: {duration(usual)} per step)",
+            ]
+        if self.missing:
+            lines.append(f"not recorded: envs {list_ids(self.missing)}, whose workers died or were still busy")
+        if self.rebuilt:
+            lines.append(f"recorded only since their workers were built anew: envs {list_ids(self.rebuilt)}")
+        if self.is_cut:
+            lines.append("incomplete: only the latest million calls and steps are kept, and older ones are missing")
+        return "\n".join([*lines, f"advice: {self.advice}"])
+
+
+def summarise(recording: Recording) -> Summary:
+    """Return where the time went."""
+    share, workers = recording.share, recording.workers
+    busy = [share(worker.spans) for worker in workers]
+    some = np.concatenate([np.zeros((0, 2)), *(worker.spans for worker in workers)])
+    env_share, occupied = share(some), share(np.concatenate([some, recording.calls]))
+    envs, policies = [], []
+    for worker in workers:
+        is_step, is_rollout = worker.of_operation("step"), worker.of_operation("rollout")
+        # The steps of a rollout are recorded beside it; the rest of it is the policy's.
+        policies.append(share(worker.spans) - share(worker.spans[~is_rollout]) if is_rollout.any() else 0.0)
+        is_step_turn = is_step[worker.span_of]
+        durations, owners = np.diff(worker.turns[is_step_turn], axis=1)[:, 0], worker.owners[is_step_turn]
+        for env_id in worker.env_ids:
+            own = durations[owners == env_id]
+            if len(own):
+                envs.append(EnvTime(env_id, len(own), float(own.mean()), float(own.max())))
+    found = Summary(
+        seconds=recording.end - recording.begin,
+        caller_share=1 - occupied,
+        transport_share=occupied - env_share,
+        env_share=env_share,
+        straggler_loss=max(0.0, env_share - float(np.mean(busy))) if busy else 0.0,
+        policy_share=float(np.mean(policies)) if policies else 0.0,
+        busy=tuple(busy),
+        workers=tuple(worker.env_ids for worker in workers),
+        envs=tuple(sorted(envs, key=lambda env: env.env_id)),
+        missing=recording.missing,
+        rebuilt=recording.rebuilt,
+        is_cut=recording.is_cut,
+    )
+    return replace(found, advice=_advise(recording, found))
+
+
+def _advise(recording: Recording, found: Summary) -> str:
+    """Return advice on what takes most of the time, or else on what takes much of it."""
+    steps, takes = [env.steps for env in found.envs], f"envs take {found.env_share:.0%} of the time"
+    if unknown := sorted({*found.missing, *found.rebuilt}):
+        return (
+            f"what workers of envs {list_ids(unknown)} did is not all known, and counts as transport; profile again "
+            "while they live."
+        )
+    slowest = found.slowest
+    if slowest is None:
+        return "no env was stepped; profile some steps."
+    if found.caller_share >= max(found.transport_share, found.env_share):
+        return (
+            f"your own code takes {found.caller_share:.0%} of the time, so faster envs would not help; send() and "
+            "recv() let envs work meanwhile."
+        )
+    if found.transport_share > max(_MUCH, found.straggler_loss):
+        return _advise_on_transport(recording, found)
+    if found.straggler_loss > _MUCH and max(steps) > 1.5 * min(steps):
+        return (
+            f"{takes}, and go on without each other; workers have nothing to do for {found.straggler_loss:.0%} of it, "
+            "while your policy acts, or because there was no more to do."
+        )
+    if found.straggler_loss > _MUCH:
+        return (
+            f"workers wait for the slowest of them {found.straggler_loss:.0%} of the time (env {slowest.env_id} takes "
+            f"{duration(slowest.mean)} a step); send() and recv(min_envs=...) go on with those that are ready."
+        )
+    if len(found.workers) == 1 < min(usable_cores(), len(found.envs)):
+        return (
+            f"{takes} in one worker, and there are {usable_cores()} cores; try para_mode='subproc' (or let 'auto' "
+            "choose)."
+        )
+    return f"{takes}: all is well, and only faster envs or more cores would help."
+
+
+def _advise_on_transport(recording: Recording, found: Summary) -> str:
+    """Return advice on messages: one per rollout, if workers spent most of their time in these, or else per step."""
+    workers, share = recording.workers, f"take {found.transport_share:.0%} of the time"
+    fewer = ["fewer workers (num_cpus)"] if len(workers) > 1 else []
+    in_rollouts = sum(recording.share(worker.spans[worker.of_operation("rollout")]) for worker in workers)
+    if in_rollouts > sum(found.busy) / 2:
+        what = f"messages, and putting rollouts together, {share}"
+        ways = ["more steps in each rollout()", *fewer, "envs with smaller states"]
+    else:
+        what = f"messages and the answers' forms {share}, as steps are short"
+        ways = ["rollout(), which makes many steps with one call", "more envs in each step", *fewer]
+        is_away = [worker.process.pid != this_process().pid for worker in workers]
+        if fewer and all(is_away):
+            ways.append("caller_steps=True of para_mode='subproc'")
+        if (fewer or is_away[0]) and found.transport_share > found.env_share:
+            ways.append("para_mode='dummy', which needs none")
+    return f"{what}; what helps: {'; '.join(ways)}."

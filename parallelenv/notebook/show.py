@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import time
 import weakref
@@ -17,7 +18,7 @@ from parallelenv.contract.arguments import Ids, Seeds, check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import list_ids, name_envs, show
 from parallelenv.contract.failures import add_note, put
-from parallelenv.engine import notebook_cells
+from parallelenv.engine import cell_reruns
 from parallelenv.engine.engine import Engine
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UsageError
 from parallelenv.notebook.film import (
@@ -33,7 +34,7 @@ from parallelenv.notebook.film import (
     refuse_dark_envs,
 )
 from parallelenv.progress import kernel_of_notebook
-from parallelenv.rollouts.evaluation import Evaluation, play_while
+from parallelenv.rollouts.evaluation import EpisodeRunner, Evaluation
 from parallelenv.rollouts.rollout import RolloutLength, progress_bar
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Screen:
     """An output area below the running cell. Each cell, and each run of it, gets a new one."""
 
     def __init__(self) -> None:
-        self._run: notebook_cells.CellRun | None = None
+        self._run: cell_reruns.CellRun | None = None
         self._handle: Any = None
 
     def show(self, picture: Array) -> None:
@@ -52,7 +53,7 @@ class Screen:
         from IPython.display import Image, display
 
         image = Image(encode_picture(picture), format="png")  # type: ignore[no-untyped-call]
-        run = notebook_cells.current_run()
+        run = cell_reruns.current_run()
         if self._handle is None or run is None or run != self._run:
             self._run, self._handle = run, display(image, display_id=True)  # type: ignore[no-untyped-call]
         else:
@@ -183,7 +184,8 @@ class Performance:
                 return left >= 0
 
             each = engine.reset_arguments(env_ids, self.seed, None)
-            return play_while(engine, self.policy, env_ids, each, engine.forget_seeds, goes_on), fps
+            runner = EpisodeRunner(dict.fromkeys(env_ids, math.inf), goes_on=goes_on)
+            return runner.play(engine, self.policy, each), fps
 
 
 def _checked_format(path: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,61 +64,47 @@ def evaluate(
     goal: RolloutLength,
     env_ids: Sequence[int],
     each: ResetArguments,
-    announce: Callable[[Sequence[int]], object],
     shows_progress: bool,
 ) -> Evaluation:
-    """Play episodes. The envs begin with a reset, for which ``each`` has seed and options, and need one afterwards.
-
-    Each env plays its share, and then rests. ``announce`` is called with the ids of the envs to be reset, once no
-    argument can be refused any more.
-
-    Raises:
-        BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
-    """
+    """Play episodes, each env its share, and then it rests. Other arguments and errors: see `EpisodeRunner.play`."""
     shares = {env_id: share for env_id, share in goal.shares(env_ids).items() if share}  # the first have most
     engine.pool.groups.refuse_resting("run_episodes()", shares)
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
-        return _EpisodeRunner(shares, advance).play(engine, policy, each[: len(shares)], announce)
+        return EpisodeRunner(shares, advance).play(engine, policy, each[: len(shares)])
 
 
-def play_while(
-    engine: Engine,
-    policy: Policy,
-    env_ids: Sequence[int],
-    each: ResetArguments,
-    announce: Callable[[Sequence[int]], object],
-    goes_on: Callable[[], bool],
-) -> Evaluation:
-    """Play until ``goes_on``, called before each step, returns False. Other arguments and errors: see `evaluate`."""
-    runner = _EpisodeRunner(dict.fromkeys(env_ids, math.inf), lambda _: None, goes_on)
-    return runner.play(engine, policy, each, announce)
+class EpisodeRunner:
+    """Plays ``shares`` episodes of each env; ``goes_on``, called before each step, says whether to continue.
 
-
-class _EpisodeRunner:
-    """Plays ``shares`` episodes of each env; ``goes_on``, called before each step, says whether to continue."""
+    ``advance`` is called with the number of episodes that a step has ended.
+    """
 
     def __init__(
         self,
         shares: Mapping[int, float],
-        advance: Callable[[int], object],
+        advance: Callable[[int], object] = lambda _: None,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
         self._shares = shares
-        self._advance = advance  # moves the progress bar
+        self._advance = advance
         self._goes_on = goes_on
         self._results: EpisodesByEnv = {env_id: [] for env_id in shares}
         self._running: OpenEpisodes
 
-    def play(
-        self, engine: Engine, policy: Policy, each: ResetArguments, announce: Callable[[Sequence[int]], object]
-    ) -> Evaluation:
-        """Play until every env has played its share. Arguments: see `evaluate`."""
+    def play(self, engine: Engine, policy: Policy, each: ResetArguments) -> Evaluation:
+        """Play until every env has played its share.
+
+        The envs begin with a reset, for which ``each`` has seed and options, and need one afterwards.
+
+        Raises:
+            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+        """
         check_policy(policy)
         env_ids = tuple(self._shares)
         self._running = OpenEpisodes(engine.num_envs)
         with engine.with_continue_done_policy(env_ids) as continuing:  # and no env begins an episode by itself
             runner = PolicyRunner(policy, None, continuing.pool.layout)
-            announce(env_ids)
+            engine.forget_seeds(env_ids)  # no argument can be refused any more
             try:
                 self._play(continuing, runner, env_ids, each)
             except WorkerTimeoutError as error:

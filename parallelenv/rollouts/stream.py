@@ -14,7 +14,6 @@ from parallelenv.contract.arguments import Policy, check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.failures import put
-from parallelenv.contract.spaces import Action, State
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import ArgumentError
@@ -44,16 +43,18 @@ CLOSE: Final = Signal.CLOSE
 """Instead of an action: leave this env out from now on."""
 
 
-class StreamPolicy:
-    """A policy, see `ParallelEnv.stream`, that acts for the envs that are ready.
+class Stream:
+    """The loop of `ParallelEnv.stream`: the policy acts for the envs that are ready.
+
+    Between its calls the caller may use the envs freely.
 
     Raises:
-        ArgumentError: If it is not callable, or takes a recurrent state, which would lack the envs that are not ready.
+        ArgumentError: If the policy is not callable, or takes a recurrent state, which would lack the envs that are
+            not ready.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, engine: Engine, policy: Policy) -> None:
         check_policy(policy)
-        self._policy = policy
         try:
             names = inspect.signature(policy).parameters.keys()
         except (TypeError, ValueError):  # a builtin without a signature
@@ -63,49 +64,30 @@ class StreamPolicy:
                 "stream() asks the policy for the envs that are ready, so it cannot hand it an rnn_state. Let it take "
                 "env_ids, and keep by these what it remembers, or use rollout() or run_episodes()."
             )
-        self._takes_ids = "env_ids" in names
+        self._engine, self._guard = engine, engine.guard
+        self._policy, self._takes_ids = policy, "env_ids" in names
 
-    def act(self, env_ids: Array, states: State) -> Action:
-        """Return one action per env."""
-        return self._policy(states, env_ids=env_ids) if self._takes_ids else self._policy(states)
+    @short_tracebacks
+    def results(
+        self, num_steps: int | None, min_envs: int, max_envs: int | None, timeout: float | None
+    ) -> Iterator[tuple[Array, StepResult]]:
+        """Run the policy, and yield the results. Arguments: see `ParallelEnv.stream`.
 
-
-@short_tracebacks
-def streamed(
-    engine: Engine,
-    actor: StreamPolicy,
-    num_steps: int | None,
-    min_envs: int,
-    max_envs: int | None,
-    timeout: float | None,
-) -> Iterator[tuple[Array, StepResult]]:
-    """Run a policy on the envs that are ready, and yield their results. Arguments: see `ParallelEnv.stream`.
-
-    The next steps are sent before a result is yielded: envs step while the caller works.
-    """
-    turns = _StreamCalls(engine, actor)
-    left = math.inf if num_steps is None else num_steps
-    left -= turns.act(None, left)
-    while engine.in_flight:  # empty after `close`
-        result = turns.receive(min_envs, max_envs, timeout)
-        try:
-            left -= turns.act(result, left)
-        except BaseException as error:
-            put(error, "partial", result)
-            raise
-        yield result.env_ids, result
-
-
-class _StreamCalls:
-    """The calls of a stream. Between them the caller may use the envs freely."""
-
-    def __init__(self, engine: Engine, actor: StreamPolicy) -> None:
-        self._engine = engine
-        self._guard = engine.guard
-        self._actor = actor
+        The next steps are sent before a result is yielded: envs step while the caller works.
+        """
+        left = math.inf if num_steps is None else num_steps
+        left -= self._act(None, left)
+        while self._engine.in_flight:  # empty after `close`
+            result = self._receive(min_envs, max_envs, timeout)
+            try:
+                left -= self._act(result, left)
+            except BaseException as error:
+                put(error, "partial", result)
+                raise
+            yield result.env_ids, result
 
     @single_threaded_in("stream")
-    def act(self, result: StepResult | None, most: float) -> int:
+    def _act(self, result: StepResult | None, most: float) -> int:
         """Send actions to at most ``most`` of the envs that wait for one; return how many got one."""
         engine, table = self._engine, self._engine.table
         in_flight = set(engine.in_flight)
@@ -118,12 +100,12 @@ class _StreamCalls:
         env_ids = tuple(waiting[: int(min(most, len(waiting)))])
         if env_ids:
             states = engine.states_of(env_ids, result)
-            action = self._actor.act(np.array(env_ids, dtype=np.int64), states)
-            engine.submit_step(action, env_ids, separately=True)
+            known = {"env_ids": np.array(env_ids, dtype=np.int64)} if self._takes_ids else {}
+            engine.submit_step(self._policy(states, **known), env_ids, separately=True)
         return len(env_ids)
 
     @single_threaded_in("recv")
-    def receive(self, min_envs: int, max_envs: int | None, timeout: float | None) -> StepResult:
+    def _receive(self, min_envs: int, max_envs: int | None, timeout: float | None) -> StepResult:
         """Return the results that have arrived; their states stay valid after the next call."""
         result: Any = self._engine.receive(min_envs, max_envs, timeout, "item")
         if not self._engine.copies:

@@ -28,7 +28,7 @@ from parallelenv.engine.env_table import Phase
 from parallelenv.errors import ArgumentError, UsageError
 from parallelenv.notebook.repr import mime_bundle
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.wrappers.answer_rows import (
+from parallelenv.wrappers.batching import (
     Space,
     States,
     aligned,
@@ -296,7 +296,7 @@ class ParallelWrapper(ShortTracebacks):
         Raises:
             ArgumentError: Also if it was saved through different wrappers; nothing was changed.
         """
-        expected = _forms(self.remembered())
+        expected = _form(self.remembered())
         if not expected:
             return self.env.load_state(state)
         name = type(self).__qualname__
@@ -306,10 +306,10 @@ class ParallelWrapper(ShortTracebacks):
                 f"The state is of {found}, and {name} remembers something of its own. Load it through the same "
                 "wrappers, in the same order, through which it was saved."
             )
-        forms = _forms(state.memory)
-        if forms != expected:
+        form = _form(state.memory)
+        if form != expected:
             raise ArgumentError(
-                f"What {name} remembers is of the form {forms}, but here it is {expected}. Make it with the same "
+                f"What {name} remembers is of the form {form}, but here it is {expected}. Make it with the same "
                 "arguments, around as many envs."
             )
         lost = self.env.load_state(state.state)
@@ -386,12 +386,10 @@ AnswerWrapper = ParallelWrapper
 """The same class, by its former name."""
 
 
-def _forms(memory: dict[str, object]) -> dict[str, object]:
-    """Return what must be equal in two memories of a wrapper: shapes, and the arguments under ``"settings"``."""
-    return {name: value if name == "settings" else _form(value) for name, value in memory.items()}
-
-
 def _form(value: object) -> object:
+    """Return what must be equal in two memories of a wrapper: shapes, and the arguments under ``"settings"``."""
+    if isinstance(value, dict):
+        return {name: part if name == "settings" else _form(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_form(part) for part in value]
     return getattr(value, "shapes", getattr(value, "shape", None))

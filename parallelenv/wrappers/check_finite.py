@@ -12,8 +12,8 @@ from parallelenv.contract.spaces import Structure
 from parallelenv.contract.tensors import as_array, is_tensor
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import States
 from parallelenv.wrappers.base import ParallelWrapper, Wrappable
+from parallelenv.wrappers.batching import States
 
 Found = dict[str, list[int]]
 """Env ids by the place of a number that is not finite, such as ``"state['camera']"``."""

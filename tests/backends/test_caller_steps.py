@@ -15,9 +15,8 @@ import pytest
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvBusyError, EnvInterruptedError, WorkerDiedError
 from parallelenv.testing import BackendContract
-from parallelenv.testing.contract import Make
+from parallelenv.testing.contract import NUM_ENVS, Make, assert_same, drain, five_env_fns
 from parallelenv.testing.envs import Counter, Interrupter, Sleeper, SteppedEnv
-from parallelenv.testing.scenario import NUM_ENVS, assert_same, drain, five_env_fns
 
 HERE = os.getpid()
 INTERRUPT = 4  # an action

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from parallelenv.contract.worker_info import ProcessInfo, this_process
-from parallelenv.notebook.profile_summary import summarise
-from parallelenv.notebook.recording import Recording
+from parallelenv.notebook.profile import summarise
+from parallelenv.notebook.timeline import Recording
 from parallelenv.worker.tracer import WorkerRecord
 
 AWAY = ProcessInfo(this_process().pid + 1, this_process().machine)
@@ -68,7 +68,7 @@ def test_advice_on_transport_time_in_rollouts_suggests_other_remedies(seats: lis
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, "all is well"), (4, "there are 4 cores; try para_mode='subproc'")])
 def test_advice_on_busy_envs_names_idle_cores(cores: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.notebook.profile_summary.usable_cores", lambda: cores)
+    monkeypatch.setattr("parallelenv.notebook.profile.usable_cores", lambda: cores)
     envs = worker(0, this_process(), ["step", "step"], 0.9)
     envs = dataclasses.replace(envs, env_ids=(0, 1), owners=np.array([0, 1]))
     assert expected in summarise(Recording(0.0, 1.0, False, np.array([[0.0, 1.0]]), [envs], ())).advice

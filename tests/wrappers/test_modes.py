@@ -11,8 +11,8 @@ from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
 from parallelenv.results import difference
+from parallelenv.testing.contract import DONE_POLICIES, Actions, five_env_fns
 from parallelenv.testing.envs import Counter
-from parallelenv.testing.scenario import DONE_POLICIES, Actions, five_env_fns
 from parallelenv.wrappers import CheckFinite, NormalizeRewards, NormalizeStates, RecordEpisodeStatistics, StackStates
 
 

@@ -1,4 +1,4 @@
-"""Closes what earlier runs of a notebook cell left open, when the cell runs again.
+"""When a notebook cell runs again: closes what its earlier runs left open.
 
 IPython keeps what a cell displayed and the frames of an exception's traceback. After five runs of a cell, five sets of
 workers would be left, though no variable refers to them.

@@ -1,4 +1,4 @@
-"""Rows of results as wrappers use them: those of envs that were stepped, taken out and put back."""
+"""How wrappers take batched states and results apart, and put them together again."""
 
 from __future__ import annotations
 

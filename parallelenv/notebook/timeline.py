@@ -1,4 +1,4 @@
-"""A recording of a `ParallelEnv`: the caller's calls, and what each worker did; as a trace, and as a timeline."""
+"""What `ParallelEnv.profile` has recorded, the caller's calls and the work of each worker, as a timeline or a trace."""
 
 from __future__ import annotations
 
