@@ -12,10 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks import machine, picture, report
+from benchmarks import picture, report
 from benchmarks.cases import CASES, Case
-from benchmarks.processes import ROOT
-from benchmarks.runner import Pace, Results, run
+from benchmarks.runner import ROOT, Pace, Results, run
 
 _COMMITTED = ROOT / "benchmarks"
 _ELSEWHERE = ROOT / "build" / "benchmarks"
@@ -29,7 +28,7 @@ def main() -> int:
         _write(options.out or _COMMITTED, cases, *report.read(options.out or _COMMITTED))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the children are ended
-    about, results = machine.describe(), Results()
+    about, results = report.describe_machine(), Results()
     print(f"usable cores: {about['usable cores']}, load average {about['load average before the start']}")
     is_interrupted = False
     try:

@@ -21,10 +21,8 @@ from benchmarks import report, runner
 from benchmarks.cases import LIMIT, Case, Target, above
 from benchmarks.disturbance import CpuTimes, Disturbance
 from benchmarks.envs import STILL, EnvKind, Timed
-from benchmarks.processes import SystemFailedError
-from benchmarks.runner import REPEATS, Outcome, Pace
-from benchmarks.side_by_side import SideBySide
-from benchmarks.systems import BY_NAME, SIDE_BY_SIDE, Opened, bare_loop
+from benchmarks.runner import REPEATS, Outcome, Pace, SystemFailedError
+from benchmarks.systems import BY_NAME, SIDE_BY_SIDE, Opened, SideBySide, bare_loop
 from benchmarks.verdicts import verdicts
 from parallelenv.contract.cpu_cores import usable_cores
 
