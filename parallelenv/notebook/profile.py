@@ -156,7 +156,7 @@ class Recorder:
         missing = set(self._engine.env_ids).difference(*(worker.env_ids for worker in workers))
         oldest_call = self._calls[0][0] if len(self._calls) == self._calls.maxlen else 0.0  # those before were dropped
         begun = max([self._begun, oldest_call, *(worker.since for worker in workers if worker.is_cut)])
-        ended = max(ended, begun + _MOMENT)  # clocks of two machines may disagree
+        ended = max(ended, begun + _CHECK_INTERVAL)  # clocks of two machines may disagree
         unfinished = [] if self._call_begun is None else [(self._call_begun, ended)]
         calls = np.array([*self._calls, *unfinished]).reshape(-1, 2)
         self._profile.finished = Recording(
