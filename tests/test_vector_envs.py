@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.wrappers import Autoreset
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import Autoreset, TransformObservation
 from modes import ORACLE, PROCESSES, in_modes
-from vector_envs import DISABLED, EXIT, GO, NEXT, RAISE, SAME, Walk, Walks, synced
+from vector_envs import DISABLED, EXIT, GO, NEXT, RAISE, RUN, SAME, Walk, Walks, synced
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, InvalidEnvError
-from parallelenv.testing.contract import DONE_POLICIES, assert_same, drain, items
+from parallelenv.testing import envs as zoo
+from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, Actions, assert_same, drain, items
 
 MakeEnv = Callable[..., ParallelEnv]
 
@@ -110,6 +114,10 @@ def test_vector_envs_that_do_not_fit_the_done_policy_are_refused(make: Any, auto
             ParallelEnv([Walk, partial(make, (4, 5), autoreset)], ORACLE, policy)
 
 
+APART = [partial(Walk, length) for length in (3, 6, 4, 5, 4, 7)]
+"""The envs of `some`."""
+
+
 def some(vec: Any = synced, autoreset: str = DISABLED) -> list[Any]:
     """Return a vector env of envs 0 to 2, env 3, and a vector env of envs 4 and 5."""
     return [partial(vec, (3, 6, 4), autoreset), partial(Walk, 5), partial(vec, (4, 7), autoreset)]
@@ -200,3 +208,127 @@ def test_vector_envs_that_fail_are_restarted(vec: Any, make_env: MakeEnv) -> Non
         assert ["failure" in info for info in result.infos] == [True] * 3 + [False] * 3
         assert result.states[:3, 1].tolist() == [0, 0, 0]
     assert env.step([GO] * 6).states[:3, 1].tolist() == [1, 1, 1]
+
+
+# ---------------------------------------------------------------- spaces and arrays
+
+
+def plain(value: Any) -> Any:
+    """Return a value with Python's numbers in the place of NumPy's, which infos of vector envs have."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: plain(child) for key, child in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return [plain(child) for child in value.tolist()]
+    return value
+
+
+def synced_zoo(kind: Any, autoreset: str, numbers: Any) -> SyncVectorEnv:
+    return SyncVectorEnv([partial(kind, one, length=LENGTHS[one]) for one in numbers], autoreset_mode=autoreset)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize(("policy", "autoreset"), [("restart", SAME), ("restart", NEXT), (None, DISABLED)])
+@pytest.mark.parametrize("kind", [zoo.Sheet, zoo.Words, zoo.Chain, zoo.Net])  # `Sheet` has Dict actions, too
+@in_modes(ORACLE, PROCESSES)
+def test_states_and_actions_of_any_space(
+    kind: Any, policy: Any, autoreset: str, copies: bool, make_env: MakeEnv
+) -> None:
+    if (kind, autoreset) == (zoo.Sheet, SAME):
+        kind = owned_sheet
+    singles = [partial(kind, number, length=length) for number, length in enumerate(LENGTHS)]
+    group = partial(synced_zoo, kind, autoreset)
+    env = make_env([partial(group, (0, 1, 2)), singles[3], partial(group, [4])], asynchronous=policy, copy=copies)
+    with ParallelEnv(singles, asynchronous=policy) as other:
+        actions = Actions(other, 3)
+        assert_same(plain(other.reset(seed=3)), plain(env.reset(seed=3)))
+        for _ in range(14):
+            drawn = actions.draw(range(5))
+            assert_same(plain(items(other.step(drawn))), plain(items(env.step(drawn))))
+            if policy is None and other.has_done():
+                assert_same(plain(other.reset()), plain(env.reset()))
+
+
+def owned_sheet(number: int, length: int) -> Any:
+    """Return a `Sheet` that does not overwrite its last state, which `SyncVectorEnv` returns without a copy."""
+    return TransformObservation(zoo.Sheet(number, length=length), copy.deepcopy, None)
+
+
+def test_spaces_may_differ_between_items(make_env: MakeEnv) -> None:
+    words = partial(SyncVectorEnv, [zoo.Words] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = make_env([partial(Walks, (3, 4), SAME), zoo.Counter, words], asynchronous="restart", num_cpus=2)
+    assert [type(state) for state in env.reset(seed=1)] == [np.ndarray] * 3 + [str] * 2
+    assert [type(space).__name__ for space in env.observation_spaces] == ["Box"] * 3 + ["Text"] * 2
+    for _ in range(4):
+        result = env.step([GO, RUN, 2, "a", "b"])
+    assert result.states[0][:2].tolist() == [3, 1]
+    assert result.infos[3]["ended_state"].startswith("0 4")
+    assert result.dones.tolist() == [False, True, True, True, True]
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = np.array(array)
+        self.shape, self.dtype, self.ndim = self._array.shape, self._array.dtype, self._array.ndim
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self._array.astype(dtype or self.dtype)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+
+class ForeignWalks(Walks):
+    def reset(self, **keywords: Any) -> Any:
+        states, infos = super().reset(**keywords)
+        return Foreign(states), self._foreign(infos)
+
+    def step(self, actions: Any) -> Any:
+        *parts, infos = super().step(actions)
+        return *map(Foreign, parts), self._foreign(infos)
+
+    def _foreign(self, infos: Any) -> Any:
+        return {key: Foreign(one) if key == "pair" else one for key, one in infos.items()}
+
+
+@pytest.mark.parametrize(("policy", "autoreset"), [("restart", SAME), ("idle", DISABLED), ("continue", NEXT)])
+def test_arrays_of_other_libraries(policy: Any, autoreset: str) -> None:
+    one, other = (ParallelEnv(some(kind, autoreset), asynchronous=policy) for kind in (ForeignWalks, Walks))
+    with one, other:
+        both = Pair(one, other)
+        both("reset", seed=3)
+        for _ in range(8):
+            both("step", [GO] * 6)
+
+
+# ---------------------------------------------------------------- adapters
+
+
+@pytest.mark.parametrize("how", [NEXT, SAME, DISABLED])
+@pytest.mark.parametrize("autoreset", [NEXT, SAME, DISABLED])
+@pytest.mark.parametrize("vec", [synced, Walks])
+def test_gymnasium_adapter(vec: Any, autoreset: str, how: str) -> None:
+    policy: Any = "continue" if autoreset == NEXT else "restart"
+    env = ParallelEnv(some(vec, autoreset), asynchronous=policy)
+    with closing(env), closing(ParallelEnv(APART).to_gymnasium(autoreset_mode=AutoresetMode(how))) as other:
+        cannot = {NEXT: autoreset != NEXT, SAME: (vec, autoreset) == (Walks, NEXT), DISABLED: autoreset == SAME}
+        if cannot[how]:
+            with pytest.raises(InvalidEnvError, match="does not fit this adapter"):
+                env.to_gymnasium(autoreset_mode=AutoresetMode(how))
+            return
+        one = env.to_gymnasium(autoreset_mode=AutoresetMode(how))
+        assert_same(other.reset(seed=3), one.reset(seed=3))
+        for _ in range(25):
+            expected = other.step(np.zeros(6, int))
+            assert_same(expected, one.step(np.zeros(6, int)))
+            ends = expected[2] | expected[3]
+            if how == DISABLED and ends.any():
+                if (vec, autoreset) == (Walks, NEXT):
+                    with pytest.raises(ArgumentError, match="which is reset only as a whole"):
+                        one.reset(options={"reset_mask": ends})
+                    return
+                begun = [each.reset(options={"reset_mask": ends.copy()}) for each in (other, one)]
+                assert_same(begun[0], begun[1])

@@ -89,15 +89,15 @@ class EnvGroup:
         options = each[0][1]
         if any(other is not options and dumps(other) != dumps(options) for _, other in each):
             raise EnvContractError(f"{self.facts.name} takes the same options for all of its envs.")
-        states, infos = self._reset(share.numbers, [seed for seed, _ in each], deep_copy(options))
-        loose = self._store_states(writer, share.env_ids, share.rows, states)
-        of_each = zip(share.env_ids, infos, loose, strict=True)
+        states, infos, indices = self._reset(share.numbers, [seed for seed, _ in each], deep_copy(options))
+        loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
+        of_each = zip(share.env_ids, self._split(infos, indices), loose, strict=True)
         return {env_id: Extra(info or None, leaves) for env_id, info, leaves in of_each if info or leaves}
 
     def _reset(
         self, numbers: Sequence[int] | None, seeds: Sequence[int | None] = (), options: Info | None = None
-    ) -> tuple[State, list[Info]]:
-        """Reset these sub-envs, ``None``: all; return their states, batched, and their infos."""
+    ) -> tuple[State, Info, Sequence[int]]:
+        """Reset these sub-envs, ``None``: all; return states, infos, and where in them each env is."""
         size = self.facts.num_envs
         chosen = range(size) if numbers is None else numbers
         is_seeded = any(seed is not None for seed in seeds)
@@ -107,8 +107,7 @@ class EnvGroup:
                     "EnvPool keeps the seed that it was made with",
                     "The seed of reset() has no effect: give one to envpool.make_gymnasium()",
                 )
-            states, infos = self.env.reset(np.array(chosen, np.int32), options=options)
-            return states, self._split(infos, range(len(chosen)))
+            return *self.env.reset(np.array(chosen, np.int32), options=options), range(len(chosen))
         if numbers is not None:
             mask = np.zeros(size, bool)
             mask[list(numbers)] = True
@@ -124,15 +123,14 @@ class EnvGroup:
                 raise EnvContractError(
                     f"{self.facts.name} takes one seed for all of its envs. Reset all of them, with an int as seed."
                 )
-        states, infos = self.env.reset(seed=seed, options=options)
-        return _pick(states, numbers), self._split(infos, chosen)
+        return *self.env.reset(seed=seed, options=options), chosen
 
     def step(
         self, share: Share, each: Sequence[Action] | None, writer: RowWriter, running: RunningCommand
     ) -> dict[int, Extra]:
         """Step envs, write their results, and begin the next episodes of those that ended if the command says so."""
         states, outcomes, infos, indices = self._step(self._actions(share, each, writer), share.numbers)
-        loose = self._store_states(writer, share.env_ids, share.rows, states)
+        loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
         ends = writer.store_outcomes(share.rows, *outcomes)
         ended: list[int] = ends.nonzero()[0].tolist() if running.command.autoreset else []
         at_end = {key: infos.pop(key) for key in _AT_END if ended and key in infos}
@@ -154,7 +152,7 @@ class EnvGroup:
         return values
 
     def _step(self, actions: Action, numbers: Sequence[int] | None) -> tuple[State, list[Any], Info, Sequence[int]]:
-        """Step these sub-envs, ``None``: all; return states, outcomes, infos, and where in the infos each env is."""
+        """Step these sub-envs, ``None``: all; return states, outcomes, infos, and where in states and infos each is."""
         size = self.facts.num_envs
         if numbers is None:
             result = self.env.step(actions)
@@ -171,7 +169,7 @@ class EnvGroup:
         states, *outcomes, infos = result
         if numbers is None or self.facts.steps_some:
             return states, outcomes, dict(infos), range(size if numbers is None else len(numbers))
-        return _pick(states, numbers), [_pick(one, numbers) for one in outcomes], dict(infos), numbers
+        return states, [_pick(one, numbers) for one in outcomes], dict(infos), numbers
 
     def _actions(self, share: Share, each: Sequence[Action] | None, writer: RowWriter) -> Action:
         """Return the actions, batched, in memory of their own."""
@@ -211,12 +209,15 @@ class EnvGroup:
         env_ids = tuple(share.env_ids[position] for position in ended)
         for env_id in env_ids:
             writer.keep_ended(env_id - writer.first)
-        states, infos = self._reset(ended if share.numbers is None else [share.numbers[position] for position in ended])
-        loose = self._store_states(writer, env_ids, writer.batch.rows(env_ids), states)
+            if env_id in values:  # copied before the reset: an env may change what it returned
+                values[env_id] = values[env_id]._replace(info=deep_copy(values[env_id].info))
+        numbers = ended if share.numbers is None else [share.numbers[position] for position in ended]
+        states, infos, indices = self._reset(numbers)
+        loose = self._store_states(writer, env_ids, writer.batch.rows(env_ids), states, indices)
         for env_id, leaves in zip(env_ids, loose, strict=True):
             if leaves:
                 values[env_id] = values[env_id]._replace(loose=leaves, ended_loose=values[env_id].loose)
-        self._store_reset_infos(writer, env_ids, infos, values)
+        self._store_reset_infos(writer, env_ids, self._split(infos, indices), values)
 
     @staticmethod
     def _store_reset_infos(
@@ -228,16 +229,18 @@ class EnvGroup:
                 values[env_id] = values.get(env_id, NOTHING)._replace(reset_info=left)
 
     def _store_states(
-        self, writer: RowWriter, env_ids: Sequence[int], rows: Index, states: State
+        self, writer: RowWriter, env_ids: Sequence[int], rows: Index, states: State, indices: Sequence[int]
     ) -> Sequence[list[Any] | None]:
-        """Write states to rows; return the loose leaves of each, if there are any."""
+        """Write the states in these places to rows; return the loose leaves of each, if there are any."""
+        is_part = not isinstance(indices, range)
         if not writer.has_loose:
-            writer.store_states(rows, states)
+            writer.store_states(rows, _pick(states, indices if is_part else None))
             return [None] * len(env_ids)
-        items = iterate(batch_space(self.env.single_observation_space, len(env_ids)), states)
+        size = self.facts.num_envs if is_part else len(indices)
+        items = list(iterate(batch_space(self.env.single_observation_space, size), states))
         return [
-            writer.store_state(env_id - writer.first, deep_copy(state))
-            for env_id, state in zip(env_ids, items, strict=True)
+            writer.store_state(env_id - writer.first, deep_copy(items[index]))
+            for env_id, index in zip(env_ids, indices, strict=True)
         ]
 
     # ---------------------------------------------------------------- infos

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from modes import PROCESSES, here_and_in_processes, in_modes
+from vector_envs import Walk, synced
 
 from adapters.envs import Fragile, Looped, Varied
 from adapters.neighbours import require, seeded
@@ -235,3 +236,15 @@ def test_ppo_solves_cart_pole_with_the_learning_curve_of_dummy_vec_env(make_env:
     found = learn_cart_pole(make_env(["CartPole-v1"] * 8).to_sb3())
     assert found[1] >= 475
     assert difference(found, learn_cart_pole(vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")] * 8))) is None
+
+
+def test_vector_envs_equal_their_envs_one_by_one(make_env: MakeEnv) -> None:
+    env_fns = [partial(synced, (3, 6), "SameStep"), partial(Walk, 5), partial(synced, (4,))]
+    singles = [partial(Walk, length) for length in (3, 6, 5, 4)]
+    twins = Sb3Twins(make_env(env_fns, asynchronous="restart").to_sb3(), vec_env.DummyVecEnv(singles))
+    for one in (twins.ours, twins.theirs):
+        one.seed(3)
+    twins.reset()
+    assert sum(int(twins.step(np.zeros(4, int)).sum()) for _ in range(15)) > 8
+    assert twins.ours.get_attr("length", [1, 3]) == twins.theirs.get_attr("length", [1, 3]) == [6, 4]
+    assert twins.ours.env_method("tell", "a") == twins.theirs.env_method("tell", "a")
