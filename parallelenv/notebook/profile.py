@@ -33,7 +33,7 @@ INTERRUPTED_TIMEOUT = 0.2
 """The same after Ctrl-C."""
 MOST_CALLS = 1_000_000
 """Calls that are kept; older ones are dropped."""
-_CHECK_INTERVAL = 1e-3
+_MOMENT = 1e-3
 """Seconds between checks whether another thread's call has ended."""
 
 
@@ -135,14 +135,14 @@ class Recorder:
                 workers = self._collect(left, not is_interrupt)
             except ParallelEnvError as wrong:  # another thread is in a call; or, for example, closed in the meantime
                 if isinstance(wrong, UsageError) and left:
-                    time.sleep(_CHECK_INTERVAL)
+                    time.sleep(_MOMENT)
                     continue
             break
         missing = set(self._engine.env_ids).difference(*(worker.env_ids for worker in workers))
         begun = max([self._begun, self._calls.since, *(worker.since for worker in workers if worker.is_cut)])
         self._profile.finished = Recording(
             begun,
-            max(ended, begun + _CHECK_INTERVAL),  # clocks of two machines may disagree
+            max(ended, begun + _MOMENT),  # clocks of two machines may disagree
             begun > self._begun,
             self._calls.spans(begun, ended),
             sorted(workers, key=lambda worker: worker.env_ids),
