@@ -288,7 +288,7 @@ class BackendContract:
         assert {env_id: landed[0][0] for env_id, landed in drain(env).items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
 
     def test_large_messages_do_not_block_each_other(self, make: Make) -> None:
-        """Two commands in flight to one worker, larger than a pipe's buffer, with results as large."""
+        """Two pending commands of one worker, larger than a pipe's buffer, with results as large."""
         env = make(five_env_fns(zoo.Ragged), num_cpus=1)
         env.reset(seed=1)
         large = [np.full(50_000, float(number)) for number in range(NUM_ENVS)]

@@ -233,15 +233,7 @@ class Host:
         columns: Columns = ((),)
         shares = self._shares(command) if self._groups else None
         if shares is not None:
-            begins = command.begins
-            if command.operation == "step":
-                rows: Any = self.writer.batch.rows(command.env_ids)
-                if command.begins_ended and not all(
-                    share.is_group for share in shares
-                ):  # vector envs know it themselves
-                    begins = tuple(self.writer.ended(range(rows.start, rows.stop) if isinstance(rows, slice) else rows))
-                self.writer.start_step(rows)
-            run, columns = functools.partial(self._run_shares, begins), (shares,)
+            run, columns = functools.partial(self._run_shares, self._start_shares(command)), (shares,)
         elif command.operation == "step":
             run, columns = self.step, self._start_step(command, self._find(command.env_ids))
         elif command.operation == "rollout":
@@ -326,7 +318,18 @@ class Host:
             if value is not None:
                 running.reply.values[env_id] = value
 
-    def _run_shares(self, begins: tuple[int, ...], running: RunningCommand, walk: Iterator[Any]) -> None:
+    def _start_shares(self, command: Command) -> Collection[int]:
+        """Return which single envs a command resets instead of stepping them; clear the flags of those that it steps."""
+        if command.operation != "step":
+            return ()
+        rows: Any = self.writer.batch.rows(command.env_ids)
+        begins: Collection[int] = command.begins
+        if command.begins_ended and len(self._groups) < len(self.env_ids):  # vector envs know it themselves
+            begins = self._begins_of(command, range(rows.start, rows.stop) if isinstance(rows, slice) else rows)
+        self.writer.start_step(rows)
+        return begins
+
+    def _run_shares(self, begins: Collection[int], running: RunningCommand, walk: Iterator[Any]) -> None:
         """Run a command for single envs and vector envs, one after the other; ``begins`` are to begin an episode."""
         command = running.command
         for running.num_started, share in walk:
@@ -335,7 +338,7 @@ class Host:
             if share.is_group:
                 self._run_group(running, share, each)
             elif command.operation == "step":
-                one = dataclasses.replace(command, env_ids=share.env_ids, each=each, begins=begins, begins_ended=False)
+                one = dataclasses.replace(command, env_ids=share.env_ids, each=each, begins=tuple(begins), begins_ended=False)
                 self.step(running, zip([number], *self._start_step(one, self._find(one.env_ids)), strict=True))
             else:
                 self._operate(running, iter([(number, first, None if each is None else each[0])]))
@@ -393,11 +396,7 @@ class Host:
     def _start_step(self, command: Command, envs: StepEnvs) -> Columns:
         """Return row, cell, ``step`` and action of each env. The flags of their rows are False from now on."""
         steps: Sequence[Any] = self._steps if envs.pick is None else envs.pick(self._steps)
-        begins: Collection[int] = command.begins
-        if command.begins_ended:
-            if self._begins[0] != command.number:  # else it was interrupted, maybe after its flags were cleared below
-                self._begins = command.number, self.writer.ended(envs.row_numbers)
-            begins = self._begins[1]
+        begins = self._begins_of(command, envs.row_numbers) if command.begins_ended else command.begins
         if begins:
             steps = self._with_resets(steps, command.env_ids, begins)
         actions = self.writer.start_step(envs.rows)
@@ -405,6 +404,15 @@ class Host:
             actions = command.each
             steps = [lambda action, step=step: step(deep_copy_but_graph(action)) for step in steps]
         return envs.row_numbers, envs.cells, steps, actions
+
+    def _begins_of(self, command: Command, row_numbers: Sequence[int]) -> Collection[int]:
+        """Return the envs, in these rows, that have ended, however often the step is begun, see `Command.begins_ended`.
+
+        After an interrupt at its beginning their flags may be cleared already.
+        """
+        if self._begins[0] != command.number:
+            self._begins = command.number, self.writer.ended(row_numbers)
+        return self._begins[1]
 
     def _with_resets(self, steps: Sequence[Any], env_ids: Sequence[int], begins: Collection[int]) -> list[Any]:
         """Replace the steps of envs that are to begin an episode by resets, which return what a step would."""
