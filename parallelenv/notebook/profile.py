@@ -140,9 +140,10 @@ class Recorder:
             break
         missing = set(self._engine.env_ids).difference(*(worker.env_ids for worker in workers))
         begun = max([self._begun, self._calls.since, *(worker.since for worker in workers if worker.is_cut)])
+        ended = max(ended, begun + _MOMENT)  # clocks of two machines may disagree
         self._profile.finished = Recording(
             begun,
-            max(ended, begun + _MOMENT),  # clocks of two machines may disagree
+            ended,
             begun > self._begun,
             self._calls.spans(begun, ended),
             sorted(workers, key=lambda worker: worker.env_ids),
