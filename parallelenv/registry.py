@@ -67,42 +67,28 @@ def resolve_backend(
     ``seed`` and ``shared`` that envs may use while they are tried.
 
     Raises:
-        The errors of `make_backend`; and, with ``"auto"``:
-        ArgumentError: If there are options other than ``caller_busy``, or GPUs are requested.
+        The errors of `load_backend`; and
+        ArgumentError: If the mode does not accept one of the options; with ``"auto"`` also if GPUs are requested.
     """
-    if not (isinstance(para_mode, str) and para_mode == AUTO):
-        return make_backend(para_mode, options, own_arguments), num_cpus, None
-    for name, value in options.items():  # whether one that only some modes have is an error must not be measured
-        if name != AUTO_OPTION:
+    chosen: Recommendation | None = None
+    if isinstance(para_mode, str) and para_mode == AUTO:
+        for name, value in options.items():  # whether one that only some modes have is an error must not be measured
+            if name != AUTO_OPTION:
+                raise ArgumentError(
+                    f"{name}={show(value)} is no option of para_mode={AUTO!r}, which accepts {AUTO_OPTION} only: "
+                    "others differ between the modes that it may choose. Name the mode; recommend(envs) says which one "
+                    f"it would be.{_instead(name, own_arguments)}"
+                )
+        if num_gpus:
             raise ArgumentError(
-                f"{name}={show(value)} is no option of para_mode={AUTO!r}, which accepts {AUTO_OPTION} only: others "
-                f"differ between the modes that it may choose. Name the mode; recommend(envs) says which one it would "
-                f"be.{_instead(name, own_arguments)}"
+                f"num_gpus={show(num_gpus)} cannot be kept with para_mode={AUTO!r}: only Ray's workers are given GPUs, "
+                "and it never chooses Ray. Name the mode, para_mode='ray', or leave num_gpus at 0."
             )
-    if num_gpus:
-        raise ArgumentError(
-            f"num_gpus={show(num_gpus)} cannot be kept with para_mode={AUTO!r}: only Ray's workers are given GPUs, and "
-            "it never chooses Ray. Name the mode, para_mode='ray', or leave num_gpus at 0."
-        )
-    from parallelenv.autotune.recommend import choose  # imported late: it needs the words of this module
+        from parallelenv.autotune.recommend import choose  # imported late: it needs the words of this module
 
-    chosen = choose(env_factories, num_cpus, spaces, **for_envs, **options)
-    return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
-
-
-def make_backend(para_mode: Any, options: dict[str, Any], own_arguments: Sequence[str] = ()) -> Backend:
-    """Return a new backend.
-
-    Args:
-        para_mode: A known word, or a class that fulfils `protocol.Backend`.
-        options: Keyword arguments of its constructor.
-        own_arguments: See `resolve_backend`.
-
-    Raises:
-        ArgumentError: If the word is not known, the class is not a backend, or it does not accept one of the options.
-        MissingDependencyError: If a package that the mode needs is not installed.
-    """
-    kind = _kind(para_mode)
+        chosen = choose(env_factories, num_cpus, spaces, **for_envs, **options)
+        para_mode, num_cpus, options = chosen.mode, chosen.num_cpus, chosen.options
+    kind = load_backend(para_mode)
     accepted = _accepted(kind)
     for name, value in options.items():
         if name not in accepted:
@@ -111,56 +97,51 @@ def make_backend(para_mode: Any, options: dict[str, Any], own_arguments: Sequenc
                 f"{', '.join(accepted) if accepted else 'no further options'}."
                 f"{_instead(name, [*own_arguments, *accepted])}"
             )
-    backend: Backend = kind(**options)
-    return backend
+    return kind(**options), num_cpus, chosen
 
 
 def option_names(para_mode: Any) -> list[str]:
-    """Return the options that a mode accepts. Arguments and errors: see `make_backend`."""
-    return [AUTO_OPTION] if isinstance(para_mode, str) and para_mode == AUTO else _accepted(_kind(para_mode))
+    """Return the options that a mode accepts. Arguments and errors: see `load_backend`."""
+    return [AUTO_OPTION] if isinstance(para_mode, str) and para_mode == AUTO else _accepted(load_backend(para_mode))
 
 
 def lives_here(para_mode: Any) -> bool:
-    """Whether the envs of a mode live in this process. Arguments and errors: see `make_backend`."""
-    return not (isinstance(para_mode, str) and para_mode == AUTO) and bool(_kind(para_mode).uses_live_envs)
-
-
-def _kind(para_mode: Any) -> type[Any]:
-    """Return the backend class of a word, or a class that is one itself."""
-    if not isinstance(para_mode, type):
-        return load_backend(para_mode)
-    methods = ("plan_workers", "launch", "allocate", "wait", "close")
-    if lacking := [f"{name}()" for name in methods if not hasattr(para_mode, name)]:
-        raise ArgumentError(
-            f"para_mode={para_mode.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; "
-            f"expected such a class or one of {known_words()}.{hint_at(para_mode.__name__)}"
-        )
-    return para_mode
+    """Whether the envs of a mode live in this process. Arguments and errors: see `load_backend`."""
+    return not (isinstance(para_mode, str) and para_mode == AUTO) and bool(load_backend(para_mode).uses_live_envs)
 
 
 def _accepted(kind: type[Any]) -> list[str]:
     return [name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")]
 
 
-def load_backend(word: Any) -> type[Any]:
-    """Import and return the backend class of a word.
+def load_backend(para_mode: Any) -> type[Any]:
+    """Return the backend class of a mode, which is imported, or the class itself if one was given.
 
     Raises:
-        ArgumentError: If the word is not known.
+        ArgumentError: If the word is not known, or the class is not a `protocol.Backend`.
         MissingDependencyError: If a package that the mode needs is not installed.
     """
-    if not isinstance(word, str) or word not in known_modes():
+    if isinstance(para_mode, type):
+        methods = ("plan_workers", "launch", "allocate", "wait", "close")
+        if lacking := [f"{name}()" for name in methods if not hasattr(para_mode, name)]:
+            raise ArgumentError(
+                f"para_mode={para_mode.__name__} is a class that lacks {', '.join(lacking)}, so it is no "
+                f"protocol.Backend; expected such a class or one of {known_words()}.{hint_at(para_mode.__name__)}"
+            )
+        return para_mode
+    if not isinstance(para_mode, str) or para_mode not in known_modes():
         known = known_words()
-        hint = hint_at(word) or did_you_mean(str(word), known)
-        raise ArgumentError(f"para_mode={word!r} is not known; expected one of {known}.{hint}")
-    if word not in _MODES:
-        foreign: type[Any] = _foreign()[word].load()
+        raise ArgumentError(
+            f"para_mode={para_mode!r} is not known; expected one of {known}.{_instead(para_mode, known)}"
+        )
+    if para_mode not in _MODES:
+        foreign: type[Any] = _foreign()[para_mode].load()
         return foreign
-    target, needs = _MODES[word]
+    target, needs = _MODES[para_mode]
     if needs is not None and find_spec(needs) is None:  # not imported here: importing Ray changes environment variables
         raise MissingDependencyError(
-            f"para_mode={word!r} needs the package {needs!r}, which is not installed. Install it with: pip install "
-            f"{needs}"
+            f"para_mode={para_mode!r} needs the package {needs!r}, which is not installed. Install it with: pip "
+            f"install {needs}"
         )
     module, _, name = target.partition(":")
     backend: type[Any] = getattr(import_module(module), name)
@@ -176,6 +157,6 @@ def word_of(para_mode: Any) -> str:
     return str(getattr(para_mode, "__name__", para_mode))
 
 
-def _instead(name: str, known: Sequence[str]) -> str:
-    """Return a hint for an unknown keyword of the constructor: a sentence after a space, or nothing."""
-    return hint_at(name) or did_you_mean(name, known)
+def _instead(name: object, known: Sequence[str]) -> str:
+    """Return a hint for an unknown keyword of the constructor, or mode: a sentence after a space, or nothing."""
+    return hint_at(name) or did_you_mean(str(name), known)

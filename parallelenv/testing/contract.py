@@ -63,24 +63,6 @@ KINDS: dict[str, Callable[[], list[Any]]] = {
 }
 """Lists of envs, by their special feature."""
 
-_ID_FORMS: Sequence[Any] = (
-    None,
-    3,
-    [4, 0],
-    None,
-    (1, 2, 3),
-    np.array([2, 0, 4]),
-    np.int64(2),
-    slice(1, None, 2),
-    None,
-    np.array([False, True, True, False, True]),
-    slice(None, None, -1),
-    [],
-    None,
-)
-"""Every form of ``id``, in an order in which all envs make progress."""
-
-
 ONES = [1] * NUM_ENVS
 _PATIENCE = 10.0  # seconds
 _CALLS: Sequence[tuple[Any, ...]] = (
@@ -604,6 +586,24 @@ def assert_same(expected: object, found: object, where: str = "") -> None:
     first = difference(expected, found, where)
     if first is not None:
         raise AssertionError(f"{first} (expected against found)")
+
+
+_ID_FORMS: Sequence[Any] = (
+    None,
+    3,
+    [4, 0],
+    None,
+    (1, 2, 3),
+    np.array([2, 0, 4]),
+    np.int64(2),
+    slice(1, None, 2),
+    None,
+    np.array([False, True, True, False, True]),
+    slice(None, None, -1),
+    [],
+    None,
+)
+"""Every form of ``id``, in an order in which all envs make progress."""
 
 
 def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> AnswerRecord:

@@ -319,7 +319,7 @@ class Host:
                 running.reply.values[env_id] = value
 
     def _start_shares(self, command: Command) -> Collection[int]:
-        """Return which single envs a command resets instead of stepping them; clear the flags of those that it steps."""
+        """Clear the flags of the envs that a command steps; return which single envs it resets instead."""
         if command.operation != "step":
             return ()
         rows: Any = self.writer.batch.rows(command.env_ids)
@@ -338,7 +338,9 @@ class Host:
             if share.is_group:
                 self._run_group(running, share, each)
             elif command.operation == "step":
-                one = dataclasses.replace(command, env_ids=share.env_ids, each=each, begins=tuple(begins), begins_ended=False)
+                one = dataclasses.replace(
+                    command, env_ids=share.env_ids, each=each, begins=tuple(begins), begins_ended=False
+                )
                 self.step(running, zip([number], *self._start_step(one, self._find(one.env_ids)), strict=True))
             else:
                 self._operate(running, iter([(number, first, None if each is None else each[0])]))
