@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelenv.backends._pipe_host import serve
 from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
 from parallelenv.worker.worker_loop import end_with_caller, forget_launcher
 
+ServeWorker = Callable[[Connection, WorkerLog], None]
 _SEED_SIZE = 1 << 64
 """Entropy above this is from the system: users write smaller seeds."""
 FileState = tuple[int, int]
@@ -51,15 +51,15 @@ class ImportResult(NamedTuple):
     reason: str  # why workers must not be forked from this server any more; empty if they may
 
 
-def serve_forks(requests: Connection) -> None:
-    """Run a server: import and fork on request, until the caller closes the pipe or dies.
+def serve_forks(requests: Connection, serve: ServeWorker) -> None:
+    """Run a server: import and fork on request, until the caller closes the pipe or dies. ``serve`` runs a worker.
 
     A request is the name of a method of `_Server`, its arguments, and the number of descriptors that follow.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
     caller: Any = multiprocessing.parent_process()
-    server = _Server(requests, caller.sentinel)
+    server = _Server(requests, serve, caller.sentinel)
     _PRISTINE[:] = _PRISTINE or _generator_state()
     try:
         server.await_request()
@@ -84,11 +84,12 @@ class _Server:
 
     Args:
         requests: The pipe from the caller.
+        serve: Runs a worker, at its end of a pipe and with its log.
         sentinel: A descriptor that becomes readable when the caller dies.
     """
 
-    def __init__(self, requests: Connection, sentinel: int) -> None:
-        self._requests = requests
+    def __init__(self, requests: Connection, serve: ServeWorker, sentinel: int) -> None:
+        self._requests, self._serve = requests, serve
         self._sentinel = sentinel
         self._children: dict[int, Connection] = {}  # where to report the exit code of each
         self._wakeups, self._wake = os.pipe()
@@ -125,13 +126,15 @@ class _Server:
 
     def fork_worker(self, settings: dict[str, Any], sentinel: int, report: int, pipe: int, log: int) -> int:
         """Fork a worker with these ends of a pipe and a log; return its process id. Other arguments: see `_fork`."""
-        return self._fork(lambda: serve(Connection(pipe), WorkerLog(log)), settings, None, sentinel, report)
+        return self._fork(lambda: self._serve(Connection(pipe), WorkerLog(log)), settings, None, sentinel, report)
 
     def fork_server(
         self, settings: dict[str, Any], environment: Mapping[str, str], sentinel: int, report: int, requests: int
     ) -> int:
         """Fork a server with these environment variables; return its process id. Other arguments: see `_fork`."""
-        return self._fork(lambda: serve_forks(Connection(requests)), settings, environment, sentinel, report)
+        return self._fork(
+            lambda: serve_forks(Connection(requests), self._serve), settings, environment, sentinel, report
+        )
 
     def _fork(
         self,

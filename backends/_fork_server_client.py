@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from parallelenv.backends._fork_server import CHANGED, FileState, ImportResult, have_changed, serve_forks
+from parallelenv.backends._pipe_host import serve
 from parallelenv.backends._process import ForkedProcess, starting
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.worker.worker_log import WorkerLog
@@ -68,7 +69,7 @@ class ForkServer:
         with starting("spawn"):
             ours, theirs = context.Pipe()
             with theirs:
-                root = context.Process(target=serve_forks, args=(theirs,), name="parallelenv-fork-server")
+                root = context.Process(target=serve_forks, args=(theirs, serve), name="parallelenv-fork-server")
                 root.start()
             # Private: else it is in `multiprocessing.active_children()`, and joining all of them never ends.
             vars(process)["_children"].discard(root)
