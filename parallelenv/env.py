@@ -262,7 +262,7 @@ class ParallelEnv:
         """
         arguments.check_positive("num_envs", num_envs)
         options = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
-        spec = env_specs.make_factories([id])[0].source if isinstance(id, str) else id
+        spec = env_specs.registered(id, {}, ())
         if num_workers is None:
             num_workers = (
                 1 if registry.lives_here(para_mode) else min(num_envs, options.get("num_cpus") or usable_cores())

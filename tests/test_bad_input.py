@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
+from gymnasium.vector import SyncVectorEnv
 from modes import ORACLE, PROCESSES, RAY, THREADS
 from test_rollout import Count
 
@@ -69,7 +70,13 @@ def pettingzoo_like() -> Any:
     return type("Game", (base,), methods)()
 
 
-TWIN = Counter()
+def closed_vector_env() -> Any:
+    env = SyncVectorEnv([Counter] * 2)
+    env.close()
+    return env
+
+
+TWIN, TWINS = Counter(), SyncVectorEnv([Counter] * 2)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +92,10 @@ TWIN = Counter()
         ([OrderedDict(a=1)], r"envs\[0\] is OrderedDict.*, which is no env"),
         (["NoSuchEnv-v0"], r"envs\[0\] is 'NoSuchEnv-v0', which Gymnasium does not know"),
         ([TWIN, Counter(), TWIN], r"envs\[0\] and envs\[2\] are the same instance.*\[make\] \* n"),
-        ([lambda: gym.make_vec("CartPole-v1", num_envs=2)], "already a batch"),
+        ([Counter, closed_vector_env()], "env 1 is SyncVectorEnv.*a vector env that is closed"),
+        ([Counter, closed_vector_env], "env 1 is SyncVectorEnv.*a vector env that is closed"),
+        ([TWINS, Counter, TWINS], r"envs\[0\] and envs\[2\] are the same instance.*\[make\] \* n"),
+        ([lambda: TWINS, Counter, lambda: TWINS], "env fns of envs 0 and 2 have returned the same instance"),
         ([Counter(), pettingzoo_like()], "env 1 is .*PettingZoo multi-agent env"),
         ([Counter, pettingzoo_like], "env 1 is .*PettingZoo multi-agent env"),
         ([Counter, lambda: None], "An env fn returned None"),

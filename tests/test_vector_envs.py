@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import Autoreset, TransformObservation
-from modes import ORACLE, PROCESSES, in_modes
+from modes import ORACLE, PROCESSES, here_and_in_processes
 from vector_envs import DISABLED, EXIT, GO, NEXT, RAISE, RUN, SAME, Walk, Walks, synced
 
 from parallelenv import ParallelEnv
-from parallelenv.errors import ArgumentError, InvalidEnvError
+from parallelenv.errors import AbsentAttributeError, ArgumentError, EnvContractError, InvalidEnvError, UnpicklableError
 from parallelenv.testing import envs as zoo
 from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, Actions, assert_same, drain, items
 
@@ -178,7 +181,7 @@ def test_calls_for_a_part_are_refused_before_anything_is_sent() -> None:
 # ---------------------------------------------------------------- failures
 
 
-@in_modes(ORACLE, PROCESSES)
+@here_and_in_processes
 @pytest.mark.parametrize("vec", [synced, Walks])
 def test_exception_in_a_step_fails_the_vector_env_once(vec: Any, make_env: MakeEnv) -> None:
     env = make_env(some(vec), asynchronous="restart", num_cpus=2)
@@ -196,7 +199,7 @@ def test_exception_in_a_step_fails_the_vector_env_once(vec: Any, make_env: MakeE
 
 
 @pytest.mark.parametrize("vec", [synced, Walks])
-@in_modes(ORACLE, PROCESSES)
+@here_and_in_processes
 def test_vector_envs_that_fail_are_restarted(vec: Any, make_env: MakeEnv) -> None:
     action = EXIT if make_env(some()[1:2]).para_mode == PROCESSES else RAISE
     env = make_env(some(vec), asynchronous="restart", num_cpus=3, on_failure="restart")
@@ -231,7 +234,7 @@ def synced_zoo(kind: Any, autoreset: str, numbers: Any) -> SyncVectorEnv:
 @pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize(("policy", "autoreset"), [("restart", SAME), ("restart", NEXT), (None, DISABLED)])
 @pytest.mark.parametrize("kind", [zoo.Sheet, zoo.Words, zoo.Chain, zoo.Net])  # `Sheet` has Dict actions, too
-@in_modes(ORACLE, PROCESSES)
+@here_and_in_processes
 def test_states_and_actions_of_any_space(
     kind: Any, policy: Any, autoreset: str, copies: bool, make_env: MakeEnv
 ) -> None:
@@ -332,3 +335,194 @@ def test_gymnasium_adapter(vec: Any, autoreset: str, how: str) -> None:
                     return
                 begun = [each.reset(options={"reset_mask": ends.copy()}) for each in (other, one)]
                 assert_same(begun[0], begun[1])
+
+
+# ---------------------------------------------------------------- what a vector env may return
+
+
+class Odd(Walks):
+    """Returns something unusual from its steps.
+
+    Args:
+        change: Changes the list of the five items.
+    """
+
+    def __init__(self, change: Callable[[list[Any]], Any]) -> None:
+        super().__init__((4, 5))
+        self._change = change
+
+    def step(self, actions: Any) -> Any:
+        items = list(super().step(actions))
+        self._change(items)
+        return tuple(items)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda items: items.pop(), "Odd returned <tuple of 4 items>, which is not five items"),
+        (lambda items: items.__setitem__(0, items[0][:, :2]), r"of shape \(2,\).*observation space says"),
+        (lambda items: items.__setitem__(0, items[0].astype(complex)), "dtype complex128.*observation space says"),
+        (
+            lambda items: items.__setitem__(0, items[0][:1]),
+            r"states are of shape \(1, 3\).*have to be of shape \(2, 3\)",
+        ),
+        (lambda items: items.__setitem__(1, items[1][:1]), r"rewards of shape \(1,\) and dtype float64; of 2 envs"),
+        (lambda items: items.__setitem__(2, [None, None]), "terminations .* has to be an array of bool"),
+        (lambda items: items.__setitem__(4, None), "returned the infos None; infos are a dict"),
+    ],
+)
+def test_wrong_results_of_a_step_are_named(change: Any, message: str) -> None:
+    with ParallelEnv([partial(Odd, change)]) as env:
+        env.reset()
+        with pytest.raises(EnvContractError, match=message):
+            env.step([GO, GO])
+
+
+def test_rewards_and_flags_of_other_dtypes_and_infos_of_every_kind() -> None:
+    infos = {
+        **{"objects": np.array([{"x": 1}, None]), "_objects": np.array([True, False])},
+        **{"number": 5, "text": "to", "pair": (1, "b"), "three": [1, 2, 3], "none": None, "point": np.zeros(())},
+        **{"dict": {"array": np.arange(4.0).reshape(2, 2), "all": "x", "_part": np.ones(2), "part": np.arange(2)}},
+    }
+
+    def change(items: list[Any]) -> None:
+        items[1:] = [1, 2], items[2].astype(int), np.array([0, 1], np.uint8), infos
+
+    with ParallelEnv([partial(Odd, change)], asynchronous="continue") as env:
+        env.reset()
+        result = env.step([GO, GO])
+    assert (result.rewards.dtype, result.rewards.tolist(), result.dones.tolist()) == (float, [1, 2], [False, True])
+    first = {"objects": {"x": 1}, "number": 5, "text": "to", "pair": 1, "three": [1, 2, 3], "none": None}
+    first |= {"point": np.zeros(()), "dict": {"array": np.arange(2.0), "all": "x", "part": 0}}
+    second = {**first, "pair": "b", "dict": {"array": np.arange(2.0, 4), "all": "x", "part": 1}}
+    del second["objects"]
+    assert_same([first, second], [plain(info) for info in result.infos])
+
+
+class Steady(Walk):
+    """Its infos are of one form, so they have columns."""
+
+    def _info(self) -> dict[str, Any]:
+        return {"count": np.int64(self.count), "pair": np.full(2, self.luck)}
+
+
+@pytest.mark.parametrize("autoreset", [NEXT, SAME, DISABLED])
+@here_and_in_processes
+def test_steady_infos_have_columns_and_steps_have_plans(autoreset: str, make_env: MakeEnv) -> None:
+    vec = partial(synced, autoreset=autoreset, kind=Steady)
+    env = make_env([partial(vec, (9, 6, 4)), partial(vec, (4, 7))], asynchronous="restart", num_cpus=2)
+    with ParallelEnv([partial(Steady, length) for length in (9, 6, 4, 4, 7)], asynchronous="restart") as other:
+        other.engine.plans_steps = other.engine.learns_infos = False
+        both = Pair(env, other)
+        both("reset", seed=1)
+        for turn in range(40):
+            ids = None if turn % 4 else [4, 3]
+            both("step", [GO] * (2 if ids else 5), ids, align="item" if turn % 5 else "batch")
+    assert env.engine.plans
+    assert env.engine.pool.batch.info_columns is not None
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: ParallelEnv([partial(Walks, ())]), EnvContractError, "Walks has no envs"),
+        (lambda: ParallelEnv.make_vec(3, 2), InvalidEnvError, "id=3 is no registered id"),  # type: ignore[arg-type]
+        (lambda: ParallelEnv.make_vec("CartPole-v1", 2, num_workers=3), ArgumentError, "more than num_envs=2"),
+        (lambda: ParallelEnv.make_vec("CartPole-v1", 0), ArgumentError, "num_envs=0"),
+        (lambda: ParallelEnv([synced((3, 4), SAME), Walk], ORACLE, "idle"), InvalidEnvError, "vector envs has a table"),
+    ],
+)
+def test_bad_vector_envs_are_refused(make: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("vec", "call", "error", "message"),
+    [
+        (Walks, lambda env: env.reset(seed=[1, 5, 3]), EnvContractError, "Walks takes one seed for all of its envs"),
+        (Walks, lambda env: env.reset([0, 1], seed=[None, 1]), EnvContractError, "Walks takes one seed for all"),
+        (synced, lambda env: env.reset([0, 1], options=[{"begin": 1}, {}]), EnvContractError, "takes the same options"),
+        (
+            synced,
+            lambda env: env.customized_method("tell", [{"word": word} for word in "abc"]),
+            EnvContractError,
+            "SyncVectorEnv calls methods of its envs with the same arguments for all",
+        ),
+        (synced, lambda env: env.set_env_attr("luck.x", 1, [0, 1]), EnvContractError, "'luck.x' cannot be set in Sync"),
+        (synced, lambda env: env.customized_method("tel", id=[0, 1]), AttributeError, "no attribute 'tel'"),
+        (synced, lambda env: env.attr("lengt", id=[0, 1]), AbsentAttributeError, "have no attribute 'lengt'"),
+        (Walks, lambda env: env.get_env_attr("length"), AbsentAttributeError, r"Walks has no get_attr\(\)"),
+        (Walks, lambda env: env.set_env_attr("length", 3), AbsentAttributeError, r"Walks has no set_attr\(\)"),
+        (Walks, lambda env: env.customized_method("tell"), AbsentAttributeError, r"Walks has no call\(\)"),
+    ],
+)
+def test_calls_that_a_vector_env_cannot_make_are_refused(
+    vec: Any, call: Callable[[ParallelEnv], Any], error: type[Exception], message: str
+) -> None:
+    with ParallelEnv([vec, Walk]) as env:
+        env.reset(seed=1)
+        with pytest.raises(error, match=message) as caught:
+            call(env)
+        assert caught.value.env_ids == (0, 1)  # type: ignore[attr-defined]
+        env.reset(seed=1)
+        assert env.step([GO] * 3).states[:, 1].tolist() == [1, 1, 1]
+
+
+class Growing:
+    """An env fn of a vector env that has one env more each time."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __call__(self) -> Any:
+        size = len(self._file.read_text())
+        self._file.write_text("x" * (size + 1))
+        return Walks((4,) * size) if size < 4 else Walk()
+
+
+@here_and_in_processes
+def test_vector_env_of_another_size_is_refused_by_restart(tmp_path: Path, make_env: MakeEnv) -> None:
+    file = tmp_path / "size"
+    file.write_text("xx")
+    env = make_env([Walk, Growing(file)])
+    env.reset()
+    for name in ("Walks", "Walk"):
+        with pytest.raises(InvalidEnvError, match=f"^{name} was rebuilt with another number of envs than 2") as caught:
+            env.restart(2)
+        assert caught.value.env_ids == (1, 2)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidEnvError, match="could not be rebuilt"):
+        env.reset()
+    file.write_text("xx")
+    assert env.restart([1]) == (1, 2)
+    assert env.reset().shape == (3, 3)
+
+
+class Locked(Walk):
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.lock = threading.Lock()
+
+
+class Easy(Walk, EzPickle):
+    def __init__(self, length: int) -> None:
+        EzPickle.__init__(self, length)
+        super().__init__(length)
+
+
+def test_live_vector_envs_move_to_workers_by_pickle() -> None:
+    with ParallelEnv([synced((3, 4), SAME), Walk], PROCESSES, "restart") as env:
+        assert env.reset(seed=1).shape == (3, 3)
+        assert env.restart(0) == (0, 1)
+    with pytest.raises(UnpicklableError, match=r"env 0 cannot move to its worker: its instance SyncVectorEnv"):
+        ParallelEnv([synced((3, 4), SAME, Locked)], PROCESSES)
+    played = synced((3, 4), NEXT, Easy)
+    played.reset()
+    with pytest.warns(UserWarning, match="its class is an EzPickle"):
+        ParallelEnv([played], PROCESSES).close()
+    with ParallelEnv([synced()]) as env, pytest.raises(InvalidEnvError, match="env 0 was given as a live instance"):
+        env.restart(1)

@@ -209,8 +209,10 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
 
 
 def _loses_state(env: object) -> bool:
-    """Whether a live env was reset and `EzPickle` would lose its state."""
+    """Whether a live env, or one of a vector env, was reset and `EzPickle` would lose its state."""
     base, layer = getattr(env, "unwrapped", env), env
+    if is_vector_env(env):
+        return any(map(_loses_state, getattr(base, "envs", ())))
     if not isinstance(base, EzPickle):
         return False
     while layer is not None and getattr(layer, "_has_reset", False) is not True:

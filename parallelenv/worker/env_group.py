@@ -59,6 +59,8 @@ class EnvGroup:
             steps_ended=is_disabled and not self._is_of_envs,  # those raise an AssertionError
             seeds_each=self._is_of_envs,
         )
+        if env.num_envs < 1:
+            raise EnvContractError(f"{self.facts.name} has no envs.")
         if self._is_envpool and core.config["batch_size"] != env.num_envs:
             raise EnvContractError(
                 f"{self.facts.name} was made with batch_size={core.config['batch_size']} and num_envs={env.num_envs}, "
@@ -167,6 +169,8 @@ class EnvGroup:
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvContractError(f"step() of {self.facts.name} returned {show(result)}, which is not five items.")
         states, *outcomes, infos = result
+        if not isinstance(infos, Mapping):
+            raise EnvContractError(f"step() of {self.facts.name} returned the infos {show(infos)}; infos are a dict.")
         if numbers is None or self.facts.steps_some:
             return states, outcomes, dict(infos), range(size if numbers is None else len(numbers))
         return states, [_pick(one, numbers) for one in outcomes], dict(infos), numbers
@@ -236,8 +240,7 @@ class EnvGroup:
         if not writer.has_loose:
             writer.store_states(rows, _pick(states, indices if is_part else None))
             return [None] * len(env_ids)
-        size = self.facts.num_envs if is_part else len(indices)
-        items = list(iterate(batch_space(self.env.single_observation_space, size), states))
+        items = list(iterate(batch_space(self.env.single_observation_space, self._size(indices)), states))
         return [
             writer.store_state(env_id - writer.first, deep_copy(items[index]))
             for env_id, index in zip(env_ids, indices, strict=True)
@@ -248,11 +251,12 @@ class EnvGroup:
     def _columns(self, infos: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Array] | None:
         """Return infos as arrays with a row for each env; ``None`` if any is something else, or is for some envs."""
         columns: dict[str, Array] = {}
+        size = self._size(indices)
         for key, values in infos.items():
             if self._is_bookkeeping(key, infos):
                 if key[0] == "_" and not np.all(_pick(values, None if isinstance(indices, range) else indices)):
                     return None
-            elif isinstance(values, np.ndarray) and values.dtype != object and values.ndim:
+            elif isinstance(values, np.ndarray) and values.dtype != object and values.shape[:1] == (size,):
                 columns[key] = values if isinstance(indices, range) else values[list(indices)]
             else:
                 return None
@@ -261,14 +265,15 @@ class EnvGroup:
     def _split(self, infos: Mapping[str, Any], indices: Sequence[int]) -> list[Info]:
         """Return the info of each env in these places of the vector env's infos: the keys whose mask says so."""
         each: list[Info] = [{} for _ in indices]
+        size = self._size(indices)
         for key, values in infos.items():
             if self._is_bookkeeping(key, infos):
                 continue
             if isinstance(values, Mapping):
                 parts: Sequence[Any] = self._split(values, indices)
-            elif hasattr(values, "__len__") and len(values) > max(indices, default=-1):
+            elif isinstance(values, (list, tuple)) or getattr(values, "shape", None):
                 given = values if isinstance(values, (np.ndarray, list, tuple)) else as_array(values)
-                parts = [given[index] for index in indices]
+                parts = [given[index] for index in indices] if len(given) == size else [values] * len(indices)
             else:
                 parts = [values] * len(indices)
             mask = infos.get("_" + key)
@@ -276,6 +281,10 @@ class EnvGroup:
                 if mask is None or mask[index]:
                     info[key] = part.copy() if isinstance(part, np.ndarray) else part
         return each
+
+    def _size(self, indices: Sequence[int]) -> int:
+        """Return how many envs the states and infos are of in which these envs have these places."""
+        return len(indices) if isinstance(indices, range) else self.facts.num_envs
 
     def _is_bookkeeping(self, key: str, infos: Mapping[str, Any]) -> bool:
         """Whether an info says only for which envs another one is, or numbers the sub-envs."""

@@ -160,7 +160,7 @@ class RowWriter:
         ):
             values = given if type(given) is np.ndarray else as_array(given)
             target = array[rows]
-            if values.shape != target.shape or not np.can_cast(values.dtype, array.dtype, "same_kind"):
+            if values.shape != target.shape or values.dtype.kind not in "biuf":
                 raise EnvContractError(
                     f"step() returned {name} {describe_value(given)}; of {len(target)} envs it has to be an array of "
                     f"{array.dtype} with one for each."
