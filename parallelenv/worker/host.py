@@ -360,8 +360,8 @@ class Host:
                 self._remark(first)
         elif common == "load":
             self.load(first, each[0])
-        elif self._env(first).can_be_saved:  # the first env gets the state of all
-            values.update({**dict.fromkeys(share.env_ids, b""), first: self.save(first, None)})
+        elif self._env(first).can_be_saved and (saved := self.save(first, None)) is not None:
+            values.update({**dict.fromkeys(share.env_ids, b""), first: saved})  # the first env gets the state of all
 
     def _note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
         """Note the seeds of a reset of a vector env, and seed its global generators by the first, if it has any."""

@@ -1,0 +1,111 @@
+"""EnvPool's vector envs as items of the user's list: they step and reset any of their envs by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from modes import ORACLE, here_and_in_processes
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import AbsentAttributeError, EnvContractError
+from parallelenv.testing.scenario import DONE_POLICIES, assert_same, items
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+envpool = pytest.importorskip("envpool")
+MakeEnv = Callable[..., ParallelEnv]
+
+
+def poles(num_envs: int = 4, **options: Any) -> Any:
+    options = {"seed": 3, "max_episode_steps": 7, **options}
+    return envpool.make_gymnasium("CartPole-v1", num_envs=num_envs, **options)
+
+
+@pytest.mark.parametrize("policy", DONE_POLICIES)
+@here_and_in_processes
+def test_results_equal_those_of_the_pool_itself(policy: Any, make_env: MakeEnv) -> None:
+    env = make_env([poles, partial(gym.make, "CartPole-v1"), poles], asynchronous=policy, num_cpus=2)
+    pool, chance = poles(), np.random.default_rng(1)
+    states = env.reset()
+    first, _ = pool.reset(np.arange(4, dtype=np.int32))
+    assert_same(first, states[:4])
+    assert_same(first, states[5:])  # its seed is its own
+    for _ in range(6):
+        actions = chance.integers(0, 2, 4)
+        result = env.step([*actions, 0, *actions])
+        states, rewards, terminated, truncated, infos = pool.step(actions, np.arange(4, dtype=np.int32))
+        assert_same(states, result.states[:4])
+        assert_same((rewards.tolist(), terminated), (result.rewards[:4].tolist(), result.terminated[:4]))
+        assert_same(list(infos["elapsed_step"]), [info["elapsed_step"] for info in result.infos[5:]])
+    assert "env_id" not in result.infos[0]
+    assert "players" not in result.infos[0]
+    pool.close()
+
+
+@pytest.mark.parametrize("policy", ["idle", "restart", "continue"])
+def test_envs_step_and_reset_by_number(policy: Any) -> None:
+    with ParallelEnv([poles, poles], asynchronous=policy) as env, ParallelEnv([poles] * 2, ORACLE, policy) as other:
+        other.engine.plans_steps = False
+        for each in (env, other):
+            each.reset()
+        chance = np.random.default_rng(1)
+        counts = np.zeros(8, int)
+        for turn in range(40):
+            ids = chance.permutation(8)[: 1 + turn % 8].tolist()
+            ids = [env_id for env_id in ids if policy == "restart" or not env.done[env_id]]
+            actions = chance.integers(0, 2, len(ids))
+            result = env.step(actions, ids)
+            assert_same(items(other.step(actions, ids)), items(result))
+            counts[ids] += 1
+            for env_id, info, done in zip(ids, result.infos, result.dones, strict=True):
+                assert info["elapsed_step"] == counts[env_id]
+                if done and policy == "restart":
+                    assert info["reset_info"]["elapsed_step"] == 0
+                if done:
+                    counts[env_id] = 0
+            over = [env_id for env_id in np.flatnonzero(env.done)[::-1].tolist() if policy != "restart"]
+            assert_same(other.reset(over), env.reset(over))
+            counts[over] = 0
+
+
+def test_continued_envs_begin_anew_in_the_step_after_an_end() -> None:
+    with ParallelEnv([poles], asynchronous="continue") as env:
+        first = env.reset()
+        for _ in range(7):
+            result = env.step([0, 1, 0, 1])
+        assert result.dones.all()
+        result = env.step([0, 1, 0, 1])
+        assert (result.dones.any(), result.rewards.tolist()) == (False, [0.0] * 4)
+        assert [info["elapsed_step"] for info in result.infos] == [0] * 4
+        assert not np.array_equal(result.states, first)
+
+
+@here_and_in_processes
+def test_calls_of_many_steps(make_env: MakeEnv) -> None:
+    env = make_env([poles, partial(poles, 2)], asynchronous="restart", num_cpus=2)
+    states = env.reset()
+    assert env.rollout(lambda states: np.zeros(len(states), int), 20).valid.all()
+    assert len(env.rollout(lambda states: np.zeros(len(states), int), num_episodes=9).episode_returns) >= 9
+    assert (env.run_episodes(lambda states: np.arange(len(states)) % 2, 11).lengths <= 7).all()
+    env.reset()
+    env.send([0, 1], [4, 2])
+    assert sorted(env.recv(2).env_ids.tolist()) == [2, 4]
+    assert env.save_state().unsaved == (0, 1, 2, 3, 4, 5)
+    assert env.restart(5) == (4, 5)
+    assert_same(states[4:], env.reset([4, 5]))
+
+
+def test_what_a_pool_cannot_do_is_refused() -> None:
+    with pytest.raises(EnvContractError, match="made with batch_size=2 and num_envs=4.*Leave out batch_size"):
+        ParallelEnv([partial(poles, batch_size=2)])
+    with ParallelEnv([poles]) as env:
+        with pytest.warns(UserWarning, match="EnvPool keeps the seed that it was made with"):
+            env.reset(seed=1)
+        with pytest.raises(AbsentAttributeError, match=r"has no get_attr\(\)"):
+            env.get_env_attr("gravity")
+        with pytest.raises(AbsentAttributeError, match=r"has no call\(\)"):
+            env.customized_method("reset")
