@@ -37,9 +37,10 @@ def test_results_equal_those_of_the_pool_itself(policy: Any, make_env: MakeEnv) 
     for _ in range(6):
         actions = chance.integers(0, 2, 4)
         result = env.step([*actions, 0, *actions])
-        states, rewards, terminated, truncated, infos = pool.step(actions, np.arange(4, dtype=np.int32))
+        states, rewards, *flags, infos = pool.step(actions, np.arange(4, dtype=np.int32))
         assert_same(states, result.states[:4])
-        assert_same((rewards.tolist(), terminated), (result.rewards[:4].tolist(), result.terminated[:4]))
+        assert_same(rewards.tolist(), result.rewards[:4].tolist())
+        assert_same(flags, [result.terminated[:4], result.truncated[:4]])
         assert_same(list(infos["elapsed_step"]), [info["elapsed_step"] for info in result.infos[5:]])
     assert "env_id" not in result.infos[0]
     assert "players" not in result.infos[0]

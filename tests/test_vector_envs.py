@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import random
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -12,14 +15,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 from gymnasium.utils import EzPickle
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import Autoreset, TransformObservation
-from modes import ORACLE, PROCESSES, here_and_in_processes
-from vector_envs import DISABLED, EXIT, GO, NEXT, RAISE, RUN, SAME, Walk, Walks, synced
+from modes import ORACLE, PROCESSES, THREADS, here_and_in_processes, in_modes
+from vector_envs import DISABLED, EXIT, GO, NEXT, RAISE, RUN, SAME, WAIT, Walk, Walks, synced
 
-from parallelenv import ParallelEnv
-from parallelenv.errors import AbsentAttributeError, ArgumentError, EnvContractError, InvalidEnvError, UnpicklableError
+from parallelenv import Collector, ParallelEnv, get_worker_info
+from parallelenv.errors import (
+    AbsentAttributeError,
+    ArgumentError,
+    EnvBusyError,
+    EnvContractError,
+    EnvInterruptedError,
+    InvalidEnvError,
+    UnpicklableError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
 from parallelenv.testing import envs as zoo
 from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, Actions, assert_same, drain, items
 
@@ -526,3 +540,237 @@ def test_live_vector_envs_move_to_workers_by_pickle() -> None:
         ParallelEnv([played], PROCESSES).close()
     with ParallelEnv([synced()]) as env, pytest.raises(InvalidEnvError, match="env 0 was given as a live instance"):
         env.restart(1)
+
+
+# ---------------------------------------------------------------- workers, time and interrupts
+
+
+@in_modes(PROCESSES)
+def test_dead_worker_is_reported_and_restarted_with_all_of_its_vector_env(make_env: MakeEnv) -> None:
+    env = make_env(some(Walks), asynchronous="idle", num_cpus=3)
+    env.reset(seed=1)
+    with pytest.raises(WorkerDiedError) as caught:
+        env.step([GO, EXIT, GO, GO, GO, GO])
+    assert (caught.value.env_ids, caught.value.partial.env_ids.tolist()) == ((0, 1, 2), [3, 4, 5])  # type: ignore[attr-defined]
+    assert env.step([GO] * 3, [5, 3, 4]).states[:, 1].tolist() == [2, 2, 2]
+    assert env.restart(2) == (0, 1, 2)
+    with pytest.raises(ResetNeeded, match=r"envs \[0, 1, 2\] have no running episode"):
+        env.step([GO] * 6)
+    env.reset([0, 1, 2])
+    assert env.step([GO] * 6).states[:, 1].tolist() == [1, 1, 1, 3, 3, 3]
+
+
+@in_modes(THREADS, PROCESSES)
+def test_late_vector_env_is_waited_for_or_restarted(make_env: MakeEnv) -> None:
+    env = make_env(some(), asynchronous="restart", num_cpus=3, timeout=0.3)
+    env.reset(seed=1)
+    for way in ("wait", "restart"):
+        with pytest.raises(WorkerTimeoutError, match=r"envs 4, 5 did not answer within 0\.3 s"):
+            env.step([GO] * 4 + [WAIT, GO])
+        if way == "wait":
+            assert env.recv(6, timeout=20).env_ids.tolist() == [0, 1, 2, 3, 4, 5]
+    assert env.restart(5) == (4, 5)
+    assert env.recv(6).env_ids.tolist() == [0, 1, 2, 3]
+    env.reset([4, 5])
+    assert env.step([GO] * 6).states[4:, 1].tolist() == [1, 1]
+
+
+class Interrupted(Walk):
+    def step(self, action: Any) -> Any:
+        if action == RUN:
+            signal.raise_signal(signal.SIGINT)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_interrupt_in_the_step_of_a_vector_env(is_planned: bool) -> None:
+    vec = partial(synced, kind=Interrupted, autoreset=SAME)
+    with ParallelEnv([Walk, partial(vec, (9, 8)), partial(vec, (9,))], asynchronous="restart") as env:
+        env.reset(seed=1)
+        for _ in range(3 * is_planned):
+            env.step([GO] * 4)
+        with pytest.raises(KeyboardInterrupt):
+            env.step([GO, GO, RUN, GO])
+        with pytest.raises(EnvBusyError):
+            env.step([GO] * 4)
+        with pytest.raises(EnvInterruptedError, match="env 1 was interrupted in the middle of step") as caught:
+            env.recv(4)
+        assert caught.value.env_ids == (1, 2)  # type: ignore[attr-defined]
+        assert caught.value.partial.env_ids.tolist() == [0, 3]  # type: ignore[attr-defined]
+        env.reset([1, 2])
+        assert env.step([GO] * 4).states[1:, 1].tolist() == [1, 1, 2 + 3 * is_planned]
+
+
+# ---------------------------------------------------------------- other calls
+
+
+def first_action(states: Any) -> Any:
+    return np.asarray(states)[:, 1].astype(int) % 2
+
+
+@pytest.mark.parametrize(("vec", "autoreset"), FIT["restart"], ids=lambda one: getattr(one, "__name__", one))
+@here_and_in_processes
+def test_rollouts_and_saved_states(vec: Any, autoreset: str, make_env: MakeEnv) -> None:
+    env = make_env(some(vec, autoreset), asynchronous="restart", num_cpus=2)
+    with ParallelEnv(APART, asynchronous="restart") as other:
+        both = Pair(env, other)
+        both("reset", seed=5)
+        for _ in range(2):
+            rollouts = [one.rollout(first_action, 11) for one in (env, other)]
+            data = [{key: value for key, value in vars(one).items() if key != "seconds"} for one in rollouts]
+            assert_same(data[1], data[0])
+        both("step", [GO] * 6)
+        both("reset", seed=6)
+        both("step", [GO] * 6)
+        saved = env.save_state()
+        assert saved.unsaved == ()
+        later = [items(env.step([GO] * 6)) for _ in range(9)]
+        assert env.load_state(saved) == ()
+        assert_same(later, [items(env.step([GO] * 6)) for _ in range(9)])
+
+
+@pytest.mark.parametrize("policy", ["idle", "restart", "continue"])
+def test_episodes_of_vector_envs_whose_ended_envs_rest(policy: Any) -> None:
+    with ParallelEnv(some(Walks), asynchronous=policy) as env, ParallelEnv(APART, asynchronous=policy) as other:
+        expected, found = (vars(one.run_episodes(first_action, 15, seed=3)) for one in (other, env))
+        assert_same(expected, found)
+        both = Pair(env, other)
+        both("reset", seed=1)
+        if policy == "idle":
+            rollouts = [one.rollout(first_action, num_episodes=6) for one in (env, other)]
+            assert_same(rollouts[1].rewards, rollouts[0].rewards)
+            assert_same(rollouts[1].valid, rollouts[0].valid)
+        both("step", [GO] * 6)
+    with ParallelEnv(some(Walks), asynchronous="restart") as env:
+        env.reset()
+        with pytest.raises(ArgumentError, match=r"in rollout\(num_episodes=...\) each env rests"):
+            env.rollout(first_action, num_episodes=6)
+
+
+@here_and_in_processes
+def test_attributes_and_methods_of_envs(make_env: MakeEnv) -> None:
+    env = make_env(some(), asynchronous="restart", num_cpus=2)
+    env.reset(seed=1)
+    assert env.get_env_attr("length") == [3, 6, 4, 5, 4, 7]
+    assert env.get_env_attr("length", [5, 0, 3]) == [7, 3, 5]
+    assert env.get_env_attr("lengt", default=0) == [0] * 6
+    assert env.get_env_attr("np_random.bit_generator.nothing", default=0) == [0] * 6
+    env.set_env_attr("length", values=[9, 8, 7], id=[2, 0, 1])
+    assert env.get_env_attr("length") == [8, 7, 9, 5, 4, 7]
+    env.set_env_attr("news", {"a": 1})
+    assert env.get_env_attr("news") == [{"a": 1}] * 6
+    assert env.customized_method("tell", {"word": "a"}, [5, 3, 4]) == ["a7", "a5", "a4"]
+    assert env.customized_method("tell", [{"word": "a"}] * 3 + [{"word": "b"}] * 3)[2:] == ["a9", "b5", "b4", "b7"]
+    assert len(set(env.customized_method("where"))) == env.num_workers
+    assert [int(frame.max()) for frame in env.render([4, 0])] == [4, 8]
+    assert env.render(tile=True).shape[2] == 3
+
+
+class Informed(Walk):
+    def step(self, action: Any) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        self.told = info.env_id, info.num_envs, info.worker_id, info.num_workers, info.seed
+        return super().step(action)
+
+
+@here_and_in_processes
+def test_worker_info_has_the_first_env_of_a_vector_env(make_env: MakeEnv) -> None:
+    vec = partial(synced, kind=Informed)
+    env = make_env([partial(vec, (3, 4)), Informed, partial(vec, (3,))], num_cpus=3)
+    env.reset(seed=7)
+    env.step([GO] * 4)
+    number = env.num_workers
+    last = number - 1
+    assert env.get_env_attr("told") == [
+        *[(0, 4, 0, number, 7)] * 2,
+        (2, 4, min(1, last), number, 9),
+        (3, 4, last, number, 10),
+    ]
+
+
+class Global(Walk):
+    def _info(self) -> dict[str, Any]:
+        return {"drawn": np.random.random(), "other": random.random()}
+
+
+@here_and_in_processes
+def test_vector_envs_have_global_generators_of_their_own(make_env: MakeEnv) -> None:
+    vec = partial(synced, autoreset=SAME, kind=Global)
+    env_fns = [partial(vec, (3, 4)), Global, partial(vec, (3,))]
+    env = make_env(env_fns, asynchronous="restart", seed=3, seed_globals=True)
+
+    def steps() -> list[Any]:
+        return [items(env.step([GO] * 4)) for _ in range(3)]
+
+    env.reset()
+    first, saved, second = steps(), env.save_state(), steps()
+    env.load_state(saved)
+    assert_same(second, steps())
+    for _ in range(2):
+        env.reset(seed=3)
+        assert_same(first, steps())
+        env.restart()
+
+
+def test_results_are_received_in_an_event_loop() -> None:
+    async def receive() -> list[int]:
+        got: list[int] = []
+        with ParallelEnv(some(), PROCESSES, "restart", num_cpus=3) as env:
+            env.reset()
+            env.send([GO] * 6)
+            while len(got) < 6:
+                got += (await env.arecv()).env_ids.tolist()
+        return got
+
+    assert sorted(asyncio.run(receive())) == [0, 1, 2, 3, 4, 5]
+
+
+def test_collector() -> None:
+    parts: list[list[Any]] = []
+    for env_fns in (some(), APART):
+        make_envs = partial(ParallelEnv, env_fns, asynchronous="restart")
+        with Collector(lambda: first_action, make_envs, num_steps=60, seed=3) as collector:
+            parts.append([collector.collect()[0] for _ in range(2)])
+    for found, expected in zip(*parts, strict=True):
+        for name in ("states", "rewards", "terminated", "truncated", "infos"):
+            assert_same(getattr(expected, name), getattr(found, name))
+
+
+@here_and_in_processes
+def test_profile(make_env: MakeEnv) -> None:
+    env = make_env(some(), asynchronous="restart", num_cpus=2)
+    env.reset()
+    with env.profile() as profile:
+        for _ in range(8):
+            env.step([GO] * 6)
+    assert [(one.env_id, one.steps) for one in profile.summary().envs] == [(0, 8), (3, 8), (4, 8)]
+
+
+@in_modes(PROCESSES)  # whose ends are those of its own processes
+def test_async_vector_env_is_an_item(make_env: MakeEnv) -> None:
+    make = partial(AsyncVectorEnv, APART[:2], autoreset_mode=AutoresetMode.SAME_STEP)
+    env = make_env([make, APART[2]], asynchronous="restart", num_cpus=2)
+    with ParallelEnv(APART[:3], asynchronous="restart") as other:
+        both = Pair(env, other)
+        both("reset", seed=3)
+        for _ in range(8):
+            both("step", [GO] * 3)
+    assert env.get_env_attr("length") == [3, 6, 4]
+    assert env.get_env_attr("lengt") == [None] * 3
+    assert env.save_state().unsaved == (0, 1)
+
+
+@here_and_in_processes
+def test_make_vec(make_env: MakeEnv) -> None:
+    mode: Any = make_env([Walk]).para_mode
+    how: Any = {"vectorization_mode": "sync", "max_episode_steps": 5, "num_workers": 2}
+    with ParallelEnv.make_vec("CartPole-v1", 5, mode, "restart", **how) as env:
+        assert len(env) == 5
+        with ParallelEnv.make("CartPole-v1", 5) as other:
+            assert_same(other.reset(seed=3), env.reset(seed=3))
+        for _ in range(5):
+            result = env.step([0, 1] * 2 + [0])
+        assert result.truncated.all()
+    with pytest.raises(InvalidEnvError, match=r"envs \[0, 1, 2\] are one vector env, CartPoleVectorEnv.*reset_mask"):
+        ParallelEnv.make_vec("CartPole-v1", 3, mode, "restart", num_workers=1)

@@ -349,19 +349,18 @@ class Host:
         """Run a command for a vector env."""
         operation, common, first = running.command.operation, running.command.common, share.env_ids[0]
         values = running.reply.values
-        if operation == "build":
-            values.update(dict.fromkeys(share.env_ids, self.build(first, None, common)))
-        elif operation != "manage":
+        if operation not in ("build", "manage"):
             if operation == "reset":
                 self._note_seeds(share.env_ids, [seed for seed, _ in each])
             group = self._env(first)
             values.update(self._with_generators(first, group.run)(share, each, self.writer, running))
             if group.oddity:
                 self._remark(first)
-        elif common == "load":
-            self.load(first, each[0])
-        elif self._env(first).can_be_saved and (saved := self.save(first, None)) is not None:
-            values.update({**dict.fromkeys(share.env_ids, b""), first: saved})  # the first env gets the state of all
+        elif common != "save" or self._env(first).can_be_saved:
+            self._operate(running, iter([(running.num_started, first, None if each is None else each[0])]))
+            if first in values:  # of a state the first env gets that of all
+                others = values[first] if operation == "build" else b""
+                values.update(dict.fromkeys(share.env_ids[1:], others))
 
     def _note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
         """Note the seeds of a reset of a vector env, and seed its global generators by the first, if it has any."""
