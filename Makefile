@@ -29,7 +29,7 @@ test-all: $(VENV)/.test ## Run every test, before a release: also what takes lon
 	$(PYTEST) $(PARALLEL) --hypothesis-profile long -m "not cluster and not browser and not neighbours" $(PYTEST_ARGS)
 	$(MAKE) cluster browser neighbours neighbours-long
 
-neighbours: $(VENV)/.neighbours ## Test the adapters beside Stable-Baselines3, Tianshou and RLlib themselves; a minute.
+neighbours: $(VENV)/.neighbours ## Test the adapters beside Stable-Baselines3, Tianshou and RLlib, and EnvPool as a member; a minute.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) $(PARALLEL) -m "neighbours and not long" tests/adapters $(PYTEST_ARGS)
 
 neighbours-long: $(VENV)/.neighbours-long ## Compare the adapters for thousands of steps in every mode, and see learners learn; some 30 minutes.

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from modes import ORACLE, here_and_in_processes
 
+from adapters.neighbours import require
 from parallelenv import ParallelEnv
 from parallelenv.errors import AbsentAttributeError, EnvContractError
-from parallelenv.testing.scenario import DONE_POLICIES, assert_same, items
+from parallelenv.testing.contract import DONE_POLICIES, assert_same, items
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
-envpool = pytest.importorskip("envpool")
+pytestmark = [pytest.mark.neighbours, pytest.mark.filterwarnings("ignore:.*precision lowered by casting")]
+envpool = require("envpool")
 MakeEnv = Callable[..., ParallelEnv]
 
 
