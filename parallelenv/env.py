@@ -377,9 +377,10 @@ class ParallelEnv:
         Int ``s``: env i gets ``s + i``. A list: one per env.
 
         Raises:
-            ArgumentError: If ``seed`` is neither.
+            ArgumentError: If ``seed`` is neither, or a vector env takes one seed for all of its envs.
         """
         seeds = arguments.spread_seeds(seed, self._engine.env_ids, whole=True)
+        self._engine.pool.groups.refuse_seeds(self._engine.env_ids, seeds)
         self._engine.seeds = dict(enumerate(seeds))
         return seeds
 

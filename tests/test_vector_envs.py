@@ -18,11 +18,13 @@ import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import EzPickle
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import Autoreset, TransformObservation
+from gymnasium.wrappers import Autoreset, TimeLimit, TransformObservation
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from modes import ORACLE, PROCESSES, THREADS, here_and_in_processes, in_modes
 from vector_envs import DISABLED, EXIT, GO, NEXT, RAISE, RUN, SAME, WAIT, Walk, Walks, synced
 
 from parallelenv import Collector, ParallelEnv, get_worker_info
+from parallelenv.contract.protocol import Lookup
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
@@ -458,8 +460,6 @@ def test_bad_vector_envs_are_refused(make: Callable[[], Any], error: type[Except
 @pytest.mark.parametrize(
     ("vec", "call", "error", "message"),
     [
-        (Walks, lambda env: env.reset(seed=[1, 5, 3]), EnvContractError, "Walks takes one seed for all of its envs"),
-        (Walks, lambda env: env.reset([0, 1], seed=[None, 1]), EnvContractError, "Walks takes one seed for all"),
         (synced, lambda env: env.reset([0, 1], options=[{"begin": 1}, {}]), EnvContractError, "takes the same options"),
         (
             synced,
@@ -485,6 +485,38 @@ def test_calls_that_a_vector_env_cannot_make_are_refused(
         assert caught.value.env_ids == (0, 1)  # type: ignore[attr-defined]
         env.reset(seed=1)
         assert env.step([GO] * 3).states[:, 1].tolist() == [1, 1, 1]
+
+
+def test_seeds_that_a_vector_env_does_not_take_are_refused_before_anything_is_sent() -> None:
+    with ParallelEnv([Walk, partial(Walks, autoreset=DISABLED)]) as env:
+        env.reset(seed=1)
+        for call in (
+            lambda: env.seed([1, 2, 4]),
+            lambda: env.reset(seed=[1, 5, 5]),
+            lambda: env.reset([1, 2], seed=[None, 1]),
+            lambda: env.send_reset([1], seed=3),
+        ):
+            with pytest.raises(ArgumentError, match=r"envs \[1, 2\] are one vector env, Walks, which takes one seed"):
+                call()
+        assert env.step([GO] * 3).states[:, 1].tolist() == [1, 1, 1]
+        assert env.seed([5, 1, 2]) == [5, 1, 2]
+        states = env.reset()
+        assert_same(states, env.reset([2, 0, 1], seed=[2, 5, 1])[[1, 2, 0]])
+
+
+def test_wrapped_vector_env_is_reached_through_its_wrappers() -> None:
+    make = partial(SyncVectorEnv, [lambda: TimeLimit(Walk(3), 9), lambda: TimeLimit(Walk(5), 9)])
+    with ParallelEnv([lambda: RecordEpisodeStatistics(make()), Walk], asynchronous="restart") as env:
+        env.reset()
+        for _ in range(3):
+            result = env.step([GO] * 3)
+        assert result.infos[0]["episode"]["l"] == 3
+        assert env.customized_method("tell", id=[1, 0]) == ["5", "3"]
+        env.set_env_attr("length", 9)
+        assert env.get_env_attr("length") == [9, 9, 9]
+        for kind, is_wrapped in ((RecordEpisodeStatistics, True), (TimeLimit, True), (Autoreset, False)):
+            found = env.engine.pool.ask("get", range(3), [kind] * 3, Lookup(None, "wrapper")).listed()
+            assert found == [is_wrapped, is_wrapped, False]
 
 
 class Growing:

@@ -215,6 +215,7 @@ class Engine:
         `collect_reset` waits for them; with ``separately`` `receive` returns the first states.
         """
         self.table.refuse_stepless(env_ids)
+        self.pool.groups.refuse_seeds(env_ids, [seed for seed, _ in each])
         if self.recovery is not None:
             self.recovery.remember_seeds(env_ids, [seed for seed, _ in each])
             self._restart_silently(env_ids, self.pool.death_failures(env_ids), self.recovery)

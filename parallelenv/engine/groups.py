@@ -63,6 +63,17 @@ class Groups:
                 fitting[place] = None if seed is None else seed + env_id - whole.start
         return fitting
 
+    def refuse_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
+        """Raise an `ArgumentError` if a vector env that takes one seed for all of its envs would get others."""
+        given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
+        for whole in self._groups if given else ():
+            own = [given.get(env_id) for env_id in whole]
+            if any(seed is not None for seed in own) and own != self.fitting_seeds(whole, own):
+                raise ArgumentError(
+                    f"envs {list_ids(whole)} are one vector env, {self._groups[whole].name}, which takes one seed for "
+                    "all of its envs. Reset all of them, with an int as seed."
+                )
+
     def refuse_cut(
         self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
     ) -> None:

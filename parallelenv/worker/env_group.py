@@ -57,7 +57,7 @@ class EnvGroup:
             steps_some=self._is_envpool,
             resets_some=self._is_envpool or self._is_of_envs or is_disabled,
             steps_ended=is_disabled and not self._is_of_envs,  # those raise an AssertionError
-            seeds_each=self._is_of_envs,
+            seeds_each=self._is_of_envs or self._is_envpool,  # the latter ignores them
         )
         if env.num_envs < 1:
             raise EnvContractError(f"{self.facts.name} has no envs.")
@@ -120,11 +120,7 @@ class EnvGroup:
             for number, one in zip(chosen, seeds, strict=True):
                 seed[number] = one
         elif is_seeded:
-            seed = seeds[0]
-            if seed is None or len(seeds) < size or list(seeds) != list(range(seed, seed + size)):
-                raise EnvContractError(
-                    f"{self.facts.name} takes one seed for all of its envs. Reset all of them, with an int as seed."
-                )
+            seed = seeds[0]  # that of sub-env i is this one plus i, which the caller has checked
         return *self.env.reset(seed=seed, options=options), chosen
 
     def step(
@@ -297,11 +293,13 @@ class EnvGroup:
         numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
         keys = each or [lookup.key] * len(numbers)
         if lookup.how == "wrapper":
+            outer, inner = list(env_adapter.layers(self.env)), getattr(self.env.unwrapped, "envs", ())
+            layers = [[*outer, *(env_adapter.layers(inner[number]) if inner else ())] for number in numbers]
             return {
-                env_id: any(isinstance(layer, kind) for layer in env_adapter.layers(self.env))
-                for env_id, kind in zip(share.env_ids, keys, strict=True)
+                env_id: any(isinstance(layer, kind) for layer in own)
+                for env_id, kind, own in zip(share.env_ids, keys, layers, strict=True)
             }
-        if lookup.how == "hint" or (lookup.how == "exists" and not hasattr(self.env, "get_attr")):
+        if lookup.how == "hint" or (lookup.how == "exists" and not hasattr(self.env.unwrapped, "get_attr")):
             return {}
         found = {key: self._attribute(key) for key in dict.fromkeys(keys)}
         values: dict[int, Any] = {}
@@ -320,7 +318,7 @@ class EnvGroup:
         name, *rest = key.split(".")
         absent: list[tuple[Any] | None] = [None] * self.facts.num_envs
         # Asked for first: an absent attribute ends the workers of an `AsyncVectorEnv`.
-        if self._is_of_envs and not all(self.env.call("has_wrapper_attr", name)):
+        if self._is_of_envs and not all(self.env.unwrapped.call("has_wrapper_attr", name)):
             return absent
         try:
             values = self._method("get_attr", "attributes of its envs cannot be read")(name)
@@ -359,7 +357,7 @@ class EnvGroup:
         return {env_id: results[number] for env_id, number in zip(share.env_ids, numbers, strict=True)}
 
     def _method(self, name: str, consequence: str) -> Any:
-        found = getattr(self.env, name, None)
+        found = getattr(self.env, name, None) or getattr(self.env.unwrapped, name, None)  # wrappers have none
         if not callable(found):
             raise AbsentAttributeError(f"{self.facts.name} has no {name}(), so {consequence}.")
         return found
