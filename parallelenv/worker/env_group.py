@@ -195,6 +195,10 @@ class EnvGroup:
 
         Its infos, and what is in rows and ``values``, are then of the resets; ``at_end`` are those of the last steps.
         """
+        if "final_obs" not in at_end:
+            raise EnvContractError(
+                f"{self.facts.name} has the autoreset mode SameStep, but its infos lack 'final_obs', the last states."
+            )
         last_infos = self._split({"info": at_end.get("final_info", {})}, indices)
         for env_id, index, last_info in zip(env_ids, indices, last_infos, strict=True):
             row, extra = env_id - writer.first, values.get(env_id, NOTHING)
