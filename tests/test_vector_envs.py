@@ -287,7 +287,7 @@ def test_spaces_may_differ_between_items(make_env: MakeEnv) -> None:
     assert result.dones.tolist() == [False, True, True, True, True]
 
 
-class Foreign:
+class ByArray:
     """An array of another library."""
 
     def __init__(self, array: Any) -> None:
@@ -300,19 +300,42 @@ class Foreign:
         return len(self._array)
 
 
+class ByDlpack:
+    """An array of another library, which NumPy reads by DLPack alone."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = np.array(array)  # DLPack takes no read-only ones
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+
 class ForeignWalks(Walks):
+    _kind: Any = ByArray
+
     def reset(self, **keywords: Any) -> Any:
         states, infos = super().reset(**keywords)
-        return Foreign(states), infos | {"pair": Foreign(infos["pair"])}
+        return self._kind(states), infos | {"pair": self._kind(infos["pair"])}
 
     def step(self, actions: Any) -> Any:
         *parts, infos = super().step(actions)
-        return *map(Foreign, parts), infos | {"pair": Foreign(infos["pair"])}
+        return *map(self._kind, parts), infos | {"pair": self._kind(infos["pair"])}
 
 
+class DlpackWalks(ForeignWalks):
+    _kind = ByDlpack
+
+
+@pytest.mark.parametrize("foreign", [ForeignWalks, DlpackWalks])
 @pytest.mark.parametrize(("policy", "autoreset"), [("restart", SAME), ("idle", DISABLED), ("continue", NEXT)])
-def test_arrays_of_other_libraries(policy: Any, autoreset: str) -> None:
-    one, other = (ParallelEnv(some(kind, autoreset), asynchronous=policy) for kind in (ForeignWalks, Walks))
+def test_arrays_of_other_libraries(policy: Any, autoreset: str, foreign: Any) -> None:
+    one, other = (ParallelEnv(some(kind, autoreset), asynchronous=policy) for kind in (foreign, Walks))
     with one, other:
         both = Pair(one, other)
         both("reset", seed=3)

@@ -23,7 +23,9 @@ def is_tensor(value: object) -> bool:
 
 
 def as_array(value: object) -> Array:
-    """Return a value as an array; tensors and lists of tensors, too, with or without gradients."""
+    """Return a value as an array; tensors and lists of tensors, too, with or without gradients, and DLPack's arrays."""
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        return np.from_dlpack(value)
     return np.asarray(value if imported_torch() is None else _without_tensors(value))
 
 

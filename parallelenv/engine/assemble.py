@@ -97,7 +97,7 @@ class Assembler:
     def _note_reset_infos(self, batch: Batch, outcome: Outcome, reborn: Sequence[int], infos: Any) -> None:
         """Note the infos of resets that took the place of steps."""
         if type(infos) is GatheredInfos:
-            found = self.infos(batch, batch.rows(reborn), len(reborn)).tolist()
+            found = self.infos(batch, [env_id - batch.layout.first for env_id in reborn], len(reborn)).tolist()
         else:
             places = {env_id: place for place, env_id in enumerate(outcome.env_ids)}
             found = [deep_copy(infos[places[env_id]]) for env_id in reborn]

@@ -259,7 +259,10 @@ class EpisodeStats:
     def _pending(self) -> tuple[Array, Array, Array, Array | None, Array]:
         """Return the steps of the log, which are not in the sums yet, as arguments of `OpenEpisodes.add_steps`."""
         n, log = self._num_envs, self._log.copy()
-        begun = [(step, row) for step, rows in self._begun.copy() for row in np.arange(n)[rows].tolist()]
+        every = np.arange(n)
+        steps, chosen = zip(*self._begun.copy(), strict=True) if self._begun else ((), ())
+        found = [every[rows] for rows in chosen]
+        begun = np.stack((np.repeat(steps, list(map(len, found))), np.concatenate(found)), 1) if found else _NONE_BEGUN
         rewards, ended = read_outcomes([outcome for _, outcome in log], n)
         valid = None
         if any(rows is not None for rows, _ in log):
@@ -269,4 +272,4 @@ class EpisodeStats:
                     valid[step] = False
                     valid[step, rows] = True
             ended = ended & valid
-        return np.arange(n), rewards, ended, valid, np.array(begun, np.int64).reshape(-1, 2)
+        return every, rewards, ended, valid, begun

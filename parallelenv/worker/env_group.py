@@ -271,7 +271,7 @@ class EnvGroup:
                 continue
             if isinstance(values, Mapping):
                 parts: Sequence[Any] = self._split(values, indices)
-            elif isinstance(values, (list, tuple)) or getattr(values, "shape", None):
+            elif isinstance(values, (list, tuple)) or getattr(values, "shape", None) or hasattr(values, "__dlpack__"):
                 given = values if isinstance(values, (np.ndarray, list, tuple)) else as_array(values)
                 parts = [given[index] for index in indices] if len(given) == size else [values] * len(indices)
             else:

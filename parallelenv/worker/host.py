@@ -17,7 +17,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from parallelenv.contract.batch import Batch, InfoForms, Layout, items_at
+from parallelenv.contract.batch import Batch, Index, InfoForms, Layout, items_at
 from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_graph
 from parallelenv.contract.env_specs import is_env, is_vector_env
 from parallelenv.contract.error_text import show
@@ -48,6 +48,8 @@ from parallelenv.worker.row_writer import RowWriter, store_info
 from parallelenv.worker.running_command import Columns, Run, RunningCommand, Share, StepEnvs
 from parallelenv.worker.tracer import HostTracer, WorkerRecord
 
+Shares = tuple[list[Share], Index]
+"""The parts of a command, and the rows of all of its envs."""
 _DRAWING = threading.RLock()
 """Held while an env renders: if two threads draw with pygame at the same time, one in six frames is wrong."""
 _LONGEST_DRAWING = 10.0
@@ -85,7 +87,7 @@ class Host:
         self._factories = list(spec.envs)  # by slot
         self._items = [range(slot, slot + 1) for slot in range(len(spec.envs))]  # slots of each env's item of the list
         self._groups: set[int] = set()  # slots of envs that are part of vector envs
-        self._shared_out: tuple[tuple[int, ...], list[Share]] = (), []  # the latest result of `_shares`, and its envs
+        self._shared_out: tuple[tuple[int, ...], Shares] = (), ([], [])  # the latest result of `_shares`, and its envs
         self._envs: list[Any] = [None] * len(spec.env_ids)  # `Resettable` or `EnvGroup`, by slot
         self._steps: list[Any] = [_not_built] * len(spec.env_ids)
         self._found: tuple[tuple[int, ...], Any] = (), None  # the latest result of `_find`, and its envs
@@ -118,7 +120,7 @@ class Host:
         """Use this batch: its envs write their results to its rows."""
         self.writer = RowWriter(batch)
         self._found = (), None
-        self._shared_out = (), []
+        self._shared_out = (), ([], [])
         if batch.layout.group_sizes and not self._groups:
             self._number_envs(batch.layout)
 
@@ -231,9 +233,9 @@ class Host:
         """Make a command the running one."""
         run: Run
         columns: Columns = ((),)
-        shares = self._shares(command) if self._groups else None
-        if shares is not None:
-            run, columns = functools.partial(self._run_shares, self._start_shares(command)), (shares,)
+        found = self._shares(command) if self._groups else None
+        if found is not None:
+            run, columns = functools.partial(self._run_shares, self._start_shares(command, found[1])), (found[0],)
         elif command.operation == "step":
             run, columns = self.step, self._start_step(command, self._find(command.env_ids))
         elif command.operation == "rollout":
@@ -245,16 +247,16 @@ class Host:
             run = put_back()(run)
         if self.tracer is not None:
             run = self.tracer.traced(run)
-        self.running = running = RunningCommand(command, run, columns, shares=shares)
+        self.running = running = RunningCommand(command, run, columns, shares=None if found is None else found[0])
         return running
 
-    def _shares(self, command: Command) -> list[Share] | None:
-        """Return the parts of a command for single envs and for vector envs, ``None`` if it is not for each env."""
+    def _shares(self, command: Command) -> Shares | None:
+        """Return the parts of a command for single envs and for vector envs; ``None`` if it is not for each env."""
         if command.operation == "rollout" or (command.operation == "manage" and command.common not in ("save", "load")):
             return None
-        known_ids, shares = self._shared_out  # one tuple: two threads may use an abandoned host
+        known_ids, known = self._shared_out  # one tuple: two threads may use an abandoned host
         if command.env_ids == known_ids:
-            return shares
+            return known
         positions: dict[range, list[int]] = {}
         for position, env_id in enumerate(command.env_ids):
             positions.setdefault(self._items[env_id - self._first], []).append(position)
@@ -265,8 +267,9 @@ class Host:
             numbers = None if len(env_ids) == len(slots) else [one - self._first - slots.start for one in env_ids]
             rows = self.writer.batch.rows(env_ids)
             shares.append(Share(env_ids, found, numbers, rows, slots.start in self._groups))
-        self._shared_out = command.env_ids, shares
-        return shares
+        known = shares, self.writer.batch.rows(command.env_ids)
+        self._shared_out = command.env_ids, known
+        return known
 
     def _run(self, running: RunningCommand) -> Iterator[Reply]:
         """Execute the rest of the running command and yield its reply.
@@ -318,11 +321,10 @@ class Host:
             if value is not None:
                 running.reply.values[env_id] = value
 
-    def _start_shares(self, command: Command) -> Collection[int]:
-        """Clear the flags of the envs that a command steps; return which single envs it resets instead."""
+    def _start_shares(self, command: Command, rows: Any) -> Collection[int]:
+        """Clear the flags of the envs, in these rows, that a command steps; return the single envs that it resets."""
         if command.operation != "step":
             return ()
-        rows: Any = self.writer.batch.rows(command.env_ids)
         begins: Collection[int] = command.begins
         if command.begins_ended and len(self._groups) < len(self.env_ids):  # vector envs know it themselves
             begins = self._begins_of(command, range(rows.start, rows.stop) if isinstance(rows, slice) else rows)

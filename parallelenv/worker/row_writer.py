@@ -166,8 +166,8 @@ class RowWriter:
                     f"{array.dtype} with one for each."
                 )
             array[rows] = values
-        ends: Any = batch.flags[rows].any(axis=1)
-        return ends  # type: ignore[no-any-return]
+        ends: Array = batch.terminated[rows] | batch.truncated[rows]
+        return ends
 
     def store_infos(self, rows: Index, columns: Mapping[str, Array] | None) -> bool:
         """Write infos, an array per key, to their columns; return whether nothing is left to say.
