@@ -263,10 +263,9 @@ class ParallelEnv:
         arguments.check_positive("num_envs", num_envs)
         options = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
         spec = env_specs.registered(id, {}, ())
+        num_cpus = arguments.check_counts(args[1] if len(args) > 1 else options.get("num_cpus"), 0)
         if num_workers is None:
-            num_workers = (
-                1 if registry.lives_here(para_mode) else min(num_envs, options.get("num_cpus") or usable_cores())
-            )
+            num_workers = 1 if registry.lives_here(para_mode) else min(num_envs, num_cpus or usable_cores())
         arguments.check_positive("num_workers", num_workers)
         if num_workers > num_envs:
             raise ArgumentError(f"num_workers={num_workers} is more than num_envs={num_envs}. Each needs an env.")

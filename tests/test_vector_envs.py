@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Box
 from gymnasium.utils import EzPickle
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import Autoreset, TimeLimit, TransformObservation
@@ -630,7 +631,9 @@ def test_interrupt_in_the_step_of_a_vector_env(is_planned: bool) -> None:
             env.step([GO, GO, RUN, GO])
         with pytest.raises(EnvBusyError):
             env.step([GO] * 4)
-        with pytest.raises(EnvInterruptedError, match="env 1 was interrupted in the middle of step") as caught:
+        with pytest.raises(
+            EnvInterruptedError, match=r"envs 1, 2 were interrupted in the middle of step; .*reset\(\[1, 2\]\)"
+        ) as caught:
             env.recv(4)
         assert caught.value.env_ids == (1, 2)  # type: ignore[attr-defined]
         assert caught.value.partial.env_ids.tolist() == [0, 3]  # type: ignore[attr-defined]
@@ -811,3 +814,124 @@ def test_make_vec(make_env: MakeEnv) -> None:
         assert result.truncated.all()
     with pytest.raises(InvalidEnvError, match=r"envs \[0, 1, 2\] are one vector env, CartPoleVectorEnv.*reset_mask"):
         ParallelEnv.make_vec("CartPole-v1", 3, mode, "restart", num_workers=1)
+
+
+# ---------------------------------------------------------------- workers that are replaced, and hosts that are left
+
+
+class Waiting(Walks):
+    """A step that waits, and then returns what no other does."""
+
+    release, begun = threading.Event(), threading.Event()
+
+    def step(self, actions: Any) -> Any:
+        if WAIT not in actions:
+            return super().step(actions)
+        self.begun.set()
+        self.release.wait(10)
+        return self._states() + 100, np.full(self.num_envs, 7.0), *np.ones((2, self.num_envs), bool), {}
+
+
+def test_late_step_of_a_vector_env_in_a_thread_that_was_left_changes_nothing() -> None:
+    with ParallelEnv([Waiting], THREADS, "continue", timeout=0.3) as env:
+        env.reset(seed=0)
+        with pytest.raises(WorkerTimeoutError):
+            env.step([WAIT, WAIT])
+        assert Waiting.begun.wait(10)
+        late = next(one for one in threading.enumerate() if one.name.startswith("parallelenv-"))
+        env.restart()
+        first = env.reset(seed=0)
+        Waiting.release.set()
+        late.join(10)
+        assert_same(first, env.engine.latest_states(copies=True))
+
+
+def test_adapter_of_a_worker_without_vector_envs_whose_envs_have_generators_of_their_own() -> None:
+    envs = [partial(Walks, (4, 5), SAME), Walk, Walk, Walk]
+    with ParallelEnv(envs, PROCESSES, "restart", num_cpus=2, seed_globals=True) as env:
+        adapter: Any = env.to_gymnasium("SameStep")
+        adapter.reset(seed=0)
+        assert adapter.step(np.zeros(5, int))[1].tolist() == [0.5] * 5
+
+
+def test_loose_leaves_of_a_rebuilt_vector_env_with_generators_of_its_own() -> None:
+    with ParallelEnv([lambda: SyncVectorEnv([zoo.Words] * 2)], PROCESSES, "continue", seed_globals=True) as env:
+        env.reset(seed=0)
+        env.restart()
+        first = env.reset(seed=0)
+        assert_same(first, env.engine.latest_states())
+
+
+@pytest.mark.parametrize("vec", [synced, Walks])
+def test_vector_env_restarted_after_a_failure_begins_in_the_next_step(vec: Any) -> None:
+    def play(envs: list[Any]) -> list[Any]:
+        with ParallelEnv(envs, asynchronous="continue", on_failure="restart") as env:
+            adapter: Any = env.to_gymnasium("NextStep")
+            adapter.reset(seed=0)
+            return [adapter.step(np.full(2, action))[:4] for action in (GO, RAISE, RUN, RUN)][2:]
+
+    for ours, expected in zip(play([vec]), play([partial(Walk, 4), partial(Walk, 5)]), strict=True):
+        assert_same(expected[0][:, :2], ours[0][:, :2])  # not the luck: after a failure seeds are derived
+        assert_same(expected[1:], ours[1:])
+
+
+class TellingLocks(Walks):
+    def step(self, actions: Any) -> Any:
+        *others, infos = super().step(actions)
+        locks = np.array([threading.Lock(), None], object)
+        return *others, {"x": locks} if self.counts[0] == 2 else infos
+
+
+def test_result_of_one_env_that_cannot_be_copied_fails_its_vector_env() -> None:
+    with ParallelEnv([TellingLocks], asynchronous="continue", on_failure="restart") as env:
+        env.reset(seed=0)
+        env.step([GO, GO])
+        failures = [info["failure"] for info in env.step([GO, GO]).infos]
+        assert [type(failure) for failure in failures] == [UnpicklableError] * 2
+        assert env.step([GO, GO]).states[:, 1].tolist() == [1, 1]
+
+
+def test_env_fn_that_returns_another_vector_env_when_it_is_called_again_is_refused() -> None:
+    made = iter([(Walk, {}), (Walks, {}), (Walks, {"autoreset": DISABLED}), (Walks, {"autoreset": SAME})])
+
+    def other() -> Any:
+        kind, options = next(made)
+        return kind(**options)
+
+    with ParallelEnv([other]) as env, pytest.raises(InvalidEnvError, match="Walks was rebuilt with another number of"):
+        env.restart()
+    with ParallelEnv([other]) as env, pytest.raises(InvalidEnvError, match="Walks was rebuilt as another vector env"):
+        env.restart()
+
+
+class Narrow(Walks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.single_action_space = Box(-100, 100, (), np.int8)
+
+
+def test_action_that_the_dtype_of_a_vector_env_would_change_is_refused() -> None:
+    with ParallelEnv([Narrow, Walk], asynchronous="continue") as env:
+        env.reset()
+        with pytest.raises(EnvContractError, match=r"The action 300 does not fit Box\(-100, 100"):
+            env.step([300, 0, 0])
+
+
+def test_autoreset_mode_that_is_none_and_last_states_that_are_missing_are_named() -> None:
+    class Odd(Walks):
+        def __init__(self) -> None:
+            super().__init__()
+            self.metadata = {"autoreset_mode": "sometimes"}
+
+    class Poor(Walks):
+        def step(self, actions: Any) -> Any:
+            *others, infos = super().step(actions)
+            return *others, {key: value for key, value in infos.items() if "final" not in key}
+
+    with pytest.raises(EnvContractError, match=r"Odd has autoreset_mode='sometimes' in its metadata; expected one of"):
+        ParallelEnv([Odd])
+    with ParallelEnv([partial(Poor, (2, 3), SAME)], asynchronous="restart") as env:
+        env.reset()
+        env.step([GO, GO])
+        with pytest.raises(EnvContractError, match="Poor has .*SameStep, but its infos lack 'final_obs'"):
+            env.step([GO, GO])

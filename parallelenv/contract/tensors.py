@@ -22,9 +22,14 @@ def is_tensor(value: object) -> bool:
     return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
 
 
-def as_array(value: object) -> Array:
+def is_dlpack(value: object) -> bool:
+    """Whether a value is an array of another library that NumPy can read by DLPack alone."""
+    return hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+
+
+def as_array(value: Any) -> Array:
     """Return a value as an array; tensors and lists of tensors, too, with or without gradients, and DLPack's arrays."""
-    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+    if is_dlpack(value):
         return np.from_dlpack(value)
     return np.asarray(value if imported_torch() is None else _without_tensors(value))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from parallelenv.contract.error_text import list_ids
+from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import GroupFacts
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.errors import ArgumentError, InvalidEnvError
@@ -51,6 +52,16 @@ class Groups:
         """Return these envs and all others of their groups, ascending."""
         chosen = set(env_ids)
         return sorted(chosen.union(*(self._group_of.get(env_id, ()) for env_id in chosen)))
+
+    def spread(self, failures: dict[int, Failure], env_ids: Iterable[int]) -> None:
+        """Let those of these envs fail that are in the group of one that failed in a step or a reset."""
+        if not self._groups:
+            return
+        of_group = {self._group_of[env_id]: one for env_id, one in failures.items() if env_id in self._group_of}
+        for env_id in env_ids if of_group else ():
+            one = of_group.get(self._group_of.get(env_id, range(0)))
+            if one is not None and env_id not in failures:
+                failures[env_id] = Failure(one.exception, env_id, one.operation)
 
     def fitting_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> list[int | None]:
         """Return seeds that follow from the first of each group that takes one seed for all, and all others."""

@@ -444,12 +444,19 @@ class Pool:
             failures = {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
             reply = Reply(error.number, {}, failures)
         if reply.output:
-            self._printed += reply.output
+            items = worker.spec.env_ids  # for output of the whole worker, if it is a relay: it learns no env ids
+            is_known = len(items) == len(worker.env_ids)
+            self._printed += [
+                one if is_known or one.env_ids != items else one._replace(env_ids=worker.env_ids)
+                for one in reply.output
+            ]
         ticket = worker.pending.pop(reply.number, None)
         if ticket is None:  # given up, or only output
             return
         if reply.rows is not None:
             self.batch.put_results(ticket.pending[reply.number], reply.rows)
+        if reply.failures and ticket.operation in ("step", "reset"):
+            self.groups.spread(reply.failures, ticket.pending[reply.number])
         ticket.record_reply(reply.number, reply.values, reply.failures)
         # A host in this process keeps its latest reply, and an exception keeps the frames through which it is raised:
         # those of the user's call, with its variables.

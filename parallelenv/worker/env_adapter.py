@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -15,6 +17,10 @@ from parallelenv.contract.spaces import Action, Env, Info, State
 from parallelenv.errors import AbsentAttributeError, EnvContractError
 
 EnvStep = tuple[State, Any, bool, bool, Info]
+_DRAWING = threading.RLock()
+"""Held while an env renders: if two threads draw with pygame at the same time, one in six frames is wrong."""
+_LONGEST_DRAWING = 10.0
+"""Seconds after which a rendering thread counts as hung, and the others no longer wait for it."""
 
 
 class Resettable:
@@ -135,6 +141,17 @@ def adapt(env: Env) -> Resettable:
 def draws_by_mode(env: Env) -> bool:
     """Whether an env renders as in the old gym: by ``render(mode="rgb_array")``, without a ``render_mode``."""
     return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))[0]
+
+
+@contextlib.contextmanager
+def alone_while_drawing() -> Iterator[None]:
+    """Let no other thread draw meanwhile, unless it hangs."""
+    is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
+    try:
+        yield
+    finally:
+        if is_alone:
+            _DRAWING.release()
 
 
 def _parameters(function: Any) -> tuple[set[str], bool]:

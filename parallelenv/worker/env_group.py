@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.utils import EzPickle
@@ -14,15 +14,19 @@ from parallelenv.contract.batch import Array, Index
 from parallelenv.contract.copying import Broadcast, deep_copy, dumps
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import NOTHING, Extra, GroupFacts, Lookup, MethodCall
-from parallelenv.contract.spaces import Action, Info, State, pick_rows
-from parallelenv.contract.tensors import as_array
+from parallelenv.contract.spaces import Action, Info, State, casts_to, pick_rows
+from parallelenv.contract.tensors import as_array, is_dlpack
 from parallelenv.errors import AbsentAttributeError, EnvContractError
 from parallelenv.worker import env_adapter
 from parallelenv.worker.row_writer import RowWriter, store_info
 from parallelenv.worker.running_command import RunningCommand, Share
 
+if TYPE_CHECKING:
+    from parallelenv.worker.host import Host
+
 _OF_ENVPOOL = frozenset({"env_id", "players"})
 """Infos in which EnvPool numbers its sub-envs; the user has env ids."""
+_ABSENT = object()
 _AT_END = "final_obs", "final_info", "_final_obs", "_final_info"
 """Infos of a vector env that begins episodes within the step that ends one."""
 
@@ -40,7 +44,10 @@ class EnvGroup:
         env: The vector env as the user made it, maybe wrapped.
         facts: What it can do.
         oddity: See `Resettable`.
+        has_stepped: Whether it has stepped since it was built, and so knows which episodes have ended.
     """
+
+    has_stepped = False
 
     def __init__(self, env: VectorEnv) -> None:
         core: Any = env.unwrapped
@@ -48,7 +55,14 @@ class EnvGroup:
         self.oddity: tuple[str, str] | tuple[()] = ()
         self._is_envpool = hasattr(core, "all_env_ids") and hasattr(core, "async_reset")
         self._is_of_envs = isinstance(core, (SyncVectorEnv, AsyncVectorEnv))
-        mode = AutoresetMode((env.metadata or {}).get("autoreset_mode") or AutoresetMode.NEXT_STEP)
+        declared = (env.metadata or {}).get("autoreset_mode") or AutoresetMode.NEXT_STEP
+        try:
+            mode = AutoresetMode(declared)
+        except ValueError:
+            known = [one.value for one in AutoresetMode]
+            raise EnvContractError(
+                f"{type(core).__name__} has autoreset_mode={show(declared)} in its metadata; expected one of {known}."
+            ) from None
         is_disabled = mode is AutoresetMode.DISABLED
         self.facts = GroupFacts(
             env.num_envs,
@@ -67,13 +81,17 @@ class EnvGroup:
                 "so its steps return only some of its envs. Leave out batch_size, and use send() and recv()."
             )
 
-    def run(self, share: Share, each: Any, writer: RowWriter, running: RunningCommand) -> dict[int, Any]:
-        """Run a command for some of the envs."""
+    def run(self, share: Share, each: Any, host: Host, running: RunningCommand) -> dict[int, Any]:
+        """Run a command for some of the envs.
+
+        What they return is written to the rows of ``host.writer``, which is read after each call of the vector env: a
+        host that was abandoned meanwhile writes elsewhere.
+        """
         operation, common = running.command.operation, running.command.common
         if operation == "step":
-            return self.step(share, each, writer, running)
+            return self.step(share, each, host, running)
         if operation == "reset":
-            return self.reset(share, each, writer)
+            return self.reset(share, each, host)
         if operation == "get":
             return self.get(share, each, common)
         if operation == "set":
@@ -84,17 +102,24 @@ class EnvGroup:
 
     # ---------------------------------------------------------------- resets and steps
 
-    def reset(
-        self, share: Share, each: Sequence[tuple[int | None, Info | None]], writer: RowWriter
-    ) -> dict[int, Extra]:
+    def reset(self, share: Share, each: Sequence[tuple[int | None, Info | None]], host: Host) -> dict[int, Extra]:
         """Begin episodes, and write their first states."""
         options = each[0][1]
         if any(other is not options and dumps(other) != dumps(options) for _, other in each):
             raise EnvContractError(f"{self.facts.name} takes the same options for all of its envs.")
         states, infos, indices = self._reset(share.numbers, [seed for seed, _ in each], deep_copy(options))
-        loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
+        loose = self._store_states(host.writer, share.env_ids, share.rows, states, indices)
         of_each = zip(share.env_ids, self._split(infos, indices), loose, strict=True)
         return {env_id: Extra(info or None, leaves) for env_id, info, leaves in of_each if info or leaves}
+
+    def reset_instead(self, share: Share, each: object, host: Host, running: RunningCommand) -> dict[int, Extra]:
+        """Begin episodes in place of a step, whose flags are cleared already."""
+        running.doing = "reset"
+        values = self.reset(share, [(None, None)] * len(share.env_ids), host)
+        host.writer.batch.rewards[share.rows] = 0.0
+        running.doing = "step"
+        self.has_stepped = True
+        return values
 
     def _reset(
         self, numbers: Sequence[int] | None, seeds: Sequence[int | None] = (), options: Info | None = None
@@ -106,7 +131,7 @@ class EnvGroup:
         if self._is_envpool:
             if is_seeded:
                 self.oddity = (
-                    "EnvPool keeps the seed that it was made with",
+                    "keeps the seed that EnvPool was made with",
                     "The seed of reset() has no effect: give one to envpool.make_gymnasium()",
                 )
             return *self.env.reset(np.array(chosen, np.int32), options=options), range(len(chosen))
@@ -124,10 +149,11 @@ class EnvGroup:
         return *self.env.reset(seed=seed, options=options), chosen
 
     def step(
-        self, share: Share, each: Sequence[Action] | None, writer: RowWriter, running: RunningCommand
+        self, share: Share, each: Sequence[Action] | None, host: Host, running: RunningCommand
     ) -> dict[int, Extra]:
         """Step envs, write their results, and begin the next episodes of those that ended if the command says so."""
-        states, outcomes, infos, indices = self._step(self._actions(share, each, writer), share.numbers)
+        states, outcomes, infos, indices = self._step(self._actions(share, each, host.writer), share.numbers)
+        self.has_stepped, writer = True, host.writer
         loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
         ends = writer.store_outcomes(share.rows, *outcomes)
         ended: list[int] = ends.nonzero()[0].tolist() if running.command.autoreset else []
@@ -145,7 +171,7 @@ class EnvGroup:
             self._store_ends(writer, [share.env_ids[position] for position in ended], chosen, infos, at_end, values)
         elif ended:
             running.doing = "reset"
-            self._begin_next(writer, share, ended, values)
+            self._begin_next(host, share, ended, values)
             running.doing = "step"
         return values
 
@@ -158,7 +184,8 @@ class EnvGroup:
             result = self.env.step(actions, np.array(numbers, np.int32))
         elif self.facts.steps_ended:  # those at rest take any action, and their result does not count
             given = list(iterate(batch_space(self.env.single_action_space, len(numbers)), actions))
-            items = [given[numbers.index(number) if number in numbers else 0] for number in range(size)]
+            place = {number: index for index, number in enumerate(numbers)}
+            items = [given[place.get(number, 0)] for number in range(size)]
             result = self.env.step(self._batch_actions(items))
         else:
             raise EnvContractError(f"{self.facts.name} steps only as a whole.")
@@ -179,6 +206,10 @@ class EnvGroup:
 
     def _batch_actions(self, items: Sequence[Action]) -> Action:
         space = self.env.single_action_space
+        if space.shape is not None and space.dtype is not None:  # else its parts are checked by NumPy alone
+            for item in items:
+                if not casts_to(as_array(item), np.dtype(space.dtype)):
+                    raise EnvContractError(f"The action {show(item)} does not fit {space}: its dtype would change it.")
         empty: Any = create_empty_array(space, len(items))
         return concatenate(space, items, empty)
 
@@ -208,8 +239,9 @@ class EnvGroup:
             values[env_id] = Extra(info, extra.loose, ended_loose=last_loose)
         self._store_reset_infos(writer, env_ids, self._split(infos, indices), values)
 
-    def _begin_next(self, writer: RowWriter, share: Share, ended: Sequence[int], values: dict[int, Extra]) -> None:
+    def _begin_next(self, host: Host, share: Share, ended: Sequence[int], values: dict[int, Extra]) -> None:
         """Reset the envs in these positions, whose episodes have ended, and write their first states."""
+        writer = host.writer
         env_ids = tuple(share.env_ids[position] for position in ended)
         for env_id in env_ids:
             writer.keep_ended(env_id - writer.first)
@@ -217,6 +249,7 @@ class EnvGroup:
                 values[env_id] = values[env_id]._replace(info=deep_copy(values[env_id].info))
         numbers = ended if share.numbers is None else [share.numbers[position] for position in ended]
         states, infos, indices = self._reset(numbers)
+        writer = host.writer
         loose = self._store_states(writer, env_ids, writer.batch.rows(env_ids), states, indices)
         for env_id, leaves in zip(env_ids, loose, strict=True):
             if leaves:
@@ -271,7 +304,7 @@ class EnvGroup:
                 continue
             if isinstance(values, Mapping):
                 parts: Sequence[Any] = self._split(values, indices)
-            elif isinstance(values, (list, tuple)) or getattr(values, "shape", None) or hasattr(values, "__dlpack__"):
+            elif isinstance(values, (list, tuple)) or getattr(values, "shape", None) or is_dlpack(values):
                 given = values if isinstance(values, (np.ndarray, list, tuple)) else as_array(values)
                 parts = [given[index] for index in indices] if len(given) == size else [values] * len(indices)
             else:
@@ -331,8 +364,8 @@ class EnvGroup:
         except AttributeError:
             return absent
         for inner in rest:
-            values = [getattr(value, inner, absent) for value in values]
-        return [None if value is absent else (value,) for value in values]
+            values = [getattr(value, inner, _ABSENT) for value in values]
+        return [None if value is _ABSENT else (value,) for value in values]
 
     def set(self, share: Share, values: Sequence[Any], key: str) -> dict[int, bool]:
         """Set an attribute of all sub-envs by the vector env's ``set_attr``, a value each."""
@@ -351,7 +384,8 @@ class EnvGroup:
             )
         positional, named = deep_copy(tuple(first.positional)), deep_copy(dict(first.named))
         if first.name == "render":
-            results = self.env.render()
+            with env_adapter.alone_while_drawing():
+                results = self.env.render(*positional, **named)
         else:
             call = self._method("call", "methods of its envs cannot be called")
             results = call(first.name, *positional, **named)

@@ -11,8 +11,8 @@ import copy
 import dataclasses
 import functools
 import operator
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import repeat
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from parallelenv.contract.batch import Batch, Index, InfoForms, Layout, items_at
 from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_graph
 from parallelenv.contract.env_specs import is_env, is_vector_env
-from parallelenv.contract.error_text import show
+from parallelenv.contract.error_text import list_ids, name_envs, show
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import (
@@ -50,10 +50,6 @@ from parallelenv.worker.tracer import HostTracer, WorkerRecord
 
 Shares = tuple[list[Share], Index]
 """The parts of a command, and the rows of all of its envs."""
-_DRAWING = threading.RLock()
-"""Held while an env renders: if two threads draw with pygame at the same time, one in six frames is wrong."""
-_LONGEST_DRAWING = 10.0
-"""Seconds after which a rendering thread counts as hung, and the others no longer wait for it."""
 
 
 class Host:
@@ -87,6 +83,7 @@ class Host:
         self._factories = list(spec.envs)  # by slot
         self._items = [range(slot, slot + 1) for slot in range(len(spec.envs))]  # slots of each env's item of the list
         self._groups: set[int] = set()  # slots of envs that are part of vector envs
+        self._is_numbered = False  # whether it is known how many envs each vector env has
         self._shared_out: tuple[tuple[int, ...], Shares] = (), ([], [])  # the latest result of `_shares`, and its envs
         self._envs: list[Any] = [None] * len(spec.env_ids)  # `Resettable` or `EnvGroup`, by slot
         self._steps: list[Any] = [_not_built] * len(spec.env_ids)
@@ -121,7 +118,7 @@ class Host:
         self.writer = RowWriter(batch)
         self._found = (), None
         self._shared_out = (), ([], [])
-        if batch.layout.group_sizes and not self._groups:
+        if batch.layout.group_sizes and not self._is_numbered:
             self._number_envs(batch.layout)
 
     def _number_envs(self, layout: Layout) -> None:
@@ -138,6 +135,7 @@ class Host:
             self._items += [own] * len(own)
             slots += [slot] * len(own)
             begin = own.stop
+        self._is_numbered = True
         self.env_ids = layout.ids_of(items)
         self._first = self.env_ids[0]
         self._num_envs = sum(max(1, size) for size in layout.group_sizes)
@@ -235,7 +233,7 @@ class Host:
         columns: Columns = ((),)
         found = self._shares(command) if self._groups else None
         if found is not None:
-            run, columns = functools.partial(self._run_shares, self._start_shares(command, found[1])), (found[0],)
+            run, columns = functools.partial(self._run_shares, self._start_shares(command, *found)), (found[0],)
         elif command.operation == "step":
             run, columns = self.step, self._start_step(command, self._find(command.env_ids))
         elif command.operation == "rollout":
@@ -298,8 +296,10 @@ class Host:
             writer.store_flags(row, False, True)
             reply.values[env_id] = Extra(EXHAUSTED, writer.latest_loose(row), is_exhausted=True)
         elif isinstance(error, KeyboardInterrupt) and self.in_caller:
+            state = "their states are" if others else "its state is"
             interrupted = EnvInterruptedError(
-                f"env {env_id} was interrupted in the middle of {doing}; its state is uncertain. Call reset({env_id})."
+                f"{name_envs(running.current_ids)} {'were' if others else 'was'} interrupted in the middle of {doing}; "
+                f"{state} uncertain. Call reset({list_ids(running.current_ids) if others else env_id})."
             )
             for one in (env_id, *others):
                 reply.failures[one] = Failure(interrupted, one, f"interrupted {doing}")
@@ -315,47 +315,75 @@ class Host:
         for running.num_started, env_id, argument in walk:
             if self._generators is not None and name == "build":
                 seed = self._spec.seed
-                self._generators[env_id] = EnvGenerators(None if seed is None else seed + env_id)
+                generators = EnvGenerators(None if seed is None else seed + env_id)
+                own = self._items[env_id - self._first]
+                self._generators.update((self._first + slot, generators) for slot in own)
                 self._factories[env_id - self._first].prepare()
             value = self._with_generators(env_id, operation)(env_id, argument, common)
             if value is not None:
                 running.reply.values[env_id] = value
 
-    def _start_shares(self, command: Command, rows: Any) -> Collection[int]:
-        """Clear the flags of the envs, in these rows, that a command steps; return the single envs that it resets."""
+    def _start_shares(self, command: Command, shares: Sequence[Share], rows: Any) -> Collection[int]:
+        """Clear the flags of the envs, in these rows, that a command steps; return those that it resets instead.
+
+        Vector envs that reset in the next step know themselves which, unless they were built since.
+        """
         if command.operation != "step":
             return ()
         begins: Collection[int] = command.begins
-        if command.begins_ended and len(self._groups) < len(self.env_ids):  # vector envs know it themselves
+        if command.begins_ended and not all(self._resets_by_itself(share) for share in shares):
             begins = self._begins_of(command, range(rows.start, rows.stop) if isinstance(rows, slice) else rows)
         self.writer.start_step(rows)
         return begins
 
-    def _run_shares(self, begins: Collection[int], running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Run a command for single envs and vector envs, one after the other; ``begins`` are to begin an episode."""
-        command = running.command
-        for running.num_started, share in walk:
-            first, number = share.env_ids[0], running.num_started
-            each = None if command.each is None else [command.each[position] for position in share.positions]
-            if share.is_group:
-                self._run_group(running, share, each)
-            elif command.operation == "step":
-                one = dataclasses.replace(
-                    command, env_ids=share.env_ids, each=each, begins=tuple(begins), begins_ended=False
-                )
-                self.step(running, zip([number], *self._start_step(one, self._find(one.env_ids)), strict=True))
-            else:
-                self._operate(running, iter([(number, first, None if each is None else each[0])]))
+    def _resets_by_itself(self, share: Share) -> bool:
+        return share.is_group and getattr(self._envs[share.env_ids[0] - self._first], "has_stepped", False)
 
-    def _run_group(self, running: RunningCommand, share: Share, each: Any) -> None:
+    def _run_shares(self, begins: Collection[int], running: RunningCommand, walk: Iterator[Any]) -> None:
+        """Run a command for single envs and vector envs, in order; ``begins`` are to begin an episode."""
+        singles: list[tuple[int, Share]] = []  # that follow each other: they step together
+        for number, share in walk:
+            if not share.is_group:
+                singles.append((number, share))
+                if self.tracer is None:  # else each has a turn of its own
+                    continue
+            if singles:
+                self._run_singles(running, singles, begins)
+                singles = []
+            if share.is_group:
+                running.num_started = number
+                self._run_group(running, share, begins)
+        if singles:
+            self._run_singles(running, singles, begins)
+
+    def _run_singles(
+        self, running: RunningCommand, singles: Sequence[tuple[int, Share]], begins: Collection[int]
+    ) -> None:
+        """Run a command for single envs, each with its number in the command."""
+        command = running.command
+        numbers, shares = zip(*singles, strict=True)
+        env_ids = tuple(share.env_ids[0] for share in shares)
+        each = None if command.each is None else [command.each[share.positions[0]] for share in shares]
+        if command.operation == "step":
+            one = dataclasses.replace(command, env_ids=env_ids, each=each, begins=tuple(begins), begins_ended=False)
+            self.step(running, zip(numbers, *self._start_step(one, self._find(env_ids)), strict=True))
+        else:
+            self._operate(running, zip(numbers, env_ids, each or repeat(None), strict=each is not None))
+
+    def _run_group(self, running: RunningCommand, share: Share, begins: Collection[int]) -> None:
         """Run a command for a vector env."""
-        operation, common, first = running.command.operation, running.command.common, share.env_ids[0]
-        values = running.reply.values
+        command, values, first = running.command, running.reply.values, share.env_ids[0]
+        operation, common = command.operation, command.common
+        each: Any = None if command.each is None else [command.each[position] for position in share.positions]
         if operation not in ("build", "manage"):
             if operation == "reset":
                 self._note_seeds(share.env_ids, [seed for seed, _ in each])
-            group = self._env(first)
-            values.update(self._with_generators(first, group.run)(share, each, self.writer, running))
+            group: EnvGroup = self._env(first)
+            if operation == "step" and not group.has_stepped and first in begins:  # built since its last episodes
+                run: Any = group.reset_instead
+            else:
+                run = group.run
+            values.update(self._with_generators(first, run)(share, each, self, running))
             if group.oddity:
                 self._remark(first)
         elif common != "save" or self._env(first).can_be_saved:
@@ -460,8 +488,8 @@ class Host:
         if env.oddity and not self._has_remarked:
             self._has_remarked = True
             what, meaning = env.oddity
-            text = f"env {env_id}, {type(env.env).__name__}, is a gymnasium.Env, but {what}. {meaning}."
-            self._remarks.append(Remark((env_id,), text))
+            what = what if isinstance(env, EnvGroup) else f"is a gymnasium.Env, but {what}"
+            self._remarks.append(Remark((env_id,), f"env {env_id}, {type(env.env).__name__}, {what}. {meaning}."))
 
     def step(self, running: RunningCommand, walk: Iterator[Any]) -> None:
         """Step envs, and begin the next episode of those that ended if the command says ``autoreset``.
@@ -580,15 +608,20 @@ class Host:
             self._seeds.pop(self._first + slot, None)
         self._close_env(old)
         env = self._factories[slots.start].build()
-        group = EnvGroup(env) if is_vector_env(env) else None
-        if self._groups and (0 if group is None else group.facts.num_envs) != (
-            len(slots) if slots.start in self._groups else 0
-        ):
+        adapted = _adapt(env)
+        group = adapted.facts if isinstance(adapted, EnvGroup) else None
+        expected = len(slots) if slots.start in self._groups else 0
+        if hasattr(self, "writer") and (0 if group is None else group.num_envs) != expected:
             raise InvalidEnvError(
                 f"{type(env).__name__} was rebuilt with another number of envs than {len(slots)}, which it was built "
                 "with. An env fn has to make the same each time."
             )
-        self._adopt(env_id, env)
+        if isinstance(old, EnvGroup) and old.facts != group:
+            raise InvalidEnvError(
+                f"{type(env).__name__} was rebuilt as another vector env, or with another autoreset mode. An env fn "
+                "has to make the same each time."
+            )
+        self._adopt(env_id, adapted)
         self._remark(env_id)
         prefix = "" if group is None else "single_"
         return EnvFacts(
@@ -599,7 +632,7 @@ class Host:
             this_process(),
             id(env),
             is_env(env),
-            None if group is None else group.facts,
+            group,
         )
 
     def _shared_space(self, space: Space | None) -> Space | None:
@@ -614,9 +647,8 @@ class Host:
             self._spaces.append(known)
         return known
 
-    def _adopt(self, env_id: int, env: Env) -> None:
+    def _adopt(self, env_id: int, adapted: Any) -> None:
         """Use an env that was made or loaded."""
-        adapted: Any = EnvGroup(env) if is_vector_env(env) else env_adapter.adapt(env)
         for slot in self._items[env_id - self._first]:
             self._envs[slot] = adapted
             self._steps[slot] = self._with_generators(env_id, adapted.step)
@@ -675,12 +707,8 @@ class Host:
             return found(*call.positional, **named)
         if not (call.positional or named) and env_adapter.draws_by_mode(env):
             named = {"mode": "rgb_array"}
-        is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
-        try:
+        with env_adapter.alone_while_drawing():
             return found(*call.positional, **named)
-        finally:
-            if is_alone:
-                _DRAWING.release()
 
     # ---------------------------------------------------------------- requests of `manage`
 
@@ -701,7 +729,7 @@ class Host:
         if generators is not None and own is not None:
             own.load(generators)
         if env is not old.env:
-            self._adopt(env_id, env)
+            self._adopt(env_id, _adapt(env))
             self._close_env(old)
 
     def loose_leaves(self, env_id: int, _: object) -> Extra | None:
@@ -730,6 +758,10 @@ def _extra(info: Any, *others: Any) -> Extra:
     if not isinstance(info, dict) and info is not None:
         raise EnvContractError(f"step() returned the info {show(info)}; an info is a dict.")
     return Extra(info or None, *others)
+
+
+def _adapt(env: Env) -> Resettable | EnvGroup:
+    return EnvGroup(env) if is_vector_env(env) else env_adapter.adapt(env)
 
 
 def _not_built(*_: object) -> NoReturn:
