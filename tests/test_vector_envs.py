@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import random
 import signal
 import threading
@@ -935,3 +936,59 @@ def test_autoreset_mode_that_is_none_and_last_states_that_are_missing_are_named(
         env.step([GO, GO])
         with pytest.raises(EnvContractError, match="Poor has .*SameStep, but its infos lack 'final_obs'"):
             env.step([GO, GO])
+
+
+class Poorly(Walks):
+    """Its answers are not those of a vector env."""
+
+    def get_attr(self, name: str) -> Any:
+        return 3 if name == "lengths" else [1]
+
+    def call(self, name: str, **options: Any) -> Any:
+        return 3
+
+
+class StatesAlone(Walks):
+    def reset(self, **options: Any) -> Any:
+        return super().reset(**options)[0]
+
+
+@pytest.mark.parametrize(
+    ("vec", "call", "message"),
+    [
+        (StatesAlone, lambda env: env.reset(), "reset.. of StatesAlone returned .*, not states and infos"),
+        (Poorly, lambda env: env.get_env_attr("lengths"), "lengths of Poorly returned 3, not one item each"),
+        (Poorly, lambda env: env.get_env_attr("other"), r"other of Poorly returned \[1\], not one item each"),
+        (Poorly, lambda env: env.customized_method("tell"), r"tell\(\) of Poorly returned 3, not one item each"),
+        (synced, lambda env: env.customized_method("tell", {"name": 1}), "cannot pass on an argument that is called"),
+        (synced, lambda env: env.reset(options={"reset_mask": 1}), r"Name the envs to reset: reset\(id=mask\)"),
+    ],
+)
+def test_wrong_answers_and_arguments_are_named(vec: Any, call: Any, message: str) -> None:
+    with ParallelEnv([vec]) as env, pytest.raises(EnvContractError, match=message):
+        call(env)
+
+
+class Quits(Walk):
+    def step(self, action: Any) -> Any:
+        return os._exit(4) if action == EXIT else super().step(action)
+
+
+@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
+def test_async_vector_env_whose_worker_died_is_rebuilt() -> None:
+    # Not in this process: Gymnasium leaves shared memory behind.
+    with ParallelEnv([lambda: AsyncVectorEnv([Quits] * 2)], PROCESSES, "restart", timeout=20) as env:
+        env.reset(seed=0)
+        with pytest.raises(EOFError):
+            env.step([GO, EXIT])
+        assert env.restart(0) == (0, 1)
+        env.reset(seed=0)
+        assert env.step([GO, GO]).rewards.tolist() == [0.5, 0.5]
+
+
+def test_object_of_envpools_other_interfaces_is_refused() -> None:
+    class Dm:
+        all_env_ids = async_reset = reset = step = print
+
+    with pytest.raises(InvalidEnvError, match=r"env 0 is .*, of EnvPool. Make it by envpool.make_gymnasium\(\)"):
+        ParallelEnv([Dm])

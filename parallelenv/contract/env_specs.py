@@ -285,6 +285,8 @@ def refuse_foreign(env: object, env_id: int) -> None:
             f"env {env_id} is {show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side by "
             "side and is not PettingZoo's ParallelEnv. Wrap it into a gymnasium.Env first."
         )
+    if hasattr(env, "all_env_ids") and hasattr(env, "async_reset") and not is_vector_env(env):
+        raise InvalidEnvError(f"env {env_id} is {show(env)}, of EnvPool. Make it by envpool.make_gymnasium().")
     if is_vector_env(env) and env.closed:  # type: ignore[attr-defined]
         raise InvalidEnvError(
             f"env {env_id} is {show(env)}, a vector env that is closed. Give a new one, or an env fn."

@@ -125,6 +125,10 @@ class Remark(Printed):
     """A warning for the caller, rather than printed text."""
 
 
+class NoEffect(Remark):
+    """A warning that something which the user gave has no effect."""
+
+
 class Extra(NamedTuple):
     """What a step or reset of one env returns beyond its rows in the batch; ``None`` where there is nothing."""
 
@@ -169,6 +173,7 @@ class GroupFacts:
     num_envs: int  #: Number of its sub-envs.
     name: str  #: Its class, for messages.
     autoreset: str  #: When it begins the next episode of a sub-env: ``"NextStep"``, ``"SameStep"``, ``"Disabled"``.
+    is_assumed: bool = False  #: Whether it does not say so itself.
     steps_some: bool = False  #: Whether it can step some of its sub-envs and not others.
     resets_some: bool = False  #: Whether it can reset some of its sub-envs.
     steps_ended: bool = False  #: Whether it takes a step of sub-envs whose episode has ended, which does not count.

@@ -145,18 +145,23 @@ class Groups:
         for env_ids, facts in self._groups.items():
             lack = _lack(facts, policy)
             if lack:
+                mode = f"{facts.autoreset}{' (assumed: its metadata has none)' if facts.is_assumed else ''}"
                 raise InvalidEnvError(
-                    f"envs {list_ids(env_ids)} are one vector env, {facts.name}, whose autoreset mode is "
-                    f"{facts.autoreset}: {lack}. So it does not fit {policy.name} ({policy.after_end}). Choose another "
-                    "autoreset_mode or another policy: the page on vector envs has a table of what fits."
+                    f"envs {list_ids(env_ids)} are one vector env, {facts.name}, whose autoreset mode is {mode}: "
+                    f"{lack}. So it does not fit {policy.name} ({policy.after_end}). Choose another autoreset_mode or "
+                    "another policy: the page on vector envs has a table of what fits."
                 )
 
 
 def _lack(facts: GroupFacts, policy: DonePolicy) -> str:
     """Return what a vector env lacks for a done policy, a clause; empty if it fits."""
     if policy.autoreset:
-        can = facts.autoreset == "SameStep" or facts.resets_some
-        return "" if can else "it cannot begin an episode of some of its envs, for want of options['reset_mask']"
+        if facts.autoreset == "SameStep" or facts.resets_some:
+            return ""
+        return (
+            "it cannot begin an episode of some of its envs, for want of options['reset_mask'] (make_vec() gives one "
+            "that can with vectorization_mode='sync')"
+        )
     if facts.autoreset == "SameStep":
         return "it begins the next episode within the step that ends one"
     if policy.resets_next:

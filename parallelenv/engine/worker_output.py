@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from parallelenv.contract.protocol import Printed, Remark
+from parallelenv.contract.protocol import NoEffect, Printed, Remark
 from parallelenv.contract.tracebacks import warn_user
 from parallelenv.errors import ArgumentError, OldApiWarning
 
@@ -55,6 +55,7 @@ def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
         remark = next((one for one in printed if isinstance(one, Remark)), None)
         if remark is not None and not has_warned:
             has_warned = True
-            warn_user(f"{remark.text} Others that do the same are not named.", OldApiWarning)
+            kind = UserWarning if isinstance(remark, NoEffect) else OldApiWarning
+            warn_user(f"{remark.text} Others that do the same are not named.", kind)
 
     return listen

@@ -48,6 +48,7 @@ class EnvGroup:
     """
 
     has_stepped = False
+    _has_failed = False
 
     def __init__(self, env: VectorEnv) -> None:
         core: Any = env.unwrapped
@@ -55,9 +56,9 @@ class EnvGroup:
         self.oddity: tuple[str, str] | tuple[()] = ()
         self._is_envpool = hasattr(core, "all_env_ids") and hasattr(core, "async_reset")
         self._is_of_envs = isinstance(core, (SyncVectorEnv, AsyncVectorEnv))
-        declared = (env.metadata or {}).get("autoreset_mode") or AutoresetMode.NEXT_STEP
+        declared = (env.metadata or {}).get("autoreset_mode")
         try:
-            mode = AutoresetMode(declared)
+            mode = AutoresetMode(declared or AutoresetMode.NEXT_STEP)  # Gymnasium's default
         except ValueError:
             known = [one.value for one in AutoresetMode]
             raise EnvContractError(
@@ -71,6 +72,7 @@ class EnvGroup:
             steps_some=self._is_envpool,
             resets_some=self._is_envpool or self._is_of_envs or is_disabled,
             steps_ended=is_disabled and not self._is_of_envs,  # those raise an AssertionError
+            is_assumed=declared is None,
             seeds_each=self._is_of_envs or self._is_envpool,  # the latter ignores them
         )
         if env.num_envs < 1:
@@ -87,6 +89,18 @@ class EnvGroup:
         What they return is written to the rows of ``host.writer``, which is read after each call of the vector env: a
         host that was abandoned meanwhile writes elsewhere.
         """
+        try:
+            return self._run(share, each, host, running)
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def close(self) -> None:
+        """Close it. After a failure an `AsyncVectorEnv` would wait without end for a worker that died in a step."""
+        options = {"terminate": True} if self._has_failed and isinstance(self.env.unwrapped, AsyncVectorEnv) else {}
+        self.env.close(**options)
+
+    def _run(self, share: Share, each: Any, host: Host, running: RunningCommand) -> dict[int, Any]:
         operation, common = running.command.operation, running.command.common
         if operation == "step":
             return self.step(share, each, host, running)
@@ -105,6 +119,8 @@ class EnvGroup:
     def reset(self, share: Share, each: Sequence[tuple[int | None, Info | None]], host: Host) -> dict[int, Extra]:
         """Begin episodes, and write their first states."""
         options = each[0][1]
+        if options and "reset_mask" in options:
+            raise EnvContractError("options['reset_mask'] was given. Name the envs to reset: reset(id=mask).")
         if any(other is not options and dumps(other) != dumps(options) for _, other in each):
             raise EnvContractError(f"{self.facts.name} takes the same options for all of its envs.")
         states, infos, indices = self._reset(share.numbers, [seed for seed, _ in each], deep_copy(options))
@@ -134,7 +150,7 @@ class EnvGroup:
                     "keeps the seed that EnvPool was made with",
                     "The seed of reset() has no effect: give one to envpool.make_gymnasium()",
                 )
-            return *self.env.reset(np.array(chosen, np.int32), options=options), range(len(chosen))
+            return *self._pair(self.env.reset(np.array(chosen, np.int32), options=options)), range(len(chosen))
         if numbers is not None:
             mask = np.zeros(size, bool)
             mask[list(numbers)] = True
@@ -146,7 +162,13 @@ class EnvGroup:
                 seed[number] = one
         elif is_seeded:
             seed = seeds[0]  # that of sub-env i is this one plus i, which the caller has checked
-        return *self.env.reset(seed=seed, options=options), chosen
+        return *self._pair(self.env.reset(seed=seed, options=options)), chosen
+
+    def _pair(self, result: Any) -> tuple[State, Info]:
+        """Return the result of ``reset``, which has to be states and infos."""
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
+            raise EnvContractError(f"reset() of {self.facts.name} returned {show(result)}, not states and infos.")
+        return result[0], dict(result[1])
 
     def step(
         self, share: Share, each: Sequence[Action] | None, host: Host, running: RunningCommand
@@ -358,7 +380,7 @@ class EnvGroup:
         if self._is_of_envs and not all(self.env.unwrapped.call("has_wrapper_attr", name)):
             return absent
         try:
-            values = self._method("get_attr", "attributes of its envs cannot be read")(name)
+            values = self._each(name, self._method("get_attr", "attributes of its envs cannot be read")(name))
         except AbsentAttributeError:
             raise
         except AttributeError:
@@ -388,11 +410,19 @@ class EnvGroup:
                 results = self.env.render(*positional, **named)
         else:
             call = self._method("call", "methods of its envs cannot be called")
+            if "name" in named:
+                raise EnvContractError(f"call() of {self.facts.name} cannot pass on an argument that is called 'name'.")
             results = call(first.name, *positional, **named)
-        if results is None or len(results) != self.facts.num_envs:
-            raise EnvContractError(f"{first.name}() of {self.facts.name} returned {show(results)}, not one item each.")
+        results = self._each(first.name + "()", results)
         numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
         return {env_id: results[number] for env_id, number in zip(share.env_ids, numbers, strict=True)}
+
+    def _each(self, name: str, values: Any) -> Any:
+        """Return values, one for each sub-env; an `EnvContractError` if these are not so many."""
+        if not hasattr(values, "__len__") or len(values) != self.facts.num_envs:
+            hint = " Make it with a render_mode that returns frames." if name == "render()" and values is None else ""
+            raise EnvContractError(f"{name} of {self.facts.name} returned {show(values)}, not one item each.{hint}")
+        return values
 
     def _method(self, name: str, consequence: str) -> Any:
         found = getattr(self.env, name, None) or getattr(self.env.unwrapped, name, None)  # wrappers have none

@@ -31,6 +31,7 @@ from parallelenv.contract.protocol import (
     Lookup,
     ManageRequest,
     MethodCall,
+    NoEffect,
     Remark,
     Reply,
     WorkerSpec,
@@ -489,7 +490,8 @@ class Host:
             self._has_remarked = True
             what, meaning = env.oddity
             what = what if isinstance(env, EnvGroup) else f"is a gymnasium.Env, but {what}"
-            self._remarks.append(Remark((env_id,), f"env {env_id}, {type(env.env).__name__}, {what}. {meaning}."))
+            kind = NoEffect if isinstance(env, EnvGroup) else Remark
+            self._remarks.append(kind((env_id,), f"env {env_id}, {type(env.env).__name__}, {what}. {meaning}."))
 
     def step(self, running: RunningCommand, walk: Iterator[Any]) -> None:
         """Step envs, and begin the next episode of those that ended if the command says ``autoreset``.
@@ -656,9 +658,10 @@ class Host:
     def _env(self, env_id: int) -> Any:
         return self._envs[env_id - self._first] or _not_built()
 
-    def _close_env(self, env: Resettable | None) -> None:
+    def _close_env(self, env: Resettable | EnvGroup | None) -> None:
         """Close an env that is no longer used, and ignore what it raises."""
-        close = getattr(env.env, "close", None) if env is not None else None
+        owner = env if isinstance(env, EnvGroup) else getattr(env, "env", None)
+        close = getattr(owner, "close", None)
         try:
             if callable(close):
                 close()
