@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,7 +26,7 @@ class Holdings:
         self.processes = _processes()
         self.threads = {thread for thread in threading.enumerate() if not _is_foreign(thread)}
         self.descriptors = _listing("/proc/self/fd")
-        self.shared = _listing("/dev/shm")
+        self.shared = _shared_memory()
         self.ray_runs = "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
         self.singletons = (self.ray_runs, *_helper_pids())
 
@@ -114,6 +115,22 @@ def _listing(folder: str) -> dict[str, str]:
         except OSError:
             if os.path.lexists(path):  # else it is the descriptor that listed the folder, or something that just went
                 found[name] = ""
+    return found
+
+
+def _shared_memory() -> dict[str, str]:
+    """Return what is in /dev/shm, but no semaphores of other processes: those that this one has not mapped."""
+    found = _listing("/dev/shm")
+    semaphores = [name for name in found if name.startswith("sem.")]
+    if semaphores:  # mapped under a temporary name, so they are compared by inode
+        inodes = {
+            line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/sem." in line
+        }
+        for name in semaphores:
+            with contextlib.suppress(FileNotFoundError):
+                if str(os.stat(f"/dev/shm/{name}").st_ino) in inodes:
+                    continue
+            del found[name]
     return found
 
 
