@@ -67,8 +67,15 @@ class CallerChannel(InProcessChannel):
         if not self._replies and self._queue:
             reply = self._host.execute(self._queue[0])
             self._replies.append(copy_values(reply) if reply.values else reply)
-            self._queue.popleft()  # last: an interrupt in between may repeat a reply, but not lose one
         return bool(self._replies)
+
+    def receive(self) -> Reply:
+        """Return the reply and forget its command, both in a section that Ctrl-C does not interrupt.
+
+        A command that stayed in the queue would be executed again, once a planned step had passed the queue by.
+        """
+        self._queue.popleft()
+        return super().receive()
 
     def kill(self) -> None:
         self._queue.clear()

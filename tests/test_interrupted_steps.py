@@ -109,6 +109,39 @@ def test_interrupted_step_is_delivered_once_and_in_order(
         assert num_received > (15 if plans else 50)
 
 
+class Telling(Counting):
+    """Has an info in its fifth step, so that a planned step does not end as one."""
+
+    def step(self, action: Any) -> Any:
+        *others, info = super().step(action)
+        return *others, {"word": "fifth"} if self.count == 5 else info
+
+
+@pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"caller_steps": True, "num_cpus": 2})])
+def test_command_whose_wait_was_interrupted_is_executed_once(
+    mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it stayed in the queue, it would be executed again when a planned step has to use the queue."""
+    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
+    num_received = 0
+    with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", **options) as env:
+        for line in itertools.count(1):
+            env.reset()
+            for _ in range(3):
+                env.step(ZEROS)
+            env.send(ZEROS)
+            outcome = interrupt_at(line, lambda: env.recv(NUM_ENVS), ["parallelenv/worker", "backends"])
+            if not outcome.line:
+                break
+            assert outcome.is_raised, outcome
+            found = receive(env)
+            if found != []:
+                num_received += found is not None
+                for count in (5, 6):
+                    assert env.step(ZEROS).states[:, 0].tolist() == [count] * NUM_ENVS, outcome
+        assert num_received > 15
+
+
 LENGTH = 4
 
 

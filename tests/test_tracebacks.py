@@ -19,10 +19,17 @@ from modes import PROCESSES
 
 import parallelenv
 from parallelenv import ParallelEnv, StepResult
-from parallelenv.errors import ArgumentError, EnvContractError, InvalidEnvError, NothingInFlightError, ParallelEnvError
+from parallelenv.errors import (
+    ArgumentError,
+    EnvContractError,
+    EnvInterruptedError,
+    InvalidEnvError,
+    NothingInFlightError,
+    ParallelEnvError,
+)
 from parallelenv.wrappers import NormalizeStates
 
-STEP, WRAP, LAMBDA, CHAIN, CONTEXT, DEEP = range(6)
+STEP, WRAP, LAMBDA, CHAIN, CONTEXT, DEEP, NO_LINE = range(7)
 
 
 class Failing(gym.Env[Any, Any]):
@@ -41,6 +48,7 @@ class Failing(gym.Env[Any, Any]):
             CHAIN: self.chain,
             CONTEXT: self.raise_within,
             DEEP: self.recurse,
+            NO_LINE: self.raise_in_no_line,
         }
         deeds[int(action)]()
         raise KeyError("it fell over") if action == STEP else ValueError
@@ -59,6 +67,10 @@ class Failing(gym.Env[Any, Any]):
 
     def recurse(self) -> None:
         self.recurse()
+
+    def raise_in_no_line(self) -> None:
+        code = compile("raise KeyboardInterrupt", "between_lines.py", "exec")
+        exec(code.replace(co_linetable=bytes([0xFF])))  # one entry of 8 code units, without a place
 
 
 class Clumsy(gym.ActionWrapper[Any, Any, Any]):
@@ -88,6 +100,18 @@ def test_traceback_text_is_the_same_in_every_mode(make_env: MakeEnv, action: int
         texts.append(re.sub(r"process \d+|repeated \d+ more times", "", text))
     assert texts[0] == texts[1]
     assert "parallelenv/" not in texts[0].replace(str(Path(__file__).parent), "")
+
+
+def test_interrupt_between_two_lines_is_not_another_error() -> None:
+    """Python has no line for some bytecodes, such as those that end an `except` block."""
+    with ParallelEnv([Failing]) as env:
+        env.reset()
+        with pytest.raises((KeyboardInterrupt, TypeError)) as caught:  # pytest cannot show an error without a line
+            env.step([NO_LINE])
+        assert caught.type is KeyboardInterrupt
+        assert frames(caught.value)[1:] == ["step", "raise_in_no_line", "<module>"]
+        with pytest.raises(EnvInterruptedError):
+            env.recv()
 
 
 def test_frames_of_forwarding_wrappers_are_omitted(make_env: MakeEnv) -> None:

@@ -197,7 +197,8 @@ def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
     """Chain new entries to a traceback: setting `tb_next` walks over all that follow."""
     following: TracebackType | None = None
     for entry in reversed(entries):
-        following = TracebackType(following, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        line = entry.tb_lineno or entry.tb_frame.f_code.co_firstlineno  # None if Ctrl-C came between two lines
+        following = TracebackType(following, entry.tb_frame, entry.tb_lasti, line)
     return following
 
 
