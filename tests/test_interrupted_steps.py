@@ -142,6 +142,38 @@ def test_command_whose_wait_was_interrupted_is_executed_once(
         assert num_received > 15
 
 
+class Looking(Counting):
+    looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [(ORACLE, {}), (PROCESSES, {"num_cpus": 2}), (PROCESSES, {"caller_steps": True, "num_cpus": 2})],
+)
+def test_planned_step_after_an_interrupted_method_call_is_made_once(
+    mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call may be pending, so that the plan does not hold."""
+    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
+    with ParallelEnv([Looking] * NUM_ENVS, mode, "continue", timeout=20, **options) as env:
+        for line in itertools.count(1):
+            env.reset()
+            for _ in range(3):
+                env.step(ZEROS)
+            env.set_env_attr("looks", 0)
+            outcome = interrupt_at(line, lambda: env.customized_method("look"), ["parallelenv/worker", "backends"])
+            if not outcome.line:
+                break
+            assert outcome.is_raised, outcome
+            for count in (4, 5, 6):
+                assert env.step(ZEROS).states[:, 0].tolist() == [count] * NUM_ENVS, outcome
+            assert max(env.get_env_attr("looks")) <= 1, outcome
+        assert line > 15
+
+
 LENGTH = 4
 
 

@@ -71,6 +71,7 @@ class Pool:
         timeout: Seconds that a call may take whose caller gives no other limit; ``None``: no limit, as while envs are
             first built.
         number: Number of the next command.
+        num_others: Number of operations other than steps so far. One whose wait was interrupted may be pending.
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The plan whose step is in flight and has no ticket.
         dead: Error of each env whose worker is dead, or was replaced and has not built the env yet.
@@ -100,7 +101,7 @@ class Pool:
         self.number = 1
         self._infos, self._reset_infos = InfoLearner(), InfoLearner()
         self._learned_at = 0  # number of the next command when infos were learned from
-        self.generation = 0
+        self.generation = self.num_others = 0
         self.planned: StepPlan | None = None
         self.processes = {}
         self.groups = Groups(())
@@ -244,6 +245,7 @@ class Pool:
         self.enter_planned()
         self.groups.refuse_cut(operation, env_ids, each, common)
         ticket = Ticket(operation, tuple(env_ids), each)
+        self.num_others += operation != "step"
         if failed:
             ticket.failures.update(failed)
             positions = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
