@@ -80,7 +80,7 @@ class StepPlan:
         self._is_item = align != "batch" and chosen is None
         self._infos = self._assembler.gathered_infos if align == "columns" else self._assembler.infos
         self._is_whole = stepped is self._table.env_ids
-        self._version = self.generation = self._num_others = -1
+        self._version = self.generation = -1
 
     # ---------------------------------------------------------------- validity
 
@@ -90,14 +90,13 @@ class StepPlan:
         return (
             self._version == self._table.version
             and self.generation == pool.generation
-            and self._num_others == pool.num_others
             and pool.planned is None
+            and not pool.unfinished
         )
 
     def renew(self) -> None:
         """Make the plan valid from now on."""
         self._version, self.generation = self._table.version, self._pool.generation
-        self._num_others = self._pool.num_others
 
     # ---------------------------------------------------------------- a step
 

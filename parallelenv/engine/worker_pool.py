@@ -71,7 +71,7 @@ class Pool:
         timeout: Seconds that a call may take whose caller gives no other limit; ``None``: no limit, as while envs are
             first built.
         number: Number of the next command.
-        num_others: Number of operations other than steps so far. One whose wait was interrupted may be pending.
+        unfinished: Tickets of operations other than steps that were not waited for, or whose wait was interrupted.
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The plan whose step is in flight and has no ticket.
         dead: Error of each env whose worker is dead, or was replaced and has not built the env yet.
@@ -101,7 +101,8 @@ class Pool:
         self.number = 1
         self._infos, self._reset_infos = InfoLearner(), InfoLearner()
         self._learned_at = 0  # number of the next command when infos were learned from
-        self.generation = self.num_others = 0
+        self.generation = 0
+        self.unfinished: list[Ticket] = []
         self.planned: StepPlan | None = None
         self.processes = {}
         self.groups = Groups(())
@@ -245,7 +246,8 @@ class Pool:
         self.enter_planned()
         self.groups.refuse_cut(operation, env_ids, each, common)
         ticket = Ticket(operation, tuple(env_ids), each)
-        self.num_others += operation != "step"
+        if operation != "step":
+            self.unfinished.append(ticket)
         if failed:
             ticket.failures.update(failed)
             positions = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
@@ -357,6 +359,8 @@ class Pool:
         while ticket.pending:
             if not self.pump(deadline, len(ticket.pending)):
                 raise self.late(ticket.pending_ids, timeout, ticket.operation)
+        if self.unfinished:
+            self.unfinished = [other for other in self.unfinished if other.pending]
 
     def wait_or_give_up(self, ticket: Ticket, start: float | None = None) -> bool:
         """Wait for replies as long as a call may take; late envs then count as failed. Return whether all replied."""
