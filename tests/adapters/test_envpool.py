@@ -105,7 +105,7 @@ def test_what_a_pool_cannot_do_is_refused() -> None:
     with pytest.raises(EnvContractError, match="made with batch_size=2 and num_envs=4.*Leave out batch_size"):
         ParallelEnv([partial(poles, batch_size=2)])
     with ParallelEnv([poles]) as env:
-        with pytest.warns(UserWarning, match="EnvPool keeps the seed that it was made with"):
+        with pytest.warns(UserWarning, match="keeps the seed that EnvPool was made with"):
             env.reset(seed=1)
         with pytest.raises(AbsentAttributeError, match=r"has no get_attr\(\)"):
             env.get_env_attr("gravity")
