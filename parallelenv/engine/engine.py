@@ -482,7 +482,7 @@ class Engine:
         )
         if is_unusual or table.tickets or not pool.is_idle:
             return None
-        pool.unfinished = []  # as no worker has a command
+        pool.is_settled = True
         stepped, chosen = table.choose(env_ids)
         if not stepped:
             return None

@@ -91,7 +91,7 @@ class StepPlan:
             self._version == self._table.version
             and self.generation == pool.generation
             and pool.planned is None
-            and not pool.unfinished
+            and pool.is_settled
         )
 
     def renew(self) -> None:

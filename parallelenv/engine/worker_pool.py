@@ -71,7 +71,8 @@ class Pool:
         timeout: Seconds that a call may take whose caller gives no other limit; ``None``: no limit, as while envs are
             first built.
         number: Number of the next command.
-        unfinished: Tickets of operations other than steps that were not waited for, or whose wait was interrupted.
+        is_settled: False from when an operation other than a step is sent until no worker was seen to have a pending
+            command: its wait may be interrupted, or never begin.
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The plan whose step is in flight and has no ticket.
         dead: Error of each env whose worker is dead, or was replaced and has not built the env yet.
@@ -102,7 +103,7 @@ class Pool:
         self._infos, self._reset_infos = InfoLearner(), InfoLearner()
         self._learned_at = 0  # number of the next command when infos were learned from
         self.generation = 0
-        self.unfinished: list[Ticket] = []
+        self.is_settled = True
         self.planned: StepPlan | None = None
         self.processes = {}
         self.groups = Groups(())
@@ -247,7 +248,7 @@ class Pool:
         self.groups.refuse_cut(operation, env_ids, each, common)
         ticket = Ticket(operation, tuple(env_ids), each)
         if operation != "step":
-            self.unfinished.append(ticket)
+            self.is_settled = False
         if failed:
             ticket.failures.update(failed)
             positions = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
@@ -359,8 +360,8 @@ class Pool:
         while ticket.pending:
             if not self.pump(deadline, len(ticket.pending)):
                 raise self.late(ticket.pending_ids, timeout, ticket.operation)
-        if self.unfinished:
-            self.unfinished = [other for other in self.unfinished if other.pending]
+        if not self.is_settled:
+            self.is_settled = not any(worker.pending for worker in self._workers)
 
     def wait_or_give_up(self, ticket: Ticket, start: float | None = None) -> bool:
         """Wait for replies as long as a call may take; late envs then count as failed. Return whether all replied."""
@@ -450,12 +451,10 @@ class Pool:
             failures = {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
             reply = Reply(error.number, {}, failures)
         if reply.output:
-            items = worker.spec.env_ids  # for output of the whole worker, if it is a relay: it learns no env ids
-            is_known = len(items) == len(worker.env_ids)
-            self._printed += [
-                one if is_known or one.env_ids != items else one._replace(env_ids=worker.env_ids)
-                for one in reply.output
-            ]
+            items, env_ids = worker.spec.env_ids, worker.env_ids
+            for one in reply.output:  # a relay does not learn the ids of vector envs
+                is_of_items = one.env_ids == items and len(items) < len(env_ids)
+                self._printed.append(one._replace(env_ids=env_ids) if is_of_items else one)
         ticket = worker.pending.pop(reply.number, None)
         if ticket is None:  # given up, or only output
             return
