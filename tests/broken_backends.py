@@ -194,8 +194,7 @@ class LosesInfos(Channel):
 
 class GivesViewsOfActions(Channel):
     class _Writer(RowWriter):
-        def start_step(self, rows: Any) -> Any:
-            super().start_step(rows)
+        def actions(self, rows: Any) -> Any:
             leaves = [array[rows] for array in self.batch.actions]
             return list(map(self.batch.layout.actions.join, zip(*leaves, strict=True)))
 

@@ -470,13 +470,13 @@ class InfoColumns:
 
         It is an array per key, and under ``_key`` which envs have it: here all.
         """
-        marks = np.asarray(self._marks)[rows]
-        if not (marks & self._mark).all():
+        marks: Array = np.asarray(self._marks)[rows]
+        if marks.tobytes().count(self._mark) < len(marks) and not (marks & self._mark).all():  # the former takes 0.2 us
             return None
         gathered: dict[str, Array] = {}
         for key, array in zip(self._keys, self._arrays, strict=True):
             gathered[key] = array[rows].copy() if type(rows) is slice else array[rows]
-            gathered[f"_{key}"] = np.ones(len(marks), bool)
+            gathered[f"_{key}"] = marks.astype(bool)
         return gathered
 
 

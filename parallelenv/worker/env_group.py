@@ -177,8 +177,10 @@ class EnvGroup:
         states, outcomes, infos, indices = self._step(self._actions(share, each, host.writer), share.numbers)
         self.has_stepped, writer = True, host.writer
         loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
-        ends = writer.store_outcomes(share.rows, *outcomes)
-        ended: list[int] = ends.nonzero()[0].tolist() if running.command.autoreset else []
+        writer.store_outcomes(share.rows, *outcomes)
+        ended: list[int] = []  # positions of envs that begin their next episode within this step
+        if running.command.autoreset:
+            ended = np.flatnonzero(writer.batch.flags[share.rows].any(axis=1)).tolist()
         at_end = {key: infos.pop(key) for key in _AT_END if ended and key in infos}
         values: dict[int, Extra] = {}
         are_stored = writer.store_infos(share.rows, self._columns(infos, indices))  # at once, if all have columns

@@ -198,7 +198,10 @@ class Host:
         """
         if self._generators is not None:
             return None
-        return RunningCommand(command, self.step, envs=None if self._groups else self._find(command.env_ids))
+        found = self._shares(command) if self._groups else None
+        if found is None:
+            return RunningCommand(command, self.step, envs=self._find(command.env_ids))
+        return RunningCommand(command, None, (found[0],), shares=found[0])
 
     @calls_envs
     def repeat(self, prepared: RunningCommand) -> Reply:
@@ -210,17 +213,21 @@ class Host:
             The reply, which the next step with the same ``prepared`` overwrites if it is empty.
         """
         command, reply = prepared.command, prepared.reply
-        if self.tracer is not None or prepared.envs is None:
+        if self.tracer is not None:
             return self.execute(command)
         if reply.values or reply.failures or reply.output:
             reply = prepared.reply = Reply(command.number)
         reply.number = command.number
-        prepared.columns = columns = self._start_step(command, prepared.envs)
+        found = None if prepared.shares is None else self._shares(command)
+        if found is None:
+            prepared.columns = self._start_step(command, prepared.envs)
+        else:
+            prepared.run = functools.partial(self._run_shares, self._start_shares(command, *found))
         prepared.num_started = 0
         self.running = prepared
         prepared.number = command.number  # last, see `RunningCommand`
         try:
-            self.step(prepared, zip(prepared.envs.counts, *columns, strict=True))
+            prepared.run(prepared, zip(prepared.counts, *prepared.columns, strict=True))
         except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
             self._record_failure(error, prepared)
             return self.execute(command)
@@ -421,7 +428,7 @@ class Host:
         else:
             row_numbers, slots = rows, [row - offset for row in rows]
         pick = None if env_ids == self.env_ids else operator.itemgetter(*slots)
-        found = StepEnvs(rows, row_numbers, items_at(writer.cells, rows), pick, range(1, len(env_ids) + 1))
+        found = StepEnvs(rows, row_numbers, items_at(writer.cells, rows), pick)
         self._found = env_ids, found
         return found
 
@@ -431,8 +438,10 @@ class Host:
         begins = self._begins_of(command, envs.row_numbers) if command.begins_ended else command.begins
         if begins:
             steps = self._with_resets(steps, command.env_ids, begins)
-        actions = self.writer.start_step(envs.rows)
-        if command.each is not None:  # copied one by one as they are stepped, because copying runs user code
+        self.writer.start_step(envs.rows)
+        if command.each is None:
+            actions = self.writer.actions(envs.rows)
+        else:  # copied one by one as they are stepped, because copying runs user code
             actions = command.each
             steps = [lambda action, step=step: step(deep_copy_but_graph(action)) for step in steps]
         return envs.row_numbers, envs.cells, steps, actions

@@ -25,7 +25,6 @@ class StepEnvs:
     cells: Sequence[slice]  #: The cells of these rows.
     #: Returns their items of a list with one for each env of the host; ``None`` if these are all.
     pick: operator.itemgetter[Any] | None
-    counts: range  #: From 1 to their number.
 
 
 class Share(NamedTuple):
@@ -52,6 +51,7 @@ class RunningCommand:
         shares: Of a host with vector envs, what starts one after the other instead of single envs.
 
     Attributes:
+        counts: From 1 to the number of what starts one after the other.
         number: Number of the command that this object is the state of. It is set last, so if an interrupt came earlier,
             the host starts the command anew.
         num_started: Number of envs that have started. The last of them is the current one.
@@ -59,7 +59,7 @@ class RunningCommand:
         reply: The reply so far.
     """
 
-    __slots__ = ("columns", "command", "doing", "envs", "num_started", "number", "reply", "run", "shares")
+    __slots__ = ("columns", "command", "counts", "doing", "envs", "num_started", "number", "reply", "run", "shares")
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class RunningCommand:
         self.doing = command.operation
         self.reply = Reply(command.number)
         self.shares = shares
+        self.counts = range(1, 1 + len(command.env_ids if shares is None else shares))
         self.number = command.number
 
     @property
