@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Tests start thousands of interpreters: each would compile the package anew, for 0.15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all neighbours neighbours-long neighbours-suites metabox faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-collect bench-start wheel-check clean
+.PHONY: help demo test test-all neighbours neighbours-long neighbours-suites jax metabox faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-collect bench-start wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -26,8 +26,8 @@ test: $(VENV)/.test ## Run the tests; some 7 minutes on 2 cores.
 	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
 
 test-all: $(VENV)/.test ## Run every test, before a release: also what takes long, clusters, the browser and other libraries; some 2 hours.
-	$(PYTEST) $(PARALLEL) --hypothesis-profile long -m "not cluster and not browser and not neighbours" $(PYTEST_ARGS)
-	$(MAKE) cluster browser neighbours neighbours-long
+	$(PYTEST) $(PARALLEL) --hypothesis-profile long -m "not cluster and not browser and not neighbours and not jax" $(PYTEST_ARGS)
+	$(MAKE) cluster browser neighbours neighbours-long jax
 
 neighbours: $(VENV)/.neighbours ## Test the adapters beside Stable-Baselines3, Tianshou and RLlib, and EnvPool as a member; a minute.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) $(PARALLEL) -m "neighbours and not long" tests/adapters $(PYTEST_ARGS)
@@ -43,6 +43,9 @@ build/neighbours:
 	git clone -qn https://github.com/Farama-Foundation/Gymnasium $@/gymnasium && git -C $@/gymnasium checkout 3f0476a8cc22 -- tests
 	git clone -qn https://github.com/DLR-RM/stable-baselines3 $@/stable-baselines3 && git -C $@/stable-baselines3 checkout e05d2dbe6eda -- tests
 	git clone -qn https://github.com/thu-ml/tianshou $@/tianshou && git -C $@/tianshou checkout f2402056b03a -- test
+
+jax: $(VENV)/jax/.done ## Test a vector env in JAX, of gymnax, as a member; a minute.
+	PARALLELENV_REQUIRE_RAY=1 $(VENV)/jax/bin/python -m pytest -m jax tests/adapters/test_gymnax.py $(PYTEST_ARGS)
 
 metabox: $(VENV)/metabox/.done ## Train MetaBox's agents with its own class and with ours in every mode, and compare their weights; up to 2 hours.
 	$(VENV)/metabox/bin/python -m tests.metabox $(METABOX_ARGS)
@@ -100,6 +103,11 @@ clean: ## Remove the virtual environment and everything that was built.
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
+	touch $@
+
+$(VENV)/jax/.done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)/jax
+	$(VENV)/jax/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[jax]'
 	touch $@
 
 # MetaBox pins older versions of much that it need not have, so it comes without, in an environment of its own.

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
@@ -580,6 +581,21 @@ class Easy(Walk, EzPickle):
     def __init__(self, length: int) -> None:
         EzPickle.__init__(self, length)
         super().__init__(length)
+
+
+def test_episodes_of_single_envs_are_played_beside_any_vector_env() -> None:
+    with ParallelEnv([partial(synced, (3, 4), SAME), partial(Walk, 4)], asynchronous="restart") as env:
+        assert env.run_episodes(lambda states: [0] * len(states), 3, id=2).lengths.tolist() == [4, 4, 4]
+
+
+def test_a_film_of_a_vector_env_that_resets_within_the_step_is_refused() -> None:
+    def poles() -> Any:
+        return gym.make_vec("CartPole-v1", 2, "sync", {"autoreset_mode": SAME}, render_mode="rgb_array")
+
+    with ParallelEnv([poles], asynchronous="restart") as env:
+        with pytest.raises(InvalidEnvError, match=r"does not fit run_episodes\(\), play\(\) and record\(\) \(an ended"):
+            env.record(lambda states: [0] * len(states), 3)
+        env.reset()
 
 
 def test_live_vector_envs_move_to_workers_by_pickle() -> None:

@@ -172,6 +172,7 @@ class AdapterCalls:
                 "rules. Make another ParallelEnv from the same list of env fns."
             )
         engine.refuse_busy(engine.env_ids)
+        engine.pool.groups.refuse_policy(policy)
         if engine.recovery is not None:
             engine.recovery.forget(engine.env_ids)
         old, stats = engine.pool.layout, engine.table.stats

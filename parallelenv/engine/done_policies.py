@@ -67,6 +67,13 @@ class DonePolicy:
         """
 
 
+class ResetByCall(DonePolicy):
+    """Within `ParallelEnv.run_episodes`, `ParallelEnv.play` and `ParallelEnv.record`, which reset ended envs."""
+
+    name = "run_episodes(), play() and record()"
+    after_end = "an ended env is reset after the step"
+
+
 class StopAll(DonePolicy):
     """``None``: all envs end with the first."""
 

@@ -48,7 +48,7 @@ from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, 
 from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Spaces, State, pick_rows
 from parallelenv.engine.assemble import Assembler, Form, first_states
-from parallelenv.engine.done_policies import DonePolicy
+from parallelenv.engine.done_policies import DonePolicy, ResetByCall
 from parallelenv.engine.env_table import EnvTable, Phase
 from parallelenv.engine.event_loop import sleep_until_woken
 from parallelenv.engine.recovery import Recovery
@@ -141,7 +141,6 @@ class Engine:
 
         With a ``reward_dtype`` rewards must be numbers that fit it. ``as_given``: see `ActionReader`.
         """
-        self.pool.groups.refuse_policy(done_policy)
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
         self.done_policy = done_policy
         self.copies = copies
@@ -580,8 +579,10 @@ class Engine:
         Steps of these envs still in flight at the end are dropped; the envs need a reset.
         """
         self._refuse_unavailable(env_ids)
+        done_policy = ResetByCall()
+        self.pool.groups.refuse_policy(done_policy, env_ids)
         other = copy.copy(self)
-        other.use_done_policy(DonePolicy(), True)
+        other.use_done_policy(done_policy, True)
         other.learns_infos = False  # this table may have results whose infos are in the columns
         other.table.share_stats(self.table.stats)
         self.table.require_reset(env_ids)

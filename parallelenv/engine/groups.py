@@ -140,14 +140,15 @@ class Groups:
                     "num_steps), or give the envs one by one."
                 )
 
-    def refuse_policy(self, policy: DonePolicy) -> None:
-        """Raise an `InvalidEnvError` if a vector env does not fit a done policy."""
-        for env_ids, facts in self._groups.items():
+    def refuse_policy(self, policy: DonePolicy, env_ids: Sequence[int] | None = None) -> None:
+        """Raise an `InvalidEnvError` if a vector env of these envs, ``None``: of all, does not fit a done policy."""
+        chosen = None if env_ids is None else set(env_ids)
+        for whole, facts in self._groups.items():
             lack = _lack(facts, policy)
-            if lack:
+            if lack and (chosen is None or not chosen.isdisjoint(whole)):
                 mode = f"{facts.autoreset}{' (assumed: its metadata has none)' if facts.is_assumed else ''}"
                 raise InvalidEnvError(
-                    f"envs {list_ids(env_ids)} are one vector env, {facts.name}, whose autoreset mode is {mode}: "
+                    f"envs {list_ids(whole)} are one vector env, {facts.name}, whose autoreset mode is {mode}: "
                     f"{lack}. So it does not fit {policy.name} ({policy.after_end}). Choose another autoreset_mode or "
                     "another policy: the page on vector envs has a table of what fits."
                 )

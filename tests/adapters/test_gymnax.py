@@ -1,0 +1,67 @@
+"""A vector env in JAX, of gymnax, as an item of the user's list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from modes import ORACLE, here_and_in_processes
+
+from parallelenv import ParallelEnv
+from parallelenv.testing.contract import assert_same
+
+pytestmark = pytest.mark.jax
+MakeEnv = Callable[..., ParallelEnv]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _jax() -> None:
+    """Import JAX before the first test: it sets an environment variable, which would be found to be left."""
+    import gymnax  # noqa: F401
+
+
+def poles(seed: int, num_envs: int = 16) -> Any:
+    import gymnax
+    from gymnax.wrappers.gym import GymnaxToVectorGymWrapper
+
+    env, params = gymnax.make("CartPole-v1")
+    return GymnaxToVectorGymWrapper(env, num_envs, params, seed)
+
+
+@here_and_in_processes
+def test_results_equal_those_of_the_vector_env_itself(make_env: MakeEnv) -> None:
+    env = make_env([partial(poles, 0), partial(poles, 1)], asynchronous="continue", num_cpus=2)
+    alone, chance = [poles(0), poles(1)], np.random.default_rng(1)
+    assert env.num_envs == 32
+    states = env.reset(seed=3)
+    for begin, one in zip((0, 16), alone, strict=True):
+        assert_same(np.asarray(one.reset(seed=3 + begin)[0]), states[begin : begin + 16])
+    num_ends = 0
+    for _ in range(40):
+        actions = chance.integers(0, 2, 32)
+        result = env.step(actions)
+        num_ends += result.dones.sum()
+        for begin, one in zip((0, 16), alone, strict=True):
+            rows = slice(begin, begin + 16)
+            states, rewards, terminated, truncated, infos = one.step(actions[rows])
+            assert_same(np.asarray(states), result.states[rows])
+            assert_same(np.asarray(rewards).tolist(), result.rewards[rows].tolist())
+            assert_same(
+                [np.asarray(terminated), np.asarray(truncated)], [result.terminated[rows], result.truncated[rows]]
+            )
+            found = [info["final_observation"] for info in result.infos[rows]]
+            assert_same(list(np.asarray(infos["final_observation"])), found)
+    assert result.states.flags.writeable
+    assert num_ends > 5  # each time it begins the next episode itself
+
+
+def test_results_are_plain_numpy() -> None:
+    with ParallelEnv([partial(poles, 0)], ORACLE, "continue") as env:
+        states = env.reset(seed=3)
+        result = env.step(np.ones(16, int))
+    for array in (states, result.states, result.rewards, result.infos[0]["final_observation"]):
+        assert type(array) is np.ndarray
+        array[...] = 0  # the user's own
