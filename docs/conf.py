@@ -22,12 +22,18 @@ author = "ParallelEnv contributors"
 copyright = author
 version = release = parallelenv.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["examples"]
 html_theme = "furo"
 html_title = f"parallelenv {version}"
+html_logo = html_favicon = "img/logo.svg"
 html_theme_options = {"sidebar_hide_name": False}
+_repository = os.environ.get("READTHEDOCS_GIT_CLONE_URL", "").removesuffix(".git")
+if _repository.startswith("https://"):  # pages then link to their source, to be edited
+    html_theme_options |= {"source_repository": _repository, "source_branch": "main", "source_directory": "docs/"}
 html_copy_source = False
+copybutton_selector = "div:not(.highlight-text) > div.highlight pre"  # not of output
+copybutton_prompt_text = "$ "
 
 myst_heading_anchors = 4  # pages link to their headings
 myst_enable_extensions = ["colon_fence"]
