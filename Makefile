@@ -33,7 +33,7 @@ neighbours: $(VENV)/.neighbours ## Test the adapters beside Stable-Baselines3, T
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) $(PARALLEL) -m "neighbours and not long" tests/adapters $(PYTEST_ARGS)
 
 neighbours-long: $(VENV)/.neighbours-long ## Compare the adapters for thousands of steps in every mode, and see learners learn; some 30 minutes.
-	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) -m "neighbours and long" tests/adapters $(PYTEST_ARGS)
+	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) -m "neighbours and long" tests/adapters tests/cluster $(PYTEST_ARGS)
 
 neighbours-suites: $(VENV)/.neighbours $(if $(NEIGHBOURS),,build/neighbours) ## Run the tests of Gymnasium, Stable-Baselines3 and Tianshou on the adapters; an hour. NEIGHBOURS= a folder with a checkout of each.
 	$(BIN)/python -m tests.adapters.suites $(or $(NEIGHBOURS),build/neighbours) $(SUITES_ARGS)

@@ -55,6 +55,7 @@ class EnvGroup:
         self.env: Any = env
         self.oddity: tuple[str, str] | tuple[()] = ()
         self._is_envpool = hasattr(core, "all_env_ids") and hasattr(core, "async_reset")
+        takes_numbers = self._is_envpool and core is env  # Gymnasium's wrappers do not pass them on
         self._is_of_envs = isinstance(core, (SyncVectorEnv, AsyncVectorEnv))
         declared = (env.metadata or {}).get("autoreset_mode")
         try:
@@ -69,8 +70,8 @@ class EnvGroup:
             env.num_envs,
             type(core).__name__,
             mode.value,
-            steps_some=self._is_envpool,
-            resets_some=self._is_envpool or self._is_of_envs or is_disabled,
+            steps_some=takes_numbers,
+            resets_some=takes_numbers or self._is_of_envs or is_disabled,
             steps_ended=is_disabled and not self._is_of_envs,  # those raise an AssertionError
             is_assumed=declared is None,
             seeds_each=self._is_of_envs or self._is_envpool,  # the latter ignores them
@@ -150,6 +151,8 @@ class EnvGroup:
                     "keeps the seed that EnvPool was made with",
                     "The seed of reset() has no effect: give one to envpool.make_gymnasium()",
                 )
+            if not self.facts.steps_some:
+                return *self._pair(self.env.reset(options=options)), chosen
             return *self._pair(self.env.reset(np.array(chosen, np.int32), options=options)), range(len(chosen))
         if numbers is not None:
             mask = np.zeros(size, bool)

@@ -9,11 +9,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from modes import ORACLE, here_and_in_processes
 
 from adapters.neighbours import require
 from parallelenv import ParallelEnv
-from parallelenv.errors import AbsentAttributeError, EnvContractError
+from parallelenv.errors import AbsentAttributeError, ArgumentError, EnvContractError, InvalidEnvError
 from parallelenv.testing.contract import DONE_POLICIES, assert_same, items
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.filterwarnings("ignore:.*precision lowered by casting")]
@@ -84,6 +85,26 @@ def test_continued_envs_begin_anew_in_the_step_after_an_end() -> None:
         assert (result.dones.any(), result.rewards.tolist()) == (False, [0.0] * 4)
         assert [info["elapsed_step"] for info in result.infos] == [0] * 4
         assert not np.array_equal(result.states, first)
+
+
+def test_wrapped_pool_steps_only_as_a_whole() -> None:
+    def wrapped() -> Any:
+        return RecordEpisodeStatistics(poles())
+
+    pool = poles()
+    with ParallelEnv([wrapped], asynchronous="continue") as env:
+        with pytest.warns(UserWarning, match="keeps the seed that EnvPool was made with"):
+            assert_same(pool.reset()[0], env.reset(seed=1))
+        for _ in range(12):
+            states, rewards, *_ = pool.step(np.array([0, 1, 0, 1]))
+            result = env.step([0, 1, 0, 1])
+            assert_same([states, rewards.tolist()], [result.states, result.rewards.tolist()])
+        assert result.infos[0].keys() >= {"elapsed_step"}
+        with pytest.raises(ArgumentError, match="are a part of one vector env"):
+            env.step([0], [2])
+    with pytest.raises(InvalidEnvError, match="does not fit asynchronous='restart'"):
+        ParallelEnv([wrapped], asynchronous="restart")
+    pool.close()
 
 
 @here_and_in_processes

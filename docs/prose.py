@@ -1,0 +1,115 @@
+"""Looks for words that this project does not use in its texts: ``python docs/prose.py``. The words are in prose.toml.
+
+Texts are the Markdown files and cells outside of code, and in Python files comments, strings and names of tests. A
+general prose linter has no rules for such words; a file of rules for one would be as long as this.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_HERE = Path(__file__)
+_CODE = re.compile(r"^( *)(```|~~~).*?^\1\2$|``[^`]+``|`[^`]+`", re.MULTILINE | re.DOTALL)
+_TEST = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
+_KINDS = (".md", ".py", ".ipynb", ".toml", "")  # the last: Makefile, .ci/run
+_COMMENT = re.compile(r"(?:^|\s)# .*", re.MULTILINE)
+
+Text = tuple[int, str]
+"""The line at which it starts, and the text."""
+Rule = tuple[re.Pattern[str], str, Sequence[str]]
+"""The words, what to write instead, and the phrases in which they are right."""
+
+
+def _blank(match: re.Match[str]) -> str:
+    """Return as many lines as the code had."""
+    return "`" + "\n" * match[0].count("\n")
+
+
+def markdown(text: str) -> Iterator[Text]:
+    """Yield the prose of a Markdown text."""
+    yield 1, _CODE.sub(_blank, text)
+
+
+def notebook(text: str) -> Iterator[Text]:
+    """Yield the prose of a notebook; its lines are those of each cell."""
+    for cell in json.loads(text)["cells"]:
+        if cell["cell_type"] == "markdown":
+            yield from markdown("".join(cell["source"]))
+
+
+def python(path: Path) -> Iterator[Text]:
+    """Yield comments that follow each other as one, strings that have spaces, and the names of tests as words."""
+    comment: list[str] = []
+    with path.open("rb") as file:
+        tokens = list(tokenize.tokenize(file.readline))
+    for token in tokens:
+        line = token.start[0]
+        if token.type == tokenize.COMMENT:
+            comment.append(token.string.lstrip("#: "))
+            continue
+        if token.type == tokenize.NL:
+            continue
+        if comment:
+            yield line - len(comment), _CODE.sub(_blank, "\n".join(comment))
+            comment = []
+        if token.type == tokenize.STRING and " " in token.string:
+            yield line, _CODE.sub(_blank, token.string)
+    for match in _TEST.finditer(path.read_text()):
+        yield path.read_text()[: match.start()].count("\n") + 1, match[1].replace("_", " ")
+
+
+def texts(path: Path) -> Iterator[Text]:
+    """Yield the texts of a file."""
+    if path.suffix == ".md":
+        yield from markdown(path.read_text())
+    elif path.suffix == ".ipynb":
+        yield from notebook(path.read_text())
+    elif path.suffix == ".py":
+        yield from python(path)
+    else:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            yield from ((number, found) for found in _COMMENT.findall(line))
+
+
+def flattened(first: int, text: str) -> tuple[str, list[int]]:
+    """Return a text with single spaces, and the line of each of its characters."""
+    flat, lines = "", []
+    for number, line in enumerate(text.splitlines(), first):
+        words = " ".join(line.split()) + " "
+        flat += words
+        lines += [number] * len(words)
+    return flat, lines
+
+
+def findings(path: Path, rules: Sequence[Rule]) -> Iterator[str]:
+    """Yield what a file has of the words, where, and what to write instead."""
+    for first, text in texts(path):
+        flat, lines = flattened(first, text)
+        for pattern, instead, allowed in rules:
+            for match in pattern.finditer(flat):
+                around = flat[max(0, match.start() - 50) : match.end() + 50].strip()
+                if not any(phrase in around for phrase in allowed):
+                    yield f"{path}:{lines[match.start()]}: {match[0]!r}; write: {instead}\n    {around}\n"
+
+
+def main() -> int:
+    """Print what was found; return the exit code."""
+    settings = tomllib.loads(_HERE.with_suffix(".toml").read_text())
+    rules = [(re.compile(rule["words"]), rule["instead"], rule.get("allow", ())) for rule in settings["rule"]]
+    listed = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], capture_output=True, check=True)
+    names = set(listed.stdout.decode().split("\0")).difference(settings["not_read"])
+    paths = (path for path in map(Path, sorted(names)) if path.is_file() and path.suffix in _KINDS)
+    found = [finding for path in paths for finding in findings(path, rules)]
+    sys.stdout.write("".join(found) + f"prose: {len(found)} phrases to rewrite, or to allow in docs/prose.toml\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
