@@ -26,7 +26,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 exclude_patterns = ["examples"]
 html_theme = "furo"
 html_title = f"parallelenv {version}"
-html_logo = html_favicon = "img/logo.svg"
+html_logo = html_favicon = "logo.svg"
+html_static_path, html_css_files = ["static"], ["site.css"]
 html_theme_options = {"sidebar_hide_name": False}
 _repository = os.environ.get("READTHEDOCS_GIT_CLONE_URL", "").removesuffix(".git")
 if _repository.startswith("https://"):  # pages then link to their source, to be edited

@@ -72,8 +72,8 @@ def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 
 _FLOORS = (
     ("your notebook or script", "env.step(actions)", PAPER),
-    ("ParallelEnv", "ids, actions, policies, seeds, errors, shapes of answers: every meaning, written once", SAND),
-    ("Pool", "splits a command over the hosts, numbers it, gathers the replies, rebuilds what failed", SAND),
+    ("ParallelEnv", "checks arguments; defines done policies, seeds, errors and results, once for all modes", SAND),
+    ("Pool", "sends each host its part of a command, gathers the replies, replaces dead workers", SAND),
 )
 _MODES = (
     ("dummy", "in your own thread", 1, "thread"),
@@ -93,11 +93,13 @@ def house() -> str:
         parts.append(text(32, y + 40, does, 13, "start", fill=GREY))
     y = 214
     parts.append(f'<line x1="16" y1="{y}" x2="884" y2="{y}" stroke="{NAVY}" stroke-width="2" stroke-dasharray="7 5"/>')
-    parts.append(text(450, y - 8, "the contract: Command, Reply and the rows of a Batch", 13, fill=NAVY))
+    contract = "the contract with backends: commands, replies, and a batch of rows in shared memory"
+    parts.append(text(450, y - 8, contract, 13, fill=NAVY))
     for number, mode in enumerate(_MODES):
         parts += _mode(16 + 175.5 * number, y + 16, *mode)
-    parts.append(text(450, 424, "Host: the same code in every mode. It owns some envs and steps them, in order.", 13))
-    return picture(900, 440, "The house: ParallelEnv, pool, contract, backends, hosts, envs", parts)
+    host = "A host owns some envs (the circles) and steps them in order, with the same code in every mode."
+    parts.append(text(450, 424, host, 13))
+    return picture(900, 440, "Parts: ParallelEnv, pool, contract, backends, hosts, envs", parts)
 
 
 def _mode(x: float, y: float, word: str, where: str, hosts: int, kind: str) -> list[str]:
@@ -186,24 +188,22 @@ def step() -> str:
     parts += [f'<line x1="86" y1="{y}" x2="884" y2="{y}" stroke="{REST}"/>' for _, y in _LANES]
     parts += _block(92, 58, 66, "step(a)", PAPER)
     parts += [arrow(158, 66, 172, 104)]
-    parts += _block(164, 118, 124, "ids, policy, actions", SAND)
+    parts += _block(164, 118, 124, "check and write", SAND)
     parts += [arrow(276, 134, 306, 180), arrow(276, 134, 306, 250)]
     parts += _block(308, 196, 74, "step env 0", BLUE) + _block(386, 196, 74, "step env 1", BLUE)
     parts += _block(464, 196, 56, "reset 1", GREEN)
     parts += _block(308, 266, 98, "step env 2", BLUE) + _block(410, 266, 74, "step env 3", BLUE)
-    parts += [arrow(520, 184, 566, 136), arrow(484, 254, 560, 136)]
-    parts += _block(562, 118, 210, "gather, note ends, copy, align", SAND)
+    parts += [arrow(520, 184, 566, 136), arrow(484, 254, 604, 136)]
+    parts += _block(562, 118, 210, "gather, apply done policy, copy", SAND)
     parts += [arrow(764, 104, 782, 74)]
     parts += _block(784, 58, 96, "4 items", PAPER)
     parts.append(text(246, 166, "one command per host", 12, "end", fill=GREY))
-    parts.append(text(596, 166, "one reply each: only what has no row", 12, "start", fill=GREY))
+    parts.append(text(628, 166, "one reply per host", 12, "start", fill=GREY))
     parts += _rows(330, 300)
-    return picture(
-        900, 396, "The way of a step: one command and one reply per host, the rest in rows of shared memory", parts
-    )
+    return picture(900, 396, "A step: one command and one reply per host; arrays are in shared memory", parts)
 
 
-def beaten_path() -> str:
+def fast_path() -> str:
     """A step that is repeated: what is left of it, and where it leaves the path."""
     parts = [text(20, y + 4, name, 14, "start", font_weight="bold") for name, y in _LANES]
     parts += [f'<line x1="86" y1="{y}" x2="884" y2="{y}" stroke="{REST}"/>' for _, y in _LANES]
@@ -219,13 +219,13 @@ def beaten_path() -> str:
     parts += _block(556, 118, 168, "copy rows, make infos", SAND)
     parts += [arrow(716, 104, 740, 74)]
     parts += _block(742, 58, 96, "4 items", PAPER)
-    parts.append(text(338, 112, "a word for each worker,", 12, "start", fill=GREY))
-    parts.append(text(338, 128, "one eventfd for all", 12, "start", fill=GREY))
+    parts.append(text(338, 112, "a shared word per worker,", 12, "start", fill=GREY))
+    parts.append(text(338, 128, "one eventfd wakes all", 12, "start", fill=GREY))
     parts += _block(
-        164, 330, 560, "a failure, a text, a death, a late env, an interrupt: a ticket, and the general way", PALE
+        164, 330, 560, "failure, printed text, dead worker, timeout, interrupt: the general path, with a ticket", PALE
     )
     parts += [arrow(670, 134, 670, 312), arrow(206, 134, 206, 312)]
-    return picture(900, 366, "The beaten path: a step like the ones before, with all decisions taken", parts)
+    return picture(900, 366, "The fast path: a step like the one before, with nothing left to decide", parts)
 
 
 def _block(x: float, y: float, width: float, words: str, fill: str) -> list[str]:
@@ -234,9 +234,9 @@ def _block(x: float, y: float, width: float, words: str, fill: str) -> list[str]
 
 def _rows(x: float, y: float) -> list[str]:
     columns = (("action", 70), ("state", 120), ("reward", 66), ("terminated", 84), ("truncated", 84))
-    parts = [text(20, y + 26, "the batch: a row per env, in memory", 12, "start")]
-    parts += [text(20, y + 43, "that all share. Each host writes its", 12, "start")]
-    parts += [text(20, y + 60, "own rows: there is nothing to lock", 12, "start")]
+    parts = [text(20, y + 26, "the batch: a row per env, in shared", 12, "start")]
+    parts += [text(20, y + 43, "memory. Each host writes only its", 12, "start")]
+    parts += [text(20, y + 60, "own rows, so no lock is needed", 12, "start")]
     for name, width in columns:
         parts.append(text(x + width / 2, y + 12, name, 12, fill=GREY))
         for row in range(4):
@@ -253,8 +253,8 @@ _NUM_STEPS = 9
 _KINDS = {
     "stepped": (BLUE, "stepped"),
     "ended": (AMBER, "stepped, and its episode ended"),
-    "begun": (GREEN, "ended and was reset: the state is the first of the next episode"),
-    "past": (SAND, "stepped on after its end, done every time"),
+    "begun": (GREEN, "ended and reset: the first state of the next episode"),
+    "past": (SAND, "stepped after its end, done in every step"),
     "rests": (REST, "not stepped: (None, None, True, {})"),
 }
 
@@ -317,7 +317,7 @@ def policy(word: str | None) -> str:
         y = 176 + 20 * number
         parts.append(box(106, y - 11, 22, 13, _KINDS[kind][0], LINE, 3))
         parts.append(text(136, y, _KINDS[kind][1], 12, "start"))
-    return picture(684, 184 + 20 * len(seen), f"What envs answer under asynchronous={word!r}", parts)
+    return picture(684, 184 + 20 * len(seen), f"What three envs return under asynchronous={word!r}", parts)
 
 
 def draw() -> dict[str, str]:
@@ -327,7 +327,7 @@ def draw() -> dict[str, str]:
         "house.svg": house(),
         "layers.svg": layers(),
         "step.svg": step(),
-        "beaten_path.svg": beaten_path(),
+        "fast_path.svg": fast_path(),
         **policies,
     }
 

@@ -1,4 +1,4 @@
-"""Steps that are repeated take the beaten path, with the results of the general way."""
+"""Steps that are repeated take the fast path, with the results of the general way."""
 
 from __future__ import annotations
 
