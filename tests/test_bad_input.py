@@ -225,7 +225,7 @@ def test_step_result_behaves_like_a_tuple() -> None:
 
 
 def test_seed_passed_as_reset_id_raises_with_a_hint(env: ParallelEnv) -> None:
-    with pytest.raises(IdRangeError, match=r"id=42 names env 42, .* For a seed write reset\(seed=42\)\."):
+    with pytest.raises(IdRangeError, match=r"id=42 names env 42, .* To set a seed, write reset\(seed=42\)\."):
         env.reset(42)
     for call in (lambda: env.reset([42]), lambda: env.reset(-1), lambda: env.step([0], 42)):
         with pytest.raises(IdRangeError) as caught:
