@@ -118,7 +118,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
         return self.task, self.sampler
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
-        """Begin the next task, and return its first observation and an empty info.
+        """Start the next task, and return its first observation and an empty info.
 
         Args:
             seed: Passed to the sampler's ``set_seed``; ``None`` does not seed.

@@ -23,7 +23,7 @@ class TaskPool(ParallelEnv):
     """A `ParallelEnv` whose envs are task samplers: one episode is one task. `ParallelEnv.from_samplers` makes one."""
 
     def next_task(self, id: Ids = None, **kwargs: object) -> State:
-        """Begin the next task of each sampler, even if the current one has not ended. Same as `reset`.
+        """Start the next task of each sampler, even if the current one has not ended. Same as `reset`.
 
         Args:
             id: Envs.
@@ -52,7 +52,7 @@ class TaskPool(ParallelEnv):
         Steps in flight are dropped. The samplers' random generators are not changed.
 
         Raises:
-            BaseException: What a sampler raised.
+            BaseException: Any exception raised by a sampler.
         """
         engine, calls = self.engine, [MethodCall("_rewind")] * self.num_envs
         ticket = engine.pool.submit(
@@ -73,7 +73,7 @@ class TaskPool(ParallelEnv):
 
         Raises:
             ArgumentError: If it is neither; nothing was seeded.
-            BaseException: What a sampler raised.
+            BaseException: Any exception raised by a sampler.
         """
         spread = spread_seeds(seeds, self.engine.env_ids, whole=True)
         seeded = [env_id for env_id in self.engine.env_ids if spread[env_id] is not None]
@@ -96,7 +96,8 @@ class TaskPool(ParallelEnv):
             ResetNeededError: If an env has no task yet; no env was called.
             EnvBusyError: If a step of an env is in flight.
             EnvContractError: If an observation does not fit the space.
-            BaseException: What a task raised; ``error.partial`` maps the other env ids to their observations.
+            BaseException: Any exception raised by a task; ``error.partial`` maps the other env ids to their
+                observations.
         """
         env_ids = self.engine.ids(id)
         self.engine.refuse_busy(env_ids)

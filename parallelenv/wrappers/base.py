@@ -125,7 +125,7 @@ class ParallelWrapper(ShortTracebacks):
     # ---------------------------------------------------------------- calls
 
     def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> States:
-        """Begin new episodes. See `ParallelEnv.reset`."""
+        """Start new episodes. See `ParallelEnv.reset`."""
         env_ids = self.chosen(id)
         self._refuse_handed_over()
         try:
@@ -143,12 +143,12 @@ class ParallelWrapper(ShortTracebacks):
         return self._seen(align, self.env.step, action, id)
 
     def send(self, action: object, id: Ids = None) -> None:
-        """Begin a step. See `ParallelEnv.send`."""
+        """Start a step. See `ParallelEnv.send`."""
         self._before(action, id)
         self.env.send(action, id)
 
     def step_async(self, action: object, id: Ids = None) -> None:
-        """Begin a step. See `ParallelEnv.step_async`."""
+        """Start a step. See `ParallelEnv.step_async`."""
         self._before(action, id)
         self.env.step_async(action, id)
 
@@ -163,7 +163,7 @@ class ParallelWrapper(ShortTracebacks):
         return self._seen(align, self.env.step_wait, timeout)
 
     def next_task(self, id: Ids = None, **kwargs: object) -> States:
-        """Begin the next tasks by calling `reset`. See `TaskPool.next_task`.
+        """Start the next tasks by calling `reset`. See `TaskPool.next_task`.
 
         Raises:
             AttributeError: If the wrapped object is not a `TaskPool`.
