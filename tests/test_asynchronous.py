@@ -161,7 +161,7 @@ def test_state_wrapper_refuses_asynchronous_calls(make_env: MakeEnv) -> None:
 
     wrapped = Doubled(make_env(COUNTERS, asynchronous="restart"))
     for call in ("send_reset", "arecv", "stream", "run_episodes", "get_state", "send_action"):
-        with pytest.raises(UsageError, match=rf"{call}\(\) would go past Doubled"):
+        with pytest.raises(UsageError, match=rf"{call}\(\) would bypass Doubled"):
             getattr(wrapped, call)(ones)
 
 
