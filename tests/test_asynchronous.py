@@ -433,7 +433,7 @@ class Paid(Counter):
 def test_rewards_that_cannot_be_summed_raise(make_env: MakeEnv) -> None:
     env = make_env([partial(Paid, 1.0), partial(Paid, 2.0, {"a": 3})])
     with pytest.raises(
-        EnvContractError, match=r"env 1 gave the reward {'a': 3}, which cannot be added.*sums"
+        EnvContractError, match=r"env 1 returned the reward {'a': 3}, which cannot be added.*sums"
     ) as caught:
         env.run_episodes(ones, 2, progress=False)
     assert caught.value.partial.returns.tolist() == [1.0]  # type: ignore[attr-defined]

@@ -356,7 +356,7 @@ def test_num_episodes_are_distributed_evenly(begin: Begin) -> None:
 
 def test_done_policy_idle_allows_one_episode_per_env(begin: Begin) -> None:
     env = begin(counts(2, 4, 3), asynchronous="idle")
-    with pytest.raises(ArgumentError, match="num_episodes=4 is more than 3 envs can play: .*'idle' .* allows for 3"):
+    with pytest.raises(ArgumentError, match="num_episodes=4 is more than 3 envs can run: .*'idle' .* allows for 3"):
         env.rollout(zeros, num_episodes=4)
     rollout = env.rollout(zeros, num_episodes=2)
     assert rollout.valid.sum(axis=0).tolist() == [2, 4, 0]
