@@ -94,7 +94,7 @@ def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
         ("stream", {"policy": ones, "min_envs": 0}, "min_envs=0 must be"),
         ("stream", {"policy": ones, "min_envs": 3, "max_envs": 2}, "max_envs=2 is less than min_envs=3"),
         ("stream", {"policy": ones, "timeout": 0}, "timeout=0 must be"),
-        ("stream", {"policy": lambda states, rnn_state, done: states}, "cannot hand it an rnn_state.*env_ids"),
+        ("stream", {"policy": lambda states, rnn_state, done: states}, "cannot give it an rnn_state.*env_ids"),
         ("run_episodes", {"policy": 3, "num_episodes": 2}, "policy is a int, which cannot be called"),
         ("run_episodes", {"policy": ones, "num_episodes": 0}, "num_episodes=0 must be an int of at least 1"),
         ("run_episodes", {"policy": ones, "num_episodes": None}, "^num_episodes=None must be an int of at least 1"),

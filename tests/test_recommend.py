@@ -183,14 +183,14 @@ def test_mode_must_be_clearly_faster_than_a_simpler_one(
         (
             Kind(1 * US, 1 * US),
             {"para_mode": ORACLE, "num_cpus": 1},
-            r"A step takes 1\.62 µs\. 16 envs made 615,000 steps/s in dummy\. No other mode open to them can be "
+            r"A step takes 1\.62 µs\. 16 envs made 615,000 steps/s in dummy\. No other possible mode can be "
             r"clearly faster\.",
         ),
         (
             SLOW,
             {"para_mode": PROCESSES, "num_cpus": 2},
-            r"A step takes 10 s\. 16 envs made 0\.1 steps/s in dummy\. 0\.2 are possible in subproc with 2 workers: "
-            r"not tried, as these envs take long\.",
+            r"A step takes 10 s\. 16 envs made 0\.1 steps/s in dummy\. 0\.2 are estimated for subproc with 2 workers, "
+            r"which was not tried because these envs are slow\.",
         ),
     ],
 )
@@ -242,7 +242,7 @@ def test_unpicklable_envs_get_an_in_process_mode(kind: Kind, pretend: Pretend) -
     found = recommend([make] * 16)
     assert found.mode == (THREADS if kind.releases_gil else ORACLE)
     if found.mode == ORACLE:
-        assert "Other processes are out of the question: they do not pickle (TypeError: cannot" in found.reason
+        assert "Other processes cannot be used: they cannot be pickled (TypeError: cannot" in found.reason
 
 
 def test_recommendation_in_a_daemonic_process_starts_no_process(

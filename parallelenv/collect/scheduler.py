@@ -323,7 +323,7 @@ class Scheduler:
                 self._lost_samples += request.num_steps * member.num_envs
 
     def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
-        """Receive all requests, then let collectors evaluate with these arguments; replacements of dead ones also do."""
+        """Receive all requests, then let collectors evaluate with these arguments; replace dead ones and repeat."""
         while self.busy:
             self.receive()
         answers: dict[int, Evaluation] = {}
