@@ -174,7 +174,7 @@ def test_num_cpus_0_and_none_mean_all_usable_cores() -> None:
             ({name: value}, f"{name}={value!r} must be True or False")
             for name, value in itertools.product(["no_warning", "copy", "keep"], ["no", 0, None])
         ],
-        ({"para_mode": PROCESSES, "strat_method": "fork"}, "strat_method='fork' is no option of .*start_method"),
+        ({"para_mode": PROCESSES, "strat_method": "fork"}, "strat_method='fork' is not an option of .*start_method"),
         ({"para_mode": PROCESSES, "start_method": "threads"}, "start_method='threads' does not exist"),
         ({"start_method": "fork"}, "accepts no further options"),
         ({"num_cpu": 2}, r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"),

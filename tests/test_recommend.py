@@ -301,15 +301,15 @@ def test_results_of_auto_mode_equal_those_of_dummy_mode(
     [
         (
             {"start_method": "fork"},
-            r"start_method='fork' is no option of para_mode='auto', which accepts caller_busy only: others differ "
-            r"between the modes that it may choose\. Name the mode; recommend\(envs\) says which one it would be\.",
+            r"start_method='fork' is not an option of para_mode='auto', which only accepts caller_busy, because other "
+            r"options depend on the mode that it chooses\. Give that mode, which recommend\(envs\) returns\.",
         ),
-        ({"caller_steps": True}, "caller_steps=True is no option of para_mode='auto'"),
+        ({"caller_steps": True}, "caller_steps=True is not an option of para_mode='auto'"),
         ({"caller_busy": "yes"}, "caller_busy='yes' must be True or False"),
         (
             {"num_gpus": 0.5},
-            r"num_gpus=0\.5 cannot be kept with para_mode='auto': only Ray's workers are given GPUs, and it never "
-            r"chooses Ray\. Name the mode, para_mode='ray', or leave num_gpus at 0\.",
+            r"num_gpus=0\.5 is not possible with para_mode='auto': only Ray's workers can have GPUs, and it never "
+            r"chooses Ray\. Give para_mode='ray', or leave num_gpus at 0\.",
         ),
     ],
 )

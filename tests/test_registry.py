@@ -29,7 +29,7 @@ def test_backend_class_can_be_given_as_para_mode() -> None:
     with ParallelEnv(["CartPole-v1"] * 2, Louder, volume=3) as env:
         assert env.reset(seed=0).shape == (2, 4)
         assert "para_mode='Louder'" in repr(env)
-    with pytest.raises(ArgumentError, match="volum=3 is no option of para_mode='Louder'.*Did you mean 'volume'"):
+    with pytest.raises(ArgumentError, match="volum=3 is not an option of para_mode='Louder'.*Did you mean 'volume'"):
         ParallelEnv(["CartPole-v1"], Louder, volum=3)
 
 
