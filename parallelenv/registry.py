@@ -158,5 +158,5 @@ def word_of(para_mode: Any) -> str:
 
 
 def _instead(name: object, known: Sequence[str]) -> str:
-    """Return a hint for an unknown keyword of the constructor, or mode: a sentence after a space, or an empty string."""
+    """Return a hint for an unknown keyword of the constructor, or mode: a sentence after a space, or an empty text."""
     return hint_at(name) or did_you_mean(str(name), known)
