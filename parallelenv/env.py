@@ -1156,8 +1156,8 @@ class ParallelEnv:
     ) -> Evaluation:
         """Run a policy, show the envs below the notebook cell while they step, and return the episodes that have ended.
 
-        The envs are reset at the start, and need a reset afterwards. An ended env is reset, whatever ``asynchronous``
-        is. Interrupt the cell to stop early.
+        The envs are reset at the start, and need a reset afterwards. An ended env is reset, regardless of
+        ``asynchronous``. Interrupt the cell to stop early.
 
         Args:
             policy: See `ParallelEnv.run_episodes`.
@@ -1192,9 +1192,9 @@ class ParallelEnv:
     ) -> Film:
         """Run a policy, and return a film of it, which a notebook plays. No screen is needed.
 
-        The envs are reset at the start, and need a reset afterwards. An ended env is reset, whatever ``asynchronous``
-        is. All frames are kept in memory until the last step: about 0.8 MB each at the default width. `RecordVideo`
-        films the steps of your own loop.
+        The envs are reset at the start, and need a reset afterwards. An ended env is reset, regardless of
+        ``asynchronous``. All frames are kept in memory until the last step: about 0.8 MB each at the default width.
+        `RecordVideo` films the steps of your own loop.
 
         Args:
             policy: See `ParallelEnv.run_episodes`.
@@ -1243,7 +1243,7 @@ class ParallelEnv:
     ) -> GymnasiumVectorEnv:
         """Return a `gymnasium.vector.VectorEnv` that steps these envs, for any library that takes one.
 
-        From now on ``autoreset_mode`` decides what happens when an episode ends, whatever ``asynchronous`` was; all
+        From now on ``autoreset_mode`` decides what happens when an episode ends, regardless of ``asynchronous``; all
         envs need a reset. Closing the vector env closes this object. With ``copy=False``, observations are as in
         Gymnasium's own vector envs with ``copy=False``: valid until the next call, and writeable. Infos and
         ``final_obs`` are always copies.
@@ -1270,7 +1270,7 @@ class ParallelEnv:
     def to_sb3(self) -> SB3VecEnv:
         """Return a `VecEnv` of Stable-Baselines3 that steps these envs, for its algorithms and wrappers.
 
-        From now on an ended env is reset within the step that ends it, whatever ``asynchronous`` was; all envs need a
+        From now on an ended env is reset within the step that ends it, regardless of ``asynchronous``; all envs need a
         reset. Closing the `VecEnv` closes this object. Observations are copied even with ``copy=False``: the algorithms
         keep the latest ones while they step, and would otherwise store, and learn from, the next ones.
 
@@ -1295,8 +1295,8 @@ class ParallelEnv:
     def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:
         """Return a vector env for Tianshou's collectors and wrappers.
 
-        From now on nothing happens when an episode ends, whatever ``asynchronous`` was; collectors reset the envs. All
-        envs need a reset. Closing the vector env closes this object. Observations are copied, whatever ``copy`` was.
+        From now on nothing happens when an episode ends, regardless of ``asynchronous``; collectors reset the envs. All
+        envs need a reset. Closing the vector env closes this object. Observations are copied, regardless of ``copy``.
 
         Args:
             wait_num: Number of envs that a step waits for; the others continue. ``None``: all.

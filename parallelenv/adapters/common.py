@@ -123,7 +123,7 @@ class AdapterCalls:
         policy: What happens when an episode ends.
         observation_space: Space to batch states in; ``None``: as before.
         reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
-        always_copies: Whether states are copied whatever ``copy`` was.
+        always_copies: Whether states are copied regardless of ``copy``.
         broadcasts: See `Layout`.
         waits_by: Call that continues the wait for an interrupted or late step, for messages.
         align: Form of the results of steps.

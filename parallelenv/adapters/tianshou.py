@@ -56,7 +56,7 @@ class TianshouVectorEnv:
         if wait_num is not None:
             arguments.check_positive("wait_num", wait_num)
             if wait_num > self.env_num:
-                raise ArgumentError(f"wait_num={wait_num}, but there are {self.env_num} envs. Give at most as many.")
+                raise ArgumentError(f"wait_num={wait_num}, but there are {self.env_num} envs. Give at most that many.")
         self.wait_num = self.env_num if wait_num is None else int(wait_num)
         self.timeout = arguments.check_timeout(timeout)
         for env_id, space in enumerate(env.observation_spaces):

@@ -175,7 +175,7 @@ def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Compariso
 
 
 def _open(row: ComparisonRow, name: str, settings: ComparisonSettings, opened: ExitStack) -> ParallelEnv:
-    """Open a mode until ``opened`` is closed, and note how long it takes until the first states."""
+    """Open a mode until ``opened`` is closed, and record the time until the first states."""
     begin = perf_counter()
     mode: Any = arguments_of(row.mode, row.num_cpus)
     env = opened.enter_context(ParallelEnv([name] * settings.num_envs, asynchronous="restart", **mode))

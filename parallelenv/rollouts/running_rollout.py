@@ -260,7 +260,7 @@ class RunningRollout:
         return len(chunk.ended.columns)
 
     def _result(self) -> Rollout:
-        """Return all steps that were made, or raise what failed."""
+        """Return all steps that were made, or raise the failure."""
         running = {env_id for env_id in self._env_ids if not self._table.done[env_id]}.difference(self._failures)
         rnn_state = None
         try:
@@ -273,7 +273,7 @@ class RunningRollout:
         rollout = self._builder.rollout(self._num_steps, self._starts, rnn_state)
         if self._policy_failure is not None:
             failure, env_ids = self._policy_failure
-            where = f"beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}"
+            where = f"for envs {list_ids(env_ids)[1:-1]}, process {failure.pid}"
             add_note(failure.exception, f"Raised by {failure.operation} {where}.")
             put(failure.exception, "partial", rollout)
             raise failure.exception
