@@ -250,9 +250,9 @@ def test_recommendation_in_a_daemonic_process_starts_no_process(
 ) -> None:
     pretend(LONG)
     monkeypatch.setattr("multiprocessing.current_process", lambda: SimpleNamespace(daemon=True))
-    assert "this process is a daemonic one of multiprocessing" in recommend(["CartPole-v1"] * 16).reason
+    assert "this is a daemonic process of multiprocessing" in recommend(["CartPole-v1"] * 16).reason
     env = Witness()
-    assert "this process is a daemonic one of multiprocessing" in recommend([env]).reason
+    assert "this is a daemonic process of multiprocessing" in recommend([env]).reason
     assert env.notes == ["made"]
 
 

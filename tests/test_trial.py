@@ -178,7 +178,7 @@ def test_uncopyable_instance_is_not_tried() -> None:
     assert env.notes == ["made"]
     assert found.mode == ORACLE
     assert found.step_cost is None
-    assert "Instances are not stepped for a trial" in found.reason
+    assert "Instances are not stepped in a trial" in found.reason
     assert "they cannot be pickled (TypeError: cannot pickle '_thread.lock' object)" in found.reason
 
 

@@ -295,7 +295,7 @@ def test_state_of_other_wrappers_is_refused_and_changes_nothing(make_env: MakeEn
     env.reset(seed=1)
     env.step(ONES)
     saved = env.save_state()
-    with pytest.raises(ArgumentError, match="is of no wrapper, but a SavedState, and RecordEpisodeStatistics"):
+    with pytest.raises(ArgumentError, match=r"is of no wrapper \(it is a SavedState\), but RecordEpisodeStatistics"):
         env.load_state(env.unwrapped.save_state())
     with pytest.raises(ArgumentError, match="is of RecordEpisodeStatistics, but StackStates has state of its own"):
         StackStates(env.unwrapped, 2).load_state(saved)
