@@ -1,4 +1,4 @@
-"""Steps the same envs through every mode and through the peers, and writes down how fast each was.
+"""Steps the same envs in every mode and with the peers, and writes down the speed of each.
 
 Usage: python -m benchmarks [--only CASE...] [--rounds N] [--seconds S] [--quick] [--out DIR] [--again]
 """
@@ -21,13 +21,13 @@ _ELSEWHERE = ROOT / "build" / "benchmarks"
 
 
 def main() -> int:
-    """Run what was asked for; return the exit code."""
+    """Run the requested cases; return the exit code."""
     options = _options()
     cases = [case for case in CASES if not options.only or case.name in options.only]
     if options.again:
         _write(options.out or _COMMITTED, cases, *report.read(options.out or _COMMITTED))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the children are ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the child processes are ended
     about, results = report.describe_machine(), Results()
     print(f"usable cores: {about['usable cores']}, load average {about['load average before the start']}")
     is_interrupted = False
@@ -36,7 +36,7 @@ def main() -> int:
     except KeyboardInterrupt:
         is_interrupted = True
         if results:
-            results.popitem()  # the case that was under way
+            results.popitem()  # the case in progress
     folder = _folder(options, is_interrupted)
     _write(folder, cases, results, about, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))
     return 130 if is_interrupted else 0
@@ -45,11 +45,11 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="CASE", choices=[case.name for case in CASES], help="these cases")
-    parser.add_argument("--rounds", type=_positive_int, help="rounds of each system (default: as the case says)")
-    parser.add_argument("--seconds", type=_positive_float, help="seconds per system and round (likewise)")
-    parser.add_argument("--quick", action="store_true", help="one round and a fifth of the time: a look, no evidence")
+    parser.add_argument("--rounds", type=_positive_int, help="rounds of each system (default: see the case)")
+    parser.add_argument("--seconds", type=_positive_float, help="seconds per system and round (default: see the case)")
+    parser.add_argument("--quick", action="store_true", help="one round and a fifth of the time: for a first look only")
     parser.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/ for a full run)")
-    parser.add_argument("--again", action="store_true", help="measure nothing; write results.json's tables anew")
+    parser.add_argument("--again", action="store_true", help="measure nothing; rewrite the tables of results.json")
     return parser.parse_args()
 
 
@@ -66,7 +66,7 @@ def _positive_float(text: str) -> float:
 
 
 def _folder(options: argparse.Namespace, is_interrupted: bool) -> Path:
-    """Return where to write. Only a full run replaces the results that are committed."""
+    """Return the folder to write to. Only a full run replaces the committed results."""
     if options.out:
         return options.out
     is_full = not (options.only or options.rounds or options.seconds or options.quick or is_interrupted)

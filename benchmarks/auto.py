@@ -1,8 +1,8 @@
-"""`para_mode="auto"` beside the modes that it chooses from, on the same envs and with the same actions.
+"""Compares `para_mode="auto"` with the modes that it chooses from, on the same envs and with the same actions.
 
-First `auto` opens, which is timed. Then the others open, and all are timed in turns, each with the same number of
-steps, so that all of them see the same episodes and a slow moment of the machine meets all of them: read the ratios,
-not the rates.
+First `auto` is opened, which is timed. Then the others are opened, and all are timed in turns, each with the same
+number of steps, so that all have the same episodes and a slow moment of the machine affects all of them. Compare the
+ratios, not the rates.
 
 Usage: python -m benchmarks.auto [--only NAME...] [--rounds 9] [--seconds 0.3]
 """
@@ -39,11 +39,11 @@ class Case:
     """Envs to step.
 
     Attributes:
-        name: What ``--only`` calls it.
-        kind: Which envs.
-        num_envs: How many.
-        needs: Package without which it is left out.
-        most_rounds: Where each takes long.
+        name: Its name for ``--only``.
+        kind: The kind of envs.
+        num_envs: Number of envs.
+        needs: Package without which the case is left out.
+        most_rounds: Maximum number of rounds, for cases whose rounds take long.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """What the table calls it."""
+        """Its name in the table."""
         return f"{self.kind.title}, {self.num_envs} envs"
 
 
@@ -71,7 +71,7 @@ CASES = (
 
 
 def main() -> int:
-    """Measure what was asked for; the exit code is 1 if the choice was too slow anywhere."""
+    """Measure the requested cases; the exit code is 1 if the choice was too slow in any."""
     options = _options()
     print(f"{usable_cores()} usable cores, {options.rounds} rounds in turns, medians; env steps/s")
     rows, is_enough = [], True
@@ -95,8 +95,8 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.auto", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="these cases")
-    parser.add_argument("--rounds", type=int, default=9, help="how often each is timed (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.3, help="for how long, about (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="number of times each is timed (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="seconds per timing, about (default: %(default)s)")
     return parser.parse_args()
 
 
@@ -109,7 +109,7 @@ def _load() -> str:
 
 
 def _measure(case: Case, rounds: int, seconds: float) -> tuple[dict[str, list[float]], float, Any]:
-    """Return the rates of each contender, one per round, how long `auto` took to open, and what was recommended."""
+    """Return the rates of each contender, one per round, the seconds to open `auto`, and its recommendation."""
     actions = case.kind.draw_actions(256, case.num_envs)
     rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     with ExitStack() as stack:
@@ -128,14 +128,14 @@ def _measure(case: Case, rounds: int, seconds: float) -> tuple[dict[str, list[fl
 
 
 def _steps_in(seconds: float, env: ParallelEnv, actions: Any) -> int:
-    """Return how many steps take about so long."""
+    """Return the number of steps that take about this time."""
     return max(2, round(seconds * _rate(env, actions, 2, seed=0)))
 
 
 def _rate(env: ParallelEnv, actions: Any, count: int, seed: int) -> float:
-    """Return steps per second, from the same first states as everybody's in this round."""
+    """Return steps per second, from the same first states for all contenders in this round."""
     env.reset(seed=1000 * seed)
-    env.step(actions[0])  # not timed: wakes workers that slept meanwhile
+    env.step(actions[0])  # not timed: wakes workers that slept in the meantime
     begin = time.perf_counter()
     for number in range(count):
         env.step(actions[number % len(actions)])
@@ -143,9 +143,9 @@ def _rate(env: ParallelEnv, actions: Any, count: int, seed: int) -> float:
 
 
 def _ratio(rates: dict[str, list[float]]) -> float:
-    """Return how fast the choice was, beside the fixed mode that was the fastest over all rounds.
+    """Return the speed of the choice relative to the fixed mode that was the fastest over all rounds.
 
-    Within each round, for the machine may be shared; then the median.
+    The ratio is taken within each round, because the machine may be shared; the result is the median.
     """
     best = max((name for name in rates if name != AUTO), key=lambda name: median(rates[name]))
     return median(ours / theirs for ours, theirs in zip(rates[AUTO], rates[best], strict=True))

@@ -1,4 +1,4 @@
-"""The table of cases: which envs, which systems, and the targets that the package has set itself."""
+"""The table of cases: their envs, their systems, and the targets of this package."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from benchmarks.envs import (
 )
 from benchmarks.systems import BARE, BY_NAME, IN_PROCESS_PEER, OURS, PROCESS_PEER, SIDE_BY_SIDE, SYSTEMS, System
 
-LIMIT = "limit"  # as many bare loops as there are usable cores: what no system can exceed
+LIMIT = "limit"  # as many bare loops as there are usable cores, which no system can exceed
 
-# What a number means, and how it is written.
+# The meaning and the format of each number.
 UNITS: dict[str, tuple[str, str]] = {
     "rate": ("env steps/s", ",.0f"),
     "ready_s": ("s until the first states", ".2f"),
@@ -50,16 +50,16 @@ UNITS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one system is to reach in one case.
+    """A target of one system in one case.
 
     Attributes:
         system: Its name.
         relation: ``">="``, ``"<="`` or ``">"``.
         bound: The number to reach.
-        against: What the number is a multiple of: a system's name, ``LIMIT``, or a kind of peer, of which the
-            fastest in the same round is meant. Empty: the bound is in the metric's own unit.
-        metric: What is looked at.
-        worst: Whether the worst round counts, not the median of all.
+        against: The reference of which the number is a multiple: a system's name, ``LIMIT``, or a kind of peer, which
+            means the fastest of that kind in the same round. Empty: the bound is in the metric's own unit.
+        metric: The number to compare.
+        worst: Whether the worst round counts instead of the median of all.
     """
 
     system: str
@@ -72,23 +72,23 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured, and with whom.
+    """A measurement, and the systems that take part.
 
     Attributes:
-        name: What ``--only`` and ``limits.toml`` call it.
+        name: Its name for ``--only`` and in ``limits.toml``.
         envs: The kind of its envs.
-        num_envs: How many.
+        num_envs: Number of envs.
         systems: Names of the systems that take part.
-        targets: What is to be reached.
+        targets: The targets.
         probe: How it is measured: a name in ``benchmarks.probes.PROBES``.
-        rounds: For the bare loop and `ParallelEnv`.
-        peer_rounds: For the others, which start one process per env; ratios to them are taken in these rounds.
-        seconds: For which a system is timed in each round.
+        rounds: Number of rounds of the bare loop and `ParallelEnv`.
+        peer_rounds: Number of rounds of the others, which start one process per env; ratios to them use these rounds.
+        seconds: Seconds for which a system is timed in each round.
         options: Keyword arguments of `ParallelEnv`.
         curve: Panel of the picture it belongs to, ``"cost"``, ``"envs"`` or ``"real"``; empty: none.
-        is_fresh: Whether each round has an interpreter of its own.
-        with_memory: Whether the memory of the workers is looked at.
-        may_refuse: Whether a system that fails here is taken for one that does not accept such envs.
+        is_fresh: Whether each round has its own interpreter.
+        with_memory: Whether the memory of the workers is measured.
+        may_refuse: Whether a failure means that the system does not accept such envs.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Case:
     may_refuse: bool = False
 
     def rounds_of(self, system: System) -> int:
-        """Return in how many rounds, the first ones, a system takes part."""
+        """Return the number of rounds, from the first one, in which a system takes part."""
         if system.uses_ray:  # a peer's workers import torch one by one: 45 to 90 s for 16 on 2 cores
             return min(2, self.rounds) if system.kind == OURS else 1
         return self.rounds if system.name in (*ALONE, SIDE_BY_SIDE) else self.peer_rounds
@@ -119,9 +119,9 @@ def _names(*kinds: str, with_ray: bool = False) -> tuple[str, ...]:
 
 ALONE = ("bare", "dummy", "thread", "subproc", "caller-steps")  # no process per env, no Ray: quick to open
 EVERYONE = (*ALONE, *_names(IN_PROCESS_PEER, PROCESS_PEER))
-GROUPS = ("envpool", "envpool-dummy", "numpy", "numpy-subproc")  # vector envs, which are all CartPoles
+GROUPS = ("envpool", "envpool-dummy", "numpy", "numpy-subproc")  # vector envs, all of CartPoles
 EVERYONE_AND_RAY = tuple(name for name in BY_NAME if name not in (SIDE_BY_SIDE, "ray-calls", *GROUPS))
-# One process per env, so only as far as a machine has room for them; threads and pipes are left to the cases of 16.
+# One process per env, so only as many envs as a machine can run; threads and pipes are in the cases of 16 envs.
 CURVE = ("bare", "dummy", "thread", "subproc", "caller-steps", "gym-async", "sb3-subproc", "ts-subproc", "ts-shmem")
 
 
@@ -259,7 +259,7 @@ FORMS = (
     Case("texts", TEXTS, 16, EVERYONE, (above("subproc", 3, PROCESS_PEER),), may_refuse=True),
 )
 
-# Beside bare loops that run at the same time: two of them share caches and memory, so each is slower than one alone.
+# Compared with bare loops that run at the same time: they share caches and memory, so each is slower than one alone.
 _REAL = (
     *("bare", SIDE_BY_SIDE, "dummy", "thread", "subproc", "caller-steps"),
     *("gym-async", "gym-async-capped", "sb3-subproc", "ts-shmem", "torchrl"),
@@ -276,12 +276,12 @@ REAL = (
     ),
     Case("pong", PONG, 16, _REAL, (above("subproc", 0.92, SIDE_BY_SIDE),), rounds=7, seconds=0.8, curve="real"),
     Case("lunar-lander", LUNAR_LANDER, 16, _REAL, curve="real"),
-    # The others exchange by shared memory, which has no place for the text.
+    # The others exchange data in shared memory, which cannot hold the text.
     Case("minigrid", MINIGRID, 16, (*_REAL, "gym-pipe", "ts-subproc"), may_refuse=True, curve="real"),
     Case("highway", HIGHWAY, 16, _REAL, rounds=3, peer_rounds=2, seconds=2, curve="real"),
 )
 
-_ORIGINAL = 96  # env steps/s of the class that this one is modelled on, in its Ray mode: measured once, elsewhere
+_ORIGINAL = 96  # env steps/s, in its Ray mode, of the class that this one is modelled on; measured once, elsewhere
 RAY = (
     Case(
         "ray",
@@ -305,19 +305,19 @@ RAY = (
         CARTPOLE,
         64,
         ("bare", "dummy", "thread", "subproc", "ray", "ray-subproc", "ray-calls"),
-        # Not of `thread`: one interpreter lock steps one CartPole at a time.
+        # Not for `thread`: with one interpreter lock, one CartPole steps at a time.
         (above("subproc", 1.3, BARE), above("ray", 1.3, BARE), above("ray-subproc", 1.3, BARE)),
         probe="rollout",
         seconds=1,
     ),
     Case(
         "leaks-ray",
-        # Replies of 128 envs each, above the 100 kB from which on Ray puts them into its object store.
+        # Replies of 128 envs each: Ray puts replies above 100 kB into its object store.
         KILOBYTE,
         256,
         ("ray", "ray-calls"),
-        # RSS, not PSS: who ends elsewhere leaves his share of Ray's libraries to those that stay. It was seen to add
-        # 0.8 MB of PSS. What leaks is in both.
+        # RSS, not PSS: when other processes end, the PSS of Ray's libraries in the remaining ones grows, by up to 0.8
+        # MB as measured. A leak shows in both.
         tuple(
             below(system, metric, bound)
             for system in ("ray", "ray-calls")
@@ -379,7 +379,7 @@ OTHERS = (
         CARTPOLE,
         64,
         ("subproc",),
-        # A megabyte is a byte per env step, less than any object would take: what the allocator sways by.
+        # A megabyte is one byte per env step, less than any object takes: the variation of the allocator.
         (below("subproc", "pss_growth_mb", 1), below("subproc", "fd_growth", 0)),
         probe="leaks",
         rounds=1,

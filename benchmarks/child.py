@@ -1,4 +1,4 @@
-"""The process of one system: imports its packages once, then measures whatever case it is asked for.
+"""The process of one system: imports its packages once, then measures the cases that it receives.
 
 Started by `benchmarks.runner` as ``python -m benchmarks.child SYSTEM DESCRIPTOR``.
 """
@@ -20,13 +20,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answer questions until the runner hangs up."""
+    """Measure the requested cases until the runner closes the pipe."""
     system, pipe = BY_NAME[sys.argv[1]], Connection(int(sys.argv[2]))
     _die_with_the_runner()
     cases = {case.name: case for case in CASES}
     try:
         system.load()
-    except Exception as error:  # noqa: BLE001 (likewise)
+    except Exception as error:  # noqa: BLE001 (any package may raise anything)
         pipe.send((None, one_line(error)))
         return
     pipe.send(("ready", None))
@@ -37,18 +37,18 @@ def main() -> None:
 
 
 def _measure(system: System, case: Case, seconds: float) -> tuple[Numbers | None, str | None]:
-    """Return ``(numbers, None)``, or ``(None, what failed)``."""
+    """Return ``(numbers, None)``, or ``(None, failure)``."""
     disturbance = Disturbance()
     try:
         return PROBES[case.probe](system, case, seconds, disturbance) | disturbance.numbers(), None
-    except Exception as error:  # noqa: BLE001 (likewise)
+    except Exception as error:  # noqa: BLE001 (any package may raise anything)
         return None, one_line(error)
 
 
 def one_line(error: BaseException) -> str:
-    """Return type and message of an error in one short line; of several errors those of the first.
+    """Return type and message of an error in one short line; for a group, those of the first error.
 
-    Of a message that quotes a worker's traceback, its last line.
+    If the message quotes a worker's traceback, only its last line is used.
     """
     if isinstance(error, BaseExceptionGroup):
         return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
@@ -60,7 +60,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _die_with_the_runner() -> None:
-    """Let Linux end this process with the runner, even one that was killed."""
+    """Let Linux kill this process when the runner ends, even if the runner was killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,6 +1,7 @@
-"""Collectors beside each other: samples per second of one, of two in processes, and of a bare loop.
+"""Compares collectors: samples per second of one, of two in processes, and of a bare loop.
 
-All are open at once and are timed in turns, so that a slow moment of the machine meets all of them: read the ratios.
+All are open at the same time and are timed in turns, so that a slow moment of the machine affects all of them. Compare
+the ratios.
 
 Usage: python -m benchmarks.collect [--rounds 7] [--seconds 1.0] [--modes subproc ray]
 """
@@ -26,7 +27,7 @@ ENOUGH = 1.7  # of one collector's rate, with two
 
 
 class Policy:
-    """Two layers of 64, with numbers drawn: some 20 us for 8 envs."""
+    """Two layers of 64 units with random sampling: about 20 us for 8 envs."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)
@@ -43,7 +44,7 @@ def make_envs() -> ParallelEnv:
 
 
 def bare_loop() -> Callable[[int], int]:
-    """Return what steps as many envs for so many steps, keeps nothing, and counts samples."""
+    """Return a function that steps all envs ``num_steps`` times, keeps nothing, and returns the number of samples."""
     envs = [gymnasium.make("CartPole-v1") for _ in range(NUM_ENVS)]
     policy = Policy()
     states = np.stack([env.reset(seed=number)[0] for number, env in enumerate(envs)])
@@ -69,7 +70,7 @@ def _streaming(collectors: CollectorSet) -> Callable[[int], int]:
 
 
 def contenders(stack: ExitStack, modes: list[str]) -> dict[str, Callable[[int], int]]:
-    """Return what is timed, by name: it makes so many steps of each env and says how many samples those were."""
+    """Return the functions to time, by name. They take the steps of each env, and return the number of samples."""
     single = stack.enter_context(Collector(Policy, make_envs, num_steps=1))
     found: dict[str, Callable[[int], int]] = {
         "bare loop": bare_loop(),
@@ -84,7 +85,7 @@ def contenders(stack: ExitStack, modes: list[str]) -> dict[str, Callable[[int], 
 
 
 def main() -> int:
-    """Measure; the exit code is 1 if two collectors are too slow beside one."""
+    """Measure; the exit code is 1 if two collectors are too slow compared with one."""
     options = _options()
     rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
@@ -107,7 +108,7 @@ def _steps_in(run: Callable[[int], int], seconds: float) -> int:
 
 
 def _report(rates: dict[str, list[float]], modes: list[str]) -> int:
-    """Print the rates; ratios are medians of those of a round."""
+    """Print the rates; ratios are medians of the ratios of all rounds."""
     rows, is_enough = [], True
     for name, found in rates.items():
         mode = name.rpartition(", ")[2]

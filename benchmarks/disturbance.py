@@ -1,4 +1,4 @@
-"""How much CPU time other programs used while a system was measured."""
+"""Measures the CPU time that other programs use while a system is measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 QUIET = 2.0  # % of a core that other programs may use; a round with more is measured again
-_GRAIN = 0.01  # seconds in which the system counts the machine's idle time
+_GRAIN = 0.01  # seconds; resolution of the machine's idle time
 
 Numbers = dict[str, float]
 
@@ -20,16 +20,16 @@ def is_disturbed(numbers: Numbers) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """What the clocks of the machine and of its processes show, in seconds.
+    """Clocks of the machine and of its processes, in seconds.
 
     Attributes:
         wall: Wall time.
-        busy: For which the cores of the machine were not idle, all together.
-        steal: Of this, what went to other guests of the same host.
-        ours: CPU time of this process and of all that it started, directly or not, also of those that have ended.
+        busy: Time in which the cores of the machine were not idle, summed over cores.
+        steal: The part of it that other guests of the same host used.
+        ours: CPU time of this process and of all that it started, directly or not, including those that have ended.
         others: CPU time of each other process, by its id.
         others_ended: CPU time of the processes that others started and waited for.
-        is_complete: Whether all processes of the machine are seen. In a container they are not.
+        is_complete: Whether all processes of the machine are visible. In a container they are not.
     """
 
     wall: float
@@ -53,8 +53,8 @@ class CpuTimes:
         for process in psutil.process_iter():
             try:
                 times = process.cpu_times()
-                is_complete = is_complete or process.name() == "kthreadd"  # Linux's own, in no container
-            except psutil.Error:  # it ended meanwhile: its parent has its time
+                is_complete = is_complete or process.name() == "kthreadd"  # of Linux itself, not seen in containers
+            except psutil.Error:  # it has ended: its time counts for its parent
                 continue
             own, ended = _precise(process.pid, times.user + times.system), times.children_user + times.children_system
             if process.pid in family:
@@ -65,10 +65,11 @@ class CpuTimes:
         return cls(wall, busy, getattr(machine, "steal", 0.0), ours, others, others_ended, is_complete)
 
     def others_percent(self, end: CpuTimes) -> float:
-        """Return how much of a core other programs used until ``end``, in %.
+        """Return the share of a core that other programs used until ``end``, in %.
 
-        That is the machine's busy time without ours. It contains what the kernel spends on switching between processes,
-        though: with one process per env some 4 %. If no other process has ended, the sum of theirs is exact.
+        That is the machine's busy time without ours. It includes the kernel's time for switching between processes,
+        about 4 % with one process per env. If no other process has ended, the sum of their times is used, which is
+        exact.
         """
         if end.is_complete and self.others.keys() <= end.others.keys() and self.others_ended == end.others_ended:
             others = sum(seconds - self.others.get(pid, 0.0) for pid, seconds in end.others.items())
@@ -79,7 +80,7 @@ class CpuTimes:
 
 
 def _precise(pid: int, seconds: float) -> float:
-    """Return the CPU time of a process, which psutil knows only in units of 10 ms: over many workers they add up."""
+    """Return the CPU time of a process; psutil's resolution is 10 ms, which adds up over many workers."""
     try:
         clock = ctypes.c_int()
         if ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) == 0:
@@ -90,15 +91,16 @@ def _precise(pid: int, seconds: float) -> float:
 
 
 class Disturbance:
-    """Collects how much CPU other programs used in one round."""
+    """Collects the CPU time that other programs used in one round."""
 
     def __init__(self) -> None:
         self._worst: float | None = None
 
     def note(self, begin: CpuTimes, ready: CpuTimes, end: CpuTimes) -> None:
-        """Take into account what others used between these readings.
+        """Add the CPU time that others used between these readings.
 
-        Opening can take longer than stepping, and so must not hide what disturbed the steps: the worse of both counts.
+        Opening can take longer than stepping, and must not hide a disturbance of the steps, so the worse of both
+        counts.
 
         Args:
             begin: Before the envs were made.
@@ -108,5 +110,5 @@ class Disturbance:
         self._worst = max(begin.others_percent(end), ready.others_percent(end), self._worst or 0.0)
 
     def numbers(self) -> Numbers:
-        """Return the worst that was noted, as the number ``others_percent``; nothing if nothing was noted."""
+        """Return the worst share so far, as the number ``others_percent``; nothing if there is none."""
         return {} if self._worst is None else {"others_percent": self._worst}

@@ -1,4 +1,4 @@
-"""The envs that are stepped. Each has known costs, so that what is measured is the way to them and back."""
+"""The envs that are stepped. Their costs are known, so that the overhead of a system can be measured."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ EPISODE = 500  # steps; as long as an episode of CartPole-v1 may be
 
 
 class Timed(gymnasium.Env):
-    """Answers the same observation after each step, which costs what is asked for.
+    """Returns the same observation after each step, which takes a given time.
 
     Args:
         seconds: CPU time of a step.
-        shape: Of the observation.
-        dtype: Of the observation.
+        shape: Shape of the observation.
+        dtype: Dtype of the observation.
         with_info: Whether each step has an info with two keys.
     """
 
@@ -49,7 +49,7 @@ class Timed(gymnasium.Env):
         return self._observation, 1.0, False, self.count >= EPISODE, info
 
     def pass_time(self) -> None:
-        """Keep a core busy. CPU time, because wall time would run on while another process has the core."""
+        """Keep a core busy. Measured in CPU time, because wall time also passes while another process has the core."""
         if self.seconds:
             end = time.thread_time() + self.seconds
             while time.thread_time() < end:
@@ -61,7 +61,7 @@ class Timed(gymnasium.Env):
 
 
 class Brief(Timed):
-    """Ends with each step, as a bandit does."""
+    """Ends an episode with each step, like a bandit."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.pass_time()
@@ -69,7 +69,7 @@ class Brief(Timed):
 
 
 class Texts(Timed):
-    """Observes an array and a text whose length changes, which has no fixed place in shared memory."""
+    """Observes an array and a text of varying length, which has no fixed place in shared memory."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -84,7 +84,7 @@ class Texts(Timed):
 
 
 class Sleeper(Timed):
-    """Waits as for a remote service: exponentially distributed, so that now and then a step is slow.
+    """Waits as for a remote service, for exponentially distributed times, so that some steps are slow.
 
     Args:
         seconds: Mean wall time of a step.
@@ -95,7 +95,7 @@ class Sleeper(Timed):
 
 
 def lean(states: Any) -> Any:
-    """Return actions for CartPoles, to where the pole leans: the policy of rollouts. Episodes take some 40 steps."""
+    """Return actions for CartPoles, to where the pole leans: the policy of rollouts. Episodes have some 40 steps."""
     return (states[:, 2] > 0).astype(np.int64)
 
 
@@ -107,7 +107,7 @@ def make_highway(name: str = "highway-fast-v0") -> gymnasium.Env:
 
 
 def make_pong() -> gymnasium.Env:
-    """Make Pong as agents are trained on it: grey pictures of 84x84, four frames a step."""
+    """Make Pong in its usual form for training: grey pictures of 84x84, four frames per step."""
     import ale_py  # registers its envs
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner from each env
@@ -122,7 +122,7 @@ def make_minigrid() -> gymnasium.Env:
 
 
 class Napper(Timed):
-    """Waits as long in each step, so that nodes which share one machine do not take each other's cores."""
+    """Waits equally long in each step, so that nodes on one machine do not compete for its cores."""
 
     def pass_time(self) -> None:
         time.sleep(self.seconds)
@@ -133,8 +133,8 @@ class EnvKind:
     """How to make one env.
 
     Attributes:
-        title: What it is, for the tables.
-        make: The callable that makes one; importable, so that it travels to every kind of worker.
+        title: Its description in the tables.
+        make: The callable that makes one; importable, so that it can be sent to every kind of worker.
         arguments: Its keyword arguments.
     """
 

@@ -1,4 +1,4 @@
-"""results.png: rates against the cost of a step, against the number of envs, and of real envs."""
+"""Draws results.png: rates by the cost of a step, by the number of envs, and of real envs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Points = list[tuple[float, float, float, float]]  # x, and rate: median, lowest,
 
 
 def draw(path: Path, cases: Sequence[Case], results: Results, machine: dict[str, str]) -> None:
-    """Draw the panels, as far as their cases were run."""
+    """Draw the panels of the cases that were run."""
     matplotlib.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure = Figure(figsize=(13, 12), dpi=130, layout="constrained")
     panels = figure.subplot_mosaic([["cost", "envs"], ["real", "real"]], height_ratios=(1.2, 1))
@@ -128,7 +128,7 @@ def _bars(axes: Any, cases: Sequence[Case], results: Results) -> None:
 
 
 def _multiples(name: str, case: Case, results: Results) -> list[float]:
-    """Return the rates of a system as multiples of the bare loop's; empty if it took no part, or failed."""
+    """Return the rates of a system as multiples of the bare loop's; empty if it did not take part, or failed."""
     outcomes = results.get(case.name, {})
     if name not in outcomes or outcomes[name].failure:
         return []
@@ -146,7 +146,7 @@ def _legend(figure: Figure, panels: Sequence[Any]) -> None:
 
 
 def seconds_label(value: float, _: int) -> str:
-    """Return a duration as an axis shows it."""
+    """Return a duration in the form of an axis label."""
     for size, unit in ((1e-6, "us"), (1e-3, "ms")):
         if value < 1000 * size * 0.999:
             return f"{value / size:g} {unit}"
@@ -154,7 +154,7 @@ def seconds_label(value: float, _: int) -> str:
 
 
 def count_label(value: float, _: int) -> str:
-    """Return a number as an axis shows it."""
+    """Return a number in the form of an axis label."""
     if value >= 1e6:
         return f"{value / 1e6:g}M"
     return f"{value / 1e3:g}k" if value >= 1e4 else f"{value:,g}"

@@ -1,4 +1,4 @@
-"""What is done with a system once it is chosen. A probe opens it, measures, closes it, and returns numbers.
+"""The measurements of a system. A probe opens it, measures, closes it, and returns numbers.
 
 Probes run in the process of one system; `benchmarks.child` calls them.
 """
@@ -23,14 +23,14 @@ from benchmarks.systems import Opened, System, start_ray
 SEED = 0
 _ROWS = 1000  # batches of actions made beforehand, used in turns
 _WARM_UP = 0.2
-"""Seconds. Processes that were just started may share a core for a while though another one is free."""
+"""Seconds. Processes that were just started may share a core for a while although another one is free."""
 _GROWTH = (16, 64, 256, 1024, 4096)  # numbers of envs
 _ROLLOUT = 200  # steps
 _LEAK_STEPS = 1_000_000  # of single envs
 _RAY_CALLS = 16_000
 """Per actor. The caller of two actors without a pool grew by 3.3 MB from the 4,700th to the 16,400th round, an actor by
 1.7 MB; in the 8,000 rounds after that by 0.3 MB and not at all."""
-_REPORT = 2.0  # seconds until Ray tells how full its object store is; within one it mostly does
+_REPORT = 2.0  # seconds until Ray reports the use of its object store, usually within one
 _HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "/ray/")  # in their command lines
 _MB = 1e6
 
@@ -39,9 +39,9 @@ Probe = Callable[[System, Case, float, Disturbance], Numbers]
 
 @contextmanager
 def opened(system: System, case: Case, num_envs: int, disturbance: Disturbance) -> Iterator[Opened]:
-    """Open a system and reset it; close it whatever happens.
+    """Open a system and reset it; close it at the end in any case.
 
-    Other programs are watched until it is closed: its workers end then, and not all of them are waited for.
+    Other programs are measured until it is closed, because its workers end then, and not all of them are waited for.
     """
     has_ray = system.uses_ray and sys.modules["ray"].is_initialized()
     before = CpuTimes.now()
@@ -55,13 +55,13 @@ def opened(system: System, case: Case, num_envs: int, disturbance: Disturbance) 
         disturbance.note(before, ready, CpuTimes.now())
     finally:
         running.close()
-        gc.collect()  # not in the next system's time
+        gc.collect()  # so that it does not run while the next system is timed
         if system.uses_ray and not has_ray:
-            sys.modules["ray"].shutdown()  # a pool leaves its Ray to the next one, and Ray is never idle
+            sys.modules["ray"].shutdown()  # a pool leaves Ray running for the next one, and Ray is never idle
 
 
 def throughput(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return the rate of env steps, and the time until the first states were there."""
+    """Return the rate of env steps, and the time until the first states."""
     with opened(system, case, case.num_envs, disturbance) as running:
         numbers = {"ready_s": running.ready_s}
         if running.rate is not None:
@@ -74,14 +74,14 @@ def throughput(system: System, case: Case, seconds: float, disturbance: Disturba
 
 
 def throughput_within_ray(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Do as `throughput`, with a Ray that runs already, if the system uses it."""
+    """Measure the same as `throughput`, with Ray already running if the system uses it."""
     with _running_ray(system):
         return throughput(system, case, seconds, disturbance)
 
 
 @contextmanager
 def _running_ray(system: System) -> Iterator[None]:
-    """Let Ray run meanwhile, if the system uses it."""
+    """Run Ray during the block, if the system uses it."""
     if not system.uses_ray:
         yield
         return
@@ -95,7 +95,7 @@ def _running_ray(system: System) -> Iterator[None]:
 
 
 def rollout(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return the rate of env steps in rollouts, each of `_ROLLOUT` steps, with a Ray that runs already."""
+    """Return the rate of env steps in rollouts of `_ROLLOUT` steps each, with Ray already running."""
     with _running_ray(system), opened(system, case, case.num_envs, disturbance) as running:
 
         def play(policy: Any) -> None:
@@ -105,7 +105,7 @@ def rollout(system: System, case: Case, seconds: float, disturbance: Disturbance
 
 
 def growth(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return how the time of a step grows with the number of envs; 1 is in proportion."""
+    """Return the exponent with which the time of a step grows with the number of envs; 1 is proportional."""
     times = []
     for num_envs in _GROWTH:
         with opened(system, case, num_envs, disturbance) as running:
@@ -115,7 +115,7 @@ def growth(system: System, case: Case, seconds: float, disturbance: Disturbance)
 
 
 def calls(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return how often per second a method of every env is called, and an attribute of every env read."""
+    """Return the rates per second of calling a method of every env, and of reading an attribute of every env."""
     numbers = {}
     with opened(system, case, case.num_envs, disturbance) as running:
         if running.method is not None:
@@ -126,7 +126,7 @@ def calls(system: System, case: Case, seconds: float, disturbance: Disturbance) 
 
 
 def stragglers(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return the rate of transitions when every step waits for all envs, and when nobody waits for the slowest."""
+    """Return the rate of transitions if every step waits for all envs, and if no env waits for the slowest."""
     with opened(system, case, case.num_envs, disturbance) as running:
         by_step = case.num_envs / _step_time(running, case, case.num_envs, seconds / 2)
         by_recv = _first_come_rate(running.env, case, seconds / 2)
@@ -134,7 +134,7 @@ def stragglers(system: System, case: Case, seconds: float, disturbance: Disturba
 
 
 def start_up(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return the time until the first states, of the interpreter's first pool and of its second."""
+    """Return the time until the first states, for the interpreter's first pool and for its second."""
     times = []
     for _ in range(2):
         with opened(system, case, case.num_envs, disturbance) as running:
@@ -143,10 +143,10 @@ def start_up(system: System, case: Case, seconds: float, disturbance: Disturbanc
 
 
 def idle(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return what a pool costs that is asked nothing."""
+    """Return the CPU use of an idle pool."""
     with opened(system, case, case.num_envs, disturbance) as running:
         _step_time(running, case, case.num_envs, 0.2)
-        time.sleep(0.5)  # whoever still spins for a moment may do so
+        time.sleep(0.5)  # until no worker spins any more
         before, begin = _cpu_seconds(), time.perf_counter()
         time.sleep(seconds)
         used, wall = _cpu_seconds() - before, time.perf_counter() - begin
@@ -154,9 +154,9 @@ def idle(system: System, case: Case, seconds: float, disturbance: Disturbance) -
 
 
 def leaks(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return what a million env steps leave behind; in a quick run fewer, as many as there is time for.
+    """Return the resources that a million env steps leave in use; in a quick run, proportionally fewer steps.
 
-    What is counted does not depend on other programs, so they are not noted.
+    The counts do not depend on other programs, so these are not measured.
     """
     rows = _actions(case, case.num_envs)
     share = min(1.0, seconds / case.seconds)
@@ -208,7 +208,7 @@ def _many(step: Callable[[Any], Any], rows: list[Any], count: int) -> None:
 
 
 def _fill_ray(env: Any, calls: int) -> None:
-    """Step one env of each actor so often that what Ray keeps of the latest calls is full."""
+    """Step one env of each actor until Ray's record of the latest calls is full."""
     env_ids = list(range(0, len(env), len(env) // env.num_workers))
     for _ in range(calls):
         env.step([0] * len(env_ids), env_ids)
@@ -230,7 +230,7 @@ def _first_come_rate(env: Any, case: Case, seconds: float) -> float:
 
 
 def _family() -> tuple[Any, list[Any], list[Any]]:
-    """Return this process, those it works with, and the helpers of multiprocessing and of Ray, which have no envs."""
+    """Return this process, its workers, and the helpers of multiprocessing and of Ray, which have no envs."""
     import psutil  # here, so that no worker of a peer has to import it
 
     caller = psutil.Process()
@@ -240,7 +240,7 @@ def _family() -> tuple[Any, list[Any], list[Any]]:
 
 
 def _is_helper(process: Any) -> bool:
-    """Return whether it has no envs. Workers that a fork server made have its command line."""
+    """Return whether a process has no envs. Workers that a fork server made have its command line."""
     ours = sys.modules.get("parallelenv.backends._fork_server_client")
     if ours is not None and process.pid in {
         server.pid for server in (ours.SERVERS.root, *ours.SERVERS.servers) if server
@@ -248,18 +248,18 @@ def _is_helper(process: Any) -> bool:
         return True
     command = " ".join(process.cmdline())
     if command.startswith("ray::"):
-        return not command.startswith("ray::Ray")  # as our actors are called
+        return not command.startswith("ray::Ray")  # the names of our actors
     return process.ppid() == os.getpid() and any(word in command for word in _HELPERS)
 
 
 def _memory(process: Any) -> tuple[float, float, float]:
-    """Return PSS, USS and RSS in MB. Without PSS, which only Linux has, USS stands in."""
+    """Return PSS, USS and RSS in MB. PSS exists only on Linux; elsewhere USS replaces it."""
     memory = process.memory_full_info()
     return getattr(memory, "pss", memory.uss) / _MB, memory.uss / _MB, memory.rss / _MB
 
 
 def _memory_per_worker() -> Numbers:
-    """Return the mean over the workers; nothing where the envs are in this process."""
+    """Return the mean over the workers; nothing if the envs are in this process."""
     _, workers, _ = _family()
     if not workers:
         return {}
@@ -268,7 +268,7 @@ def _memory_per_worker() -> Numbers:
 
 
 def _holdings() -> Numbers:
-    """Return what the caller and its workers hold together, and what Ray's object store holds."""
+    """Return the total memory and descriptors of the caller and its workers, and the use of Ray's object store."""
     gc.collect()
     caller, workers, _ = _family()
     memory = np.sum([_memory(process) for process in (caller, *workers)], axis=0)
@@ -278,7 +278,7 @@ def _holdings() -> Numbers:
 
 
 def _object_store() -> Numbers:
-    """Return how much of Ray's object store is in use; nothing if Ray does not run."""
+    """Return the use of Ray's object store; nothing if Ray does not run."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return {}

@@ -1,4 +1,4 @@
-"""RESULTS.md and results.json, and what the numbers were measured on."""
+"""Writes RESULTS.md and results.json, with a description of the machine."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _measured(verdict: Verdict) -> str:
     if verdict.failure:
         return f"failed: {verdict.failure}"
     if not verdict.values:
-        return "nobody to compare with"
+        return "nothing to compare with"
     style = ".3g" if verdict.target.against else UNITS[verdict.target.metric][1]
     style = ".3f" if verdict.target.against and verdict.target.bound < 2 else style
     low, high = min(verdict.values), max(verdict.values)
@@ -120,7 +120,7 @@ def _measured(verdict: Verdict) -> str:
 
 
 def _limits(judged: Sequence[Verdict]) -> str:
-    """Return what limits each case in which a target was not met, as written in limits.toml."""
+    """Return the explanations in limits.toml of the cases in which a target was not met."""
     texts = tomllib.loads(_LIMITS.read_text(encoding="utf-8"))
     missed = dict.fromkeys(verdict.case for verdict in judged if verdict.word != "met")
     lines = [f"* **{case}**: {texts.get(case, 'no explanation yet (limits.toml).').strip()}" for case in missed]
@@ -151,7 +151,7 @@ def _envs(case: Case) -> str:
 
 
 def _without(case: Case, row: list[str], outcome: Outcome) -> list[str]:
-    """Return a row with the reason why numbers are missing in place of the rounds."""
+    """Return a row that has the reason for missing numbers instead of the rounds."""
     words = "does not accept it" if case.may_refuse else "failed"
     reason = f"{words}: {outcome.failure}" if outcome.failure else f"left out: {outcome.absence or '--quick'}"
     return [row[0], f"{row[1]}; {reason}", *row[2:]]
@@ -208,7 +208,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Return the commit that is checked out, and whether files differ from it."""
+    """Return the commit that is checked out, marked if files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "not a git checkout"

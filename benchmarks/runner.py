@@ -1,4 +1,4 @@
-"""Runs cases: rounds of all systems in turns, one system at a time, each in a process that lives for many cases."""
+"""Runs cases: rounds of all systems in turns, one system at a time, each in a process that is used for many cases."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ ROOT = Path(__file__).resolve().parent.parent
 _TOKEN = "PARALLELENV_BENCHMARK"  # set in the environment of a child, inherited by all that it starts
 _QUIET = {"PYTHONWARNINGS": "ignore", "RAY_DEDUP_LOGS": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
 _IMPORT_TIMEOUT = 120
-_FAREWELL = 5  # seconds for a child to leave by itself
-_PATIENCE = 90  # seconds for opening, one slow step and closing, before a system is held to hang
+_FAREWELL = 5  # seconds for a child to exit by itself
+_PATIENCE = 90  # seconds for opening, one slow step and closing, after which a system counts as hanging
 _PATIENCE_WITH_RAY = 300  # Tianshou's workers import torch one by one: 45 to 90 s for 16 on 2 cores
 REPEATS = 3  # of a round that other programs disturbed
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long is measured; ``None`` leaves it to the case.
+    """The duration of a measurement; ``None`` means that of the case.
 
     Attributes:
-        rounds: Of every system.
-        seconds: Per system and round.
-        is_quick: Whether a look is enough: one round, a fifth of the time, no repeats, no systems that start Ray.
+        rounds: Rounds of every system.
+        seconds: Seconds per system and round.
+        is_quick: Whether to make one round in a fifth of the time, without repeats and systems that start Ray.
     """
 
     rounds: int | None = None
@@ -46,27 +46,27 @@ class Pace:
     is_quick: bool = False
 
     def rounds_of(self, case: Case, system: System) -> int:
-        """Return in how many rounds, the first ones, a system takes part."""
+        """Return the number of rounds, from the first one, in which a system takes part."""
         if self.is_quick:
             return 0 if system.uses_ray else self.rounds or 1
         wanted = case.rounds_of(system)
-        # Ray keeps to its own few rounds: each takes as long as all others together.
+        # Systems that use Ray have few rounds: each takes as long as those of all others together.
         return wanted if self.rounds is None else min(self.rounds, wanted if system.uses_ray else self.rounds)
 
     def seconds_of(self, case: Case) -> float:
-        """Return for how long a system is timed in a round."""
+        """Return the seconds for which a system is timed in a round."""
         wanted = case.seconds / 5 if self.is_quick else case.seconds
         return wanted if self.seconds is None else self.seconds
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one system did in one case.
+    """The results of one system in one case.
 
     Attributes:
         rounds: Numbers of each round that it finished.
-        failure: Why it did not finish the others; ``None`` if it did.
-        absence: Why it did not take part; empty if it did.
+        failure: The reason why it did not finish the others; ``None`` if it did.
+        absence: The reason why it did not take part; empty if it did.
     """
 
     rounds: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Outcome:
     absence: str = ""
 
     def values(self, metric: str) -> list[float]:
-        """Return one number of all rounds."""
+        """Return one number for each round that has it."""
         return [numbers[metric] for numbers in self.rounds.values() if metric in numbers]
 
     @property
@@ -88,11 +88,11 @@ Results = dict[str, Outcomes]  # by the name of the case
 
 
 class SystemFailedError(Exception):
-    """A system gave no numbers. The message is the reason, in one line."""
+    """A system returned no numbers. The message is the reason, in one line."""
 
 
 class Child:
-    """The process of one system, which lives for many cases.
+    """The process of one system, used for many cases.
 
     Args:
         system: Its name.
@@ -101,9 +101,9 @@ class Child:
     def __init__(self, system: str) -> None:
         self._token = uuid.uuid4().hex
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `end`)
-        self._folder = tempfile.TemporaryDirectory()  # where it runs: MuJoCo writes a log into the current folder
+        self._folder = tempfile.TemporaryDirectory()  # its current folder, into which MuJoCo writes a log
         self._pipe, theirs = Pipe()
-        # A session of its own: Ctrl-C reaches the runner alone, which then ends everybody.
+        # In its own session: Ctrl-C only reaches the runner, which then ends all children.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.child", system, str(theirs.fileno())],
             cwd=self._folder.name,
@@ -125,15 +125,15 @@ class Child:
         self._receive(_IMPORT_TIMEOUT)
 
     def measure(self, case: str, seconds: float, timeout: float) -> dict[str, float]:
-        """Let it measure one round of a case.
+        """Let it measure one round of a case, and return the numbers.
 
         Args:
-            case: Its name.
-            seconds: For which to time.
-            timeout: Seconds after which it is held to hang.
+            case: Name of the case.
+            seconds: Seconds to time.
+            timeout: Seconds after which it counts as hanging.
 
         Raises:
-            SystemFailedError: If it did not.
+            SystemFailedError: If it returned no numbers.
         """
         self._pipe.send((case, seconds))
         numbers: dict[str, float] = self._receive(timeout)
@@ -159,13 +159,13 @@ class Child:
     def _last_words(self) -> str:
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").split("\n")
-        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "it printed nothing")
 
     def end(self, patiently: bool = True) -> None:
-        """End it and everything it started.
+        """End it and all processes that it started.
 
         Args:
-            patiently: Whether it may leave by itself first.
+            patiently: Whether to let it exit by itself first.
         """
         self._pipe.close()
         if patiently:
@@ -178,10 +178,10 @@ class Child:
 
 
 def _kill_marked(token: str) -> None:
-    """Kill what carries the token of a child: also what left its session, or outlived its parent."""
+    """Kill all processes with the token of a child, including those that left its session or outlived their parent."""
     marked = [process for process in psutil.process_iter() if _has(process, token)]
     for process in marked:
-        process.kill()  # psutil makes sure that the id was not given to another process meanwhile
+        process.kill()  # psutil makes sure that the id has not been given to another process
     psutil.wait_procs(marked, timeout=_FAREWELL)
 
 
@@ -193,7 +193,7 @@ def _has(process: psutil.Process, token: str) -> bool:
 
 
 def _python_path() -> str:
-    """Return a search path with the checkout in it: the child and workers that are spawned find `benchmarks` there."""
+    """Return a search path that includes the checkout, so that the child and spawned workers find `benchmarks`."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
@@ -204,10 +204,10 @@ class Children:
         self._running: dict[str, Child] = {}
 
     def measure(self, system: str, case: Case, seconds: float) -> dict[str, float]:
-        """Let a system measure one round; after a failure its process is ended, for its state is unknown.
+        """Let a system measure one round; after a failure its process is ended, because its state is unknown.
 
         Raises:
-            SystemFailedError: If it gave no numbers.
+            SystemFailedError: If it returned no numbers.
         """
         if case.is_fresh:
             self._end(system)
@@ -236,9 +236,9 @@ def run(cases: Sequence[Case], pace: Pace, results: Results) -> None:
     """Measure cases one after the other.
 
     Args:
-        cases: Which.
-        pace: How long.
-        results: What was found so far, at any time.
+        cases: The cases.
+        pace: The durations.
+        results: Filled with the results, so that it has those so far at any time.
     """
     begin = time.monotonic()
     with closing(Children()) as running:
@@ -279,7 +279,7 @@ def _run_round(name: str, turn: int, case: Case, pace: Pace, running: Children, 
 
 
 def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """Return the names in an order that starts elsewhere each round, so that nobody always follows the same one."""
-    start = turn * 5 % len(names)  # 5: steps that meet few lists' lengths
+    """Return the names in an order that differs in each round, so that no system always follows the same one."""
+    start = turn * 5 % len(names)  # 5 divides few lists' lengths
     order = [*names[start:], *names[:start]]
     return order if turn % 2 == 0 else order[::-1]

@@ -1,6 +1,7 @@
-"""Start-up: how long until `ParallelEnv(...)` and `reset()` are done, where the envs' package takes long to import.
+"""Measures start-up: the time of `ParallelEnv(...)` and `reset()` if the envs' package takes long to import.
 
-Three pools in a row, in every start method, in a script and in a Jupyter kernel; the caller has imported the package.
+Three pools one after the other, with every start method, in a script and in a Jupyter kernel; the caller has imported
+the package.
 
 Usage: python -m benchmarks.start_up [--seconds 3.0] [--workers 8] [--pools 3] [--modes forkserver spawn fork dummy]
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import format_table
 
-# Importing it computes for so long, and notes that it was imported.
+# Its import computes for some seconds, and is recorded in a file.
 _PACKAGE = """
 import pathlib, time
 with open(pathlib.Path(__file__).with_name("imports"), "a") as file:
@@ -57,15 +58,15 @@ def _in_kernel(code: str) -> str:
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel()
-    said: list[str] = []
+    output: list[str] = []
     try:
-        reply = client.execute_interactive(code, output_hook=lambda one: said.append(one["content"].get("text", "")))
+        reply = client.execute_interactive(code, output_hook=lambda one: output.append(one["content"].get("text", "")))
         if reply["content"]["status"] != "ok":
             raise RuntimeError("\n".join(reply["content"]["traceback"]))
     finally:
         client.stop_channels()
         manager.shutdown_kernel()
-    return "".join(said)
+    return "".join(output)
 
 
 def _measure(mode: str, place: str, options: argparse.Namespace) -> list[str]:
@@ -83,14 +84,14 @@ def _measure(mode: str, place: str, options: argparse.Namespace) -> list[str]:
             options={"start_method": mode} if is_method else {},
         )
         times = json.loads((_in_kernel if place == "Jupyter" else _in_script)(code))
-        imports = len((package / "imports").read_text().splitlines()) - 1  # but for the caller's
+        imports = len((package / "imports").read_text().splitlines()) - 1  # without the caller's
     return [mode, place, *(f"{seconds:.2f}" for seconds in times), str(imports)]
 
 
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of computing, to import the package")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of computing to import the package")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--pools", type=int, default=3)
     parser.add_argument("--modes", nargs="+", default=["forkserver", "spawn", "fork", "dummy"], help="also: thread ray")

@@ -31,19 +31,19 @@ VECTOR = "vector env"
 
 @dataclass(slots=True)
 class Opened:
-    """A system with its envs made. The calls are the system's own, bound here: nothing stands between.
+    """A system with its envs made. The calls are the system's own, without a layer in between.
 
     Attributes:
-        reset: Takes the seed of the first env; the others get the numbers after it.
-        step: Takes one action per env, as an array; restarts the envs that ended. ``None`` if there is a rate.
+        reset: Takes the seed of the first env; the others get the following numbers.
+        step: Takes one action per env, as an array; restarts the envs that ended. ``None`` if there is a ``rate``.
         close: Leaves nothing running.
-        method: Takes the name of a method without arguments, calls it in every env.
-        attribute: Takes the name of an attribute, reads it in every env.
-        rollout: Takes a policy and a number of steps, lets the policy act for so long.
-        env: The system's own object, for what only some can do.
-        ready_s: Seconds until the first states were there.
+        method: Takes the name of a method without arguments, and calls it in every env.
+        attribute: Takes the name of an attribute, and reads it in every env.
+        rollout: Takes a policy and a number of steps, and makes these steps with the policy.
+        env: The system's own object, for abilities that only some systems have.
+        ready_s: Seconds until the first states.
         rate: Takes a batch of actions per step, seconds to warm up and seconds to step; returns env steps per second.
-            Only of systems that are not stepped by a caller.
+            Only for systems that are not stepped by a caller.
     """
 
     reset: Callable[[int], Any]
@@ -66,15 +66,15 @@ class System:
     """One row of every table.
 
     Attributes:
-        name: What ``--only`` and the cases call it.
-        title: What the tables call it.
-        kind: ``BARE``, ``SIDE_BY_SIDE``, ``OURS``, ``IN_PROCESS_PEER``, ``PROCESS_PEER`` or ``VECTOR``: what it is
-            compared with.
-        colour: In the picture.
-        module: What is imported before anything is timed.
-        opener: Takes env fns and a case's options for `ParallelEnv`, returns it opened.
-        uses_ray: Whether it starts Ray, which takes seconds: fewer rounds.
-        absence: Returns why it cannot take part on this machine; empty if it can.
+        name: Its name for ``--only`` and in the cases.
+        title: Its name in the tables.
+        kind: ``BARE``, ``SIDE_BY_SIDE``, ``OURS``, ``IN_PROCESS_PEER``, ``PROCESS_PEER`` or ``VECTOR``, which decides
+            what it is compared with.
+        colour: Its colour in the picture.
+        module: The module to import before anything is timed.
+        opener: Takes env fns and a case's options for `ParallelEnv`, and returns the opened system.
+        uses_ray: Whether it starts Ray, which takes seconds, so that it has fewer rounds.
+        absence: Returns the reason why it cannot take part on this machine; empty if it can.
     """
 
     name: str
@@ -87,7 +87,7 @@ class System:
     absence: Callable[[], str] = str
 
     def load(self) -> None:
-        """Import what the system needs."""
+        """Import the packages of the system."""
         importlib.import_module("gymnasium")
         importlib.import_module(self.module)
         if self.uses_ray:
@@ -97,7 +97,7 @@ class System:
 def bare_loop(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
     """Step envs by hand.
 
-    Nothing is stored but the states that a policy is to see, so nothing can be faster in one process.
+    Only the states for the policy are stored, so nothing can be faster in one process.
     """
     envs = [make() for make in env_fns]
     states: Any = None
@@ -135,9 +135,9 @@ class SideBySide:
     """Opens a system once per process, each with its share of the envs, and times all over the same seconds.
 
     Args:
-        opener: As in `System`.
-        env_fns: Of all envs.
-        count: How many processes; fewer if there are fewer envs.
+        opener: See `System`.
+        env_fns: The env fns of all envs.
+        count: Number of processes; fewer if there are fewer envs.
     """
 
     def __init__(self, opener: Opener, env_fns: EnvFns, count: int) -> None:
@@ -154,7 +154,7 @@ class SideBySide:
             self._processes.append(process)
 
     def reset(self, seed: int) -> None:
-        """Reset all envs; the first one gets the seed, the others the numbers after it."""
+        """Reset all envs; the first one gets the seed, the others the following numbers."""
         self._ask(seed + share.start for share in self._shares)
 
     def rate(self, actions: Sequence[Any], warm_up: float, seconds: float) -> float:
@@ -162,20 +162,20 @@ class SideBySide:
 
         Args:
             actions: A batch of all envs per step, used in turns.
-            warm_up: For how many seconds to step before.
-            seconds: For how many to step.
+            warm_up: Seconds to step before the measurement.
+            seconds: Seconds to step.
         """
         self._ask(([row[share] for row in actions], warm_up, seconds) for share in self._shares)
         return float(sum(self._ask("begin" for _ in self._shares)))
 
     def _ask(self, questions: Any) -> list[Any]:
-        """Ask each process something, and return all answers.
+        """Send each process a message, and return all replies.
 
         Raises:
             RuntimeError: If a process failed.
         """
         for pipe, question in zip(self._pipes, questions, strict=True):
-            with contextlib.suppress(OSError):  # its process has failed, and its answer says why
+            with contextlib.suppress(OSError):  # its process has failed, and its reply has the reason
                 pipe.send(question)
         answers = [pipe.recv() for pipe in self._pipes]
         for answer in answers:
@@ -195,7 +195,7 @@ class SideBySide:
 
 
 def _run(opener: Opener, env_fns: EnvFns, pipe: Connection) -> None:
-    """Answer what `SideBySide` asks: a seed, then any number of times actions and the word to begin."""
+    """Serve `SideBySide`: receive a seed, then any number of times actions and the signal to start."""
     try:
         running = opener(env_fns, {})
         running.reset(pipe.recv())
@@ -208,14 +208,14 @@ def _run(opener: Opener, env_fns: EnvFns, pipe: Connection) -> None:
                 break
             pipe.send(len(env_fns) * _steps_per_second(running.step, actions, seconds))
         running.close()
-    except Exception as error:  # noqa: BLE001 (raised in the process that asked)
+    except Exception as error:  # noqa: BLE001 (raised in the calling process)
         pipe.send(f"{type(error).__name__}: {error}")
 
 
 def _steps_per_second(step: Callable[[Any], Any], actions: Sequence[Any], seconds: float) -> float:
     """Return the rate of the steps that ended in time, or of the first one.
 
-    The step that is under way at the end is not counted: other processes may be done while it goes on.
+    A step still running at the end is not counted, because other processes may already have finished.
     """
     count = 0
     begin = last = now = time.perf_counter()
@@ -234,7 +234,7 @@ def _cores() -> int:
 
 
 def ours(mode: str, **extra: Any) -> Opener:
-    """Return what opens `ParallelEnv` in a mode."""
+    """Return an opener of `ParallelEnv` in a mode."""
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
         from parallelenv import ParallelEnv
@@ -254,21 +254,21 @@ def ours(mode: str, **extra: Any) -> Opener:
 
 
 def envpool(num_envs: int) -> Any:
-    """Return EnvPool's CartPoles, which C++ threads step."""
+    """Return EnvPool's CartPoles, which are stepped by C++ threads."""
     import envpool
 
     return envpool.make_gymnasium("CartPole-v1", num_envs=num_envs, seed=0)
 
 
 def numpy_cartpole(num_envs: int) -> Any:
-    """Return Gymnasium's CartPoles that NumPy steps all at once."""
+    """Return Gymnasium's CartPoles that NumPy steps together."""
     import gymnasium
 
     return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
 
 
 def alone(make: Callable[[int], Any]) -> Opener:
-    """Return what opens one vector env of as many envs, by itself."""
+    """Return an opener of one vector env, without `ParallelEnv`."""
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
         env = make(len(env_fns))
@@ -278,7 +278,7 @@ def alone(make: Callable[[int], Any]) -> Opener:
 
 
 def members(make: Callable[[int], Any], mode: str, count: int) -> Opener:
-    """Return what opens `ParallelEnv` of vector envs, with Gymnasium's calls and autoreset, as the vector env alone."""
+    """Return an opener of `ParallelEnv` with vector envs, with the calls and autoreset of the vector env alone."""
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
         from parallelenv import ParallelEnv
@@ -295,9 +295,9 @@ def _envpool_is_absent() -> str:
 
 
 def gym(name: str, **extra: Any) -> Opener:
-    """Return what opens a vector env of Gymnasium.
+    """Return an opener of a vector env of Gymnasium.
 
-    It restarts an ended env within the step, as all others here do: its default spends the next step on that.
+    It resets an ended env within the step, like all others here; its default uses the next step for that.
     """
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
@@ -310,7 +310,7 @@ def gym(name: str, **extra: Any) -> Opener:
 
 
 def gym_capped(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Open Gymnasium's processes, of which only as many step at the same time as there are usable cores."""
+    """Open Gymnasium's processes, with a limit on how many step at the same time: the number of usable cores."""
     return gym("AsyncVectorEnv", max_concurrency=_cores())(env_fns, options)
 
 
@@ -322,7 +322,7 @@ def _gym_is_uncapped() -> str:
 
 
 def sb3(name: str, **extra: Any) -> Opener:
-    """Return what opens a vectorized env of Stable-Baselines3. It restarts ended envs by itself."""
+    """Return an opener of a vectorized env of Stable-Baselines3. It resets ended envs by itself."""
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
         from stable_baselines3.common import vec_env
@@ -339,7 +339,7 @@ def sb3(name: str, **extra: Any) -> Opener:
 
 
 def ts(name: str) -> Opener:
-    """Return what opens a vector env of Tianshou. It leaves the restart to its user, who does it here."""
+    """Return an opener of a vector env of Tianshou. It leaves the reset to its user; ``step`` does it here."""
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
         import tianshou.env
@@ -363,10 +363,10 @@ def ts(name: str) -> Opener:
 
 
 def torchrl(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Open TorchRL's pool with one worker per usable core; exchange is by shared memory.
+    """Open TorchRL's pool with one worker per usable core, which exchanges data in shared memory.
 
-    It takes no seed for all envs, so each gets its own when it is made. It is not asked for infos: it can pass on
-    those of HalfCheetah, but no Python numbers.
+    It takes no seed for all envs, so each gets its own when it is made. Infos are not requested: it can return those of
+    HalfCheetah, but not Python numbers.
     """
     import torch
     from torchrl.envs import AsyncEnvPool
@@ -395,7 +395,7 @@ def torchrl(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
 def _torchrl_env(make: Callable[[], Any], seed: int) -> Any:
     from torchrl.envs import GymWrapper
 
-    env = GymWrapper(make(), categorical_action_encoding=True)  # numbers as actions, as all others take them
+    env = GymWrapper(make(), categorical_action_encoding=True)  # numbers as actions, like all others
     env.set_seed(seed)
     return env
 
@@ -406,14 +406,14 @@ def _torchrl_is_absent() -> str:
 
 
 def start_ray() -> None:
-    """Start Ray on this machine, also where there is one of somebody else."""
+    """Start Ray on this machine, even if another cluster is running."""
     import ray
 
     ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 def ts_ray(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Open Tianshou's Ray vector env, with a Ray that is started with it, as ours is, if none runs."""
+    """Open Tianshou's Ray vector env; start Ray first if it does not run, like our Ray modes."""
     import ray
 
     if not ray.is_initialized():
@@ -425,8 +425,8 @@ _OURS = "parallelenv"
 _GYM = "gymnasium.vector"
 _SB3 = "stable_baselines3.common.vec_env"
 _TS = "tianshou.env"
-# SB3's own default, a fork server, lets each worker import torch: 16 are ready after 13 s on 2 cores, not after
-# 0.1 s, and each round would have to wait for it. Once started, both step the same way.
+# With SB3's own default, a fork server, each worker imports torch: 16 are ready after 13 s on 2 cores, instead of 0.1
+# s, and each round would have to wait for that. Once started, both step the same way.
 _FORK = {"start_method": "fork"}
 _PIPE = {"shared_memory": False}
 _CALLER = {"caller_steps": True}

@@ -1,9 +1,9 @@
-"""Where the time of one step goes, as the caller sees it.
+"""Shows where the time of one step goes, from the caller's side.
 
 Usage: python -m benchmarks.timeline [subproc | caller-steps | dummy] [NUM_ENVS]
 
-A stamp is taken at each entry and exit of the functions below; it takes 0.1 us. Shown are medians of the steps that
-took the commonest way, in microseconds since the call of `step`.
+A time stamp is taken at each entry and exit of the functions below, which takes 0.1 us. The output is the medians of
+the steps that took the most frequent path, in microseconds since the call of `step`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STAMPED = (
     (Host, "step"),
     (StepPlan, "_result"),
     (Assembler, "infos"),
-    # The general way: whatever is not planned.
+    # The general path, for steps that are not planned.
     (Engine, "submit_step"),
     (Engine, "collect_step"),
 )
@@ -49,7 +49,7 @@ _stamps: list[tuple[str, float]] = []
 
 
 def _stamp(kind: Any, name: str) -> None:
-    """Let a method note when it is entered and left."""
+    """Make a method record the times of its entry and exit."""
     method = getattr(kind, name)
 
     def stamped(*arguments: Any, **keywords: Any) -> Any:
@@ -62,7 +62,7 @@ def _stamp(kind: Any, name: str) -> None:
 
 
 def _record(env: ParallelEnv, num_envs: int) -> dict[tuple[str, ...], list[list[float]]]:
-    """Return the times of all stamps of each step, by the way that the step took."""
+    """Return the times of all stamps of each step, by the path that the step took."""
     actions = CARTPOLE.draw_actions(_STEPS, num_envs)
     found = defaultdict(list)
     for row in actions:
@@ -83,7 +83,7 @@ def main(system: str = "subproc", num_envs: str = "16") -> None:
         env.reset(seed=0)
         found = _record(env, int(num_envs))
     way = max(found, key=lambda names: len(found[names]))
-    print(f"{system}, {num_envs} CartPoles: the way of {len(found[way])} of {_STEPS} steps")
+    print(f"{system}, {num_envs} CartPoles: the path of {len(found[way])} of {_STEPS} steps")
     before = 0.0
     for name, moment in zip(way, np.median(found[way], axis=0), strict=True):
         print(f"{moment:8.1f}  +{moment - before:6.1f}  {name}")

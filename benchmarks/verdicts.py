@@ -1,4 +1,4 @@
-"""Ratios, and which targets were met."""
+"""Computes ratios, and whether targets were met."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PLURALS = {IN_PROCESS_PEER: "the best in-process peer", PROCESS_PEER: "the best
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A target and what was measured.
+    """A target and its measurements.
 
     Attributes:
         case: Name of the case.
         target: The target.
         values: One per round in which both sides took part.
-        failure: Why there are none, or not all; ``None`` if there is nothing to say.
-        disturbed: In how many of these rounds other programs used too much CPU, on either side.
+        failure: The reason why values are missing; ``None`` if none are.
+        disturbed: Number of these rounds in which other programs used too much CPU, on either side.
     """
 
     case: str
@@ -41,7 +41,7 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """``"met"``, ``"missed"``, ``"failed"`` or, if there was nobody to compare with, ``"not measured"``."""
+        """``"met"``, ``"missed"``, ``"failed"`` or, if there was nothing to compare with, ``"not measured"``."""
         if self.failure:
             return "failed"
         if not self.values:
@@ -74,10 +74,10 @@ def ratios(outcomes: Outcomes, system: str, against: str, metric: str) -> dict[i
     """Return, by round, a number of one system as a multiple of another's, or of the best of a kind.
 
     Args:
-        outcomes: Of one case.
-        system: Whose number it is.
+        outcomes: The outcomes of one case.
+        system: The name of the system.
         against: A system's name, a kind of peer or ``LIMIT``; empty: the number itself is returned.
-        metric: Which number.
+        metric: The name of the number.
     """
     factor = usable_cores() if against == LIMIT else 1
     found = {}
@@ -90,13 +90,13 @@ def ratios(outcomes: Outcomes, system: str, against: str, metric: str) -> dict[i
 
 
 def _meant(outcomes: Outcomes, against: str) -> list[str]:
-    """Return the names of the systems of which the best is compared with."""
+    """Return the names of the systems the best of which is the reference."""
     against = BARE if against == LIMIT else against
     return [name for name in outcomes if against in (name, BY_NAME[name].kind)]
 
 
 def wording(target: Target) -> str:
-    """Return a target as a table shows it."""
+    """Return a target in the form of a table cell."""
     name = "" if target.against else " " + UNITS[target.metric][0]
     other = _PLURALS.get(target.against) or (BY_NAME[target.against].title if target.against else "")
     times = " x " if target.against else ""

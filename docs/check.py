@@ -1,6 +1,6 @@
-"""Looks at the pages that were built: ``python docs/check.py build/docs``.
+"""Checks the built pages: ``python docs/check.py build/docs``.
 
-They load nothing from elsewhere, the reference has every public name, and what is linked within the site is there.
+They must load nothing from other sites, the reference must have every public name, and links within the site must work.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _FOREIGN = re.compile(r"[a-z]+:")
 
 
 def foreign(pages: dict[Path, str]) -> list[str]:
-    """Return what pages would fetch from elsewhere."""
+    """Return everything that pages would load from other sites."""
     return [f"{path}: loads {found}" for path, text in pages.items() for found in _LOADED.findall(text)]
 
 
 def missing(pages: dict[Path, str]) -> list[str]:
-    """Return the public names that the reference does not have."""
+    """Return the public names that the reference lacks."""
     known = {name for text in pages.values() for name in _IDENTIFIED.findall(text)}
     errors = [name for name, item in vars(parallelenv.errors).items() if isinstance(item, type)]
     names = [f"parallelenv.{name}" for name in parallelenv.__all__]
@@ -37,12 +37,12 @@ def missing(pages: dict[Path, str]) -> list[str]:
 
 
 def _elsewhere(known: set[str]) -> set[str]:
-    """Return public names that are described where they are defined or gathered."""
+    """Return public names that are documented under the module that defines or collects them."""
     return {f"parallelenv.{name.rpartition('.')[2]}" for name in known if name.startswith("parallelenv.")}
 
 
 def broken(pages: dict[Path, str]) -> list[str]:
-    """Return links within the site to what is not there."""
+    """Return links within the site whose target does not exist."""
     found = []
     for path, text in pages.items():
         for link in {unescape(link) for link in _LINKED.findall(text)}:
@@ -57,7 +57,7 @@ def broken(pages: dict[Path, str]) -> list[str]:
 
 
 def main(folder: Path) -> int:
-    """Print what is wrong; return the exit code."""
+    """Print all problems; return the exit code."""
     pages = {path.resolve(): path.read_text(encoding="utf-8") for path in folder.rglob("*.html")}
     problems = [*foreign(pages), *missing(pages), *broken(pages)]
     sys.stdout.write("".join(f"{problem}\n" for problem in problems))

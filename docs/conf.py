@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: ``make docs``. Nothing is fetched from a network, neither now nor by its readers."""
+"""Configuration of Sphinx for ``make docs``. Neither the build nor the pages fetch anything from a network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ copybutton_prompt_text = "$ "
 
 myst_heading_anchors = 4  # pages link to their headings
 myst_enable_extensions = ["colon_fence"]
-default_role = "py:obj"  # `step` in a docstring is a link where there is something of that name, else only the word
+default_role = "py:obj"  # `step` in a docstring is a link if there is an object of that name, else plain text
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -46,10 +46,10 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True  # else the fields of a NamedTuple are there twice
+napoleon_use_ivar = True  # else the fields of a NamedTuple appear twice
 toc_object_entries_show_parents = "hide"
 
-# What a reader of the repository finds under these names is a page here; of other files only the name is left.
+# Links to these files of the repository become links to pages of the site; links to other files become plain text.
 _PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -63,7 +63,7 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def _as_on_the_site(text: str, path: str) -> str:
-    """Turn the links of a file of the repository, outside of code, into links between pages."""
+    """Convert the links of a file of the repository, outside code, into links between pages."""
 
     def link(match: re.Match[str]) -> str:
         words, target, anchor = match[1], match[2], match[3] or ""
@@ -88,7 +88,7 @@ def _read_included(app: Sphinx, path: Any, docname: str, text: list[str]) -> Non
 
 
 def _find(app: Sphinx, env: Any, node: Any, words: Any) -> Any:
-    """Link a bare name in a docstring to the one class or function of that name, wherever it is described."""
+    """Link a bare name in a docstring to the one class or function of that name, wherever it is documented."""
     if node.get("refdomain") != "py":
         return None
     kinds = ("class", "exception", "function")

@@ -1,6 +1,6 @@
 """Draws the pictures of the documentation: ``python docs/pictures.py``.
 
-Those of the policies show what envs answered: they are played, not invented. A test draws all of them again.
+The pictures of the done policies show the results of real steps. A test checks that all pictures are up to date.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLUE, NAVY, GREEN, AMBER, REST = "#8fbce6", "#2f6690", "#9bd19d", "#f0b35b", "#d
 
 
 def text(x: float, y: float, words: str, size: int = 13, anchor: str = "middle", **style: str) -> str:
-    """A line of text, centred unless said otherwise."""
+    """Return a line of text, centred by default."""
     fill = style.pop("fill", INK)
     more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
     where = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}"'
@@ -37,7 +37,7 @@ def text(x: float, y: float, words: str, size: int = 13, anchor: str = "middle",
 
 
 def box(x: float, y: float, width: float, height: float, fill: str = PALE, stroke: str = LINE, radius: int = 5) -> str:
-    """A rectangle with round corners."""
+    """Return a rectangle with round corners."""
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius}" fill="{fill}" '
         f'stroke="{stroke}"/>'
@@ -45,13 +45,13 @@ def box(x: float, y: float, width: float, height: float, fill: str = PALE, strok
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float, colour: str = GREY) -> str:
-    """A line with a head at its end."""
+    """Return a line with an arrowhead at its end."""
     line = f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}" stroke-width="1.5" '
     return line + 'marker-end="url(#head)"/>'
 
 
 def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
-    """A whole picture, on paper of its own: pages may be dark."""
+    """Return a whole picture with a background, because pages may be dark."""
     head = (
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         f'<path d="M0,0 L8,4 L0,8 z" fill="{GREY}"/></marker></defs>'
@@ -85,7 +85,7 @@ _MODES = (
 
 
 def house() -> str:
-    """What stands on what."""
+    """Return the picture of the parts of the package, from the caller down to the envs."""
     parts = []
     for number, (name, does, fill) in enumerate(_FLOORS):
         y = 16 + 62 * number
@@ -129,7 +129,7 @@ _ROW, _CHARACTERS = 17, 104  # of a line of text
 
 
 def layers() -> str:
-    """Which part of the package may import which: those that the linter holds, with what each part says of itself."""
+    """Return the layers that the import linter checks, with the first sentence of each part's docstring."""
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     parts: list[str] = []
     y = 16.0
@@ -183,7 +183,7 @@ _LANES = (("you", 58), ("pool", 118), ("host 0", 196), ("host 1", 266))
 
 
 def step() -> str:
-    """Who does what, from left to right, while one step is made of four envs in two workers."""
+    """Return a step of four envs in two workers, as a sequence from left to right."""
     parts = [text(20, y + 4, name, 14, "start", font_weight="bold") for name, y in _LANES]
     parts += [f'<line x1="86" y1="{y}" x2="884" y2="{y}" stroke="{REST}"/>' for _, y in _LANES]
     parts += _block(92, 58, 66, "step(a)", PAPER)
@@ -204,7 +204,7 @@ def step() -> str:
 
 
 def fast_path() -> str:
-    """A step that is repeated: what is left of it, and where it leaves the path."""
+    """Return the sequence of a planned step, and the events after which the general path continues it."""
     parts = [text(20, y + 4, name, 14, "start", font_weight="bold") for name, y in _LANES]
     parts += [f'<line x1="86" y1="{y}" x2="884" y2="{y}" stroke="{REST}"/>' for _, y in _LANES]
     parts += _block(92, 58, 66, "step(a)", PAPER)
@@ -280,7 +280,7 @@ class _Counting(gymnasium.Env[Any, Any]):
 
 
 def played(policy: Any) -> list[list[tuple[str, str]]]:
-    """Step three envs under a policy; return for each what it did in each step, and the state it answered."""
+    """Step three envs with a done policy; return for each env the kind of each step, and the state returned."""
     rows: list[list[tuple[str, str]]] = [[] for _ in _LIMITS]
     with ParallelEnv([lambda limit=limit: _Counting(limit) for limit in _LIMITS], "dummy", policy) as env:
         env.reset()
@@ -301,7 +301,7 @@ def _kind(state: Any, done: bool, info: dict[str, Any], before: Sequence[tuple[s
 
 
 def policy(word: str | None) -> str:
-    """What three envs answer in nine steps."""
+    """Return the picture of nine steps of three envs with a done policy."""
     rows = played(word)
     parts = [text(20, 28, f"asynchronous={word!r}", 15, "start", font_weight="bold")]
     parts += [text(135 + 62 * number, 52, f"step {number + 1}", 11, fill=GREY) for number in range(_NUM_STEPS)]
@@ -317,7 +317,7 @@ def policy(word: str | None) -> str:
         y = 176 + 20 * number
         parts.append(box(106, y - 11, 22, 13, _KINDS[kind][0], LINE, 3))
         parts.append(text(136, y, _KINDS[kind][1], 12, "start"))
-    return picture(684, 184 + 20 * len(seen), f"What three envs return under asynchronous={word!r}", parts)
+    return picture(684, 184 + 20 * len(seen), f"Results of three envs with asynchronous={word!r}", parts)
 
 
 def draw() -> dict[str, str]:

@@ -44,7 +44,7 @@ __all__ = [
     "vector_entry_point",
 ]
 
-# Imported when first asked for, so that a worker process, which needs none of them, does not import them.
+# Imported on first access, so that a worker process, which needs none of them, does not import them.
 _HOMES = {
     "CLOSE": "rollouts.stream",
     "RESET": "rollouts.stream",
@@ -70,11 +70,11 @@ _SUBMODULES = ("errors", "wrappers")
 
 
 def __dir__() -> list[str]:
-    """Offer what users need: the submodules hold much that they do not."""
+    """List the names that users need; the submodules have many others."""
     return [*__all__, "__version__", *_SUBMODULES]
 
 
-if not TYPE_CHECKING:  # to a type checker any name would be there
+if not TYPE_CHECKING:  # a type checker would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _SUBMODULES:

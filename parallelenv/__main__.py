@@ -1,4 +1,4 @@
-"""The commands ``parallelenv compare``, ``recommend`` and ``doctor``, also by ``python -m parallelenv``.
+"""The commands ``parallelenv compare``, ``recommend`` and ``doctor``, also run with ``python -m parallelenv``.
 
 Exit codes: 0 success; 1 a mode failed, or its results differ from those of the plain loop; 2 the command was invalid;
 130 interrupted.
@@ -94,15 +94,15 @@ def _parser() -> argparse.ArgumentParser:
         ),
         (
             "recommend",
-            "try your envs for a moment and say which mode suits them",
-            "Step the envs for a moment with random actions in each mode that could be the fastest, and say in one "
-            'line which is and why. It is what para_mode="auto" goes by.',
+            "try your envs briefly and recommend a mode",
+            "Step the envs briefly with random actions in each mode that could be the fastest, and print one line with "
+            'the fastest mode and the reason. para_mode="auto" uses the same trial.',
         ),
         (
             "doctor",
             "show what this machine offers",
-            "Show cores, memory, Ray and versions: what to look at, or to send along, when something is slow or fails. "
-            "Starts nothing.",
+            "Show cores, memory, Ray and versions, to diagnose what is slow or fails, or for a bug report. Starts no "
+            "process.",
         ),
     ):
         command = commands.add_parser(name, help=summary, description=details)
@@ -145,7 +145,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _modes(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the requested modes without duplicates, the oracle first; words may be separated by commas too."""
+    """Return the requested modes without duplicates, the oracle first. Words may also be separated by commas."""
     known = compare.comparable_words()
     asked = [word for item in words for word in item.split(",") if word] or known
     for word in asked:

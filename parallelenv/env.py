@@ -77,65 +77,65 @@ _Batch = Literal["batch"]
 
 @short_tracebacks
 class ParallelEnv:
-    """Runs a list of environments side by side; `para_mode` selects how.
+    """Runs a list of environments in parallel; `para_mode` selects how.
 
     Env ids are positions in the list, ``0 .. n-1``, and never change. An ``id`` argument is ``None`` (every env that is
-    not paused), an int, a list, tuple or array of ints, a slice, or a bool mask of length n. Results have the order of
-    ``id``.
+    not paused), an int, a list, tuple or array of ints, a slice, or a bool mask of length n. Results are in the order
+    of ``id``.
 
-    Same seeds and actions give identical results in every mode, with any number of workers.
+    The same seeds and actions give identical results in every mode, with any number of workers.
 
     Args:
-        envs: Envs, env fns (callables without arguments that make one), registered ids or `EnvSpec` objects, freely
-            mixed. Env fns are called where the env will live. Objects with ``reset()`` and the old 4-tuple ``step()``
-            are envs too; a `gymnasium.Env` that has these, or whose ``reset`` takes no ``seed`` or ``options``, is used
-            in the old way, with an `OldApiWarning`. Objects without them can only be used for calls and attributes. The
-            envs of a `gymnasium.vector.VectorEnv` have an id each and step together.
-        para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a word that another
-            package adds, a backend class, or ``"auto"``: the mode that `recommend` chooses by a trial of a second.
-        asynchronous: The done policy: what happens when an episode ends. ``None``: the first end of an episode ends
-            those of all envs; until their reset they return ``(None, None, True, {})``. ``"idle"``: only that env
-            returns this; the others continue. ``"restart"``: the env is reset within the same step, and
-            ``info["ended_state"]`` is its last state. ``"continue"``: the env is stepped further.
-        num_cpus: Cores the envs may use; there are ``min(num_cpus, n)`` workers. ``None`` or 0: all usable cores. More
-            than exist help if envs spend their time waiting.
+        envs: Envs, env fns (callables without arguments that return an env), registered ids or `EnvSpec` objects, in
+            any mixture. Env fns are called where the env will live. Objects with ``reset()`` and the old 4-tuple
+            ``step()`` are also accepted; a `gymnasium.Env` that has these, or whose ``reset`` takes no ``seed`` or
+            ``options``, is used through the old API, with an `OldApiWarning`. Objects without them only support calls
+            and attributes. Each env of a `gymnasium.vector.VectorEnv` has its own id; they step together.
+        para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a mode that another
+            package adds, a backend class, or ``"auto"``: the mode that `recommend` chooses after a trial of one second.
+        asynchronous: The done policy: what happens when an episode ends. ``None``: all episodes end with the first one;
+            until their reset all envs return ``(None, None, True, {})``. ``"idle"``: only that env returns this; the
+            others continue. ``"restart"``: the env is reset within the same step, and ``info["ended_state"]`` is its
+            last state. ``"continue"``: the env is still stepped.
+        num_cpus: Cores the envs may use; there are ``min(num_cpus, n)`` workers. ``None`` or 0: all usable cores. A
+            larger number than there are cores helps if envs spend their time waiting.
         num_gpus: GPUs shared evenly among Ray workers; fractions are allowed.
         no_warning: Whether to drop warnings raised in worker processes.
         timeout: Seconds a call may take before it raises `WorkerTimeoutError`; ``None``: no limit.
         on_failure: What happens if an env raises in a step, its worker dies, or a step takes longer than ``timeout``.
             ``"raise"``: the call raises. ``"restart"``: that env, and any that shared a dead worker with it, is rebuilt
-            and reset, and its episode counts as truncated: the state is the first of the new episode, the reward 0,
+            and reset, and its episode counts as truncated: the state is the first of the new episode, the reward is 0,
             done and truncated are ``True``, ``info["failure"]`` is the exception, and ``info["ended_state"]``, with
             ``asynchronous="restart"``, is ``None``. If it was seeded, its new seed is derived from that seed.
-        max_restarts: Number of restarts allowed per env within ten minutes, each after a longer pause, up to 5 s. The
-            next failure is raised.
-        output: ``"show"``: what envs print in worker processes appears on ``sys.stdout`` during the same call, each
-            line after ``[env 3]``. ``"quiet"``: it is dropped. In both cases the error for a dead worker has its last
-            lines. Envs in this process print as usual.
+        max_restarts: Number of restarts allowed per env within ten minutes, each after a longer pause than the last, up
+            to 5 s. The next failure is raised.
+        output: ``"show"``: lines that envs print in worker processes appear on ``sys.stdout`` during the same call,
+            each prefixed with ``[env 3]``. ``"quiet"``: they are dropped. In both cases the error for a dead worker
+            contains its last lines. Envs in this process print as usual.
         copy: ``False`` makes ``step`` and ``reset`` return states as read-only views that are valid until the next
             call.
         spaces: ``(observation_space, action_space)`` of every env, for envs that declare none or are slow to declare
-            them. Workers are not asked for theirs. A state that does not fit raises `EnvContractError`, an action
+            them. The envs' own spaces are then not read. A state that does not fit raises `EnvContractError`, an action
             `ActionError`.
-        keep: In a notebook, running a cell again closes what it made before and left open, as soon as it makes another
-            one. ``True`` keeps this one open.
-        seed: Seed of the first episodes, as by `seed`; `get_worker_info` gives it while envs are built.
+        keep: If a notebook cell is run again and makes another `ParallelEnv`, those that its previous run left open are
+            closed. ``True`` keeps this one open.
+        seed: Seed of the first episodes, as set by `seed`; `get_worker_info` returns it while envs are built.
         shared: Read-only arrays by name, copied once to where all workers can read them:
             ``get_worker_info().shared["name"]``.
-        seed_globals: Whether each env has its own state of the process-wide generators: those of ``random`` and
-            ``numpy.random``, and torch's for the CPU from the first call after the env has imported torch. A reset with
-            seed ``s`` seeds them as ``random.seed(s)`` and the like would; before that they are seeded with ``seed``
-            plus the env id, or by the system. They are active while the env is built, reset, stepped or called; then
-            the process's own are restored. `save_state` saves them. Such envs give the same results in every mode. It
-            costs about 60 us per command and 15 us per env step. Threads share generators: ``"thread"`` needs
-            ``num_cpus=1``, and the caller must not draw from them during a step.
+        seed_globals: Whether each env has its own state of the process-wide random generators: those of ``random`` and
+            ``numpy.random`` and, from the first call after the env has imported torch, torch's CPU generator. A reset
+            with seed ``s`` seeds them like ``random.seed(s)``; before that they are seeded with ``seed`` plus the env
+            id, or by the system. The env's state is active while the env is built, reset, stepped or called; then the
+            process's own is restored. `save_state` saves it. Envs that draw from these generators then give the same
+            results in every mode. The cost is about 60 us per command and 15 us per env step. Threads share generators:
+            ``"thread"`` needs ``num_cpus=1``, and the caller must not draw from them during a step.
         **backend_options: Options of the chosen backend.
 
     Raises:
         ArgumentError: If an argument has an invalid value.
         InvalidEnvError: If an item of ``envs`` is not an env, or appears twice.
         UnpicklableError: If an env cannot move to its worker.
-        BaseException: What an env's constructor raised.
+        BaseException: Any exception raised by an env's constructor.
     """
 
     _live: ClassVar[weakref.WeakSet[ParallelEnv]] = weakref.WeakSet()
@@ -198,7 +198,7 @@ class ParallelEnv:
 
     @property
     def engine(self) -> Engine:
-        """The engine, which adapters, wrappers and displays use: the caller's side of every call."""
+        """The engine: the caller's side of every call, used by adapters, wrappers and displays."""
         return self._engine
 
     @classmethod
@@ -213,13 +213,14 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of ``num_envs`` envs made by ``gymnasium.make(id, ...)``.
 
-        ``id`` is a registered id or an `EnvSpec`. Arguments of the constructor are given as there, options of the mode
-        as the dict ``backend_options``; all other keyword arguments go to ``gymnasium.make``.
+        ``id`` is a registered id or an `EnvSpec`. Arguments of the constructor are accepted by the same names, and
+        options of the mode as the dict ``backend_options``; all other keyword arguments are passed to
+        ``gymnasium.make``.
 
         Raises:
             InvalidEnvError: If ``id`` is not registered, or not an id.
-            ArgumentError: If an extra argument is an option of the mode, or an argument of ``make_vec_env`` or
-                ``make_vec``, and not one of the env.
+            ArgumentError: If a keyword argument is an option of the mode, or an argument of ``make_vec_env`` or
+                ``make_vec``, and not an argument of the env.
         """
         arguments.check_positive("num_envs", num_envs)
         options = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
@@ -239,22 +240,22 @@ class ParallelEnv:
         backend_options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> ParallelEnv:
-        """Return a `ParallelEnv` of vector envs, one per worker, that have ``num_envs`` envs together.
+        """Return a `ParallelEnv` of vector envs, one per worker, with ``num_envs`` envs in total.
 
         Each is made by ``gymnasium.make_vec(id, k, vectorization_mode, ...)`` where it will live, with an even share of
-        the envs. The page on vector envs says which done policies fit.
+        the envs. See the page on vector envs for the done policies that fit.
 
         Args:
             id: A registered id or an `EnvSpec`.
             num_envs: Number of envs.
-            para_mode: See the constructor, whose other arguments are given as there.
+            para_mode: See the constructor.
             *args: Further arguments of the constructor, by position.
-            num_workers: Number of vector envs. ``None``: one where envs live in this process, else one per usable core,
-                or ``num_cpus``.
-            vectorization_mode: ``"vector_entry_point"``, ``"sync"`` or ``"async"``; ``None``: the first if the id has
-                one, else the second.
+            num_workers: Number of vector envs. ``None``: one if envs live in this process, else ``num_cpus``, by
+                default one per usable core, and at most ``num_envs``.
+            vectorization_mode: ``"vector_entry_point"``, ``"sync"`` or ``"async"``; ``None``: the first if the id has a
+                vector entry point, else the second.
             backend_options: Options of the mode.
-            **kwargs: Arguments of the constructor by name; all others go to ``gymnasium.make_vec``.
+            **kwargs: Arguments of the constructor by name; all others are passed to ``gymnasium.make_vec``.
 
         Raises:
             InvalidEnvError: If ``id`` is not registered, or not an id, or the vector env does not fit ``asynchronous``.
@@ -295,14 +296,15 @@ class ParallelEnv:
             make_sampler_fn: Returns a `TaskSampler`. It is called where the sampler will live.
             sampler_fn_args: Its keyword arguments: one dict per env. They are copied.
             para_mode: See the constructor.
-            auto_resample_when_done: ``True``: the sampler's next task begins within the step that ends the last one, as
-                by ``asynchronous="restart"``. ``False``: the env rests until `TaskPool.next_task`, as by ``"idle"``.
+            auto_resample_when_done: ``True``: the sampler's next task starts within the step that ends the current one,
+                as with ``asynchronous="restart"``. ``False``: the env is idle until `TaskPool.next_task`, as with
+                ``"idle"``.
             **options: Other arguments of the constructor, except ``asynchronous``.
 
         Raises:
             ArgumentError: If ``sampler_fn_args`` is not a sequence of dicts, or ``asynchronous`` is given.
             InvalidEnvError: If ``make_sampler_fn`` did not return a sampler.
-            BaseException: Errors of the constructor.
+            BaseException: Any error of the constructor.
         """
         from parallelenv.tasks.task_pool import TaskPool, make_env_fns  # TaskPool is a subclass
 
@@ -321,9 +323,9 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of ``num_envs`` copies of one env, each with a rank.
 
-        The rank is the env id; `get_worker_info` gives it to the env. An env fn with parameters ``rank``,
-        ``world_size`` or ``seed`` is called with the rank, ``num_envs``, and ``seed`` plus the rank. Besides an env
-        fn, ``env`` may be an env, which is copied, a registered id or an `EnvSpec`. Further arguments are those of the
+        The rank is the env id; the env can read it with `get_worker_info`. An env fn with parameters ``rank``,
+        ``world_size`` or ``seed`` is called with the rank, ``num_envs``, and ``seed`` plus the rank. Besides an env fn,
+        ``env`` may be an env, which is copied, a registered id or an `EnvSpec`. Further arguments are those of the
         constructor.
 
         Raises:
@@ -338,32 +340,32 @@ class ParallelEnv:
 
     @single_threaded
     def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> State:
-        """Begin new episodes and return their first states, without the infos that Gymnasium's ``reset`` also returns.
+        """Start new episodes and return their first states, without the infos that Gymnasium's ``reset`` also returns.
 
-        A step of these envs that is in flight, also an interrupted one, is dropped.
+        A step of these envs that is in flight or was interrupted is dropped.
 
         Args:
             id: Which envs.
-            seed: Int ``s``: env i gets ``s + i``. A list: one per env of ``id``. ``None``: what `seed` set for each,
+            seed: Int ``s``: env i gets ``s + i``. A list: one per env of ``id``. ``None``: the seeds set by `seed`,
                 else no seed.
             options: A dict for all, or a list with one per env of ``id``.
 
         Returns:
             States as in `step`, in the order of ``id``. The infos are in `reset_infos`; the ``reset`` of `to_gymnasium`
-            returns a pair. The state is ``None`` for an env without a further episode, one whose own ``reset`` raised
-            `ExhaustedError`. That env is `exhausted`: until a reset finds an episode it returns
-            ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``.
+            returns a pair. If an env's own ``reset`` raises `ExhaustedError`, it has no further episode: its state is
+            ``None``, and it is `exhausted`. Until a reset finds an episode, it returns ``(None, None, True,
+            {"exhausted": True})`` with any ``asynchronous``.
 
         Raises:
-            ArgumentError: If ``seed`` or ``options`` do not fit, or the call unpacks the result into a pair, as
-                Gymnasium's; nothing was reset.
-            BaseException: What an env raised; ``error.partial`` has the states of the others, whose episodes have
-                begun.
+            ArgumentError: If ``seed`` or ``options`` do not fit, or the result is unpacked into a pair as in Gymnasium;
+                nothing was reset.
+            BaseException: Any exception raised by an env; ``error.partial`` has the states of the others, whose
+                episodes have started.
         """
         try:
             env_ids = self._engine.ids(id)
         except IdRangeError as error:
-            hint = f" For a seed write reset(seed={id})." if isinstance(id, int) and id >= 0 else ""
+            hint = f" To set a seed, write reset(seed={id})." if isinstance(id, int) and id >= 0 else ""
             raise IdRangeError(f"{error}{hint}") from None
         refuse_pair(len(env_ids) if self._engine.pool.layout.states.is_single else None)
         each = self._engine.reset_arguments(env_ids, seed, options)
@@ -376,7 +378,8 @@ class ParallelEnv:
         Int ``s``: env i gets ``s + i``. A list: one per env.
 
         Raises:
-            ArgumentError: If ``seed`` is neither, or a vector env takes one seed for all of its envs.
+            ArgumentError: If ``seed`` is neither, or has separate seeds for a vector env that accepts only one for all
+                of its envs.
         """
         seeds = arguments.spread_seeds(seed, self._engine.env_ids, whole=True)
         self._engine.pool.groups.refuse_seeds(self._engine.env_ids, seeds)
@@ -392,8 +395,8 @@ class ParallelEnv:
         """Step envs and wait for all of them.
 
         Args:
-            action: One action per env, in the order of ``id``: a batch as ``action_space.sample()`` returns it,
-                or a list. Tensors that require grad, and torch modules whose parameters do, reach envs of this process
+            action: One action per env, in the order of ``id``: a batch as ``action_space.sample()`` returns it, or a
+                list. Tensors that require grad, and torch modules whose parameters do, reach envs in this process
                 unchanged.
             id: Which envs.
             align: ``"item"`` or ``"batch"``.
@@ -405,19 +408,20 @@ class ParallelEnv:
 
         Raises:
             ResetNeededError: If an env was never reset.
-            EnvBusyError: If a step of an env is in flight, also an interrupted one, or ``id`` names a paused env.
+            EnvBusyError: If a step of an env is in flight or was interrupted, or ``id`` names a paused env.
             ActionError: If the actions do not fit, or carry gradients that cannot reach the envs. In these cases
                 nothing was stepped.
-            BaseException: What an env raised; ``error.partial`` is the result of the others.
+            BaseException: Any exception raised by an env; ``error.partial`` is the result of the others.
             WorkerDiedError: If a worker died.
             WorkerTimeoutError: If the pool's timeout passed; `recv` continues the wait.
         """
         engine, guard = self._engine, self._guard
         use, outermost, call = (threading.get_ident(), "step"), None, ""
-        # Like `single_threaded`, without its frame; why `setdefault`, and why two conditions in `finally` (an interrupt
-        # between it and the assignment), see there. That is enough: as long as `use` is in `guard.users`, every call of
-        # another thread is refused, so a plan that is valid by then remains so until its step is done. A call within
-        # another one finds that one's `use` there, and takes the longer way, as does a call that is traced.
+        # Like `single_threaded`, without its frame. See there for the reason for `setdefault` and for the two
+        # conditions in `finally` (an interrupt between `setdefault` and the assignment). As long as `use` is in
+        # `guard.users`, calls from other threads are refused, so a plan that is valid then stays valid until its step
+        # is done. A call within another one finds the outer `use` there and takes the general path; so does a traced
+        # call.
         try:
             plan = engine.plans.get(align) if id is None and type(align) is str else engine.plan_of(id, align)
             if plan is not None and guard.tracer is None:
@@ -444,7 +448,7 @@ class ParallelEnv:
         """Start a step of envs and return without waiting, like `ParallelEnv.send`; `step_wait` returns the results.
 
         Raises:
-            The errors of `ParallelEnv.step`, before anything was sent.
+            The errors of `ParallelEnv.step`, before anything is sent.
         """
         env_ids = self._engine.ids(id)
         self._engine.submit_step(action, env_ids, separately=True)
@@ -461,9 +465,9 @@ class ParallelEnv:
         ``timeout`` is in seconds; ``None`` means the pool's own.
 
         Raises:
-            NothingInFlightError: If there was none, or a later `recv` or `reset` has taken its results.
-            WorkerTimeoutError: If they do not arrive in time. This can be called again.
-            BaseException: What an env raised; ``error.partial`` is the result of the others.
+            NothingInFlightError: If there was no `step_async`, or a later `recv` or `reset` took its results.
+            WorkerTimeoutError: If they do not arrive in time; call this again to continue the wait.
+            BaseException: Any exception raised by an env; ``error.partial`` is the result of the others.
         """
         arguments.check_align(align)
         limit = arguments.check_timeout(timeout)
@@ -478,7 +482,7 @@ class ParallelEnv:
         """Start a step of envs and return without waiting; `recv` returns the results.
 
         Raises:
-            The errors of `step`, before anything was sent.
+            The errors of `step`, before anything is sent.
         """
         self._engine.submit_step(action, self._engine.ids(id), separately=True)
 
@@ -487,8 +491,8 @@ class ParallelEnv:
         """Start new episodes and return without waiting; `recv` returns the first states.
 
         An undelivered step of these envs is dropped. In the result each env has its first state, reward 0, is not done,
-        and its info is that of the reset, with ``info["reset"]`` ``True``. It has no ``info["ended_state"]``, since
-        nothing ended. Arguments: see `reset`.
+        and its info is that of the reset, with ``info["reset"]`` ``True``. It has no ``info["ended_state"]``, because
+        no episode ended. Arguments: see `reset`.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` do not fit; nothing was sent.
@@ -524,7 +528,7 @@ class ParallelEnv:
         Raises:
             NothingInFlightError: If nothing was sent.
             WorkerTimeoutError: If fewer than ``min_envs`` finished in time; nothing is lost.
-            BaseException: What an env raised; ``error.partial`` is the result of the others.
+            BaseException: Any exception raised by an env; ``error.partial`` is the result of the others.
         """
         arguments.check_align(align)
         arguments.check_window(min_envs, max_envs)
@@ -541,14 +545,14 @@ class ParallelEnv:
     async def arecv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
     ) -> StepResult | StepBatch:
-        """Await the result of `recv`, so that other tasks of the event loop run meanwhile. Cancelling it loses nothing.
+        """Return the result of `recv`, while other tasks of the event loop run. Cancelling it loses nothing.
 
-        The event loop watches a descriptor that is readable when a worker replies. Where there is none (on Windows, and
-        for actors reached by Ray's calls) it polls: a result is found when at most an eighth more time has passed, and
-        at most 0.25 s. No thread waits. In mode ``"dummy"`` the envs step inside it.
+        The event loop watches a file descriptor that becomes readable when a worker replies. If there is none (on
+        Windows, and for actors reached by Ray's calls), it polls: a result is found after at most an eighth more time,
+        and at most 0.25 s late. No thread waits. In mode ``"dummy"`` the envs step inside this call.
 
         Raises:
-            NothingInFlightError: If nothing is in flight, also because another task has received it.
+            NothingInFlightError: If nothing is in flight, even if only because another task has received it.
             The errors of `recv`.
         """
         arguments.check_align(align)
@@ -568,12 +572,11 @@ class ParallelEnv:
     def get_state(self, timeout: float | None = None) -> tuple[State, int] | None:
         """Return the state of the env that has waited longest for an action, and its id.
 
-        With `send_action` this is `recv` and `send` for one env at a time, beginning with `send_reset`. For rewards,
-        flags and infos use ``recv(1, 1, align="batch")`` instead. ``timeout`` is in seconds; ``None`` means the pool's
-        own.
+        With `send_action` this is `recv` and `send` for one env at a time; start with `send_reset`. For rewards, flags
+        and infos use ``recv(1, 1, align="batch")`` instead. ``timeout`` is in seconds; ``None`` means the pool's own.
 
         Returns:
-            ``(state, env_id)``. The state is `TERMINATED` where an episode has ended and no other has begun: with any
+            ``(state, env_id)``. The state is `TERMINATED` if an episode has ended and no other has started: with any
             ``asynchronous`` but ``"restart"``, and for an exhausted env. ``None`` after ``timeout`` seconds.
 
         Raises:
@@ -593,9 +596,9 @@ class ParallelEnv:
         """Send one env an action and return without waiting.
 
         Args:
-            action: The action of its step. `RESET` or ``"reset"`` begins an episode, like `send_reset`. `CLOSE` or
-                ``"close"`` leaves the env out from now on, like `pause`, and `resume` takes it in again; its memory is
-                freed only with the `ParallelEnv`. (`send` treats such strings as actions.)
+            action: The action of its step. `RESET` or ``"reset"`` starts an episode, like `send_reset`. `CLOSE` or
+                ``"close"`` pauses the env, like `pause`, until `resume`; its memory is freed only when the
+                `ParallelEnv` is closed. (`send` treats these strings as actions.)
             env_id: The env.
 
         Raises:
@@ -612,7 +615,7 @@ class ParallelEnv:
         elif word == CLOSE:
             self.pause(env_id)
         elif isinstance(action, Signal):
-            raise ArgumentError(f"action={show(action)} is no action. Give one of the env's, RESET or CLOSE.")
+            raise ArgumentError(f"action={show(action)} is not an action. Give an action of the env, RESET or CLOSE.")
         else:
             self.send([action], env_id)
 
@@ -628,9 +631,9 @@ class ParallelEnv:
         """Run a policy, in this process, on the envs that are ready: ``for env_ids, result in env.stream(policy)``.
 
         Each round of the loop sends an action to every env that is not paused, has nothing in flight and has not ended.
-        Running episodes continue; a paused env drops out after its result; one that is resumed, or reset by
+        Running episodes continue. An env that is paused drops out after its result; one that is resumed, or reset by
         `send_reset` in the loop, joins again. The next steps are sent before a result is yielded. The loop can be left
-        at any time: `recv`, or the next stream, returns what is in flight.
+        at any time: `recv` or the next stream returns the results still in flight.
 
         Args:
             policy: ``policy(states)`` returns one action per env; states as in `step`. If it has a parameter
@@ -647,8 +650,8 @@ class ParallelEnv:
         Raises:
             ArgumentError: If an argument has an invalid value.
             ResetNeededError: If an env that is not paused has no episode.
-            BaseException: What an env raised, as in `recv`, or what the policy raised; ``error.partial`` is then the
-                result that was not yielded.
+            BaseException: Any exception raised by an env, as in `recv`, or by the policy; in the latter case
+                ``error.partial`` is the result that was not yielded.
         """
         arguments.check_window(min_envs, max_envs)
         if num_steps is not None:
@@ -660,18 +663,18 @@ class ParallelEnv:
     def pause(self, id: Any = MISSING) -> None:
         """Leave envs out of calls without ``id``, and refuse to step them, until `resume`.
 
-        What they have in flight continues, and `recv` returns it. ``None`` pauses all.
+        A step in flight continues, and `recv` returns its result. ``None`` pauses all.
 
         Raises:
             ArgumentError: If ``id`` is not given.
         """
         if id is MISSING:
-            raise ArgumentError("pause() was called without id. Give which envs to leave out: pause(3), pause([0, 2]).")
+            raise ArgumentError("pause() was called without id. Give the envs to leave out: pause(3), pause([0, 2]).")
         self._engine.table.set_paused(self._engine.ids(id, with_paused=True), True)
 
     @single_threaded
     def resume(self, id: Ids = None) -> None:
-        """Take paused envs in again; without ``id`` all of them."""
+        """End the pause of envs; without ``id``, of all of them."""
         self._engine.table.set_paused(self._engine.ids(id, with_paused=True), False)
 
     # ---------------------------------------------------------------- attributes, methods, frames
@@ -680,8 +683,8 @@ class ParallelEnv:
     def get_env_attr(self, key: str, id: Ids = None, default: Any = MISSING) -> list[Any]:
         """Return an attribute of each env, looked up through wrappers down to the env.
 
-        If nothing is found and the env has its own method ``get_env_attr(key)``, that is called: its result counts,
-        unless it is ``None`` or an `AttributeError`.
+        If it is not found and the env has its own method ``get_env_attr(key)``, that method is called. Its result is
+        used unless it is ``None`` or the method raises an `AttributeError`.
 
         Args:
             key: Name; ``"a.b"`` is attribute ``b`` of the object ``a``. It is never evaluated.
@@ -696,8 +699,8 @@ class ParallelEnv:
             UnpicklableError: If a value cannot be copied from its worker.
 
         Warns:
-            AbsentAttributeWarning: If no env has the attribute, one has another of a similar name, and no default was
-                given.
+            AbsentAttributeWarning: If no env has the attribute, one has an attribute with a similar name, and no
+                default was given.
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("key", key)
@@ -705,7 +708,7 @@ class ParallelEnv:
         if default is MISSING:
             default = None
             if not values and env_ids and (hint := self._engine.attribute_hint(key, env_ids[0])):
-                message = f"No env has an attribute {key!r}: all answer None.{hint}"
+                message = f"No env has an attribute {key!r}, so all values are None.{hint}"
                 warn_user(f"{message} If you expect that, give default=None.", AbsentAttributeWarning)
         return [values[env_id][0] if env_id in values else default for env_id in env_ids]
 
@@ -715,11 +718,11 @@ class ParallelEnv:
     ) -> None:
         """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
 
-        If none has it, an env with its own method ``set_env_attr(key, value)`` sets it by that.
+        If neither has it and the env has its own method ``set_env_attr(key, value)``, that method is called.
 
         Args:
             key: Name, see `get_env_attr`.
-            value: The same for every env. A list or tuple has one item per env, in the order of ``id``, like
+            value: The value for every env. A list or tuple has one item per env, in the order of ``id``, like
                 ``values``.
             id: Which envs.
             values: Instead of ``value``: one per env, in the order of ``id``. ``[value] * n`` sets a list on all.
@@ -731,7 +734,7 @@ class ParallelEnv:
             UnpicklableError: If a value cannot be copied to its worker; nothing was set.
 
         Warns:
-            AbsentAttributeWarning: If the attribute is new to all of the envs, and they have one of a similar name.
+            AbsentAttributeWarning: If the attribute is new to all of the envs, and they have one with a similar name.
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("key", key)
@@ -753,7 +756,8 @@ class ParallelEnv:
         Raises:
             ArgumentError: If the name is not a plain name or ``data`` does not fit; nothing was called.
             AbsentAttributeError: If an env has no such method; the others were called.
-            BaseException: What a method raised; ``error.partial`` maps the ids of the others to their results.
+            BaseException: Any exception raised by a method; ``error.partial`` maps the ids of the others to their
+                results.
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("env_method", env_method)
@@ -775,7 +779,8 @@ class ParallelEnv:
         Raises:
             ArgumentError: If a name is invalid, or a list does not have one item per env; nothing was called.
             AbsentAttributeError: If an env has no such method; the others were called.
-            BaseException: What a method raised; ``error.partial`` maps the ids of the others to their results.
+            BaseException: Any exception raised by a method; ``error.partial`` maps the ids of the others to their
+                results.
         """
         env_ids = self._engine.ids(id)
         names = arguments.spread_names("function_names", function_names, env_ids)
@@ -802,24 +807,25 @@ class ParallelEnv:
     def command(self, name: str, data: Any = None, id: Ids = None) -> list[Any]:
         """Call the method ``command(name, data)`` of each env and return copies of the results, in the order of ``id``.
 
-        ``name`` is any text that the envs understand; each gets a copy of ``data``.
+        ``name`` is any string that the envs understand; each gets a copy of ``data``.
 
         Raises:
             ArgumentError: If ``name`` is not a string; nothing was called.
             AbsentAttributeError: If an env has no method ``command``; the others were called.
-            BaseException: What an env raised; ``error.partial`` maps the ids of the others to their results.
+            BaseException: Any exception raised by an env; ``error.partial`` maps the ids of the others to their
+                results.
         """
         env_ids = self._engine.ids(id)
         if not isinstance(name, str):
-            raise ArgumentError(f"name={name!r} is no name of a command. Give a text that the envs understand.")
+            raise ArgumentError(f"name={name!r} is not the name of a command. Give a string that the envs understand.")
         return self._engine.call_each(env_ids, [MethodCall("command", (name, data))] * len(env_ids))
 
     @single_threaded
     def render(self, id: Ids = None, tile: bool = False, labels: bool = False) -> Any:
         """Return a list with the result of each env's ``render()``, in the order of ``id``.
 
-        With ``tile`` return one picture instead, ``(height, width, 3)`` uint8: RGB frames, whose sizes may differ, in a
-        grid without gaps; with ``labels`` too, like `show`, with gaps and the env id on each.
+        With ``tile``, return one picture instead, ``(height, width, 3)`` uint8: RGB frames, whose sizes may differ, in
+        a grid without gaps. With ``labels`` as well, the grid has gaps and the env id on each frame, as in `show`.
 
         Raises:
             ArgumentError: If a frame to tile is not a uint8 array (RGB, grey, or RGB with alpha, which is dropped), or
@@ -833,7 +839,7 @@ class ParallelEnv:
         return _notebook().picture_of(self._engine, env_ids, labels=labels)
 
     def get_images(self, id: Ids = None) -> list[Any]:
-        """Return the frame of each env, like ``render(id)``; ``render(tile=True)`` joins them to one picture."""
+        """Return the frame of each env, like ``render(id)``; ``render(tile=True)`` joins them into one picture."""
         return self.render(id)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- episodes, rollouts, saved state
@@ -849,15 +855,15 @@ class ParallelEnv:
         options: Options = None,
         progress: bool = True,
     ) -> Evaluation:
-        """Play whole episodes with a policy in this process, and return their statistics.
+        """Run whole episodes with a policy in this process, and return their statistics.
 
-        Each env plays an equal share, the first envs one more if it does not divide evenly, and then rests while the
+        Each env runs an equal share, the first envs one more if it does not divide evenly, and is then idle while the
         others finish. Shares are fixed beforehand, so short episodes are not over-represented. All envs with a share
-        begin with a reset, even within an episode, and need one afterwards. ``asynchronous`` has no effect. `rollout`
-        is faster where the policy can be pickled to the workers, and keeps all steps.
+        are reset at the start, even within an episode, and need a reset afterwards. ``asynchronous`` has no effect.
+        `rollout` is faster if the policy can be pickled to the workers, and keeps all steps.
 
         Args:
-            policy: See `rollout`, but it is called here, with the states of all envs that still play.
+            policy: See `rollout`, but it is called in this process, with the states of all envs that are not finished.
             num_episodes: Number of episodes of all envs together.
             id: Which envs.
             seed: Seed of the first reset, see `reset`.
@@ -868,12 +874,12 @@ class ParallelEnv:
             ArgumentError: If ``num_episodes`` is not an int of at least 1, ``id`` names no envs, or another argument
                 does not fit; nothing was sent.
             EnvBusyError: See `step`.
-            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes so far.
         """
         env_ids = self._engine.ids(id)
         arguments.check_positive("num_episodes", num_episodes)
         if not env_ids:
-            raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
+            raise ArgumentError("run_episodes() has no envs to run: id is empty, or all are paused.")
         each = self._engine.reset_arguments(env_ids, seed, options)
         goal = RolloutLength.of(None, num_episodes)
         return evaluate(self._engine, policy, goal, env_ids, each, bool(progress))
@@ -904,26 +910,26 @@ class ParallelEnv:
     ) -> Rollout | list[Any]:
         """Run a policy inside the workers, and return all of its steps at once.
 
-        The policy is sent to the workers once, and nothing else until steps come back: the same steps as by `step`,
-        without a round trip for each. Running episodes continue, now and in later calls.
+        The policy is sent to the workers once. The steps are the same as those of `step`, without a round trip for
+        each. Running episodes continue, in this and in later calls.
 
         Args:
-            policy: ``policy(states)`` returns one action per env. States are as `step` returns them, of the envs of one
-                worker that take part, and actions as it takes them, with one exception: a tuple is always
-                ``(actions, rnn_state, extras)``, so a batch of a ``Tuple`` space is returned as
+            policy: ``policy(states)`` returns one action per env. States have the form that `step` returns, with the
+                rows of one worker's envs that take part. Actions have the form that `step` takes, with one exception: a
+                tuple is always ``(actions, rnn_state, extras)``, so a batch of a ``Tuple`` space is returned as
                 ``(actions, None, None)``. ``extras`` is a flat dict of arrays whose first axis is env; names, shapes
-                and dtypes must be compatible in all steps. A policy with parameters ``rnn_state`` and ``done`` gets its
-                last ``rnn_state`` (nested arrays with that first axis, ``None`` at first); ``done`` is ``True`` where
-                an episode begins, and where nothing is remembered of it. Every worker has its own copy of the policy,
-                in every mode.
-            num_steps: Number of steps of each env, fewer if ``asynchronous`` lets an ended env rest.
-            num_episodes: Number of episodes to end, instead of ``num_steps``. Each env has an equal share, the first
-                envs one more if it does not divide evenly. A running episode counts. The slowest env is waited for,
-                so short episodes are not over-represented. With ``"idle"`` at most one per env, with ``"continue"``
-                none. Exhausted envs have no share; envs that become exhausted end fewer.
+                and dtypes must be compatible in all steps. A policy with parameters ``rnn_state`` and ``done`` gets the
+                ``rnn_state`` that it returned last (nested arrays whose first axis is env, ``None`` at first); ``done``
+                is ``True`` for envs at the start of an episode and for those without an ``rnn_state``. Every worker has
+                its own copy of the policy, in every mode.
+            num_steps: Number of steps of each env, fewer if ``asynchronous`` leaves ended envs idle.
+            num_episodes: Number of episodes to finish, instead of ``num_steps``. Each env has an equal share, the first
+                envs one more if it does not divide evenly. A running episode counts. The rollout waits for the slowest
+                env, so short episodes are not over-represented. ``"idle"`` allows at most one per env, ``"continue"``
+                none. Exhausted envs have no share; envs that become exhausted finish fewer.
             id: Which envs.
-            rnn_state: What the policy remembers of these envs: `Rollout.rnn_state` of the rollout before, with which
-                running episodes continue. ``None``: nothing.
+            rnn_state: The policy's recurrent state of these envs: `Rollout.rnn_state` of the previous rollout, so that
+                running episodes continue with it. ``None``: no state.
             progress: Whether to show a bar, on a terminal or in a notebook, after the first second.
 
         Returns:
@@ -932,12 +938,12 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If not exactly one of ``num_steps`` and ``num_episodes`` is given, or ``asynchronous`` does
-                not allow it. If there is no policy, and an env has no ``run_batch_episode()``.
+                not allow it; or if there is no policy and an env has no ``run_batch_episode()``.
             UnpicklableError: If the policy cannot be copied.
             ResetNeededError, EnvBusyError: See `step`. In all these cases nothing was stepped.
-            BaseException: What an env raised, after the others have finished; or, as soon as it is known, what the
-                policy raised, that a worker died, or that a chunk of about 0.2 s took longer than ``timeout``.
-                ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, after Ctrl-C too.
+            BaseException: Any exception raised by an env, after the others have finished. An exception of the policy,
+                the death of a worker, or a chunk of about 0.2 s that takes longer than ``timeout`` is raised at once.
+                ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, also after Ctrl-C.
         """
         env_ids = self._engine.ids(id)
         if policy is None:
@@ -950,12 +956,12 @@ class ParallelEnv:
         """Rebuild envs from the items of ``envs``, and return the ids of all that were rebuilt, ascending.
 
         They need a reset afterwards. A worker that died, or is busy with one of them, is replaced, with all envs that
-        it owned. Other envs of a worker may finish what they have in flight, within ``timeout`` seconds. After Ctrl-C
-        they need a reset too. ``None`` means all envs, also paused ones.
+        it owned. Commands in flight for a worker's other envs may finish first, within ``timeout`` seconds. After
+        Ctrl-C they also need a reset. ``None`` means all envs, including paused ones.
 
         Raises:
             InvalidEnvError: If an env was given as a live instance and lives in this process.
-            BaseException: What an env's constructor raised.
+            BaseException: Any exception raised by an env's constructor.
         """
         ticket = self._engine.pool.rebuild(self._engine.ids(id, with_paused=True), self._engine.drop_episodes)
         rebuilt = tuple(sorted({*ticket.env_ids, *ticket.values}))
@@ -966,12 +972,12 @@ class ParallelEnv:
     def save_state(self) -> SavedState:
         """Return the state of all envs, episodes and seeds, as plain data that can be pickled.
 
-        An env with ``get_state()`` and ``set_state(state)`` is saved by these; any other is pickled. An env that cannot
-        be saved either way (`SavedState.unsaved`) needs a reset after `load_state`.
+        An env with ``get_state()`` and ``set_state(state)`` is saved with these; any other is pickled. An env that
+        cannot be saved either way (`SavedState.unsaved`) needs a reset after `load_state`.
 
         Raises:
             EnvBusyError: If a step is in flight.
-            BaseException: What a ``get_state`` raised.
+            BaseException: Any exception raised by a ``get_state``.
         """
         self._engine.refuse_busy(self._engine.env_ids)
         checkpoint = self._engine.table.checkpoint()
@@ -981,7 +987,7 @@ class ParallelEnv:
 
     @single_threaded
     def load_state(self, state: SavedState) -> tuple[int, ...]:
-        """Continue from a saved state, also one of another `ParallelEnv` with equally made envs, in any mode.
+        """Continue from a saved state, which may be of another `ParallelEnv` with envs made the same way, in any mode.
 
         Steps in flight are dropped. Later steps are the same as they would have been after the save.
 
@@ -990,8 +996,8 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If the number of envs or ``asynchronous`` differs; nothing was changed.
-            EnvContractError: If envs were wrapped differently. Those need a reset.
-            BaseException: What a ``set_state`` raised. That env needs a reset.
+            EnvContractError: If envs were wrapped differently; those need a reset.
+            BaseException: Any exception raised by a ``set_state``; that env needs a reset.
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
@@ -1002,7 +1008,7 @@ class ParallelEnv:
         ticket.raise_failures(partial=need_reset)
         return need_reset
 
-    # ---------------------------------------------------------------- properties that ask no worker
+    # ---------------------------------------------------------------- properties that need no worker
 
     @property
     def done(self) -> Array:
@@ -1019,7 +1025,7 @@ class ParallelEnv:
 
     @property
     def exhausted(self) -> Array:
-        """``(n,)`` bool: whether the env has no further episode, so that it rests. Such envs are done, too."""
+        """``(n,)`` bool: whether the env is idle because it has no further episode. Such envs are also done."""
         flags: Array = np.zeros(self._engine.num_envs, dtype=bool)
         flags[list(self._engine.table.exhausted)] = True
         return flags
@@ -1060,27 +1066,27 @@ class ParallelEnv:
 
     @property
     def para_mode(self) -> str:
-        """The mode: the word given, the one chosen if that was ``"auto"``, or the name of a backend class."""
+        """The mode: the one given, the one chosen if that was ``"auto"``, or the name of a backend class."""
         return self._para_mode
 
     @property
     def asynchronous(self) -> str | None:
-        """The done policy, as given; with an adapter the call that made it, since its rule holds then."""
+        """The done policy, as given; with an adapter, the call that made it, because its rules then apply."""
         return self._engine.adapter or self._engine.done_policy.word
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """What ``para_mode="auto"`` chose, and why; ``None`` if another mode was given."""
+        """The choice of ``para_mode="auto"``, with its reasons; ``None`` if another mode was given."""
         return self._recommendation
 
     @functools.cached_property
     def observation_spaces(self) -> list[Space | None]:
-        """The observation space of each env; ``None`` where it declares none."""
+        """The observation space of each env; ``None`` if it declares none."""
         return [deepcopy(facts.observation_space) for facts in self._engine.pool.facts]
 
     @functools.cached_property
     def action_spaces(self) -> list[Space | None]:
-        """The action space of each env; ``None`` where it declares none."""
+        """The action space of each env; ``None`` if it declares none."""
         return [deepcopy(facts.action_space) for facts in self._engine.pool.facts]
 
     @property
@@ -1111,9 +1117,9 @@ class ParallelEnv:
     # ---------------------------------------------------------------- notebooks
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return what a notebook displays for this object, as text and as HTML.
+        """Return the display of this object in a notebook, as text and as HTML.
 
-        No worker is asked or waited for: a busy, broken or closed object shows the same, only older.
+        No worker is contacted: a busy, broken or closed object shows its last known facts.
         """
         return _notebook().mime_bundle(self)  # type: ignore[no-any-return]
 
@@ -1150,8 +1156,8 @@ class ParallelEnv:
     ) -> Evaluation:
         """Run a policy, show the envs below the notebook cell while they step, and return the episodes that have ended.
 
-        The envs begin with a reset, and need one afterwards. An ended env is reset, whatever ``asynchronous`` is.
-        Interrupt the cell to stop early.
+        The envs are reset at the start, and need a reset afterwards. An ended env is reset, regardless of
+        ``asynchronous``. Interrupt the cell to stop early.
 
         Args:
             policy: See `ParallelEnv.run_episodes`.
@@ -1167,7 +1173,7 @@ class ParallelEnv:
             ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
                 was reset.
             EnvBusyError: See `ParallelEnv.step`.
-            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes so far.
         """
         return _notebook().Performance(self, policy, steps, id, seed, fps, width, bool(progress)).play()  # type: ignore[no-any-return]
 
@@ -1186,9 +1192,9 @@ class ParallelEnv:
     ) -> Film:
         """Run a policy, and return a film of it, which a notebook plays. No screen is needed.
 
-        The envs begin with a reset, and need one afterwards. An ended env is reset, whatever ``asynchronous`` is. All
-        frames are in memory until the last step: about 0.8 MB each at the default width. `RecordVideo` films the steps
-        of your own loop.
+        The envs are reset at the start, and need a reset afterwards. An ended env is reset, regardless of
+        ``asynchronous``. All frames are kept in memory until the last step: about 0.8 MB each at the default width.
+        `RecordVideo` films the steps of your own loop.
 
         Args:
             policy: See `ParallelEnv.run_episodes`.
@@ -1209,7 +1215,7 @@ class ParallelEnv:
             OSError: If the folder does not exist or is not writable, before anything was reset; or if the film cannot
                 be written: ``error.partial`` is the film.
             EnvBusyError: See `ParallelEnv.step`.
-            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes so far.
         """
         return _notebook().Performance(self, policy, steps, id, seed, fps, width, bool(progress)).record(path)  # type: ignore[no-any-return]
 
@@ -1217,12 +1223,12 @@ class ParallelEnv:
         """Return a context manager that records where the time goes: ``with env.profile() as p``.
 
         After the block, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows, and
-        ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record has the steps and resets of each env,
-        and the calls of the caller; of very many, the latest million. Recording takes some 4 us per worker and step and
-        0.6 us per env. The records of a worker that dies are lost; its replacement is recorded.
+        ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record has the steps and resets of each env
+        and the calls of the caller, at most the latest million. Recording takes about 4 us per worker and step and 0.6
+        us per env. The records of a worker that dies are lost; its replacement is recorded.
 
         Raises:
-            EnvBusyError: On entry, if this is recorded already.
+            EnvBusyError: On entry, if this object is already being recorded.
             WorkerTimeoutError: On entry, if a worker is still busy after the pool's own timeout.
         """
         return _notebook().Recorder(self)  # type: ignore[no-any-return]
@@ -1237,22 +1243,22 @@ class ParallelEnv:
     ) -> GymnasiumVectorEnv:
         """Return a `gymnasium.vector.VectorEnv` that steps these envs, for any library that takes one.
 
-        From now on ``autoreset_mode`` decides what follows an ended episode, whatever ``asynchronous`` was; all envs
-        need a reset. Closing the vector env closes this object. With ``copy=False`` observations are as with
-        ``copy=False`` in Gymnasium's own vector envs: valid until the next call, and writeable. Infos and ``final_obs``
-        are always copies.
+        From now on ``autoreset_mode`` decides what happens when an episode ends, regardless of ``asynchronous``; all
+        envs need a reset. Closing the vector env closes this object. With ``copy=False``, observations are as in
+        Gymnasium's own vector envs with ``copy=False``: valid until the next call, and writeable. Infos and
+        ``final_obs`` are always copies.
 
         Args:
             autoreset_mode: ``"NextStep"``: the step after the end of an episode resets that env, ignores its action,
                 and has reward 0. ``"SameStep"``: the env is reset within the step that ends it; ``infos["final_obs"]``
-                and ``infos["final_info"]`` are those of the end. ``"Disabled"``: you reset, with
+                and ``infos["final_info"]`` are the last ones of the episode. ``"Disabled"``: you reset, with
                 ``reset(options={"reset_mask": terminations | truncations})``.
             observation_mode: ``"same"``: the envs share one observation space. ``"different"``: their spaces have the
-                same shapes and dtypes, but other bounds. Or a pair of your own: the batched and the single space.
+                same shapes and dtypes, but other bounds. Or your own pair of the batched and the single space.
 
         Raises:
-            ArgumentError: If a mode is not known, or an env declares no spaces, or others than ``observation_mode``
-                allows.
+            ArgumentError: If a mode is not known, or an env declares no spaces, or spaces that ``observation_mode``
+                does not allow.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
             UsageError: If another adapter already uses this object.
@@ -1264,7 +1270,7 @@ class ParallelEnv:
     def to_sb3(self) -> SB3VecEnv:
         """Return a `VecEnv` of Stable-Baselines3 that steps these envs, for its algorithms and wrappers.
 
-        From now on an ended env is reset within the step that ends it, whatever ``asynchronous`` was; all envs need a
+        From now on an ended env is reset within the step that ends it, regardless of ``asynchronous``; all envs need a
         reset. Closing the `VecEnv` closes this object. Observations are copied even with ``copy=False``: the algorithms
         keep the latest ones while they step, and would otherwise store, and learn from, the next ones.
 
@@ -1289,18 +1295,18 @@ class ParallelEnv:
     def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:
         """Return a vector env for Tianshou's collectors and wrappers.
 
-        From now on nothing happens when an episode ends, whatever ``asynchronous`` was: collectors reset. All envs need
-        a reset. Closing the vector env closes this object. Observations are copied, whatever ``copy`` was.
+        From now on nothing happens when an episode ends, regardless of ``asynchronous``; collectors reset the envs. All
+        envs need a reset. Closing the vector env closes this object. Observations are copied, regardless of ``copy``.
 
         Args:
-            wait_num: Number of envs a step waits for; the others continue theirs. ``None``: all.
+            wait_num: Number of envs that a step waits for; the others continue. ``None``: all.
             timeout: Seconds after which a step returns the results so far, of at least one env; ``None``: no limit.
 
         Warns:
-            UserWarning: If either is given and envs share workers, in which they wait for each other.
+            UserWarning: If either is given and envs share workers: such envs wait for each other.
 
         Raises:
-            ArgumentError: If ``wait_num`` is not an int from 1 to the number of envs, or ``timeout`` not positive.
+            ArgumentError: If ``wait_num`` is not an int from 1 to the number of envs, or ``timeout`` is not positive.
             InvalidEnvError: If an env has a `Tuple` observation space, which Tianshou cannot batch.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
@@ -1329,7 +1335,7 @@ class ParallelEnv:
     if not TYPE_CHECKING:  # or a type checker would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse an unknown name, and suggest what does the same. No worker is asked.
+            """Refuse an unknown name, and suggest the known one that does the same. No worker is contacted.
 
             Raises:
                 AttributeError: Always; an `AbsentAttributeError` for a public name.
@@ -1349,7 +1355,7 @@ class ParallelEnv:
         return self._engine.num_envs
 
     def __repr__(self) -> str:
-        """Return one line, without asking a worker."""
+        """Return one line, without contacting a worker."""
         if not hasattr(self, "_engine"):
             return "<parallelenv.ParallelEnv, not constructed>"
         chosen = self._recommendation
@@ -1363,13 +1369,13 @@ class ParallelEnv:
     # ---------------------------------------------------------------- closing
 
     def close(self, timeout: float | None = None) -> None:
-        """Close all envs and end all workers. Errors of envs are not raised; repeated calls do nothing.
+        """Close all envs and stop all workers. Errors of envs are not raised; repeated calls do nothing.
 
         Args:
-            timeout: Seconds that workers have to close their envs before they are ended; ``None``: 3.
+            timeout: Seconds that workers have to close their envs before they are terminated; ``None``: 3.
 
         Raises:
-            ArgumentError: If ``timeout`` is not such a number; nothing was closed.
+            ArgumentError: If ``timeout`` is not a valid number of seconds; nothing was closed.
         """
         grace = arguments.check_grace(timeout, CLOSE_TIMEOUT)
         if hasattr(self, "_engine"):
@@ -1386,10 +1392,10 @@ class ParallelEnv:
         for env in list(cls._live):
             try:
                 env.close()
-            except BaseException as error:  # noqa: BLE001 (raised below: it may not keep the others open)
+            except BaseException as error:  # noqa: BLE001 (raised below, when the others are closed)
                 errors.append(error)
         if errors:
-            raise BaseExceptionGroup("Some did not close well.", errors)
+            raise BaseExceptionGroup("Errors were raised while closing.", errors)
 
     def __enter__(self) -> Self:
         """Return the object itself; the end of the ``with`` block closes it."""
@@ -1401,14 +1407,14 @@ class ParallelEnv:
 
 
 def _notebook() -> ModuleType:
-    """Return the module that draws a `ParallelEnv`. It is a layer above this one, so it is imported when needed."""
+    """Return the module that draws a `ParallelEnv`. It is in a layer above this one, so it is imported when needed."""
     from parallelenv import notebook
 
     return notebook
 
 
-# `ParallelEnv.make` takes ``**kwargs``, but shows to editors and `help` what it accepts: its own first three arguments,
-# those of the constructor but for the first two and the options, and its own last two.
+# `ParallelEnv.make` takes ``**kwargs``; its signature shows editors and `help` what it accepts: its own first three
+# arguments, those of the constructor except the first two and the options, and its own last two.
 _OWN, _WHOLE = (list(inspect.signature(one).parameters.values()) for one in (ParallelEnv.make, ParallelEnv))
 _ARGUMENTS = tuple(one.name for one in _WHOLE[:-1])  # the last one takes the options
 _SIGNATURE = inspect.Signature([*_OWN[:3], *_WHOLE[2:-1], *_OWN[-2:]])

@@ -36,7 +36,7 @@ class MissingDependencyError(ParallelEnvError, ImportError):
 
 
 class UsageError(ParallelEnvError, RuntimeError):
-    """A call is not possible here: in this thread or process, outside of a notebook, on a wrapper, at this time."""
+    """A call is not possible here: in this thread or process, outside a notebook, on a wrapper, or at this time."""
 
 
 class ClosedError(ParallelEnvError, gymnasium.error.ClosedEnvironmentError, RuntimeError):
@@ -55,7 +55,7 @@ class NothingInFlightError(ParallelEnvError, gymnasium.error.NoAsyncCallError, R
     """``recv()`` or a ``..._wait()`` was called while nothing is in flight that it waits for.
 
     Attributes:
-        name: What is not in flight: ``"step"``, ``"reset"`` or ``"call"``.
+        name: The call that is not in flight: ``"step"``, ``"reset"`` or ``"call"``.
     """
 
     def __init__(self, message: str, name: str = "step") -> None:
@@ -74,7 +74,7 @@ class EnvContractError(ParallelEnvError, TypeError, ValueError):
     """An env returned something that contradicts its spaces or the Gymnasium interface, or a number that is not finite.
 
     Attributes:
-        env_ids: Ids of the envs it came from, if several.
+        env_ids: Ids of the envs at fault, if known.
     """
 
     def __init__(self, message: str, env_ids: tuple[int, ...] = ()) -> None:
@@ -91,13 +91,13 @@ class AbsentAttributeWarning(UserWarning):
 
 
 class OldApiWarning(UserWarning):
-    """A `gymnasium.Env` follows the API of the old gym. It is used that way; the message gives the consequences."""
+    """A `gymnasium.Env` follows the API of the old gym, and is used through it. The message gives the consequences."""
 
 
 class ExhaustedError(ParallelEnvError, RuntimeError):
     """An env has no further episode: its ``reset`` raises this, and the env counts as exhausted.
 
-    Users see it where envs cannot rest: in a plain Gymnasium loop, and in adapters.
+    Users see it where envs cannot be idle: in a plain Gymnasium loop, and in adapters.
     """
 
 
@@ -114,7 +114,7 @@ class UnpicklableError(ParallelEnvError, TypeError):
 
 
 class WorkerStartError(ParallelEnvError, OSError):
-    """There are not the processes, memory or resources for a worker or its arrays."""
+    """There are not enough processes, memory or resources for a worker or its arrays."""
 
 
 class WorkerDiedError(ParallelEnvError, RuntimeError):
@@ -135,7 +135,7 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
         self.exitcode = exitcode
 
     def about(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
-        """Return the same error for a call that needed these envs."""
+        """Return the same error, for a call that needed these envs."""
         return WorkerDiedError(str(self), env_ids, self.pid, self.exitcode)
 
 
@@ -151,5 +151,5 @@ class WorkerTimeoutError(ParallelEnvError, TimeoutError, multiprocessing.Timeout
         self.env_ids = env_ids
 
     def about(self, env_ids: tuple[int, ...]) -> WorkerTimeoutError:
-        """Return the same error for some of its envs."""
+        """Return the same error, for some of its envs."""
         return WorkerTimeoutError(str(self), env_ids)

@@ -1,4 +1,4 @@
-"""Progress bars: below a notebook cell, on a terminal, and nowhere else."""
+"""Progress bars, shown only below a notebook cell or on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATIENCE = 2.0
 
 
 class NoBar:
-    """A bar that shows nothing, with the methods of a tqdm bar that are used."""
+    """A bar that shows nothing. It has the methods of a tqdm bar that are used."""
 
     def update(self, n: float | None = 1) -> bool | None:
         """Advance by ``n``."""
@@ -33,7 +33,7 @@ Bar: TypeAlias = "NoBar | tqdm.tqdm[Any]"
 
 @contextlib.contextmanager
 def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
-    """Show a bar that is removed at the end, in a notebook or on a terminal; a file or a pipe gets nothing.
+    """Show a bar in a notebook or on a terminal, and remove it at the end; nothing is written to a file or a pipe.
 
     ``look``: arguments of tqdm.
     """
@@ -50,7 +50,7 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def announce_if_slow(text: str) -> Iterator[None]:
-    """Show a line, where bars are shown, if the block takes longer than 2 s; it is removed at the end."""
+    """Show a line, where bars are shown, if the block takes longer than 2 s; remove it at the end."""
     with contextlib.ExitStack() as shown:
 
         def show() -> None:

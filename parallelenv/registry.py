@@ -1,6 +1,6 @@
-"""The words of `para_mode` and their backend classes, which are imported only when used.
+"""The modes and their backend classes, which are imported only when used.
 
-Third-party packages add words with an entry point of the group ``parallelenv.backends`` whose value is
+Third-party packages add modes with an entry point of the group ``parallelenv.backends`` whose value is
 ``module:Class``.
 """
 
@@ -26,7 +26,7 @@ ENTRY_POINT_GROUP = "parallelenv.backends"
 AUTO = "auto"
 """The word that lets `choose` select the mode."""
 AUTO_OPTION = "caller_busy"
-"""Its only option, of `recommend` too."""
+"""Its only option, which `recommend` also has."""
 
 # word -> (module:Class, package that it needs beyond our own dependencies)
 _MODES: dict[str, tuple[str, str | None]] = {
@@ -37,7 +37,7 @@ _MODES: dict[str, tuple[str, str | None]] = {
     "ray-subproc": ("parallelenv.backends.ray_subproc:RaySubprocBackend", "ray"),
 }
 
-# Type checkers accept any text, since other packages add words. Editors suggest ours.
+# Type checkers accept any string, because other packages add modes. Editors suggest ours.
 ParaMode = Literal["dummy", "thread", "subproc", "ray", "ray-subproc", "auto"] | str | type[Backend]
 
 
@@ -63,7 +63,7 @@ def resolve_backend(
 ) -> tuple[Backend, int | None, Recommendation | None]:
     """Return a new backend, the cores it may use, and the recommendation if the mode is ``"auto"``.
 
-    ``own_arguments`` are the names of `ParallelEnv`'s own arguments, for hints at misspelt ones; ``for_envs`` are the
+    ``own_arguments`` are the names of `ParallelEnv`'s own arguments, for hints if one is misspelt; ``for_envs`` are the
     ``seed`` and ``shared`` that envs may use while they are tried.
 
     Raises:
@@ -72,19 +72,19 @@ def resolve_backend(
     """
     chosen: Recommendation | None = None
     if isinstance(para_mode, str) and para_mode == AUTO:
-        for name, value in options.items():  # whether one that only some modes have is an error must not be measured
+        for name, value in options.items():  # else the measured mode would decide whether it is an error
             if name != AUTO_OPTION:
                 raise ArgumentError(
-                    f"{name}={show(value)} is no option of para_mode={AUTO!r}, which accepts {AUTO_OPTION} only: "
-                    "others differ between the modes that it may choose. Name the mode; recommend(envs) says which one "
-                    f"it would be.{_instead(name, own_arguments)}"
+                    f"{name}={show(value)} is not an option of para_mode={AUTO!r}, which only accepts {AUTO_OPTION}, "
+                    "because other options depend on the mode that it chooses. Give that mode, which recommend(envs) "
+                    f"returns.{_instead(name, own_arguments)}"
                 )
         if num_gpus:
             raise ArgumentError(
-                f"num_gpus={show(num_gpus)} cannot be kept with para_mode={AUTO!r}: only Ray's workers are given GPUs, "
-                "and it never chooses Ray. Name the mode, para_mode='ray', or leave num_gpus at 0."
+                f"num_gpus={show(num_gpus)} is not possible with para_mode={AUTO!r}: only Ray's workers can have GPUs, "
+                "and it never chooses Ray. Give para_mode='ray', or leave num_gpus at 0."
             )
-        from parallelenv.autotune.recommend import choose  # imported late: it needs the words of this module
+        from parallelenv.autotune.recommend import choose  # imported late: it needs this module
 
         chosen = choose(env_factories, num_cpus, spaces, **for_envs, **options)
         para_mode, num_cpus, options = chosen.mode, chosen.num_cpus, chosen.options
@@ -93,7 +93,7 @@ def resolve_backend(
     for name, value in options.items():
         if name not in accepted:
             raise ArgumentError(
-                f"{name}={show(value)} is no option of para_mode={word_of(para_mode)!r}; it accepts "
+                f"{name}={show(value)} is not an option of para_mode={word_of(para_mode)!r}; it accepts "
                 f"{', '.join(accepted) if accepted else 'no further options'}."
                 f"{_instead(name, [*own_arguments, *accepted])}"
             )
@@ -125,7 +125,7 @@ def load_backend(para_mode: Any) -> type[Any]:
         methods = ("plan_workers", "launch", "allocate", "wait", "close")
         if lacking := [f"{name}()" for name in methods if not hasattr(para_mode, name)]:
             raise ArgumentError(
-                f"para_mode={para_mode.__name__} is a class that lacks {', '.join(lacking)}, so it is no "
+                f"para_mode={para_mode.__name__} is a class that lacks {', '.join(lacking)}, so it is not a "
                 f"protocol.Backend; expected such a class or one of {known_words()}.{hint_at(para_mode.__name__)}"
             )
         return para_mode
@@ -158,5 +158,5 @@ def word_of(para_mode: Any) -> str:
 
 
 def _instead(name: object, known: Sequence[str]) -> str:
-    """Return a hint for an unknown keyword of the constructor, or mode: a sentence after a space, or nothing."""
+    """Return a hint for an unknown keyword of the constructor, or mode: a sentence after a space, or an empty text."""
     return hint_at(name) or did_you_mean(str(name), known)

@@ -1,4 +1,4 @@
-"""The result of a step: batched, or one tuple per env; and whether two results are the same."""
+"""The results of steps, batched or as one tuple per env, and their comparison."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class StepResult(tuple[State, Any, Any, Any]):
     """``states, rewards, dones, infos`` of a step, batched over envs.
 
     Gymnasium's ``step`` returns five items; here `terminated` and `truncated` are attributes. Unpacking into any number
-    but four raises `ArgumentError`. The vector env of `ParallelEnv.to_gymnasium` returns five.
+    other than four raises `ArgumentError`. The vector env of `ParallelEnv.to_gymnasium` returns five.
 
     Attributes:
-        states: Batched as by Gymnasium, first axis env; an object array if an env has none.
+        states: Batched as in Gymnasium, first axis env; an object array if an env has no state.
         rewards: ``(k,)`` float64; an object array if some are not numbers.
         dones: ``(k,)`` bool, terminated or truncated.
         infos: ``(k,)`` object array of dicts.
@@ -64,10 +64,10 @@ class StepResult(tuple[State, Any, Any, Any]):
 
     @classmethod
     def of(cls, states: State, rewards: Array, dones: Array, infos: Array, flags: Array, env_ids: Array) -> StepResult:
-        """Return a result that makes its attributes when they are read, which few steps need: 0.9 us.
+        """Return a result that makes its attributes when they are read, which saves 0.9 us: few steps need them.
 
         ``flags``, ``(k, 2)`` bool, are terminated and truncated, and must not be used elsewhere. ``env_ids`` must never
-        change: they are copied when they are read.
+        change; they are copied when they are read.
         """
         self = tuple.__new__(cls, (states, rewards, dones, infos))
         self._flags, self._env_ids = flags, env_ids
@@ -91,11 +91,11 @@ class StepResult(tuple[State, Any, Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the four items.
 
-        Python's own message for a wrong number of targets says only that there are not enough values, so this reads the
-        caller's current instruction: 0.25 us, where the smallest step takes 14 us.
+        Python's own message for a wrong number of targets does not explain the result, so this reads the caller's
+        current instruction. That takes 0.25 us; the smallest step takes 14 us.
 
         Raises:
-            ArgumentError: If they are being unpacked into another number of targets.
+            ArgumentError: If they are unpacked into another number of targets.
         """
         frame = sys._getframe().f_back
         if frame is not None:
@@ -139,19 +139,20 @@ class StepBatch(list[tuple[State, Any, Any, Any]]):
 
 
 def refuse_pair(num_states: int | None) -> None:
-    """Refuse a call of ``reset`` whose caller unpacks the result into a pair, as that of Gymnasium's envs.
+    """Refuse a call of ``reset`` whose caller unpacks the result into a pair, as in Gymnasium.
 
-    Python says of such a call only that there are too many values, or nothing if there are two envs. So the caller's
-    next instruction is looked up: 0.8 us, where the smallest reset takes 20 us.
+    Python's message would only be that there are too many values, and with two envs there would be none. So this reads
+    the caller's next instruction. That takes 0.8 us; the smallest reset takes 20 us.
 
     Args:
-        num_states: Number of items of the result; ``None`` if it may have two of its own, as states of a `Tuple` space.
+        num_states: Number of items of the result; ``None`` if it may itself be a pair, such as states of a `Tuple`
+            space.
 
     Raises:
         ArgumentError: If there are two targets and another number of items, or the second target has a name of infos.
     """
     user = inspect.currentframe()
-    for _ in range(3):  # this function, `reset`, and what guards it
+    for _ in range(3):  # this function, `reset`, and its guard
         user = user.f_back if user is not None else None
     if user is None:
         return
@@ -174,7 +175,7 @@ def refuse_pair(num_states: int | None) -> None:
 def difference(left: Any, right: Any, where: str = "") -> str | None:
     """Return where two nested values first differ, or ``None`` if they are the same bit for bit.
 
-    Types, dtypes and shapes count. NaN equals the same NaN; 0.0 and -0.0 differ. Objects other than numbers, texts,
+    Types, dtypes and shapes count. NaN equals the same NaN; 0.0 and -0.0 differ. Objects other than numbers, strings,
     arrays, and dicts, lists and tuples of them are the same if they are equal or pickle to the same bytes. ``where``
     names the value.
     """
@@ -208,7 +209,7 @@ def _is_same(left: Any, right: Any) -> bool:
         return bool(left.dtype == right.dtype and left.tobytes() == right.tobytes())
     if hasattr(left, "__array__"):  # tensors of other libraries, whose == returns a tensor
         return difference(np.asarray(left), np.asarray(right)) is None
-    with contextlib.suppress(Exception):  # an __eq__ that fails does not say that they are equal
+    with contextlib.suppress(Exception):  # an __eq__ that fails does not show that they are equal
         if left == right:
             return True
     with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError):  # of objects equal only to themselves

@@ -94,16 +94,16 @@ def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
         ("stream", {"policy": ones, "min_envs": 0}, "min_envs=0 must be"),
         ("stream", {"policy": ones, "min_envs": 3, "max_envs": 2}, "max_envs=2 is less than min_envs=3"),
         ("stream", {"policy": ones, "timeout": 0}, "timeout=0 must be"),
-        ("stream", {"policy": lambda states, rnn_state, done: states}, "cannot hand it an rnn_state.*env_ids"),
+        ("stream", {"policy": lambda states, rnn_state, done: states}, "cannot give it an rnn_state.*env_ids"),
         ("run_episodes", {"policy": 3, "num_episodes": 2}, "policy is a int, which cannot be called"),
         ("run_episodes", {"policy": ones, "num_episodes": 0}, "num_episodes=0 must be an int of at least 1"),
         ("run_episodes", {"policy": ones, "num_episodes": None}, "^num_episodes=None must be an int of at least 1"),
-        ("run_episodes", {"policy": ones, "num_episodes": 2, "id": []}, "has no envs to play with"),
+        ("run_episodes", {"policy": ones, "num_episodes": 2, "id": []}, "has no envs to run"),
         ("run_episodes", {"policy": ones, "num_episodes": 2, "seed": [1]}, "1 seed was given for 3 envs"),
         ("run_episodes", {"policy": ones, "num_episodes": 2, "options": 5}, "options=5 cannot be spread"),
         ("send_reset", {"seed": "x"}, "seed='x' is no seed"),
         ("send_reset", {"options": [None]}, "options has 1 item for 3 envs"),
-        ("send_action", {"action": TERMINATED, "env_id": 1}, "action=TERMINATED is no action.*RESET or CLOSE"),
+        ("send_action", {"action": TERMINATED, "env_id": 1}, "action=TERMINATED is not an action.*RESET or CLOSE"),
         ("send_action", {"action": 1, "env_id": [0, 1]}, r"env_id=\[0, 1\] is not the id of one env"),
         ("send_action", {"action": 1, "env_id": None}, "env_id=None is not the id of one env"),
     ],
@@ -161,7 +161,7 @@ def test_state_wrapper_refuses_asynchronous_calls(make_env: MakeEnv) -> None:
 
     wrapped = Doubled(make_env(COUNTERS, asynchronous="restart"))
     for call in ("send_reset", "arecv", "stream", "run_episodes", "get_state", "send_action"):
-        with pytest.raises(UsageError, match=rf"{call}\(\) would go past Doubled"):
+        with pytest.raises(UsageError, match=rf"{call}\(\) would bypass Doubled"):
             getattr(wrapped, call)(ones)
 
 
@@ -433,7 +433,7 @@ class Paid(Counter):
 def test_rewards_that_cannot_be_summed_raise(make_env: MakeEnv) -> None:
     env = make_env([partial(Paid, 1.0), partial(Paid, 2.0, {"a": 3})])
     with pytest.raises(
-        EnvContractError, match=r"env 1 gave the reward {'a': 3}, which cannot be added.*sums"
+        EnvContractError, match=r"env 1 returned the reward {'a': 3}, which cannot be added.*sums"
     ) as caught:
         env.run_episodes(ones, 2, progress=False)
     assert caught.value.partial.returns.tolist() == [1.0]  # type: ignore[attr-defined]

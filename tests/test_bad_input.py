@@ -174,7 +174,7 @@ def test_num_cpus_0_and_none_mean_all_usable_cores() -> None:
             ({name: value}, f"{name}={value!r} must be True or False")
             for name, value in itertools.product(["no_warning", "copy", "keep"], ["no", 0, None])
         ],
-        ({"para_mode": PROCESSES, "strat_method": "fork"}, "strat_method='fork' is no option of .*start_method"),
+        ({"para_mode": PROCESSES, "strat_method": "fork"}, "strat_method='fork' is not an option of .*start_method"),
         ({"para_mode": PROCESSES, "start_method": "threads"}, "start_method='threads' does not exist"),
         ({"start_method": "fork"}, "accepts no further options"),
         ({"num_cpu": 2}, r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"),
@@ -225,7 +225,7 @@ def test_step_result_behaves_like_a_tuple() -> None:
 
 
 def test_seed_passed_as_reset_id_raises_with_a_hint(env: ParallelEnv) -> None:
-    with pytest.raises(IdRangeError, match=r"id=42 names env 42, .* For a seed write reset\(seed=42\)\."):
+    with pytest.raises(IdRangeError, match=r"id=42 names env 42, .* To set a seed, write reset\(seed=42\)\."):
         env.reset(42)
     for call in (lambda: env.reset([42]), lambda: env.reset(-1), lambda: env.step([0], 42)):
         with pytest.raises(IdRangeError) as caught:

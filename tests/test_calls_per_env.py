@@ -164,7 +164,7 @@ def test_invalid_arguments_are_refused_and_no_env_is_called(env: Any) -> None:
         (lambda: env.call("keep", [[[]], [[]], [[]], {1: []}]), "function_args_list has {1: "),
         (lambda: env.attr(["number"] * 5), "names has 5 items for 4 envs"),
         (lambda: env.attr("a.b c"), "names='a.b c' is no name"),
-        (lambda: env.command(3), "name=3 is no name of a command"),
+        (lambda: env.command(3), "name=3 is not the name of a command"),
     ]
     for way, message in ways:
         with pytest.raises(ArgumentError, match=message):

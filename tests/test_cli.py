@@ -290,7 +290,7 @@ def test_choice_of_recommend_is_kept_unless_a_correct_mode_is_clearly_faster(
     assert re.search(
         rf"^Recommended for Env-v0: para_mode=.*, num_cpus=2.* \({reason}\)\.", str(compared), re.MULTILINE
     )
-    assert (f"recommend(), which tries for a moment, chose para_mode='{chosen}" in str(compared)) == (best != chosen)
+    assert (f"recommend(), after a short trial, chose para_mode='{chosen}" in str(compared)) == (best != chosen)
 
 
 # ------------------------------------------------------------------ pictures

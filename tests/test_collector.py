@@ -248,7 +248,7 @@ def test_initial_weights_can_be_a_torch_state_dict() -> None:
 
 def test_set_weights_needs_a_policy_with_set_weights() -> None:
     with here(zeros, counts(9)) as collector:
-        with pytest.raises(ArgumentError, match=r"takes no weights. Give it a method set_weights\(weights\)"):
+        with pytest.raises(ArgumentError, match=r"does not accept weights. Give it a method set_weights\(weights\)"):
             collector.set_weights(1)
         assert collector.version == 0
 
@@ -286,7 +286,7 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
 @pytest.mark.parametrize(
     ("call", "arguments", "match"),
     [
-        *[("collect", (1, wrong), "Give .*events, as threading.Event") for wrong in ("now", 3, [3])],
+        *[("collect", (1, wrong), "Give .*events, such as threading.Event") for wrong in ("now", 3, [3])],
         *[("set_weights", ({}, wrong), "version=.* must be an int of 0 or more") for wrong in (-1, 1.5, True, "2")],
         ("update_policy", ("nois", 1), "name='nois': the policy, a Net, has no such attribute"),
         ("update_policy", ("noise.part", 1), "name='noise.part': .* has no such"),
@@ -311,7 +311,7 @@ def test_envs_of_a_collector_are_not_taken_again() -> None:
     with here(zeros, counts(9)) as collector:
         env = collector._envs["envs"]
         for component in ("envs", "test_envs"):
-            with pytest.raises(ArgumentError, match=r"make\(\) returned a ParallelEnv that a collector has already"):
+            with pytest.raises(ArgumentError, match=r"make\(\) returned a ParallelEnv that a collector already uses"):
                 collector.replace(component, lambda: env)
         assert collector._envs["envs"] is env
         assert len(collector.collect()[0]) == 5
@@ -427,7 +427,7 @@ def test_collector_raises_timeout_error_on_a_slow_step(make_collector: MakeColle
         ({"start_steps": 0}, "start_steps=0 must be an int of at least 1"),
         ({"seed": "x"}, "seed='x' is no int"),
         ({"make_policy": 3}, "make_policy=3 cannot be called"),
-        ({"make_policy": zeros}, "needs states, but is given no more than rank, .* the policy itself, lambda: policy"),
+        ({"make_policy": zeros}, "needs states, but is only given rank, .* the policy itself, lambda: policy"),
         ({"make_envs": lambda rank: None}, r"make_envs=.* needs rank. Give a function without arguments"),
         ({"make_policy": lambda: 3}, "policy is a int, which cannot be called"),
         ({"make_envs": []}, r"make_envs=\[\] cannot be called. Give a function without arguments"),

@@ -212,9 +212,9 @@ def keyed() -> ParallelEnv:
 def test_data_that_cannot_be_merged_raise_and_are_kept(says: Any, make_envs: Any, match: str) -> None:
     with CollectorSet(2, partial(Saying, says), make_envs, num_steps=20, para_mode=ORACLE) as collectors:
         for _ in range(2):
-            with pytest.raises(ArgumentError, match=f"of collectors 0 and 1 cannot be put together.*{match}") as caught:
+            with pytest.raises(ArgumentError, match=f"of collectors 0 and 1 cannot be joined.*{match}") as caught:
                 collectors.collect()
-        assert str(caught.value).endswith("Nothing is lost: stream() gives them one by one.")
+        assert str(caught.value).endswith("Nothing is lost: stream() returns them one by one.")
         found = [(info["collector"], len(data)) for data, info in collectors.stream(num_collections=2)]
         assert found == [(0, 20), (1, 20)]
 
@@ -549,7 +549,7 @@ def test_collector_is_not_replaced_beyond_max_restarts(make_set: MakeSet, tmp_pa
     collectors = make_set(partial(Mortal, tmp_path, 5, again=True), few, 20, max_restarts=2)
     with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray says") as caught:
         collectors.collect()
-    assert "It was collector 1 of a set, which has died more often" in caught.value.__notes__[-1]
+    assert "It was collector 1 of a set, which died more often" in caught.value.__notes__[-1]
     assert collectors.num_replaced == 2
 
 
@@ -708,7 +708,9 @@ def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(make_set: Ma
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s") as caught:
         collectors.collect()
-    assert str(caught.value).startswith("collector 1 did not answer within 1.0 s. The next call of the set waits on.")
+    assert str(caught.value).startswith(
+        "collector 1 did not answer within 1.0 s. The next call of the set continues the wait."
+    )
     (tmp_path / "go").touch()
     data, _ = collectors.collect()
     assert data.states[:, :, 1].T.tolist() == [list(range(40))] * 2
@@ -789,16 +791,16 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
         ({"num_workers": 0}, "num_workers=0 must be an int of at least 1"),
         ({"max_restarts": 0}, "max_restarts=0 must be"),
         ({"compress_data": "lz4"}, "compress_data='lz4' must be True or False"),
-        ({"fraction_samples": 0}, "fraction_samples=0 must be a number above 0, and 1 at most"),
+        ({"fraction_samples": 0}, "fraction_samples=0 must be a number above 0 and at most 1"),
         ({"fraction_samples": 1.5}, "fraction_samples=1.5 must be"),
         ({"seed": -1}, "seed=-1 is no seed"),
-        ({"para_mode": "auto"}, "measures envs, and collectors are not envs. Name the mode"),
+        ({"para_mode": "auto"}, "measures envs, but collectors are not envs. Give a mode"),
         ({"para_mode": "sub"}, "para_mode='sub' is not known"),
-        ({"worker_resources": {"num_cpus": 1}}, "worker_resources became the ray_options: only Ray"),
+        ({"worker_resources": {"num_cpus": 1}}, "worker_resources was passed on as ray_options: only Ray"),
         ({"worker_resources": 3}, "worker_resources=3 must be a dict"),
-        ({"on_failure": "restart"}, "on_failure='restart' is about envs, .* in make_envs"),
-        ({"make_policy": lambda: zeros, "weights": 1}, "takes no weights"),
-        ({"make_policy": zeros}, "make_policy=.* needs states, but is given no more than rank, world_size and seed"),
+        ({"on_failure": "restart"}, "on_failure='restart' is for envs, .* in make_envs"),
+        ({"make_policy": lambda: zeros, "weights": 1}, "does not accept weights"),
+        ({"make_policy": zeros}, "make_policy=.* needs states, but is only given rank, world_size and seed"),
         ({"make_test_envs": 3}, "make_test_envs=3 cannot be called"),
         ({"steps": 3}, "steps=3 is no option"),
         ({"make_test_envs": lambda rank: few()}, "make_test_envs=.* needs rank. Give a function without arguments"),
@@ -814,14 +816,14 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
 def test_unpicklable_collector_set_argument_is_named_in_the_error(name: str) -> None:
     lock = threading.Lock()
     arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4}
-    with pytest.raises(UnpicklableError, match=f"_thread.lock.* makes such things(.|\n)* {name}=.* does not pickle"):
+    with pytest.raises(UnpicklableError, match=f"_thread.lock.* makes such things(.|\n)* {name}=.* cannot be pickled"):
         CollectorSet(1, **{**arguments, name: lambda: lock})
 
 
 def test_collectors_do_not_share_envs() -> None:
     with (
         few() as env,
-        pytest.raises(ArgumentError, match=r"make_envs\(\) returned a ParallelEnv that a collector has already"),
+        pytest.raises(ArgumentError, match=r"make_envs\(\) returned a ParallelEnv that a collector already uses"),
     ):
         CollectorSet(2, Net, lambda: env, num_steps=4, para_mode=ORACLE)
 

@@ -68,7 +68,7 @@ def registered() -> Any:
 @pytest.mark.parametrize("para_mode", [ORACLE, PROCESSES, "auto"])
 def test_argument_of_another_library_gets_a_hint(name: str, hint: str, para_mode: str) -> None:
     foreign: dict[str, Any] = {name: 5}
-    with pytest.raises(ArgumentError, match=f"{name}=5 is no option of para_mode='{para_mode}'.*{hint}"):
+    with pytest.raises(ArgumentError, match=f"{name}=5 is not an option of para_mode='{para_mode}'.*{hint}"):
         ParallelEnv([Noted] * 2, para_mode, **foreign)
     assert made == []
 

@@ -183,14 +183,14 @@ def test_mode_must_be_clearly_faster_than_a_simpler_one(
         (
             Kind(1 * US, 1 * US),
             {"para_mode": ORACLE, "num_cpus": 1},
-            r"A step takes 1\.62 µs\. 16 envs made 615,000 steps/s in dummy\. No other mode open to them can be "
+            r"A step takes 1\.62 µs\. 16 envs made 615,000 steps/s in dummy\. No other possible mode can be "
             r"clearly faster\.",
         ),
         (
             SLOW,
             {"para_mode": PROCESSES, "num_cpus": 2},
-            r"A step takes 10 s\. 16 envs made 0\.1 steps/s in dummy\. 0\.2 are possible in subproc with 2 workers: "
-            r"not tried, as these envs take long\.",
+            r"A step takes 10 s\. 16 envs made 0\.1 steps/s in dummy\. 0\.2 are estimated for subproc with 2 workers, "
+            r"which was not tried because these envs are slow\.",
         ),
     ],
 )
@@ -242,7 +242,7 @@ def test_unpicklable_envs_get_an_in_process_mode(kind: Kind, pretend: Pretend) -
     found = recommend([make] * 16)
     assert found.mode == (THREADS if kind.releases_gil else ORACLE)
     if found.mode == ORACLE:
-        assert "Other processes are out of the question: they do not pickle (TypeError: cannot" in found.reason
+        assert "Other processes cannot be used: they cannot be pickled (TypeError: cannot" in found.reason
 
 
 def test_recommendation_in_a_daemonic_process_starts_no_process(
@@ -250,9 +250,9 @@ def test_recommendation_in_a_daemonic_process_starts_no_process(
 ) -> None:
     pretend(LONG)
     monkeypatch.setattr("multiprocessing.current_process", lambda: SimpleNamespace(daemon=True))
-    assert "this process is a daemonic one of multiprocessing" in recommend(["CartPole-v1"] * 16).reason
+    assert "this is a daemonic process of multiprocessing" in recommend(["CartPole-v1"] * 16).reason
     env = Witness()
-    assert "this process is a daemonic one of multiprocessing" in recommend([env]).reason
+    assert "this is a daemonic process of multiprocessing" in recommend([env]).reason
     assert env.notes == ["made"]
 
 
@@ -301,15 +301,15 @@ def test_results_of_auto_mode_equal_those_of_dummy_mode(
     [
         (
             {"start_method": "fork"},
-            r"start_method='fork' is no option of para_mode='auto', which accepts caller_busy only: others differ "
-            r"between the modes that it may choose\. Name the mode; recommend\(envs\) says which one it would be\.",
+            r"start_method='fork' is not an option of para_mode='auto', which only accepts caller_busy, because other "
+            r"options depend on the mode that it chooses\. Give that mode, which recommend\(envs\) returns\.",
         ),
-        ({"caller_steps": True}, "caller_steps=True is no option of para_mode='auto'"),
+        ({"caller_steps": True}, "caller_steps=True is not an option of para_mode='auto'"),
         ({"caller_busy": "yes"}, "caller_busy='yes' must be True or False"),
         (
             {"num_gpus": 0.5},
-            r"num_gpus=0\.5 cannot be kept with para_mode='auto': only Ray's workers are given GPUs, and it never "
-            r"chooses Ray\. Name the mode, para_mode='ray', or leave num_gpus at 0\.",
+            r"num_gpus=0\.5 is not possible with para_mode='auto': only Ray's workers can have GPUs, and it never "
+            r"chooses Ray\. Give para_mode='ray', or leave num_gpus at 0\.",
         ),
     ],
 )

@@ -29,7 +29,7 @@ def test_backend_class_can_be_given_as_para_mode() -> None:
     with ParallelEnv(["CartPole-v1"] * 2, Louder, volume=3) as env:
         assert env.reset(seed=0).shape == (2, 4)
         assert "para_mode='Louder'" in repr(env)
-    with pytest.raises(ArgumentError, match="volum=3 is no option of para_mode='Louder'.*Did you mean 'volume'"):
+    with pytest.raises(ArgumentError, match="volum=3 is not an option of para_mode='Louder'.*Did you mean 'volume'"):
         ParallelEnv(["CartPole-v1"], Louder, volum=3)
 
 
@@ -40,7 +40,7 @@ def test_class_that_is_not_a_backend_is_refused() -> None:
 
     with pytest.raises(
         ArgumentError,
-        match=r"is a class that lacks plan_workers\(\), .*no protocol.Backend.*does is 'subproc' here",
+        match=r"is a class that lacks plan_workers\(\), .*not a protocol.Backend.*does is 'subproc' here",
     ):
         ParallelEnv(["CartPole-v1"], SubprocVecEnv)  # type: ignore[arg-type]
 

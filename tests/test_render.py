@@ -57,7 +57,7 @@ def test_grey_frames_become_rgb() -> None:
 
 def test_tiling_an_invalid_frame_raises() -> None:
     with pytest.raises(
-        ArgumentError, match=r"frame of env 1 is None \(NoneType\), no RGB array.*render_mode='rgb_array'"
+        ArgumentError, match=r"frame of env 1 is None \(NoneType\), not an RGB array.*render_mode='rgb_array'"
     ):
         tile_frames([frame(2, 2, 1), None])
 
@@ -86,7 +86,7 @@ def test_alpha_channel_is_dropped() -> None:
     ids=lambda wrong: f"{wrong.dtype}{wrong.shape}",
 )
 def test_tiling_frames_of_other_dtypes_raises(wrong: Any) -> None:
-    place = f"frame of env 7 is of shape {wrong.shape} and dtype {wrong.dtype}; tiled are uint8"
+    place = f"frame of env 7 is of shape {wrong.shape} and dtype {wrong.dtype}, but only uint8"
     with pytest.raises(ArgumentError, match=re.escape(place)):
         tile_frames([frame(2, 2, 1), wrong], [2, 7])
 

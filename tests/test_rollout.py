@@ -356,7 +356,7 @@ def test_num_episodes_are_distributed_evenly(begin: Begin) -> None:
 
 def test_done_policy_idle_allows_one_episode_per_env(begin: Begin) -> None:
     env = begin(counts(2, 4, 3), asynchronous="idle")
-    with pytest.raises(ArgumentError, match="num_episodes=4 is more than 3 envs can play: .*'idle' .* allows for 3"):
+    with pytest.raises(ArgumentError, match="num_episodes=4 is more than 3 envs can run: .*'idle' .* allows for 3"):
         env.rollout(zeros, num_episodes=4)
     rollout = env.rollout(zeros, num_episodes=2)
     assert rollout.valid.sum(axis=0).tolist() == [2, 4, 0]
@@ -741,7 +741,7 @@ def test_error_of_the_policy_has_earlier_steps_in_partial(begin: Begin) -> None:
     env = begin(counts(9, 9, 9, 9))
     with pytest.raises(LookupError, match="no such action") as caught:
         env.rollout(failing, 6)
-    assert "Raised by the policy beside envs 0" in caught.value.__notes__[0]
+    assert "Raised by the policy for envs 0" in caught.value.__notes__[0]
     text = "".join(traceback.format_exception(caught.value))
     assert 'raise LookupError("no such action")' in text
     assert partial_of(caught).valid.sum(axis=0).tolist() == [3] * 4
@@ -846,7 +846,7 @@ def test_extras_that_cannot_be_stacked_raise(
     env = begin(counts(9, 9, 9, 9))
     with pytest.raises(kind, match=match) as caught:
         env.rollout(Fickle(extra(np.zeros), other), 20)
-    assert "Raised by the policy beside envs 0" in caught.value.__notes__[0]
+    assert "Raised by the policy for envs 0" in caught.value.__notes__[0]
     assert partial_of(caught).valid.sum(axis=0).tolist() == [3] * 4
     assert env.step(np.zeros(4, int)).states[:, 1].tolist() == [4] * 4
 
@@ -861,7 +861,7 @@ def test_extras_that_differ_between_workers_raise(begin: Begin) -> None:
     env = begin(counts(9, 9))
     with pytest.raises(ArgumentError, match=r"extras\['v'\] .* or of other envs") as caught:
         env.rollout(by_env, 20)
-    assert "Raised by the policy beside envs 1" in caught.value.__notes__[0]
+    assert "Raised by the policy for envs 1" in caught.value.__notes__[0]
     assert partial_of(caught).valid.sum(axis=0).tolist() == [1, 1]
     assert env.step([0, 0]).states[:, 1].tolist() == [2, 2]
 
@@ -872,7 +872,7 @@ def test_recurrent_state_that_cannot_be_copied_raises(begin: Begin) -> None:
         states = env.reset()
         with pytest.raises(UnpicklableError, match="The policy's rnn_state cannot be copied") as caught:
             env.rollout(Fickle(*[lambda k, make=make: (objects(make)(k), {})] * 2), 20)
-        assert "Raised by the policy beside envs 0" in caught.value.__notes__[0]
+        assert "Raised by the policy for envs 0" in caught.value.__notes__[0]
         steps = partial_of(caught).valid.sum(axis=0).tolist()
         assert steps == [1] * 4  # noticed with the first chunk, which was not lost
         assert env.step(np.zeros(4, int)).states[:, 1].tolist() == (states[:, 1] + 2).tolist()

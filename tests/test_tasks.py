@@ -126,7 +126,7 @@ def test_invalid_samplers_and_tasks_are_refused() -> None:
         InvalidEnvError, match=r"sampler is Count, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"
     ):
         TaskEnv(Count())  # type: ignore[arg-type]
-    with pytest.raises(InvalidEnvError, match="sampler is the class Counts, which is no instance"):
+    with pytest.raises(InvalidEnvError, match="sampler is the class Counts, which is not an instance"):
         TaskEnv(Counts)  # type: ignore[arg-type]
     with pytest.raises(InvalidEnvError, match=r"next_task\(\) of Counts returned int, which lacks step\(\), is_done"):
         TaskEnv(Counts(int)).reset()
@@ -417,9 +417,9 @@ def test_rebuilt_sampler_uses_the_seeds_that_were_set(make_pool: MakePool) -> No
 def test_invalid_arguments_are_refused_before_any_sampler_is_made() -> None:
     cases: list[tuple[Any, Any, str]] = [
         (3, [{}], "make_sampler_fn=3 cannot be called"),
-        (Walks, {"total": 3}, "sampler_fn_args={'total': 3} is no list. Give a list with a dict"),
-        (Walks, "ab", "is no list"),
-        (Walks, 4, "sampler_fn_args=4 is no list"),
+        (Walks, {"total": 3}, "sampler_fn_args={'total': 3} is not a list. Give a list with a dict"),
+        (Walks, "ab", "is not a list"),
+        (Walks, 4, "sampler_fn_args=4 is not a list"),
         (Walks, [], "sampler_fn_args is empty"),
         (Walks, [{}, 3], r"sampler_fn_args\[1\] is 3, no dict"),
         (Walks, [{1: 2}], r"sampler_fn_args\[0\] is {1: 2}, no dict"),
@@ -454,5 +454,5 @@ def test_wrapper_has_task_methods_only_around_a_task_pool(make_pool: MakePool) -
             ParallelWrapper(env).get_observations()
     stacked = StackStates(make_pool(Walks, FOUR), 2)
     assert stacked.next_task(length=2).shape == (4, 2, 3)
-    with pytest.raises(RuntimeError, match=r"get_observations\(\) would go past StackStates"):
+    with pytest.raises(RuntimeError, match=r"get_observations\(\) would bypass StackStates"):
         stacked.get_observations()

@@ -158,7 +158,7 @@ def test_one_slow_env_is_made_and_hardly_stepped(
     assert counts["made"] == counts["reset"] == counts["close"] == 1
     assert counts["step"] <= most_steps
     assert found.arguments == {"para_mode": PROCESSES, "num_cpus": 2}
-    assert "are possible in subproc with 2 workers: not tried, as these envs take long." in found.reason
+    assert "are estimated for subproc with 2 workers, which was not tried because these envs are slow." in found.reason
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
@@ -178,8 +178,8 @@ def test_uncopyable_instance_is_not_tried() -> None:
     assert env.notes == ["made"]
     assert found.mode == ORACLE
     assert found.step_cost is None
-    assert "Instances are not stepped for a trial" in found.reason
-    assert "they do not pickle (TypeError: cannot pickle '_thread.lock' object)" in found.reason
+    assert "Instances are not stepped in a trial" in found.reason
+    assert "they cannot be pickled (TypeError: cannot pickle '_thread.lock' object)" in found.reason
 
 
 class Broken(Witness):
@@ -312,7 +312,7 @@ def test_mode_that_fails_is_not_chosen(try_all: None) -> None:
     found = recommend([partial(Choosy, os.getpid(), threading.get_ident())] * 4)
     assert found.mode == ORACLE
     for what in ("Threads", "Other processes"):
-        text = f"{what} are out of the question: a trial of them failed (OSError: the licence server said no)."
+        text = f"{what} cannot be used: a trial of them failed (OSError: the licence server said no)."
         assert text in found.reason
 
 

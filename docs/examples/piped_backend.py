@@ -1,6 +1,7 @@
-"""A whole backend: each host in a process of its own, which a command line starts.
+"""A complete backend: each host runs in its own process, which a command line starts.
 
-The command line decides where it runs: ``["srun", ...]`` or a container's will do, as long as the pipe arrives.
+The command line decides where the process runs, for example with ``["srun", ...]`` or in a container, as long as it
+inherits the pipe.
 """
 
 import subprocess
@@ -28,9 +29,9 @@ class PipedChannel(MessageChannel):
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
-                stdin=subprocess.PIPE,  # stays open as long as the caller lives
+                stdin=subprocess.PIPE,  # stays open as long as the caller is alive
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is meant for the caller
+                start_new_session=True,  # Ctrl-C is for the caller only
             )
 
     def send_message(self, message: Message) -> None:
@@ -44,7 +45,7 @@ class PipedChannel(MessageChannel):
         return Death(self.process.pid, self.process.returncode)
 
     def kill(self, timeout: float = 0.0) -> None:
-        """Ask the host to end, and end it after ``timeout`` seconds. May be called again."""
+        """Ask the host to exit, and kill it after ``timeout`` seconds. May be called again."""
         self.pipe.close()
         with self.process:
             try:
@@ -66,11 +67,11 @@ class PipedBackend(Backend):
         return copied(arrays)
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:
-        packed = PackedSpec.pack(specs)  # before any is started
+        packed = PackedSpec.pack(specs)  # before any process is started
         for spec in specs:
             self._started.append(PipedChannel(spec.env_ids))
         channels = self._started[-len(specs) :]
-        for channel, message in zip(channels, packed, strict=True):  # all are starting: none waits for another
+        for channel, message in zip(channels, packed, strict=True):  # all start at the same time
             channel.notify(message)
         return list(channels)
 
@@ -83,7 +84,7 @@ class PipedBackend(Backend):
 
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:
         for channel in self._started:
-            channel.pipe.close()  # all at once, so that all have the whole time
+            channel.pipe.close()  # all at once, so that each has the full time
         deadline = time.monotonic() + timeout
         for channel in self._started:
             channel.kill(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What adapters share: their calls on the engine, and indices, spaces and errors in the form of other libraries."""
+"""Code shared by adapters: their calls on the engine, and indices, spaces and errors in the form of other libraries."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Mak
 
 
 class EndedEpisode(NamedTuple):
-    """What a reset within a step would hide."""
+    """The end of an episode, which a reset within the same step would hide."""
 
-    state: State  #: Last state of the episode that ended; ``None`` if unknown, since the env had to be restarted.
+    state: State  #: Last state of the episode that ended; ``None`` if unknown, because the env was restarted.
     reset_info: Info  #: The info of the reset that followed.
 
 
 class SameStep(Restart):
-    """``"restart"`` for adapters: infos are the envs' own, at an end with an `EndedEpisode` under that class as key."""
+    """``"restart"`` for adapters: infos are the envs' own, with the `EndedEpisode`, if any, under that class as key."""
 
     name = "this adapter"
     lets_rest = False
@@ -95,10 +95,10 @@ class SameStep(Restart):
 
 
 class NextStep(DonePolicy):
-    """For adapters: ended envs begin their next episode in the next step."""
+    """For adapters: ended envs start their next episode in the next step."""
 
     name = "this adapter"
-    after_end = "an ended env begins its next episode in the next step"
+    after_end = "an ended env starts its next episode in the next step"
     resets_next = True
     lets_rest = False
 
@@ -111,11 +111,11 @@ class ByHand(DonePolicy):
 
 
 class AdapterCalls:
-    """The calls of an adapter on the engine of a `ParallelEnv`, after which the adapter's rules hold.
+    """The calls of an adapter on the engine of a `ParallelEnv`, which follows the adapter's rules from then on.
 
-    An adapter keeps no state of episodes itself, so attributes, rendering, `ParallelEnv.restart` and
-    `ParallelEnv.save_state` still work beside it, and closing one closes the other. Envs may be stepped before their
-    first reset.
+    An adapter keeps no episode state itself, so attributes, rendering, `ParallelEnv.restart` and
+    `ParallelEnv.save_state` still work on the `ParallelEnv`, and closing one closes the other. Envs may be stepped
+    before their first reset.
 
     Args:
         env: The `ParallelEnv`.
@@ -123,13 +123,13 @@ class AdapterCalls:
         policy: What happens when an episode ends.
         observation_space: Space to batch states in; ``None``: as before.
         reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
-        always_copies: Whether states are copied whatever ``copy`` was.
+        always_copies: Whether states are copied regardless of ``copy``.
         broadcasts: See `Layout`.
         waits_by: Call that continues the wait for an interrupted or late step, for messages.
         align: Form of the results of steps.
 
     Raises:
-        UsageError: If another adapter has the envs.
+        UsageError: If another adapter already uses the `ParallelEnv`.
         EnvBusyError: If a step is in flight.
         WorkerTimeoutError: If an env is still in a call that timed out.
     """
@@ -187,7 +187,7 @@ class AdapterCalls:
     # ---------------------------------------------------------------- steps and resets
 
     def step(self, action: Action) -> StepResult:
-        """Step all envs, including paused ones, for which this raises."""
+        """Step all envs; raise an error if one is paused."""
         return self._engine.step(action, self._engine.env_ids, self._align)  # type: ignore[return-value]
 
     @single_threaded_in("step_async")
@@ -213,7 +213,7 @@ class AdapterCalls:
 
     @single_threaded_in("reset")
     def reset_each(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> list[State]:
-        """Begin episodes and return the first states, one per env."""
+        """Start episodes and return the first states, one per env."""
         ticket = self._engine.submit_reset(env_ids, self._engine.reset_arguments(env_ids, seed, options))
         return self._engine.collect_reset(ticket, None, "batch")  # type: ignore[no-any-return]
 
@@ -233,7 +233,7 @@ class AdapterCalls:
 
     @single_threaded
     def call_wait(self, ticket: Ticket, timeout: float | None) -> list[Any]:
-        """Return the results of `call_async`, in the order asked."""
+        """Return the results of `call_async`, in the order of its ``id``."""
         limit = arguments.check_timeout(timeout)
         self._engine.pool.wait(ticket, self._engine.pool.timeout if limit is None else limit)
         return ticket.listed()
@@ -260,7 +260,7 @@ class AdapterCalls:
         return [values[env_id][0] for env_id in env_ids]
 
     def envs(self, name: str, way: str) -> tuple[Any, ...]:
-        """Return the envs themselves, in env id order; ``name`` and ``way`` (what to call instead) are for messages.
+        """Return the envs themselves, in env id order; ``name`` and ``way`` (the call to use instead) are for messages.
 
         Raises:
             AbsentAttributeError: If they do not live in this process, or were closed.
@@ -286,7 +286,7 @@ class PartialStep(tuple):  # type: ignore[type-arg]
 def convert_step(
     convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
 ) -> _Step:
-    """Return the result of one of `AdapterCalls` in the form of the adapter, ``None`` if it only begins a step.
+    """Return the result of one of `AdapterCalls` in the form of the adapter, ``None`` if it only starts a step.
 
     Raises:
         PendingCallError, NothingInFlightError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
@@ -296,8 +296,8 @@ def convert_step(
         result = call(argument)
     except EnvBusyError:
         raise PendingCallError(
-            "A step is in flight whose result was not received (begun, interrupted, or late). Get it with step_wait(), "
-            "or drop it with reset().",
+            "A step is in flight whose result was not received (started, interrupted, or late). Get it with "
+            "step_wait(), or drop it with reset().",
             "step",
         ) from None
     except NothingInFlightError:
@@ -314,7 +314,7 @@ def nothing_begun(name: str) -> NothingInFlightError:
 
 
 def convert_partial(error: BaseException, convert: Callable[[Any], Any]) -> None:
-    """Convert ``error.partial``, if it is of a step, with ``convert``, the adapter's conversion of results."""
+    """Convert ``error.partial``, if it is the result of a step, to the adapter's form with ``convert``."""
     partial = getattr(error, "partial", None)
     if isinstance(partial, StepResult | StepBatch):
         converted = PartialStep(convert(partial))
@@ -323,7 +323,7 @@ def convert_partial(error: BaseException, convert: Callable[[Any], Any]) -> None
 
 
 def raises_first(adapter: _Class) -> _Class:
-    """Make an adapter raise the first env's exception if several failed, as its library does; others are noted."""
+    """Make an adapter raise the first env's exception if several failed, as its library does; notes name the others."""
 
     def first_of(error: BaseException) -> BaseException:
         if not isinstance(error, BaseExceptionGroup) or not hasattr(error, "failures"):

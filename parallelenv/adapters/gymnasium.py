@@ -60,7 +60,7 @@ _POLICIES: dict[AutoresetMode, type[DonePolicy]] = {
 
 
 class _PendingCall(NamedTuple):
-    """The call that an ``..._async`` method began."""
+    """The call that an ``..._async`` method started."""
 
     name: str
     ticket: Ticket | None
@@ -68,7 +68,7 @@ class _PendingCall(NamedTuple):
 
 @raises_first
 class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
-    """A Gymnasium vector env, returned by `ParallelEnv.to_gymnasium`. Behaves like Gymnasium's own, minus their bugs.
+    """A Gymnasium vector env, returned by `ParallelEnv.to_gymnasium`. Behaves like Gymnasium's own, without their bugs.
 
     A step is one round trip in every autoreset mode. After Ctrl-C or a timeout, `step_wait` returns the step in flight
     and `reset` drops it. ``parallel_env`` is the `ParallelEnv`.
@@ -108,7 +108,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
     ) -> tuple[State, Info]:
-        """Begin new episodes. Return observations of all envs (the latest of envs not reset), and infos of those reset.
+        """Start new episodes. Return observations of all envs (the latest of envs not reset), and infos of those reset.
 
         Args:
             seed: Int ``s`` gives env i the seed ``s + i``. A list has one per env.
@@ -117,9 +117,9 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
         Raises:
             ArgumentError: If seeds, options or mask are invalid; nothing was reset.
-            PendingCallError: If an ``..._async`` waits for its ``..._wait``; likewise.
-            ResetNeededError: If the mask leaves out an env that was neither reset nor stepped yet; likewise.
-            BaseException: What an env raised.
+            PendingCallError: If an ``..._async`` waits for its ``..._wait``; nothing was reset.
+            ResetNeededError: If the mask leaves out an env that was not yet reset or stepped; nothing was reset.
+            BaseException: Any exception raised by an env.
         """
         self.reset_async(seed, options)
         return self.reset_wait()
@@ -128,15 +128,15 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         """Send resets; `reset_wait` returns the result of `reset`. See `reset` for arguments and errors."""
         self._refuse_awaited("reset")
         if options is not None and not isinstance(options, dict):
-            raise ArgumentError(f"options={show(options)} is no dict. Give a dict: it goes to each env's reset.")
+            raise ArgumentError(f"options={show(options)} is not a dict. Give a dict for each env's reset.")
         engine = self.parallel_env.engine
         chosen = list(engine.env_ids)
         seeds = None if seed is None else arguments.spread_seeds(seed, chosen, whole=True)
         if options is not None and "reset_mask" in options:
             mask = options["reset_mask"]
-            expected = f"an array of shape ({self.num_envs},) and dtype bool with at least one True in it"
+            expected = f"an array of shape ({self.num_envs},) and dtype bool with at least one True"
             if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-                raise ArgumentError(f"options['reset_mask']={show(mask)} is no array of bools. Give {expected}.")
+                raise ArgumentError(f"options['reset_mask']={show(mask)} is not an array of bools. Give {expected}.")
             if mask.shape != (self.num_envs,) or not mask.any():
                 raise ArgumentError(f"options['reset_mask']={show(mask)} names no envs. Give {expected}.")
             chosen = np.flatnonzero(mask).tolist()
@@ -152,8 +152,8 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         env_ids, observations = self._finish("reset", timeout, self._calls.reset_wait)
         if len(env_ids) < self.num_envs:
             observations = self.parallel_env.engine.latest_states()
-        said = self.parallel_env.reset_infos
-        infos = gather_infos(((env_id, said[env_id]) for env_id in env_ids), self.num_envs)
+        by_env = self.parallel_env.reset_infos
+        infos = gather_infos(((env_id, by_env[env_id]) for env_id in env_ids), self.num_envs)
         return _writeable(observations) if self._lends else observations, infos
 
     def step(self, actions: object) -> GymnasiumStep:
@@ -167,25 +167,27 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
         Raises:
             ActionError: If the actions are invalid; nothing was stepped.
-            PendingCallError: If an ``..._async`` waits for its ``..._wait``, or a step was interrupted; likewise.
+            PendingCallError: If an ``..._async`` waits for its ``..._wait``, or a step was interrupted; nothing was
+                stepped.
             ResetNeededError: If an env has ended and the mode is ``"Disabled"``, or lost its episode with its worker;
-                likewise.
-            WorkerTimeoutError: If it takes longer than the ``timeout`` of the `ParallelEnv`; `step_wait` waits on.
+                nothing was stepped.
+            WorkerTimeoutError: If it takes longer than the ``timeout`` of the `ParallelEnv`; `step_wait` continues the
+                wait.
             EnvContractError: If a reward is not a number.
-            BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
-                envs, whose ids are its ``env_ids``.
+            BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
+                the other envs, whose ids are its ``env_ids``.
         """
         self._check_step()
         return convert_step(self._gathered, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
-        """Begin a step; `step_wait` returns the result of `step`. See `step` for arguments and errors."""
+        """Start a step; `step_wait` returns the result of `step`. See `step` for arguments and errors."""
         self._check_step()
         convert_step(self._gathered, self._calls.step_async, actions)
         self._begun, self._is_awaited = _PendingCall("step", None), True
 
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
-        """Return the result of a step that was begun, was interrupted, or exceeded its timeout.
+        """Return the result of a step that was started, was interrupted, or exceeded its timeout.
 
         ``timeout`` is in seconds; ``None`` means that of the `ParallelEnv`.
 
@@ -203,20 +205,20 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         states, rewards, _, infos = result
         if self._lends:
             states = _writeable(states)
-        said: Info = {}
+        gathered: Info = {}
         if type(infos) is GatheredInfos:
-            said = {**infos}
+            gathered = {**infos}
         elif any(infos):
             shown: list[Info] = []
             for info in infos:
                 ending: EndedEpisode | None = info.pop(EndedEpisode, None)
                 if ending is None:
                     shown.append(info)
-                else:  # a reset within the step: its info, with the last one of the episode in ``final_info``
+                else:  # reset within the step: the info of the reset, with that of the ended episode in ``final_info``
                     final = {} if ending.state is None else {"final_obs": ending.state}
                     shown.append({**final, "final_info": info, **ending.reset_info})
-            said = gather_infos(enumerate(shown), len(infos))
-        return states, rewards, result.terminated, result.truncated, said
+            gathered = gather_infos(enumerate(shown), len(infos))
+        return states, rewards, result.terminated, result.truncated, gathered
 
     def _check_step(self) -> None:
         self._refuse_awaited("step")
@@ -236,13 +238,13 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             ArgumentError: If the name is invalid, or is ``reset``, ``step`` or ``close``.
             AttributeError: If an env does not have the attribute.
             PendingCallError: If an ``..._async`` waits for its ``..._wait``.
-            BaseException: What a method raised.
+            BaseException: Any exception raised by a method.
         """
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
     def call_async(self, name: str, /, *args: object, **kwargs: object) -> None:
-        """Begin a `call`; `call_wait` returns its result. See `call` for arguments and errors."""
+        """Start a `call`; `call_wait` returns its result. See `call` for arguments and errors."""
         self._refuse_awaited("call")
         arguments.check_name("name", name)
         if name in ("reset", "step", "close"):
@@ -302,19 +304,20 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def close(  # type: ignore[override]
         self, timeout: float | None = None, terminate: bool = False
     ) -> None:
-        """Close the `ParallelEnv`, and drop the call in flight, with a warning. Exceptions of envs are not raised.
+        """Close the `ParallelEnv`, and drop a call in flight, with a warning. Exceptions of envs are not raised.
 
-        Workers have ``timeout`` seconds (``None``: a few) to close their envs before they are terminated, or none with
-        ``terminate``. An invalid ``timeout`` is an `ArgumentError`, and closes nothing.
+        Workers have ``timeout`` seconds (``None``: a few) to close their envs before they are terminated; with
+        ``terminate`` they are terminated at once. An invalid ``timeout`` raises an `ArgumentError`, and nothing is
+        closed.
         """
         begun = self._begun if self._is_awaited and not self.closed else None
         self.parallel_env.close(0.0 if terminate else timeout)
         if begun is not None:
             name = begun.name
-            warn_user(f"close() was called while {name}_async() waits for {name}_wait(): what it has begun is lost.")
+            warn_user(f"close() was called while {name}_async() waits for {name}_wait(): its result is lost.")
 
     def __del__(self) -> None:
-        """Leave the `ParallelEnv` open, as others may use it. The base class closes it before Gymnasium 1.3."""
+        """Leave the `ParallelEnv` open, as other code may use it. Before Gymnasium 1.3 the base class closed it."""
 
     # ---------------------------------------------------------------- calls in flight
 
@@ -324,7 +327,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             raise PendingCallError(f"{call}() was called while {name}_async() waits for {name}_wait().", name)
 
     def _take(self, name: str, timeout: object) -> _PendingCall:
-        """Return the call that was begun. Other calls are allowed from now on, even if the wait is interrupted.
+        """Return the call that was started. Other calls are allowed from now on, even if the wait is interrupted.
 
         ``timeout`` is that of the wait and is checked first.
         """
@@ -337,7 +340,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return self._begun
 
     def _finish(self, name: str, timeout: float | None, wait: Callable[..., Any]) -> tuple[Sequence[int], Any]:
-        """Return the envs and the answer of a call that was begun. If it comes too late, it is waited for again."""
+        """Return the envs and the result of a call that was started. After a timeout, it can be waited for again."""
         begun = self._take(name, timeout)
         self._begun = None
         try:
@@ -354,7 +357,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[Space, Space]:
     """Return the batched and the single observation space, after checking that the envs' spaces fit them."""
     if mode == "same":
-        advice = "If their bounds alone differ, give observation_mode='different'."
+        advice = "If only their bounds differ, give observation_mode='different'."
         spaces = declared_spaces("observation_space", env, advice)
         return batch_space(spaces[0], len(spaces)), spaces[0]
     spaces = declared_spaces("observation_space", env, None)
@@ -368,8 +371,8 @@ def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[Space,
     for env_id, space in enumerate(spaces):
         if not is_space_dtype_shape_equiv(space, single):
             raise InvalidEnvError(
-                f"The observation_space of env {env_id} is {space}, of other shapes or dtypes than {single}. No vector "
-                "env can batch them; step the ParallelEnv itself."
+                f"The observation_space of env {env_id} is {space}, with other shapes or dtypes than {single}. No "
+                "vector env can batch them; step the ParallelEnv itself."
             )
     if not isinstance(mode, tuple):
         return batch_differing_spaces(spaces), single
@@ -377,7 +380,7 @@ def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[Space,
     if not isinstance(mode[0], type(expected)) or not is_space_dtype_shape_equiv(mode[0], expected):
         raise InvalidEnvError(
             f"The batched observation space given is {mode[0]}, but observations of {len(spaces)} envs in {single} "
-            f"have the shapes and dtypes of {expected}. Give one that has these."
+            f"have the shapes and dtypes of {expected}. Give a space with these."
         )
     return mode
 
@@ -400,14 +403,14 @@ _AS_THEY_ARE = "final_obs"
 def gather_infos(infos: Iterable[tuple[int, Mapping[str, object]]], num_envs: int) -> Info:
     """Return one dict for all envs, from pairs of an env id and its info; envs may be left out.
 
-    Differs from `gymnasium.vector.VectorEnv._add_info` where that loses values: it gives all values the type of the
-    first, so 1.5 after 1 becomes 1, and raises errors for arrays of different shapes or ``None`` after a number.
+    Differs from `gymnasium.vector.VectorEnv._add_info`, which loses values: it gives all values the type of the first,
+    so 1.5 after 1 becomes 1, and raises errors for arrays of different shapes and for ``None`` after a number.
 
     Returns:
         For each key ``k`` an array with one row per env, zero or ``None`` for envs without the key; and under ``_k`` an
-        array ``(num_envs,)`` bool of the envs with it, which replaces an env's own key of that name. The dtype keeps
-        all values: numbers become ``(num_envs,)``, arrays of one shape ``(num_envs, *shape)``, dicts are gathered
-        recursively, and all else, including mixtures, becomes an object array ``(num_envs,)``.
+        array ``(num_envs,)`` bool, ``True`` for envs with it, which replaces an env's own key of that name. The dtype
+        can represent all values exactly: numbers become ``(num_envs,)``, arrays of one shape ``(num_envs, *shape)``,
+        dicts are gathered recursively, and all else, including mixtures, becomes an object array ``(num_envs,)``.
     """
     columns: dict[str, dict[int, object]] = {}
     for row, info in infos:
@@ -437,7 +440,7 @@ def _column(key: object, by_row: Mapping[int, Any], num_envs: int) -> Info | Arr
 
 
 def _common_dtype(values: list[object]) -> DType | None:
-    """Return the dtype that keeps all values; ``None`` if they are neither numbers nor arrays of one shape."""
+    """Return a dtype that keeps all values exactly; ``None`` if they are neither numbers nor arrays of one shape."""
     are_arrays = all(isinstance(value, np.ndarray) for value in values)
     are_numbers = all(type(value) in (int, float) or isinstance(value, np.number) for value in values)
     if not (are_arrays or are_numbers or all(type(value) is bool for value in values)):
@@ -484,23 +487,23 @@ def vector_entry_point(
 
     Raises:
         ArgumentError: If an argument has an invalid value.
-        InvalidEnvError: If the id is not registered, or ``env`` is none of these.
+        InvalidEnvError: If the id is not registered, or ``env`` is not one of these.
     """
     arguments.check_positive("num_envs", num_envs)
     factory = make_factories([env])[0]
     if factory.is_live:
         raise InvalidEnvError(
-            f"env is {describe_value(env)}, an env itself, and {num_envs} are to be made. Give what makes one: a "
-            "registered id, an EnvSpec, or a callable."
+            f"env is {describe_value(env)}, which is itself an env, but {num_envs} must be made. Give a registered id, "
+            "an EnvSpec, or a callable that makes an env."
         )
     if not isinstance(parallel_kwargs, dict | None):
         raise ArgumentError(
-            f"parallel_kwargs={show(parallel_kwargs)} is no dict. Give arguments of ParallelEnv by name."
+            f"parallel_kwargs={show(parallel_kwargs)} is not a dict. Give arguments of ParallelEnv by name."
         )
     given = parallel_kwargs or {}
     ours = [name for name in ("envs", "para_mode") if name in given]
     if ours:
-        raise ArgumentError(f"parallel_kwargs has {ours} in it. Give env= and para_mode= instead, beside it.")
+        raise ArgumentError(f"parallel_kwargs contains {ours}. Give these as env= and para_mode= instead.")
     made = functools.partial(_make_env, factory.source, max_episode_steps, make_kwargs)
     pool = ParallelEnv([made] * num_envs, para_mode, **given)
     try:

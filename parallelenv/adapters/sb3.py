@@ -39,7 +39,7 @@ class SB3VecEnv(VecEnv):
     """A Stable-Baselines3 vector env, returned by `ParallelEnv.to_sb3`. Its methods match those of `DummyVecEnv`.
 
     Only ``set_attr`` differs: it sets the attribute on the wrapper or env that has it, not on the outermost wrapper,
-    where the env would not see it. The caller may modify all returned values. ``parallel_env`` is the `ParallelEnv`.
+    where it would not affect the env. The caller may modify all returned values. ``parallel_env`` is the `ParallelEnv`.
     """
 
     def __init__(self, env: ParallelEnv) -> None:
@@ -49,9 +49,9 @@ class SB3VecEnv(VecEnv):
         modes = [facts.render_mode for facts in env.engine.pool.facts]
         if any(mode != modes[0] for mode in modes):
             raise ArgumentError(
-                f"The envs have the render modes {modes}, but a VecEnv has one. Make them with the same."
+                f"The envs have the render modes {modes}, but a VecEnv has one. Make them with the same one."
             )
-        # Its algorithms keep the latest observations during a step, when views would already show the next ones.
+        # SB3's algorithms keep the latest observations during a step; views would already show the next ones.
         self._calls = AdapterCalls(
             env, "to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True, broadcasts=True
         )
@@ -61,7 +61,7 @@ class SB3VecEnv(VecEnv):
     # ---------------------------------------------------------------- episodes
 
     def reset(self) -> State:
-        """Begin new episodes with the seeds and options set before, and return the first observations."""
+        """Start new episodes with the seeds and options set before, and return the first observations."""
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         options = [option or None for option in self._options]
         observations = self.parallel_env.reset(slice(None), seed=seeds, options=options)
@@ -75,11 +75,11 @@ class SB3VecEnv(VecEnv):
         return convert_step(self._convert, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
-        """Begin a step of all envs with actions ``(num_envs, *shape)``.
+        """Start a step of all envs with actions ``(num_envs, *shape)``.
 
         Raises:
             ActionError: If the actions are invalid.
-            PendingCallError: If a step is in flight. In both cases nothing was begun.
+            PendingCallError: If a step is in flight. In both cases nothing was started.
         """
         convert_step(self._convert, self._calls.step_async, actions)
 
@@ -89,14 +89,14 @@ class SB3VecEnv(VecEnv):
         Returns:
             Observations (for envs that ended, the first of the next episode), rewards ``(num_envs,)`` float32, dones
             ``(num_envs,)`` bool, and one info per env. Each info has ``"TimeLimit.truncated"``; those of ended envs
-            also ``"terminal_observation"``, unless the env was restarted after a failure: then it is unknown, and there
-            is nothing to bootstrap from.
+            also ``"terminal_observation"``, unless the env was restarted after a failure: its last observation is then
+            unknown.
 
         Raises:
-            NothingInFlightError: If no step was begun.
+            NothingInFlightError: If no step was started.
             EnvContractError: If a reward is not a number, or is finite but overflows float32.
-            BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
-                envs, whose ids are its ``env_ids``.
+            BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
+                the other envs, whose ids are its ``env_ids``.
         """
         return convert_step(self._convert, self._calls.step_wait, None)
 
@@ -147,7 +147,7 @@ class SB3VecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Return for each env whether a wrapper of this class is around it."""
         if not isinstance(wrapper_class, type):
-            raise ArgumentError(f"wrapper_class={show(wrapper_class)} is no class. Give the class of a wrapper.")
+            raise ArgumentError(f"wrapper_class={show(wrapper_class)} is not a class. Give the class of a wrapper.")
         how = Lookup(how="wrapper")
         return self._each(indices, lambda ids: self._calls.look_up(how, wrapper_class, ids))
 
@@ -166,7 +166,7 @@ class SB3VecEnv(VecEnv):
         return self._calls.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
-        """Ask each env once; return the answers in the order of the indices, which may be duplicates."""
+        """Ask each env once; return the results in the order of the indices, which may contain duplicates."""
         ids = positions(indices, self.num_envs, "indices")
         asked = list(dict.fromkeys(ids))
         answers = dict(zip(asked, ask(asked), strict=True))

@@ -46,8 +46,8 @@ class TianshouVectorEnv:
     Attributes:
         parallel_env: The `ParallelEnv`.
         env_num: Number of envs.
-        is_async: Whether a step may return before all envs have finished theirs.
-        action_space, observation_space, metadata: Lists with one per env.
+        is_async: Whether a step may return before all envs have finished.
+        action_space, observation_space, metadata: Lists with one item per env.
     """
 
     def __init__(self, env: ParallelEnv, wait_num: int | None = None, timeout: float | None = None) -> None:
@@ -56,21 +56,21 @@ class TianshouVectorEnv:
         if wait_num is not None:
             arguments.check_positive("wait_num", wait_num)
             if wait_num > self.env_num:
-                raise ArgumentError(f"wait_num={wait_num}, but there are {self.env_num} envs. Give at most as many.")
+                raise ArgumentError(f"wait_num={wait_num}, but there are {self.env_num} envs. Give at most that many.")
         self.wait_num = self.env_num if wait_num is None else int(wait_num)
         self.timeout = arguments.check_timeout(timeout)
         for env_id, space in enumerate(env.observation_spaces):
             if isinstance(space, gymnasium.spaces.Tuple):
                 raise InvalidEnvError(
-                    f"The observation space of env {env_id} is {space}, and Tianshou takes no tuples. Make it a Dict, "
-                    "or wrap the env in gymnasium.wrappers.FlattenObservation."
+                    f"The observation space of env {env_id} is {space}; Tianshou does not accept tuples. Make it a "
+                    "Dict, or wrap the env in gymnasium.wrappers.FlattenObservation."
                 )
         self._calls = AdapterCalls(env, "to_tianshou()", ByHand(), waits_by="step(None)")
         self.is_async = self.wait_num != self.env_num or self.timeout is not None
         if self.is_async and env.engine.pool.lone_host is None and env.num_workers < len(env):
             warn_user(
-                f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_workers} workers, and of one "
-                "worker an env is waited for until those before it have finished. Tianshou has a worker per env: give "
+                f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_workers} workers, and an env "
+                "waits for the envs before it in the same worker. For one worker per env, as in Tianshou, give "
                 "num_cpus=len(envs) to the ParallelEnv."
             )
         self.action_space = env.action_spaces
@@ -105,9 +105,9 @@ class TianshouVectorEnv:
     # ---------------------------------------------------------------- episodes
 
     def reset(self, env_id: Ids = None, *, seed: Seeds = None, options: Options = None) -> tuple[Array, Array]:
-        """Begin new episodes of some envs, or by default of all, which also drops steps in flight.
+        """Start new episodes of envs, by default of all; a reset of all also drops steps in flight.
 
-        An int is the same seed for every env, as in Tianshou; a list has one per env.
+        An int seeds every env alike, as in Tianshou; a list has one seed per env.
 
         Returns:
             Observations and infos, in the order of ``env_id``: observations stacked, or an object array for dicts and
@@ -122,7 +122,7 @@ class TianshouVectorEnv:
     def step(self, action: object, id: Ids = None) -> TianshouStep:
         """Step envs, by default all; if ``is_async``, return the results of the first to finish.
 
-        ``action`` has one per env; ``None`` only waits for steps in flight, if ``is_async`` or after Ctrl-C.
+        ``action`` has one action per env; ``None`` only waits for steps in flight, if ``is_async`` or after Ctrl-C.
 
         Returns:
             Observations, rewards ``(k,)``, terminated and truncated ``(k,)`` bool, and infos; observations and infos
@@ -130,10 +130,10 @@ class TianshouVectorEnv:
 
         Raises:
             ActionError: If the actions are invalid; nothing was stepped.
-            ResetNeededError: If an env lost its episode with its worker; likewise.
+            ResetNeededError: If an env lost its episode with its worker; nothing was stepped.
             NothingInFlightError: If there is nothing to wait for.
-            BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
-                envs, whose ids are its ``env_ids``.
+            BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
+                the other envs, whose ids are its ``env_ids``.
         """
         try:
             if action is None:
@@ -160,7 +160,7 @@ class TianshouVectorEnv:
             if self.timeout is None:  # the timeout of the ParallelEnv, for envs that hang
                 raise
         except NothingInFlightError:
-            raise NothingInFlightError("No step is in flight that could be waited for. Give actions.") from None
+            raise NothingInFlightError("No step is in flight to wait for. Give actions.") from None
         return self.parallel_env.recv(1, align="batch")
 
     def _convert(self, batch: StepBatch) -> TianshouStep:
@@ -220,13 +220,13 @@ class TianshouVectorEnv:
         busy = [env_id for env_id in env_ids if env_id in waiting] if waiting else []
         if busy:
             raise EnvBusyError(
-                f"envs {busy} have a step in flight. Wait for it with step(None), or drop all that are with reset()."
+                f"envs {busy} have a step in flight. Wait for it with step(None), or drop all such steps with reset()."
             )
         return env_ids
 
 
 def _stacked(values: Sequence[Any]) -> Array:
-    """Return values as one array like Tianshou: dicts and values of different shapes as objects."""
+    """Return values as one array, as Tianshou does: dicts and values of different shapes as objects."""
     try:
         return np.stack(values)
     except ValueError:

@@ -1,7 +1,7 @@
 """Measures every mode on an env, and checks that all modes give the same results.
 
-Modes are opened one after the other: two that reserve the same cores of a Ray cluster could not be open at the same
-time.
+Modes are opened one after the other, because two that reserve the same cores of a Ray cluster cannot be open at the
+same time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """What to measure."""
+    """The settings of a comparison."""
 
     num_envs: int  # per mode
     modes: tuple[str, ...]  # of `comparable_words`, the oracle first
@@ -67,9 +67,9 @@ class ComparisonRow:
     startup_seconds: float | None = None  # until the first states, in seconds
     steps_per_second: float | None = None  # env steps per second, the median of the rounds
     ratio: float | None = None  # speed relative to the oracle in the same round, the median
-    deviation: str | None = None  # where its results first differ from the oracle's
-    failure: str | None = None  # why there are no figures, in one line
-    is_missing: bool = False  # whether only because a package is not installed
+    deviation: str | None = None  # the place where its results first differ from the oracle's
+    failure: str | None = None  # the reason why there are no figures, in one line
+    is_missing: bool = False  # whether the only reason is a package that is not installed
 
     def cells(self) -> tuple[str, ...]:
         """Return its row of the table."""
@@ -128,8 +128,8 @@ class Comparison:
         lines = [table, f"ratio: times as fast as {ORACLE} in the same round"]
         if not self.is_reproducible:
             lines.append(
-                f"{self.name} is not reproducible from its seeds: already two {ORACLE} runs differ, so the other modes "
-                "cannot be judged by it."
+                f"{self.name} is not reproducible from its seeds: two {ORACLE} runs differ, so other modes cannot be "
+                "checked with it."
             )
         best = self.recommended()
         measured, estimated = (
@@ -141,12 +141,12 @@ class Comparison:
             reason = "no other mode is clearly faster here"
         line = f"Recommended for {self.name}: {measured} ({reason})."
         if self.chosen != best.mode:
-            line += f" recommend(), which tries for a moment, chose {estimated}."
+            line += f" recommend(), after a short trial, chose {estimated}."
         return "\n".join([*lines, line])
 
 
 def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Comparison:
-    """Measure one env in every mode; an `InvalidEnvError` if it fails in the oracle's. The bar advances per mode."""
+    """Measure one env in every mode; an `InvalidEnvError` if it fails in the oracle. The bar advances per mode."""
     oracle = ComparisonRow(ORACLE)
     rows = [oracle]
     with ExitStack() as opened:
@@ -166,8 +166,8 @@ def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Compariso
             is_choosable = word in _CHOOSABLE and chosen.mode != ORACLE
             rows.append(row := ComparisonRow(word, chosen.num_cpus if is_choosable else settings.num_cpus))
             try:
-                with ExitStack() as meanwhile:
-                    _measure(row, _open(row, name, settings, meanwhile), settings, actions, record, loop)
+                with ExitStack() as during:
+                    _measure(row, _open(row, name, settings, during), settings, actions, record, loop)
             except Exception as error:  # noqa: BLE001 (envs raise anything; it goes into the table)
                 row.failure, row.is_missing = one_line(error), isinstance(error, MissingDependencyError)
             progress.update()
@@ -175,7 +175,7 @@ def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Compariso
 
 
 def _open(row: ComparisonRow, name: str, settings: ComparisonSettings, opened: ExitStack) -> ParallelEnv:
-    """Open a mode until ``opened`` is closed, and note how long it takes until the first states."""
+    """Open a mode until ``opened`` is closed, and record the time until the first states."""
     begin = perf_counter()
     mode: Any = arguments_of(row.mode, row.num_cpus)
     env = opened.enter_context(ParallelEnv([name] * settings.num_envs, asynchronous="restart", **mode))
@@ -192,7 +192,7 @@ def _measure(
     record: Sequence[tuple[str, object]],
     loop: TimedEnv | None = None,
 ) -> TimedEnv:
-    """Compare a mode's results with those of the oracle, and time it in turns with the oracle, or by itself."""
+    """Compare a mode's results with those of the oracle, and time it in turns with the oracle, or alone."""
     for (when, expected), (_, found) in zip(record, _play(env, actions, settings.seed), strict=True):
         row.deviation = row.deviation or difference(expected, found, when)
     timed = TimedEnv(env, actions, settings.seconds / ROUNDS)
@@ -214,7 +214,7 @@ def _play(env: ParallelEnv, actions: Sequence[object], seed: int) -> Iterator[tu
 
 
 def check_plot(path: Path) -> None:
-    """Raise an error, before anything is measured, if a plot cannot be written: matplotlib, folder or format lacks."""
+    """Raise an error, before anything is measured, if matplotlib or the folder is missing, or the format is unknown."""
     if find_spec("matplotlib") is None:
         raise MissingDependencyError(
             f"--plot {path} needs the package 'matplotlib', which is not installed. "

@@ -1,4 +1,4 @@
-"""A description of this machine for `ParallelEnv`, to read or to put into a bug report. Starts nothing."""
+"""A description of this machine for `ParallelEnv`, to read or to put into a bug report. Starts no process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPTIONAL = ("matplotlib", "pillow", "torch", "ipykernel")
 _NOTES = {
     "usable": "the default number of workers",
     "dev shm": "free; Ray's object store lives there",
-    "imported once": "modules that envs of subproc come from, imported before workers start",
+    "imported once": "modules of envs, imported before subproc workers start",
 }
 _IF_NONE = {
     "installed": "no; the Ray modes need it: pip install ray",
@@ -103,7 +103,7 @@ def _limits() -> dict[str, int | None]:
 
 
 def _ray_cluster() -> dict[str, object]:
-    """Return the address of the cluster that a Ray mode would join, and whether it answers. Does not import Ray."""
+    """Return the address of the cluster that a Ray mode would join, and whether it responds. Does not import Ray."""
     # Ray uses /tmp on macOS, whatever TMPDIR is.
     folder = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else tempfile.gettempdir())
     file = Path(folder, "ray", "ray_current_cluster")

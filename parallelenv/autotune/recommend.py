@@ -1,9 +1,9 @@
-"""Recommends a mode for given envs, by a short trial; used by ``para_mode="auto"``.
+"""Recommends a mode for given envs after a short trial; used by ``para_mode="auto"``.
 
-The trial opens pools of stand-ins: as many as there are envs, but one real env per worker. Each pool and a plain loop
-are stepped in turns, in several short rounds, so that a slow moment of the machine affects both; the ratio is taken
-per round, then the median over the rounds. A candidate is only opened if it could be clearly faster than the best so
-far, were its messages free.
+The trial opens pools of stand-ins: as many as there are envs, but with one real env per worker. Each pool and a plain
+loop are stepped in turns, in several short rounds, so that a slow moment of the machine affects both; the result is the
+median of the ratios of the rounds. A candidate is opened only if, with messages that cost nothing, it could be clearly
+faster than the best so far.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ CLOSE_ENOUGH = 1.05
 """A mode is chosen over a simpler one only if it is faster by more than this factor."""
 ROUNDS = 5
 MOST_WORKERS = 32
-"""With more threads, sending commands takes longer than the shortest wait worth it: 1 ms."""
+"""With more threads, sending commands takes longer than 1 ms, the shortest wait for which threads are worthwhile."""
 _LEAST_CALL = {"thread": 100e-6, "subproc": 20e-6, "caller_steps": 10e-6}
-"""Seconds of a step of envs that do nothing, with two workers, at best."""
+"""Minimum seconds of a step of envs that do nothing, with two workers."""
 _SLICE = 0.02
-"""Seconds of a pool's turn. It is one step if that takes longer, of fewer envs, but of one per worker at least."""
+"""Seconds of a pool's turn. If one step takes longer, a turn is one step, of fewer envs but at least one per worker."""
 _WAITING_SLICE = 0.1
-"""The same for envs that mostly wait, often for times of chance: one step of few envs may take a tenth of the mean."""
+"""The same for envs that mostly wait, often for random times: one step of few envs may take a tenth of the mean."""
 _LIMIT = 4.0
 """Seconds after which no further pool is opened."""
 _LONG_STEP = 0.05
 _LONG_MAKING = 1.0
-"""Seconds of a step, and of making and resetting the envs of a pool. No pool is opened that takes longer: it is judged
-by the first steps of an env."""
+"""Maximum seconds of a step, and of making and resetting the envs of a pool. A pool that would take longer is not
+opened, but estimated from the first steps of an env."""
 _MOST_KINDS = 3
-"""Number of different env fns that are tried."""
+"""Maximum number of different env fns that are tried."""
 _MOST_STAND_INS = 256
 """With more, the time of a step is proportional to their number."""
 _PATIENCE = 20.0
@@ -108,18 +108,18 @@ def recommend(
 
     Each mode that could be faster than the best so far is stepped with random actions for some tenths of a second, with
     one real env per worker (one of each kind if the list has different env fns, up to three), which all env ids of the
-    worker share. They are closed afterwards. Live instances are copied and the copies tried in separate processes; the
-    instances are not touched. If a step takes longer than 0.05 s, or making and resetting an env longer than 1 s, only
-    ``"dummy"`` is tried, with one env, and the mode is estimated from its figures.
+    worker share. They are closed afterwards. Live instances are copied, and the copies are tried in separate processes;
+    the instances are not touched. If a step takes longer than 0.05 s, or making and resetting an env longer than 1 s,
+    only ``"dummy"`` is tried, with one env, and the mode is estimated from its figures.
 
     Args:
         envs: See `ParallelEnv`.
         num_cpus: Number of workers if more than one is useful. By default the fastest of several numbers: up to the
             usable cores, more if the envs mostly wait.
         spaces: See `ParallelEnv`.
-        caller_busy: Whether your process computes while envs step, such as a policy on the CPU that acts for one half
-            of the envs while the other half is stepped (`ParallelEnv.send`, `ParallelEnv.recv`). The trial then does
-            so too, and tries one worker less than there are cores as well.
+        caller_busy: Whether your process computes while envs step, for example a policy on the CPU that acts for one
+            half of the envs while the other half is stepped (`ParallelEnv.send`, `ParallelEnv.recv`). The trial then
+            also computes, and also tries one worker less than there are cores.
 
     Returns:
         Mode, number of workers and options, with the reason. ``"dummy"`` if no env can be tried; never
@@ -141,25 +141,25 @@ def choose(
     shared: Mapping[str, Array] | None = None,
     caller_busy: bool = False,
 ) -> Recommendation:
-    """Return the result of `recommend`, for envs that may ask for a seed and shared arrays when they are made."""
+    """Return the result of `recommend`, for envs that may read a seed and shared arrays when they are made."""
     arguments.check_flags(caller_busy=caller_busy)
 
     @functools.cache
     def find_obstacle() -> str:
-        """Return why envs cannot be stepped in other processes; empty if they can."""
+        """Return the reason why envs cannot be stepped in other processes; empty if they can."""
         if multiprocessing.current_process().daemon:
-            return "this process is a daemonic one of multiprocessing, which may not start processes"
+            return "this is a daemonic process of multiprocessing, which cannot start processes"
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the actual transfer warns of what gets lost
+                warnings.simplefilter("ignore")  # the actual transfer gives the warnings
                 pack_factories(env_factories)
         except UnpicklableError as error:
-            return f"they do not pickle ({one_line(error.__cause__ or error)})"
+            return f"they cannot be pickled ({one_line(error.__cause__ or error)})"
         return ""
 
     has_instances = any(factory.is_live for factory in env_factories)
     obstacle = find_obstacle() if has_instances else ""
-    why = f"Instances are not stepped for a trial, and copies of them are not to be had: {obstacle}"
+    why = f"Instances are not stepped in a trial, and they cannot be copied: {obstacle}"
     if not obstacle:
         cores = min(usable_cores(), num_cpus or usable_cores())
         env_options = {"spaces": spaces, "seed": seed, "shared": shared or {}}
@@ -171,7 +171,7 @@ def choose(
             copies = "Workers get copies of the instances." if found.mode == "subproc" else "Copies of them were tried."
             return replace(found, reason=f"{found.reason} {copies}") if has_instances else found
     # Correct for every env, and at most as many times slower than the fastest as there are cores.
-    return Recommendation("dummy", 1, reason=f"{why}. Without figures the plain loop is the safe choice.")
+    return Recommendation("dummy", 1, reason=f"{why}. Without figures, the plain loop is the safe choice.")
 
 
 @dataclass(slots=True)
@@ -182,29 +182,29 @@ class Candidate:
     workers: int
     options: dict[str, bool]
     speedup: float = 1.0  # relative to the plain loop
-    was_tried: bool = True  # whether that was measured; else it is the envs' share alone, without messages
+    was_tried: bool = True  # whether the speedup was measured; else it is estimated, without messages
 
 
 @dataclass
 class Trial:
     """A trial of the modes.
 
-    Envs are made in this process and in workers, `_MOST_KINDS` in each at most. For live envs, and env fns that return
-    an existing one, copies are made, in other processes only: a copy may hold the same handle of a simulator or
+    Envs are made in this process and in workers, at most `_MOST_KINDS` in each. Live envs, and envs of env fns that
+    return an existing one, are copied, only in other processes: a copy may hold the same handle of a simulator or
     connection.
     """
 
-    factories: Sequence[EnvFactory]  # those of all envs
+    factories: Sequence[EnvFactory]  # of all envs
     cores: int  # that the envs may use
     num_cpus: int | None  # the user's number of workers
     caller_busy: bool  # whether the caller computes while envs step
     env_options: dict[str, Any]  # the arguments `spaces`, `seed` and `shared` of `ParallelEnv`
-    find_obstacle: Callable[[], str]  # returns why the envs cannot run in other processes
-    are_copies: bool = False  # whether all factories make copies, so that nothing of the user's can be stepped
+    find_obstacle: Callable[[], str]  # returns the reason why the envs cannot run in other processes
+    are_copies: bool = False  # whether all factories make copies, so that no env of the user can be stepped
 
     def run(self) -> Recommendation:
-        """Try the modes, in another process if need be. Raises what an env raised, or why it cannot be tried."""
-        # Each env is tried by its own factory, or if they are many by one of few, evenly spread.
+        """Try the modes, if necessary in another process. Raises the exception of an env, or that of a failed trial."""
+        # Each env is tried with its own factory, or, if there are many, with one of a few, evenly spread.
         different = list({id(one.source): one for one in reversed(self.factories)}.values())[::-1]
         kinds = min(len(different), _MOST_KINDS)
         chosen = [different[-(-index * len(different) // kinds)] for index in range(kinds)]
@@ -214,11 +214,11 @@ class Trial:
 
     def run_here(self) -> Recommendation:
         """Try one candidate after the other, the simplest first."""
-        if self.are_copies:  # this object is in a worker, in the place of an env
+        if self.are_copies:  # this object is in a worker, instead of an env
             self.env_options["shared"] = get_worker_info().shared  # type: ignore[union-attr]
         begin = time.perf_counter()
         self._name = os.urandom(8).hex()
-        self._failed: dict[str, str] = {}  # why a mode was not possible, by mode
+        self._failed: dict[str, str] = {}  # the reason why a mode was not possible, by mode
         with _without_side_effects(), contextlib.ExitStack() as self._stack:
             if not self._try_dummy():
                 return self._try_copies()
@@ -249,7 +249,7 @@ class Trial:
                 return env.customized_method("run_here")[0]  # type: ignore[no-any-return]
 
     def _try_dummy(self) -> bool:
-        """Step envs in a loop, with which the other candidates are compared. False if the envs are the user's own."""
+        """Step envs in a loop, the reference of other candidates. Return ``False`` if the envs are the user's own."""
         figures = self._first_steps()
         if figures is None:
             return False
@@ -274,11 +274,11 @@ class Trial:
         return True
 
     def _first_steps(self) -> tuple[float, float, float] | None:
-        """Step one env of each kind. These envs stay open, and are those of all pools in this thread.
+        """Step one env of each kind. These envs stay open, and all pools in this thread use them.
 
         Returns:
-            Seconds of making and resetting one, of a step, and of computing in it, all means; ``None`` if an env fn
-            returns an env of the user's.
+            Mean seconds of making and resetting an env, of a step, and of the computation in a step; ``None`` if an env
+            fn returns an env that the user may use.
         """
         begin = time.perf_counter()
         found: dict[int, tuple[float, float, float]] = {}
@@ -303,7 +303,7 @@ class Trial:
     def _counts(self, mode: str, options: Mapping[str, bool]) -> list[int]:
         """Return the numbers of workers to try, in order.
 
-        A process beyond the number of cores costs some 40 MB, a thread almost nothing: for envs that wait, more
+        A process beyond the number of cores costs about 40 MB, a thread almost nothing. So for envs that wait, more
         processes than cores are considered only if threads do not help.
         """
         if options:
@@ -322,10 +322,10 @@ class Trial:
         return [workers for workers in dict.fromkeys(counts) if workers > 1 or self.caller_busy]
 
     def _may_win(self, candidate: Candidate) -> bool:
-        """Whether a candidate could be clearly faster than the best so far, and can be tried or judged."""
+        """Whether a candidate could be clearly faster than the best so far, and can be tried or estimated."""
         if candidate.mode == "subproc" and (obstacle := self.find_obstacle()):
             self._failed.setdefault("subproc", obstacle)
-        # Threads surely help envs that wait, or if they have helped before; the gain of caller_steps is never sure.
+        # Threads are sure to help if envs wait, or if they have helped before; the gain of caller_steps is never sure.
         surely_helps = candidate.mode == "subproc" or self._waits or self._best.mode == "thread"
         can_be_judged = (surely_helps and not candidate.options) or not self._takes_long(candidate)
         is_worth_it = self._most_speedup(candidate) > CLOSE_ENOUGH * self._best.speedup
@@ -349,7 +349,7 @@ class Trial:
         if candidate.was_tried:
             try:
                 pool = self._open(candidate)
-                # Where envs wait, chance differs more between two turns than the machine's speed does.
+                # If envs wait, their random times differ more between two turns than the machine's speed does.
                 candidate.speedup = self._loop / pool.mean() if self._waits else pool.speedup(self._dummy)  # type: ignore[arg-type]
                 pool.env.close()
             except Exception as error:  # noqa: BLE001 (envs raise anything; in a loop these work)
@@ -381,29 +381,29 @@ class Trial:
         return self._stack.enter_context(ParallelEnv(env_fns, candidate.mode, "restart", **options))
 
     def _describe(self) -> str:
-        """Return what was measured, in one line."""
+        """Return the measurements, in one line."""
         best, num_envs = self._best, len(self.factories)
 
-        def said(one: Candidate, unit: str = "") -> str:
+        def describe(one: Candidate, unit: str = "") -> str:
             rate = number(float(f"{num_envs * one.speedup / self._loop:.3g}"))
             parts = " and ".join([*one.options, count(one.workers, "worker")])
             return f"{rate}{unit} in {one.mode}{'' if one.mode == 'dummy' else f' with {parts}'}"
 
         others = sorted((one for one in self._tried if one is not best), key=lambda one: -one.speedup)
         measured = [one for one in (best, *others) if one.was_tried]
-        rates = [said(one, "" if index else " steps/s") for index, one in enumerate(measured)]
+        rates = [describe(one, "" if index else " steps/s") for index, one in enumerate(measured)]
         waits, busy = ", mostly waiting" if self._waits else "", ", with the caller busy" if self.caller_busy else ""
         parts = [
             f"A step takes {duration(self._step)}{waits}.",
             f"{count(num_envs, 'env')} made {', '.join(rates)}{busy}.",
         ]
         if not best.was_tried:
-            rate, _, mode = said(best).partition(" in ")
-            parts.append(f"{rate} are possible in {mode}: not tried, as these envs take long.")
+            rate, _, mode = describe(best).partition(" in ")
+            parts.append(f"{rate} are estimated for {mode}, which was not tried because these envs are slow.")
         elif len(rates) == 1:
-            parts.append("No other mode open to them can be clearly faster.")
+            parts.append("No other possible mode can be clearly faster.")
         for mode, why in self._failed.items():
-            parts.append(f"{'Threads' if mode == 'thread' else 'Other processes'} are out of the question: {why}.")
+            parts.append(f"{'Threads' if mode == 'thread' else 'Other processes'} cannot be used: {why}.")
         if best.options:
             parts.append("The caller steps a share of the envs itself, which are not isolated from it.")
         return " ".join(parts)
@@ -418,8 +418,8 @@ def _copy(packed: bytes, is_live: bool) -> Env:
 def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
     """Step an env a few times; return the seconds per step, and the part of them spent computing.
 
-    Time in which the env is ready to run but another process has the core counts for neither, as far as the system
-    distinguishes it from waiting.
+    Time in which the env is ready to run but another process has the core does not count, as far as the system can
+    distinguish it from waiting.
     """
     actions = random_actions(env, 16)
     for seconds in (0.0, _LONG_STEP):  # the first step may include one-time work
@@ -436,7 +436,7 @@ def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
 
 
 def _switches() -> tuple[int, int]:
-    """Return how often this thread gave up its core to wait, and how often it was preempted."""
+    """Return the number of times that this thread gave up its core to wait, and that it was preempted."""
     try:
         import resource
 
@@ -448,7 +448,7 @@ def _switches() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _without_side_effects() -> Iterator[None]:
-    """Preserve the global random generators, and suppress warnings, which the real envs will show."""
+    """Preserve the global random generators, and suppress warnings, which the real envs will give."""
     plain, numpys = random.getstate(), np.random.get_state()
     try:
         with warnings.catch_warnings():
@@ -467,10 +467,10 @@ class TimedEnv:
 
     Args:
         env: Must have been reset.
-        actions: Repeated if need be.
-        turn: Seconds of a turn, at least one step.
+        actions: Repeated if necessary.
+        turn: Seconds of a turn, which has at least one step.
         busy: Seconds for which the caller computes during a step.
-        scale: Factor for each time: how long a step of all envs takes if ``env`` has only some of them.
+        scale: Factor for each time, to estimate a step of all envs if ``env`` has only some of them.
     """
 
     def __init__(
@@ -483,8 +483,8 @@ class TimedEnv:
         self._scale = scale
         self._count = 0
         self._step()  # may include one-time work
-        # The number of steps per turn is settled here: steps may take different times, and a turn that ends with a long
-        # one would count it too often. Meanwhile the system finds a core for each worker.
+        # The number of steps per turn is fixed here: steps may take different times, and a turn that ended with a long
+        # one would count it too often. During this the system finds a core for each worker.
         end = time.perf_counter() + turn
         while not self._count or time.perf_counter() < end:
             self._step()
@@ -492,26 +492,26 @@ class TimedEnv:
 
     @property
     def seconds(self) -> float:
-        """How long a step takes: the median of the latest turns."""
+        """Seconds per step: the median of the latest turns."""
         return median(self.times)
 
     def time(self) -> None:
-        """Step for a turn, and note how long a step takes."""
+        """Step for a turn, and record the seconds per step."""
         if self._count > 1:
-            self._step()  # wakes workers that have slept since the last turn, which takes 60 us
+            self._step()  # wakes workers that slept since the last turn, which takes 60 us
         begin = time.perf_counter()
         for _ in range(self._count):
             self._step()
         self.times.append((time.perf_counter() - begin) / self._count * self._scale)
 
     def mean(self) -> float:
-        """Return how long a step takes on average over `ROUNDS` turns, for envs whose times are of chance."""
+        """Return the mean seconds per step over `ROUNDS` turns, for envs with random times."""
         for _ in range(ROUNDS):
             self.time()
         return mean(self.times)
 
     def speedup(self, loop: TimedEnv) -> float:
-        """Return how many times as fast this is as another, stepped in turns for `ROUNDS` rounds."""
+        """Return the speed relative to that of ``loop``, stepped in turns for `ROUNDS` rounds."""
         ratios: list[float] = []
         for turn in range(ROUNDS):
             for each in (self, loop) if turn % 2 else (loop, self):
@@ -564,8 +564,8 @@ class StandIn(gymnasium.Env[State, Action]):
     """Takes the place of an env. All stand-ins of a trial, factory and thread step one real env in turns.
 
     The pools of a trial then make as many calls and exchange as many messages as the real one, without its memory and
-    the time to build all of it. The first stand-in builds the env, and with ``must_be_new`` raises `InvalidEnvError`
-    for one that existed before, as it may be the user's.
+    the time to build all its envs. The first stand-in builds the env, and with ``must_be_new`` raises `InvalidEnvError`
+    for one that existed before, because the user may use it.
     """
 
     def __init__(self, trial: str, factory: EnvFactory, must_be_new: bool = False) -> None:
@@ -577,8 +577,8 @@ class StandIn(gymnasium.Env[State, Action]):
             if is_vector_env(env):
                 _close(env)
                 raise InvalidEnvError(
-                    "Vector envs step many envs at once, which a trial of single ones does not show. For one of them "
-                    "take para_mode='dummy', for several 'subproc'"
+                    "Vector envs step many envs at once, which a trial of single envs does not measure. Give "
+                    "para_mode='dummy' for one of them, 'subproc' for several"
                 )
             is_quick = time.perf_counter() - begin < _QUICK_BUILD
             if must_be_new and is_quick and not isinstance(factory.source, (EnvSpec, type)):
@@ -593,22 +593,22 @@ class StandIn(gymnasium.Env[State, Action]):
             shared = _SharedEnv(adapt(env))
         self._shared = shared
         self._has_begun = False
-        self.step: Any = self._shared.env.step  # itself: one call more is 2 % of a CartPole
+        self.step: Any = self._shared.env.step  # the method itself: one more call takes 2 % of a CartPole step
         _SHARED[self._key] = self._shared
         self._shared.num_users += 1
 
     @property
     def observation_space(self) -> Any:  # type: ignore[override]  # nothing sets it
-        """The env's, which is not asked for it if the user gave one."""
+        """The env's observation space, which is not read if the user gave one."""
         return self._shared.env.env.observation_space
 
     @property
     def action_space(self) -> Any:  # type: ignore[override]
-        """Likewise."""
+        """The env's action space, which is not read if the user gave one."""
         return self._shared.env.env.action_space
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
-        """Reset the env, but when a pool begins only the first time: resets may take long.
+        """Reset the env. When a pool starts, only the first stand-in does so, because resets may take long.
 
         Raises:
             EnvContractError: If there is no further episode.

@@ -1,6 +1,6 @@
-"""A collector: a policy beside its envs. It collects steps, evaluates the policy and takes new weights.
+"""A collector: a policy together with its envs. It collects steps, evaluates the policy and accepts new weights.
 
-`CollectorBase` says what a collector and a set of collectors have in common.
+`CollectorBase` has the parts that a collector and a set of collectors share.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from parallelenv.rollouts.rollout import Rollout, count_episodes
 from parallelenv.rollouts.running_rollout import LocalRollouts
 
 Info = dict[str, Any]
-"""What is known of a collection beside its steps."""
+"""Facts about a collection, returned with its steps."""
 Policy = Callable[..., Any]
 """See `ParallelEnv.rollout`."""
 _COMPONENTS = ("policy", "envs", "test_envs")
 ENV_MAKER = (
-    "Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its envs or into the "
-    "policy."
+    "Give a function without arguments that returns a ParallelEnv. Instead of wrapping it, wrap its envs or do the "
+    "same in the policy."
 )
 _POLICY_MAKER = "Give a function that returns a policy; if this is the policy itself, lambda: policy."
 _taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
@@ -49,7 +49,7 @@ class CollectorBase(ShortTracebacks):
     """Base of `Collector` and `CollectorSet`. For the arguments see `Collector`."""
 
     _unrepeatable: tuple[str, ...] = ()
-    """Methods that must not be called within another call, for instance by a policy."""
+    """Methods that must not be called within another call, for example by a policy."""
 
     def __init__(self, num_steps: int, start_steps: int | None, seed: int | None, log_dir: object) -> None:
         check_positive("num_steps", num_steps)
@@ -67,11 +67,12 @@ class CollectorBase(ShortTracebacks):
     ) -> tuple[Rollout, Info]:
         """Step the envs with the policy, and return the steps. Episodes continue from one collection to the next.
 
-        A set runs all collectors; collections in flight, for instance after Ctrl-C or an abandoned `stream`, are
-        included.
+        A set runs all collectors. The result includes collections in flight, for example after Ctrl-C or an abandoned
+        `stream`.
 
         Args:
-            num_steps: Steps of each env; ``None`` means the constructor's ``num_steps``, at first ``start_steps``.
+            num_steps: Steps of each env; ``None`` means the constructor's ``num_steps``, or ``start_steps`` the first
+                time.
             listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as one is set or
                 returns ``True``, the collection stops at its next step and returns the steps so far. A set checks them
                 about every 0.05 s.
@@ -86,27 +87,27 @@ class CollectorBase(ShortTracebacks):
             * ``seconds`` that the collection took;
             * ``version`` of the policy.
 
-            Of a set, ``data`` has all envs, those of the first collector, then those of the second ... Steps that a
-            collector lacks are not ``valid``. Where a collector was replaced, its open episodes are truncated and
-            counted so far. If envs were replaced in between, the steps of the former ones come first, in a collection
-            of their own. ``num_steps`` and ``version`` (the oldest) are ``(num_workers,)``, one per collector, and
-            there are
+            For a set, ``data`` has all envs: those of the first collector, then those of the second ... Steps that a
+            collector did not make are not ``valid``. If a collector was replaced, its open episodes are truncated, and
+            count up to that point. If envs were replaced in between, the steps of the former ones come first, in a
+            collection of their own. ``num_steps`` and ``version`` (the oldest) are ``(num_workers,)``, one per
+            collector, and there are
 
             * ``staleness``, ``(num_workers,)``: how many versions a policy is behind the latest, or ahead if negative;
-            * ``lost_samples``: upper bound of the samples that collectors had made and not sent when they died: all
-              that was requested from them, about 0.5 s of work each, or in `stream` a whole collection;
+            * ``lost_samples``: upper bound of the samples that collectors had made but not sent when they died: all
+              samples requested from them, about 0.5 s of work each, or in `stream` a whole collection;
             * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
             ArgumentError: If an argument has an invalid value, or the collections of a set cannot be joined because
                 they differ, in nesting for example. They stay available to `stream`.
             ClosedError: After `stop`.
-            UsageError: If another thread is in a call.
+            UsageError: If another thread is using this object.
             WorkerDiedError: If a collector of a set has died too often.
             WorkerTimeoutError: If a collector of a set took too long. It is not replaced: the next collection waits for
-                it again; if it hangs, `stop` ends it.
-            BaseException: What an env or the policy raised, as in `ParallelEnv.rollout`. In a `Collector`,
-                ``error.partial`` is the `Rollout` so far, and the next collection begins new episodes; in a set the
+                it again; if it hangs, `stop` terminates it.
+            BaseException: Any exception raised by an env or the policy, as in `ParallelEnv.rollout`. In a `Collector`,
+                ``error.partial`` is the `Rollout` so far, and the next collection starts new episodes; in a set, the
                 steps made until then are in the next collection.
         """
         asked: list[Any] = [None]
@@ -114,7 +115,7 @@ class CollectorBase(ShortTracebacks):
             asked = [getattr(one, "is_set", one) for one in listen_to]
         if not all(map(callable, asked)):
             raise ArgumentError(
-                f"listen_to={show(listen_to)} must be a list. Give a list of events, as threading.Event, or of "
+                f"listen_to={show(listen_to)} must be a list. Give a list of events, such as threading.Event, or of "
                 "functions without arguments."
             )
         check_optional(num_steps=num_steps)
@@ -124,7 +125,7 @@ class CollectorBase(ShortTracebacks):
     def _collect(
         self, num_steps: int | None, is_over: Callable[[], bool] | None, progress: bool
     ) -> tuple[Rollout, Info]:
-        """Do what `collect` promises, with checked arguments."""
+        """Do the work of `collect`, with checked arguments."""
 
     # ---------------------------------------------------------------- weights and components
 
@@ -132,8 +133,9 @@ class CollectorBase(ShortTracebacks):
     def set_weights(self, weights: object, version: int | None = None) -> None:
         """Set the policy's weights through its ``set_weights(weights)`` or torch's ``load_state_dict``.
 
-        A `Collector` passes them on uncopied. A set pickles them once and sends each collector a copy, to busy ones
-        before their next collection. With Ray, collectors elsewhere fetch them from the object store, one per node.
+        A `Collector` passes them on without a copy. A set pickles them once and sends each collector a copy, to busy
+        ones before their next collection. With Ray, collectors on other nodes fetch them from the object store, once
+        per node.
 
         Args:
             weights: Passed to the policy.
@@ -143,7 +145,7 @@ class CollectorBase(ShortTracebacks):
             ArgumentError: If the policy has no such method, or ``version`` is invalid.
             UnpicklableError: If a set cannot pickle them; nothing was set.
             KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy of a set takes too long to load them. They
-                are set all the same: collectors that do not have them yet take them before their next collection.
+                are set anyway: collectors that do not have them yet load them before their next collection.
             ClosedError: After `stop`.
         """
         if version is not None and (not is_int(version) or version < 0):
@@ -154,7 +156,7 @@ class CollectorBase(ShortTracebacks):
     def update_policy(self, name: str, value: object) -> None:
         """Set an existing attribute of the policy to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
 
-        In a set, all policies; those of busy collectors when they are done.
+        A set does this in all collectors, in busy ones when they are done.
 
         Raises:
             ArgumentError: If ``name`` is invalid.
@@ -166,12 +168,12 @@ class CollectorBase(ShortTracebacks):
 
     @single_threaded
     def replace(self, component: str, make: Callable[..., object]) -> None:
-        """Replace the policy or envs; in a set those of all collectors, of busy ones when they are done.
+        """Replace the policy or envs; in a set those of all collectors, in busy ones when they are done.
 
         Replaced envs are closed. The number of envs may change.
 
         Args:
-            component: ``"policy"``, whose weights are then those it was made with; ``"envs"``, which begin new episodes
+            component: ``"policy"``, which then has the weights it was made with; ``"envs"``, which start new episodes
                 with the collector's seed; or ``"test_envs"``.
             make: Returns the new component, as ``make_policy``, ``make_envs`` or ``make_test_envs`` do.
 
@@ -185,7 +187,7 @@ class CollectorBase(ShortTracebacks):
 
     @abc.abstractmethod
     def _apply(self, method: str, *arguments: object) -> None:
-        """Do what one of these methods promises, with checked arguments."""
+        """Do the work of one of these methods, with checked arguments."""
 
     # ---------------------------------------------------------------- other
 
@@ -219,16 +221,16 @@ class Collector(CollectorBase):
 
     The policy is called as ``policy(states, rnn_state=None, done=None, *, deterministic=False)``; only the first
     parameter is required. It returns actions, or ``(actions, rnn_state, extras)``. See `ParallelEnv.rollout`. It runs
-    in this process on the states of all envs, wherever these run, and keeps its random state and counters from one
+    in this process on the states of all envs, in any mode, and keeps its random state and counters from one
     collection to the next. The same seeds give identical data in every ``para_mode`` of the envs.
 
     Args:
-        make_policy: Returns the policy. Called with those of ``rank``, ``world_size`` and ``seed`` that it has as
+        make_policy: Returns the policy. Called with ``rank``, ``world_size`` and ``seed``, as far as it has these
             parameters; its ``seed`` is this collector's ``seed`` plus the rank.
         make_envs: Returns the `ParallelEnv` to collect from, in any mode, with ``asynchronous="restart"``. `stop`
             closes it.
         num_steps: Steps of each env in one collection.
-        seed: Env i gets ``seed + rank * num_envs + i`` for its first episode; ``None`` seeds nothing.
+        seed: Env i gets ``seed + rank * num_envs + i`` for its first episode; ``None``: no seeds.
         weights: First weights of the policy, set as by `set_weights`; ``None`` leaves the policy as it was made.
         make_test_envs: Returns the `ParallelEnv` for `evaluate`, with any done policy.
         start_steps: Steps of each env in the first collection; ``None`` means ``num_steps``.
@@ -237,13 +239,13 @@ class Collector(CollectorBase):
         world_size: Number of collectors in the set.
 
     Attributes:
-        version: Version of the policy's weights: 0 at first, then plus one with every `set_weights` without
+        version: Version of the policy's weights: 0 at first, increased by one by every `set_weights` without
             ``version``.
         history: A `History` of all collections and evaluations.
 
     Raises:
         ArgumentError: If an argument has an invalid value.
-        BaseException: If one of the given functions raised it.
+        BaseException: Any exception raised by one of the given functions.
     """
 
     _unrepeatable = ("collect", "replace")
@@ -297,14 +299,14 @@ class Collector(CollectorBase):
             raise ArgumentError(f"{name}() returned a {type(env).__name__}. {ENV_MAKER}")
         if env in _taken:
             raise ArgumentError(
-                f"{name}() returned a ParallelEnv that a collector has already. Let it make a new one: collectors, "
-                "and envs to collect from and test envs, play apart, and what is replaced is closed."
+                f"{name}() returned a ParallelEnv that a collector already uses. Let it make a new one: each "
+                "collector needs its own, as do test envs, and replaced envs are closed."
             )
         if component == "envs" and env.asynchronous != "restart":
             env.close()
             raise ArgumentError(
                 f"{name}() returned a ParallelEnv with asynchronous={env.asynchronous!r}. A collector does not stop "
-                "where an episode ends: make it with asynchronous='restart'."
+                "at the end of an episode: make it with asynchronous='restart'."
             )
         _taken.add(env)
         former, self._envs[component] = self._envs.get(component), env
@@ -314,7 +316,7 @@ class Collector(CollectorBase):
             self._begin()
 
     def _begin(self) -> None:
-        """Make the next collection begin with new episodes."""
+        """Make the next collection start with new episodes."""
         self._rnn_state, self._needs_reset = None, True
         self._open_episodes = OpenEpisodes(self.num_envs)
         if self._seed is not None:
@@ -356,7 +358,7 @@ class Collector(CollectorBase):
 
     @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None, progress: bool = True) -> Evaluation:
-        """Play whole episodes in the test envs, with ``deterministic=True`` if the policy has that parameter.
+        """Run whole episodes in the test envs, with ``deterministic=True`` if the policy has that parameter.
 
         Args:
             num_episodes: Number of episodes, over all test envs.
@@ -367,7 +369,7 @@ class Collector(CollectorBase):
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
-            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes so far.
         """
         if "test_envs" not in self._envs:
             raise ArgumentError(
@@ -398,8 +400,8 @@ class Collector(CollectorBase):
         load = getattr(policy, "set_weights", None) or getattr(policy, "load_state_dict", None)
         if not callable(load):
             raise ArgumentError(
-                f"The policy, a {type(policy).__name__}, takes no weights. Give it a method set_weights(weights), or "
-                "let it be a torch module, which has load_state_dict."
+                f"The policy, a {type(policy).__name__}, does not accept weights. Give it a method "
+                "set_weights(weights), or make it a torch module, which has load_state_dict."
             )
         load(weights)
         self.version = version
@@ -411,8 +413,8 @@ class Collector(CollectorBase):
             getattr(owner, last)
         except AttributeError:
             raise AbsentAttributeError(
-                f"name={name!r}: the policy, a {type(self._policy).__name__}, has no such attribute. Set what it has, "
-                "or give another one by replace('policy', make_policy)."
+                f"name={name!r}: the policy, a {type(self._policy).__name__}, has no such attribute. Set one that it "
+                "has, or replace the policy with replace('policy', make_policy)."
             ) from None
         setattr(owner, last, deep_copy(value))
 
@@ -442,7 +444,7 @@ class Collector(CollectorBase):
 
 @contextlib.contextmanager
 def _with_collector_hints(component: str) -> Iterator[None]:
-    """Add to errors of dead or late workers, which suggest ``restart``, what to call on a collector instead."""
+    """Add to errors of dead or late workers, which suggest ``restart``, a note on what to call instead."""
     try:
         yield
     except (WorkerDiedError, WorkerTimeoutError, BaseExceptionGroup) as error:
@@ -463,12 +465,12 @@ def check_optional(**counts: object) -> None:
 
 
 def derived_seed(seed: int, *key: int) -> int:
-    """Return another seed, that of a key."""
+    """Return the seed that is derived from a seed and a key."""
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
 
 
 def check_maker(name: str, make: object) -> None:
-    """Check that a function can be called: one that makes a policy gets those of rank, world_size and seed it has."""
+    """Check that a function can be called; one that makes a policy may have parameters rank, world_size and seed."""
     is_policy = name == "make_policy"
     way_out = _POLICY_MAKER if is_policy else ENV_MAKER
     if not callable(make):
@@ -480,5 +482,5 @@ def check_maker(name: str, make: object) -> None:
     is_open = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     needed = ", ".join(one.name for one in parameters if one.default is one.empty and one.kind not in is_open)
     if needed:
-        given = ", but is given no more than rank, world_size and seed" if is_policy else ""
+        given = ", but is only given rank, world_size and seed" if is_policy else ""
         raise ArgumentError(f"{name}={show(make)} needs {needed}{given}. {way_out}")

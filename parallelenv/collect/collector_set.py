@@ -1,4 +1,4 @@
-"""Several collectors in workers of their own, synchronous or first come."""
+"""Several collectors, each in its own worker: all at once, or each as it becomes ready."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from parallelenv.rollouts.rollout import Rollout, RolloutLength, progress_bar
 
 
 class CollectorSet(CollectorBase):
-    """Runs collectors in workers of their own, each with a policy and envs.
+    """Runs collectors, each in its own worker with its own policy and envs.
 
     The same seeds give identical data in every mode, as long as all collectors make the same number of steps and none
     dies: envs are seeded as if all belonged to one collector.
@@ -47,17 +47,17 @@ class CollectorSet(CollectorBase):
             ``{"num_cpus": 1, "num_gpus": 0.5, "memory": 2**30}``. Only for Ray modes.
         timeout: Seconds that a collector may take for one slice of its work (about 0.5 s of collecting; in `stream` a
             whole collection) before `WorkerTimeoutError` is raised.
-        max_restarts: How often one collector is replaced within ten minutes; its next death is raised.
+        max_restarts: Number of times that a collector is replaced within ten minutes; its next death is raised.
         log_dir: Folder for TensorBoard. See `Collector`.
         **options: Further arguments of `ParallelEnv`, and options of the mode.
 
     Attributes:
-        version: Version of the weights that were set last: 0 at first.
+        version: Version of the latest weights; 0 at first.
         history: A `History` of all collections and evaluations.
 
     Raises:
         ArgumentError: If an argument has an invalid value.
-        BaseException: If one of the given functions raised it.
+        BaseException: Any exception raised by one of the given functions.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CollectorSet(CollectorBase):
         check_positive("max_restarts", max_restarts)
         check_flags(compress_data=compress_data)
         if not is_number(fraction_samples) or not 0 < fraction_samples <= 1:
-            raise ArgumentError(f"fraction_samples={show(fraction_samples)} must be a number above 0, and 1 at most.")
+            raise ArgumentError(f"fraction_samples={show(fraction_samples)} must be a number above 0 and at most 1.")
         makers = {"make_policy": make_policy, "make_envs": make_envs, "make_test_envs": make_test_envs}
         for name, make in makers.items():
             if make is not None or name != "make_test_envs":
@@ -118,9 +118,9 @@ class CollectorSet(CollectorBase):
     def create_factory(
         cls, num_workers: int, make_policy: Callable[..., Policy], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> Callable[..., CollectorSet]:
-        """Return a picklable function that makes such a set in another process, for schemes with several learners.
+        """Return a picklable function that makes such a set in another process, for training with several learners.
 
-        It takes further arguments of the constructor, and overrides for those given here.
+        It accepts further arguments of the constructor, which override those given here.
         """
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
         return functools.partial(cls, **given, **options)
@@ -146,19 +146,19 @@ class CollectorSet(CollectorBase):
     ) -> Iterator[tuple[Rollout, Info]]:
         """Yield collections as they become ready: ``for data, info in collectors.stream()``.
 
-        A collector begins its next collection, with the current weights, before its last one is yielded, so it works
+        A collector starts its next collection, with the current weights, before its last one is yielded, so it works
         while the loop body runs. At most ``max_in_flight`` collections are requested and not yet yielded. The loop may
         be left at any time: collections in flight are part of the next `collect` or `stream`.
 
         Args:
             num_steps: Steps of each env. See `Collector.collect`.
-            max_in_flight: At most, and by default, the number of collectors. With one fewer, a collector begins only
-                after the loop body has run on its previous collection, so it has the weights set there.
+            max_in_flight: At most, and by default, the number of collectors. With one fewer, a collector starts its
+                next collection only after the loop body has run on its previous one, so it has the weights set there.
             num_collections: Number of collections to yield; ``None`` continues until the set is stopped.
 
         Yields:
             ``data, info`` of one collector, as `Collector.collect` returns them. ``info`` also has ``collector``, its
-            index; ``staleness``, how many versions it is behind the set's weights; ``lost_samples`` of `collect`,
+            index; ``staleness``, how many versions it is behind the set's weights; ``lost_samples`` as in `collect`,
             since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
@@ -190,7 +190,7 @@ class CollectorSet(CollectorBase):
 
     @single_threaded
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
-        """Return a collection that is ready; or wait until one may be, and return ``None``."""
+        """Return a collection that is ready; if there is none, wait until one may be, and return ``None``."""
         scheduler = self._scheduler
         ready = [rank for rank in sorted(scheduler.idle) if scheduler.members[rank].parts][:1]
         in_flight = scheduler.in_flight.difference(ready)
@@ -207,7 +207,7 @@ class CollectorSet(CollectorBase):
         return data, self._completed({**info, "collector": ready[0]})
 
     def _completed(self, info: Info) -> Info:
-        """Complete an info, and add it to the history."""
+        """Add the seconds to an info, and the info to the history."""
         now = time.perf_counter()
         info["seconds"], self._last_report = now - self._last_report, now
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], info["seconds"])
@@ -223,13 +223,14 @@ class CollectorSet(CollectorBase):
 
     @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
-        """Play whole episodes in the test envs of all collectors, each its share.
+        """Run whole episodes in the test envs of all collectors, each its share.
 
         Waits for collections in flight first; they are part of the next `collect` or `stream`.
 
         Args:
-            num_episodes: Number of episodes over all collectors; if not divisible, the first collectors play one more.
-            seed: Seed of the first collector, see `Collector.evaluate`; ``seed + 1`` of the second ...
+            num_episodes: Number of episodes over all collectors; if it does not divide evenly, the first collectors run
+                one more.
+            seed: Seed of the first collector, see `Collector.evaluate`; the second gets ``seed + 1``, and so on.
 
         Returns:
             The episodes of the first collector, then those of the second ...; test envs are numbered in that order.
@@ -237,8 +238,8 @@ class CollectorSet(CollectorBase):
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
-            WorkerDiedError: If a collector died too often; otherwise it is replaced, and plays its share again.
-            BaseException: What an env or a policy raised.
+            WorkerDiedError: If a collector died too often; otherwise it is replaced and repeats its share.
+            BaseException: Any exception raised by an env or a policy.
         """
         check_positive("num_episodes", num_episodes)
         seed = check_base_seed(seed)
@@ -283,33 +284,33 @@ def _start(
     options: dict[str, Any],
     makers: Mapping[str, object],
 ) -> ParallelEnv:
-    """Return a `ParallelEnv` of collectors. ``makers``: the user's functions, to name the one that does not pickle."""
+    """Return a `ParallelEnv` of collectors. ``makers``: the user's functions, to name one that cannot be pickled."""
     if para_mode == registry.AUTO:
         raise ArgumentError(
-            f"para_mode={para_mode!r} measures envs, and collectors are not envs. Name the mode: 'subproc', or 'ray'."
+            f"para_mode={para_mode!r} measures envs, but collectors are not envs. Give a mode: 'subproc' or 'ray'."
         )
     for name in {"asynchronous", "copy", "envs", "on_failure", "spaces"}.intersection(options):
         raise ArgumentError(
-            f"{name}={show(options[name])} is about envs, and a CollectorSet runs collectors. Give it to the "
+            f"{name}={show(options[name])} is for envs, but a CollectorSet runs collectors. Give it to the "
             "ParallelEnv in make_envs."
         )
     if worker_resources is not None:
         if not isinstance(worker_resources, dict) or "ray_options" in options:
             raise ArgumentError(
-                f"worker_resources={show(worker_resources)} must be a dict, as {{'num_cpus': 1}}, and instead of "
-                "ray_options."
+                f"worker_resources={show(worker_resources)} must be a dict, such as {{'num_cpus': 1}}, and "
+                "cannot be combined with ray_options."
             )
         options = {**options, "ray_options": dict(worker_resources)}
     try:
         return ParallelEnv(envs, para_mode, "continue", **options)
     except ArgumentError as error:
         if worker_resources is not None:
-            error.add_note("worker_resources became the ray_options: only Ray gives its workers resources.")
+            error.add_note("worker_resources was passed on as ray_options: only Ray's workers have resources.")
         raise
     except UnpicklableError as error:
         for name, make in makers.items():
             try:
                 cloudpickle.dumps(make)
             except Exception:  # noqa: BLE001 (pickling runs user code, which may raise anything)
-                error.add_note(f"The envs of a CollectorSet are collectors, and {name}={show(make)} does not pickle.")
+                error.add_note(f"The envs of a CollectorSet are collectors, and {name}={show(make)} cannot be pickled.")
         raise

@@ -37,8 +37,8 @@ class History:
     """All collections and evaluations so far, oldest first.
 
     Args:
-        log_dir: Folder for TensorBoard, which needs ``tensorboardX``, or ``tensorboard`` and torch; ``None`` writes
-            nothing.
+        log_dir: Folder for TensorBoard logs, which need ``tensorboardX``, or ``tensorboard`` and torch; ``None``: no
+            logs.
     """
 
     def __init__(self, log_dir: object = None) -> None:
@@ -55,8 +55,8 @@ class History:
                 if (error.name or "").partition(".")[0] not in ("tensorboardX", "tensorboard", "torch"):
                     raise
         raise MissingDependencyError(
-            f"log_dir={show(log_dir)} needs the package 'tensorboardX', or 'tensorboard' beside torch. Install it "
-            "with: pip install tensorboardX"
+            f"log_dir={show(log_dir)} needs the package 'tensorboardX', or 'tensorboard' and torch. Install it with: "
+            "pip install tensorboardX"
         )
 
     def note(

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- in a worker: a collector as an env
 
 _LEVEL = 1
-"""zstd, ratio and speeds: steps of 16 CartPoles 0.47, compress 0.8 GB/s, decompress 1.3 GB/s; decompression counts, as
-the caller opens all collections. LZ4: 0.51, 1.9 and 1.0 GB/s. Drawn frames of 84x84x4: zstd 0.01, 1.8 and 3.3 GB/s;
-LZ4 0.02, 3.5 and 0.5. Higher levels take longer and gain 0.01."""
+"""Level of zstd. Ratio, compression and decompression speed for steps of 16 CartPoles: 0.47, 0.8 and 1.3 GB/s; LZ4:
+0.51, 1.9 and 1.0 GB/s. Rendered frames of 84x84x4: zstd 0.01, 1.8 and 3.3 GB/s; LZ4 0.02, 3.5 and 0.5 GB/s.
+Decompression matters, because the caller decompresses all collections. Higher levels take longer and gain 0.01."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectRequest:
-    """The next task of a collector, which is the action of its `CollectorEnv`: at most so many steps and seconds."""
+    """The action of a `CollectorEnv`: the next task of its collector, with a maximum of steps and seconds."""
 
     num_steps: int
     seconds: float = math.inf
@@ -57,7 +57,7 @@ class Part:
     seconds: float = 0.0  # that the steps took
     failure: Failure | None = None  # why the collector stopped before its request was done
     data: Rollout | None = None
-    packed: bytes = b""  # in place of the data, pickled and compressed
+    packed: bytes = b""  # instead of the data: pickled and compressed
     num_bytes: tuple[int, int] | None = None  # before and after compression
 
     def pack(self) -> None:
@@ -68,7 +68,7 @@ class Part:
             self.num_bytes = len(plain), len(self.packed)
 
     def unpack(self) -> Rollout | None:
-        """Return the steps, decompressed if need be."""
+        """Return the steps, decompressed if necessary."""
         if self.packed:
             self.data, self.packed = loads(zstandard().decompress(self.packed)), b""
         return self.data
@@ -79,34 +79,34 @@ class Part:
 
 
 class CollectorEnv(Collector):
-    """A collector, made with these arguments, that is also an env: one step is one request; there are no episodes."""
+    """A collector, made with these arguments, that is also an env: one step is one request. It has no episodes."""
 
     def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
         super().__init__(**arguments)
         self._compresses = compresses
 
     def reset(self, seed: int | None = None) -> None:
-        """Take a seed if one is given, that is, if this collector replaces one that died."""
+        """Set the seed if one is given, that is, if this collector replaces one that died."""
         if seed is not None:
             self._seed = seed
             self._begin()
 
     def step(self, request: CollectRequest) -> tuple[Part, float, bool, dict[str, Any]]:
-        """Collect. What an env or the policy raises is returned with the steps made until then."""
+        """Collect. Return exceptions of envs and the policy, with the steps made until then."""
         end = time.perf_counter() + request.seconds
         part = Part(self.num_envs, self.version)
         try:
             part.data, part.seconds = self._gather(
                 request.num_steps, lambda num_made: num_made > 0 and time.perf_counter() >= end, progress=False
             )
-        except Exception as error:  # noqa: BLE001 (users' code runs; the error is sent)
+        except Exception as error:  # noqa: BLE001 (user code runs; the error is sent)
             made = getattr(error, "partial", None)
             if isinstance(made, Rollout):
                 num_steps = int(np.flatnonzero((made.valid | made.dones).any(axis=1)).max(initial=-1)) + 1
                 names = ("states", "actions", "rewards", "terminated", "truncated", "valid", "extras")
                 kept = {name: map_leaves(getattr(made, name), lambda leaf: leaf[:num_steps]) for name in names}
-                part.data = replace(made, **kept)  # without trailing steps that no env made
-                put(error, "partial", None)  # else the error would carry the steps as well
+                part.data = replace(made, **kept)  # without the trailing steps that no env made
+                put(error, "partial", None)  # otherwise the error would contain the steps as well
             part.failure = Failure(error, self._rank, "collect")
         if self._compresses:
             part.pack()
@@ -125,27 +125,27 @@ def zstandard() -> Any:
 # ---------------------------------------------------------------- in the caller
 
 _SLICE = 0.5
-"""Seconds after which a collector sends its steps and continues. A dead one loses about as much."""
+"""Seconds after which a collector sends its steps and continues. A collector that dies loses about as much."""
 _QUICK_SLICE = 0.05
-"""The same if others may have to wait for it to stop."""
+"""The same, if other collectors may have to wait for it to stop."""
 Subject = tuple[str, str]
-"""The method by which a setting is made, and which one of its kind it is."""
+"""The method that makes a setting, and the name of the setting within that method."""
 _FIRST = 16
-"""Steps of a collector's first slice, when its speed is not known yet."""
+"""Steps of a collector's first slice, while its speed is unknown."""
 
 
 @dataclass(slots=True)
 class Member:
-    """What is known of a collector."""
+    """The caller's record of a collector."""
 
     num_envs: int
     rows: Array  # of its envs in the record of open episodes
     pace: float = _FIRST / _SLICE  # latest steps per second
-    request: CollectRequest | None = None  # that it works on
+    request: CollectRequest | None = None  # in progress
     parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # received and not taken
     settings: dict[Subject, Broadcast] = field(default_factory=dict)  # that it has, by subject
-    is_new: bool = False  # a replacement that has not begun
-    rested: float = 0.0  # when its latest request was done
+    is_new: bool = False  # a replacement that was not reset yet
+    rested: float = 0.0  # time at which its latest request was done
 
     def history(self) -> list[Rollout]:
         """Return the steps that were not taken, up to the point where envs or policy were replaced."""
@@ -156,7 +156,8 @@ class Member:
 class Scheduler:
     """Runs collectors, each an env of a `ParallelEnv`. Nothing is sent to a busy one.
 
-    One collector is replaced ``max_restarts`` times within ten minutes; replacements get seeds derived from ``seed``.
+    A collector is replaced at most ``max_restarts`` times within ten minutes; replacements get seeds derived from
+    ``seed``.
     """
 
     def __init__(self, env: ParallelEnv, max_restarts: int, seed: int | None) -> None:
@@ -192,10 +193,10 @@ class Scheduler:
     # ---------------------------------------------------------------- settings
 
     def announce(self, method: str, *arguments: Any) -> None:
-        """Call a method of all collectors: busy ones do it before their next request, replacements when they begin.
+        """Call a method of all collectors: busy ones run it before their next request, replacements when they start.
 
-        It replaces an earlier call of the same subject. After Ctrl-C and `WorkerTimeoutError` it is valid all the same;
-        if a collector fails otherwise, the former calls are valid again.
+        It replaces an earlier call of the same subject. After Ctrl-C and `WorkerTimeoutError` it still takes effect; if
+        a collector fails otherwise, the former calls are restored.
         """
         broadcast = Broadcast(method, *arguments)
         before = self._settings, self.version
@@ -226,12 +227,12 @@ class Scheduler:
             except WorkerTimeoutError as error:
                 late = _late(error)
             for rank in behind:
-                if rank not in ticket.failures:  # a late one applies it before anything sent later
+                if rank not in ticket.failures:  # a late collector applies it before anything sent later
                     self.members[rank].settings[subject] = broadcast
             refused = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
             if refused:
-                self._settings.pop(subject)  # otherwise every later request would fail on it
-            raise_failures(refused[:1], None)  # all got the same call, so the errors are mostly the same
+                self._settings.pop(subject)  # otherwise every later request would fail because of it
+            raise_failures(refused[:1], None)  # all got the same call, so the errors are usually the same
             if late is not None:
                 raise late
             if ticket.failures:  # of collectors that died
@@ -246,8 +247,8 @@ class Scheduler:
 
         Args:
             goals: Steps of each, including those received before.
-            enough: Number of collectors that must reach theirs; then the others stop.
-            is_over: Called between slices; true stops the work.
+            enough: Number of collectors that must reach their goals; then the others stop.
+            is_over: Called between slices; ``True`` stops the work.
             advance: Called with the number of steps received.
         """
         seconds = _SLICE if is_over is None and enough == len(goals) else _QUICK_SLICE
@@ -256,7 +257,7 @@ class Scheduler:
             left = [goal - num_steps for goal, num_steps in zip(goals, made, strict=True)]
             is_enough = sum(one <= 0 for one in left) >= enough or (is_over is not None and is_over())
             chosen = [rank for rank in self.idle if left[rank] > 0 and not (is_enough and made[rank])]
-            if chosen:  # each makes about the steps that fit in the time, so that little can be lost
+            if chosen:  # each gets about as many steps as fit in the time, so that little can be lost
                 most = {rank: 1 if is_enough else max(1, int(self.members[rank].pace * seconds)) for rank in chosen}
                 self.request({rank: CollectRequest(min(left[rank], most[rank]), seconds) for rank in chosen})
             if not self.busy:
@@ -264,7 +265,7 @@ class Scheduler:
             advance(self.receive())
 
     def request(self, requests: Mapping[int, CollectRequest]) -> None:
-        """Send requests to idle collectors, all at once, so that the workers of a node begin and answer together."""
+        """Send requests to idle collectors, all at once, so that the workers of a node start and reply together."""
         ranks = list(requests)
         self._catch_up(ranks)
         self.env.send(list(requests.values()), ranks)
@@ -274,13 +275,13 @@ class Scheduler:
     def receive(self) -> int:
         """Wait until a collector has sent steps or failed, store all that has arrived, and return the number of steps.
 
-        What an env or a policy raised is raised here, when all steps made until then are stored.
+        Exceptions of envs and policies are raised here, after all steps made until then are stored.
         """
         num_steps = 0
         while self.busy:
             try:
                 batch = self.env.recv(1, 1, align="batch")
-            except BaseException as error:  # noqa: BLE001 (raised again, but for what is known)
+            except BaseException as error:  # noqa: BLE001 (raised again, unless handled)
                 self._handle(error)
                 return num_steps
             rank, part = int(batch.env_ids[0]), batch[0][0]
@@ -300,7 +301,7 @@ class Scheduler:
         return num_steps
 
     def _handle(self, error: BaseException) -> None:
-        """Make collectors usable again that died or were interrupted; raise what the user does not know yet."""
+        """Make collectors that died or were interrupted usable again; raise errors that the user does not know yet."""
         failed = sorted(set(self.busy).difference(self.env.engine.in_flight))
         if self._pool.death_failures(failed):
             self._replace_dead()
@@ -314,7 +315,7 @@ class Scheduler:
             raise error
 
     def _rest(self, ranks: Sequence[int], *, are_lost: bool = False) -> None:
-        """Note that collectors work on no request; with ``are_lost`` all that was requested from them is lost."""
+        """Mark collectors as idle; with ``are_lost``, count all samples requested from them as lost."""
         for rank in ranks:
             member = self.members[rank]
             request, member.request, member.rested = member.request, None, time.monotonic()
@@ -322,7 +323,7 @@ class Scheduler:
                 self._lost_samples += request.num_steps * member.num_envs
 
     def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
-        """Receive all requests; then let collectors evaluate, with these arguments. One that dies is asked again."""
+        """Receive all requests, then let collectors evaluate with these arguments; replace dead ones and repeat."""
         while self.busy:
             self.receive()
         answers: dict[int, Evaluation] = {}
@@ -341,7 +342,7 @@ class Scheduler:
     # ---------------------------------------------------------------- replacements
 
     def _replace_dead(self) -> None:
-        """Replace dead collectors; raise `WorkerDiedError` if that has happened to one too often."""
+        """Replace dead collectors; raise `WorkerDiedError` if one has died too often."""
         while dead := self._pool.death_failures(range(len(self.members))):
             ranks = list(dead)
             denied, delay = self._budget.spend(ranks)
@@ -349,8 +350,8 @@ class Scheduler:
             if denied:
                 error = dead[denied[0]].exception
                 error.add_note(
-                    f"It was collector {denied[0]} of a set, which has died more often within ten minutes than "
-                    "max_restarts allows. Look into why, and make a new set."
+                    f"It was collector {denied[0]} of a set, which died more often within ten minutes than "
+                    "max_restarts allows. Find the cause, and make a new set."
                 )
                 raise error
             time.sleep(delay)
@@ -377,7 +378,7 @@ class Scheduler:
     def take(self, ranks: Sequence[int]) -> tuple[Rollout, Info]:
         """Remove and return the steps of collectors, up to the point where a collector's envs or policy were replaced.
 
-        If the steps of different collectors cannot be joined, that is an `ArgumentError`, and nothing is removed.
+        Raise an `ArgumentError` if the steps of different collectors cannot be joined; then nothing is removed.
         """
         histories = {rank: self.members[rank].history() for rank in ranks}
         found = {rank: history for rank, history in histories.items() if history}
@@ -386,7 +387,7 @@ class Scheduler:
             try:
                 refuse_different(found[first][0], found[rank][0], f"The collections of collectors {first} and {rank}")
             except ArgumentError as error:
-                raise ArgumentError(f"{error} Nothing is lost: stream() gives them one by one.") from None
+                raise ArgumentError(f"{error} Nothing is lost: stream() returns them one by one.") from None
         data = join_rollouts(list(found.values()))
         taken: list[list[Part]] = []
         for rank, history in histories.items():
@@ -414,9 +415,10 @@ class Scheduler:
 
 
 def _late(error: WorkerTimeoutError) -> WorkerTimeoutError:
-    """Return the error to raise if collectors do not answer in time, with advice for collectors instead of envs."""
+    """Return the error to raise if collectors do not reply in time, with advice for collectors instead of envs."""
     fact = str(error).partition(". ")[0].replace("env", "collector", 1)
     return WorkerTimeoutError(
-        f"{fact}. The next call of the set waits on. Give a longer timeout if it is only slow; stop() ends what hangs.",
+        f"{fact}. The next call of the set continues the wait. Give a longer timeout if it is only slow; stop() "
+        "terminates collectors that hang.",
         error.env_ids,
     )

@@ -1,4 +1,4 @@
-"""Pictures of several envs, and films of them: how they are encoded, and how a notebook plays them."""
+"""Pictures and films of several envs: their encoding, and their display in a notebook."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def tile_frames(
 
     Args:
         frames: uint8 arrays ``(height, width, 3)``, ``(height, width)`` grey, or ``(height, width, 4)`` with ignored
-            alpha; anything else is refused. Smaller ones are padded with black, to the right and below.
+            alpha; anything else raises an `ArgumentError`. Smaller ones are padded with black, to the right and below.
         env_ids: Env ids for labels and messages; ``None`` means 0, 1, 2, ...
         width: Maximum width of the picture in pixels: all frames are scaled down by the same factor.
-        labels: Leave a grey gap between frames and draw the env id into the upper left corner of each. A single frame
-            gets neither, and frames below 32 pixels each way get no id.
+        labels: Whether to leave a grey gap between frames and draw the env id into the upper left corner of each. A
+            single frame gets neither; frames smaller than 32 pixels in either direction get no id.
     """
     ids = range(len(frames)) if env_ids is None else env_ids
     pictures = [_as_rgb(frame, env_id) for frame, env_id in zip(frames, ids, strict=True)]
@@ -79,14 +79,14 @@ def tile_frames(
 def _as_rgb(frame: object, env_id: int) -> np.ndarray[Any, Any]:
     if not isinstance(frame, np.ndarray):
         raise ArgumentError(
-            f"The frame of env {env_id} is {describe_value(frame)}, no RGB array, so it cannot be tiled. Make the envs "
-            "with render_mode='rgb_array'."
+            f"The frame of env {env_id} is {describe_value(frame)}, not an RGB array, so it cannot be tiled. Make the "
+            "envs with render_mode='rgb_array'."
         )
     is_picture = frame.ndim == 2 or (frame.ndim == 3 and frame.shape[2] in (3, 4))
     if frame.dtype != np.uint8 or not is_picture or not frame.size:
         raise ArgumentError(
-            f"The frame of env {env_id} is {describe_value(frame)}; tiled are uint8 arrays (height, width, 3), "
-            "(height, width) grey or (height, width, 4) with alpha. Let the env's render() return one of them."
+            f"The frame of env {env_id} is {describe_value(frame)}, but only uint8 arrays (height, width, 3), (height, "
+            "width) grey or (height, width, 4) with alpha can be tiled. Return one of these from the env's render()."
         )
     return np.repeat(frame[..., None], 3, axis=2) if frame.ndim == 2 else frame[..., :3]
 
@@ -118,16 +118,16 @@ def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
     for env_id in env_ids:
         if env_id in modes and modes[env_id][0] in _DARK:
             raise ArgumentError(
-                f"env {env_id} has render_mode={modes[env_id][0]!r}, so there is nothing to see of it. Make it with "
-                "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array'). A class of your own sets "
-                "render_mode itself."
+                f"env {env_id} has render_mode={modes[env_id][0]!r}, so it returns no picture. Make it with "
+                "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array'). If the class is your own, "
+                "set render_mode in it."
             )
-    unsaid = [env_id for env_id in env_ids if env_id not in modes]
-    can_draw = engine.pool.ask("get", unsaid, None, Lookup("render", "exists")).values if unsaid else {}
-    for env_id in unsaid:
+    others = [env_id for env_id in env_ids if env_id not in modes]
+    can_draw = engine.pool.ask("get", others, None, Lookup("render", "exists")).values if others else {}
+    for env_id in others:
         if not can_draw.get(env_id):
             raise ArgumentError(
-                f"env {env_id} has no method render(), so there is nothing to see. Give it one that returns a "
+                f"env {env_id} has no method render(), so it returns no picture. Give it one that returns a "
                 "uint8 array (height, width, 3), or leave it out with id."
             )
 
@@ -135,18 +135,18 @@ def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
 FORMATS = ("webp", "gif", "png", "mp4")
 """60 frames of 8 tiled envs: WebP 13 kB in 0.4 s, GIF 155 kB in 1.5 s, PNG 179 kB in 0.8 s."""
 _FEWEST = 0.02
-"""Frames per second: a frame of an animated PNG lasts at most 65 s."""
+"""Minimum frames per second: a frame of an animated PNG lasts at most 65 s."""
 _SHORTEST = {"gif": 20, "webp": 11, "png": 11}
 """Milliseconds per frame; browsers show shorter frames for 100 ms."""
 _WIDEST = {"gif": 65_535, "webp": 16_383}
 """Maximum width and height in pixels."""
 _LARGEST = 2**25
-"""Maximum number of bytes embedded: larger films would bloat the notebook and not play."""
+"""Maximum number of bytes to embed: larger films would bloat the notebook and not play."""
 
 
 @dataclass(eq=False, repr=False)
 class Film:
-    """A film of envs. A notebook plays it, even without a network, and so does a page made by nbconvert.
+    """A film of envs. A notebook, or a page made by nbconvert, plays it, even without a network.
 
     Attributes:
         data: The encoded film.
@@ -173,7 +173,7 @@ class Film:
         """
         if format_of(path) != self.video_format:
             raise ArgumentError(
-                f"path={str(path)!r} must end in .{self.video_format}: that is what this film is. Record another one "
+                f"path={str(path)!r} must end in .{self.video_format}, the format of this film. Record another one "
                 "with that path."
             )
         target = Path(path)
@@ -190,7 +190,7 @@ class Film:
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return a player, and a text."""
+        """Return a player as HTML, and a text."""
         if len(self.data) > _LARGEST:
             return {"text/plain": f"{self!r} is too large to be played here."}
         source = f"{self.video_format};base64,{base64.b64encode(self.data).decode()}"
@@ -222,7 +222,7 @@ def check_format(video_format: object) -> None:
             "Pictures and films need the package pillow, which is not installed. Install it with: pip install pillow"
         ) from None
     if video_format == "webp" and not features.check("webp"):
-        raise MissingDependencyError("This Pillow was made without WebP. Give video_format='gif', or another Pillow.")
+        raise MissingDependencyError("This Pillow was built without WebP. Give video_format='gif', or install another.")
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
@@ -235,7 +235,7 @@ def format_of(path: str | os.PathLike[str]) -> str:
 
 
 def check_fps(fps: object, metadata: object = None) -> float:
-    """Return frames per second: ``fps``, or else that of the env's metadata, or else 30. Refuse other values."""
+    """Return frames per second: ``fps``, or else that of the env's metadata, or else 30. Refuse invalid values."""
     name = "fps"
     if fps is None and isinstance(metadata, Mapping):
         name, fps = "The env's metadata['render_fps']", metadata.get("render_fps")
@@ -243,13 +243,13 @@ def check_fps(fps: object, metadata: object = None) -> float:
         return 30.0
     if not isinstance(fps, numbers.Real) or isinstance(fps, bool) or not _FEWEST <= float(fps) < math.inf:
         raise ArgumentError(
-            f"{name}={show(fps)} must be a number of frames a second, at least {_FEWEST:g}. Give fps=30, say."
+            f"{name}={show(fps)} must be a number of frames per second, at least {_FEWEST:g}, for example fps=30."
         )
     return float(fps)
 
 
 def playing_fps(fps: float, video_format: str) -> float:
-    """Return the frames per second at which a film plays: browsers play pictures with shorter frames at 10."""
+    """Return the frames per second at which a film plays: browsers play animated pictures with shorter frames at 10."""
     return min(fps, 1000 / _SHORTEST[video_format]) if video_format in _SHORTEST else fps
 
 
@@ -259,8 +259,8 @@ def check_size(picture: Array, video_format: str) -> None:
     most = _WIDEST.get(video_format, math.inf)
     if max(height, width) > most:
         raise ArgumentError(
-            f"A picture of {width} x {height} pixels is too large for {video_format}, which has room for {most} each "
-            "way. Film fewer envs, by id, or write .png."
+            f"A picture of {width} x {height} pixels is too large for {video_format}, whose maximum is {most} in each "
+            "direction. Record fewer envs, by id, or write .png."
         )
 
 

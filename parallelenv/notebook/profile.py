@@ -1,7 +1,7 @@
 """Records where the time goes, ``with env.profile() as p``, as a table with advice, a timeline and a trace.
 
-Hosts record what their envs do, see `HostTracer`; here it is recorded when calls begin and end, and both are put
-together on the caller's clock.
+Hosts record the work of their envs, see `HostTracer`. This module records when calls start and end, and joins both on
+the caller's clock.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Profile:
 
     @property
     def recording(self) -> Recording:
-        """The recording; a `UsageError` before the block has ended."""
+        """The recording; a `UsageError` before the end of the block."""
         if self.finished is None:
-            raise UsageError("Nothing is recorded yet: ask when the block `with env.profile() as p` has ended.")
+            raise UsageError("Nothing is recorded yet: call this after the block `with env.profile() as p`.")
         return self.finished
 
     def summary(self) -> Summary:
@@ -64,8 +64,8 @@ class Profile:
         """Return a timeline that a notebook displays: which worker ran when, and below it a few steps in detail.
 
         Args:
-            begin: Start in seconds from the beginning of the recording; ``None`` means the beginning.
-            end: End, likewise; ``None`` means the end of the recording.
+            begin: Start, in seconds from the start of the recording; ``None`` means its start.
+            end: End, in seconds from the start of the recording; ``None`` means its end.
             path: File to write it to as well: a name that ends in ``.svg``.
 
         Raises:
@@ -97,7 +97,7 @@ class Profile:
 
 
 class Recorder:
-    """A context manager that records a `ParallelEnv`. Meanwhile it is the `Guard.tracer`."""
+    """A context manager that records a `ParallelEnv`. Within the block it is the `Guard.tracer`."""
 
     def __init__(self, env: ParallelEnv) -> None:
         self._engine = env.engine
@@ -107,21 +107,21 @@ class Recorder:
         self._call_begun: float | None = None  # of the call in progress; an interrupted one may have no end
 
     def begin(self) -> None:
-        """Record the begin of a call."""
+        """Record the start of a call."""
         self._call_begun = perf_counter()
 
     def end(self) -> None:
         """Record the end of the call."""
-        if self._call_begun is not None:  # recording may have begun within it
+        if self._call_begun is not None:  # recording may have started within it
             self._calls.append((self._call_begun, perf_counter()))
             self._call_begun = None
 
     @single_threaded_in("profile")
     def __enter__(self) -> Profile:
-        """Begin to record, and return the profile, which is filled at the end."""
+        """Start recording, and return the profile, which is filled at the end of the block."""
         pool = self._engine.pool
         if pool.is_traced:
-            raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
+            raise EnvBusyError("This ParallelEnv is already being recorded. End that block before you profile again.")
         living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
         values = pool.ask("manage", living, None, "start_trace").values
@@ -137,7 +137,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Collect the records. A worker that is dead or does not answer in time has none."""
+        """Collect the records. A worker that is dead or does not reply in time has none."""
         ended = perf_counter()
         self._guard.tracer = None
         self._engine.pool.is_traced = False
@@ -154,7 +154,7 @@ class Recorder:
                     continue
             break
         missing = set(self._engine.env_ids).difference(*(worker.env_ids for worker in workers))
-        oldest_call = self._calls[0][0] if len(self._calls) == self._calls.maxlen else 0.0  # those before were dropped
+        oldest_call = self._calls[0][0] if len(self._calls) == self._calls.maxlen else 0.0  # older ones were dropped
         begun = max([self._begun, oldest_call, *(worker.since for worker in workers if worker.is_cut)])
         ended = max(ended, begun + _CHECK_INTERVAL)  # clocks of two machines may disagree
         unfinished = [] if self._call_begun is None else [(self._call_begun, ended)]
@@ -170,14 +170,14 @@ class Recorder:
 
     @single_threaded_in("profile")
     def _collect(self, timeout: float, resumes: bool) -> list[WorkerRecord]:
-        """Stop recording in hosts; return the records received in time, if need be without resuming a command."""
+        """Stop recording in hosts; return the records received in time. Resume no command unless ``resumes``."""
         pool = self._engine.pool
         is_held_up = not resumes and pool.is_held_up
         living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
         ticket = pool.submit("manage", living, None, "stop_trace")
         if not is_held_up:
-            with contextlib.suppress(ParallelEnvError):  # too late: the records of the others are there
+            with contextlib.suppress(ParallelEnvError):  # too late: the records of the others have arrived
                 pool.wait(ticket, timeout)
         middle = (asked + perf_counter()) / 2
         records = [record for record in ticket.values.values() if isinstance(record, WorkerRecord)]
@@ -187,7 +187,7 @@ class Recorder:
         """Return a worker's record in the caller's time; from another machine it is off by 0.1 ms or more."""
         if record.clock == clock_id():
             return record
-        # The first answer took the shorter time. A host rebuilt on another machine did not give it.
+        # The first reply took the shorter time. A host that was rebuilt on another machine did not send it.
         clock, offset = self._clocks.get(record.env_ids[0], ("", 0.0))
         return record.later(offset if clock == record.clock else received - record.now)
 
@@ -228,7 +228,7 @@ class Summary:
         envs: An `EnvTime` for each env that was stepped.
         missing: Ids of envs whose worker sent no record: it died, or was still busy.
         rebuilt: Ids of envs whose worker was rebuilt; the record of the former one is lost.
-        is_cut: Whether there was more than a recording keeps: it has then only the latest ``seconds``.
+        is_cut: Whether older events were dropped, so that the recording has only the latest ``seconds``.
         advice: Advice, in one line.
     """
 
@@ -252,9 +252,9 @@ class Summary:
         return max(self.envs, key=lambda env: env.mean, default=None)
 
     def __repr__(self) -> str:
-        """Return a table of shares, where parts are indented under their total, and one of workers."""
+        """Return a table of shares, with parts indented under their total, and a table of workers."""
         rows = [
-            ("your code", self.caller_share, "your program ran outside of the ParallelEnv, and no worker ran"),
+            ("your code", self.caller_share, "your program ran outside the ParallelEnv, and no worker ran"),
             ("transport", self.transport_share, "a call ran or waited, and no worker ran"),
             ("workers", self.env_share, "at least one worker ran"),
         ]
@@ -262,7 +262,7 @@ class Summary:
             rows.append(("  stragglers", self.straggler_loss, "part of it: the average worker waited for slower ones"))
         if self.policy_share >= 0.001:
             rows.append(("  policy", self.policy_share, "part of it: the average worker ran the policy, in rollouts"))
-        shown = [(name, f"{share:.1%}", said) for name, share, said in rows]
+        shown = [(name, f"{share:.1%}", meaning) for name, share, meaning in rows]
         lines = [f"{duration(self.seconds)} recorded, {count(len(self.workers), 'worker')}"]
         lines.append(format_table(("where", "share", "what"), shown, left=("where", "what")))
         workers = [(name_range(ids), f"{busy:.1%}") for ids, busy in zip(self.workers, self.busy, strict=True)]
@@ -281,7 +281,7 @@ class Summary:
         if self.missing:
             lines.append(f"not recorded: envs {list_ids(self.missing)}, whose workers died or were still busy")
         if self.rebuilt:
-            lines.append(f"recorded only since their workers were built anew: envs {list_ids(self.rebuilt)}")
+            lines.append(f"recorded only since their workers were rebuilt: envs {list_ids(self.rebuilt)}")
         if self.is_cut:
             lines.append("incomplete: only the latest million calls and steps are kept, and older ones are missing")
         return "\n".join([*lines, f"advice: {self.advice}"])
@@ -296,7 +296,7 @@ def summarise(recording: Recording) -> Summary:
     envs, policies = [], []
     for worker in workers:
         is_step, is_rollout = worker.of_operation("step"), worker.of_operation("rollout")
-        # The steps of a rollout are recorded beside it; the rest of it is the policy's.
+        # The steps of a rollout are recorded separately; the rest of it is the policy's time.
         policies.append(share(worker.spans) - share(worker.spans[~is_rollout]) if is_rollout.any() else 0.0)
         is_step_turn = is_step[worker.span_of]
         durations, owners = np.diff(worker.turns[is_step_turn], axis=1)[:, 0], worker.owners[is_step_turn]
@@ -322,55 +322,55 @@ def summarise(recording: Recording) -> Summary:
 
 
 def _advise(recording: Recording, found: Summary) -> str:
-    """Return advice on what takes most of the time, or else on what takes much of it."""
+    """Return advice on the largest share of the time, or else on any large share."""
     steps, takes = [env.steps for env in found.envs], f"envs take {found.env_share:.0%} of the time"
     if unknown := sorted({*found.missing, *found.rebuilt}):
         return (
-            f"what workers of envs {list_ids(unknown)} did is not all known, and counts as transport; profile again "
-            "while they live."
+            f"the work of the workers of envs {list_ids(unknown)} is not completely known, and the rest counts as "
+            "transport; profile again while they are alive."
         )
     slowest = found.slowest
     if slowest is None:
         return "no env was stepped; profile some steps."
     if found.caller_share >= max(found.transport_share, found.env_share):
         return (
-            f"your own code takes {found.caller_share:.0%} of the time, so faster envs would not help; send() and "
-            "recv() let envs work meanwhile."
+            f"your own code takes {found.caller_share:.0%} of the time, so faster envs would not help; use "
+            "send() and recv() to let envs work in the meantime."
         )
     if found.transport_share > max(_MUCH, found.straggler_loss):
         return _advise_on_transport(recording, found)
     if found.straggler_loss > _MUCH and max(steps) > 1.5 * min(steps):
         return (
-            f"{takes}, and go on without each other; workers have nothing to do for {found.straggler_loss:.0%} of it, "
-            "while your policy acts, or because there was no more to do."
+            f"{takes}, and do not wait for each other; workers are idle for {found.straggler_loss:.0%} of it, while "
+            "your policy acts or because nothing was left to do."
         )
     if found.straggler_loss > _MUCH:
         return (
             f"workers wait for the slowest of them {found.straggler_loss:.0%} of the time (env {slowest.env_id} takes "
-            f"{duration(slowest.mean)} a step); send() and recv(min_envs=...) go on with those that are ready."
+            f"{duration(slowest.mean)} a step); use send() and recv(min_envs=...) to continue with ready envs."
         )
     if len(found.workers) == 1 < min(usable_cores(), len(found.envs)):
         return (
             f"{takes} in one worker, and there are {usable_cores()} cores; try para_mode='subproc' (or let 'auto' "
             "choose)."
         )
-    return f"{takes}: all is well, and only faster envs or more cores would help."
+    return f"{takes}; only faster envs or more cores would help."
 
 
 def _advise_on_transport(recording: Recording, found: Summary) -> str:
-    """Return advice on messages: one per rollout, if workers spent most of their time in these, or else per step."""
+    """Return advice on messages: of rollouts, if workers spent most of their time in these, or else of steps."""
     workers, share = recording.workers, f"take {found.transport_share:.0%} of the time"
     fewer = ["fewer workers (num_cpus)"] if len(workers) > 1 else []
     in_rollouts = sum(recording.share(worker.spans[worker.of_operation("rollout")]) for worker in workers)
     if in_rollouts > sum(found.busy) / 2:
-        what = f"messages, and putting rollouts together, {share}"
+        what = f"messages and joining rollouts {share}"
         ways = ["more steps in each rollout()", *fewer, "envs with smaller states"]
     else:
-        what = f"messages and the answers' forms {share}, as steps are short"
+        what = f"messages and building results {share}, because steps are short"
         ways = ["rollout(), which makes many steps with one call", "more envs in each step", *fewer]
         is_away = [worker.process.pid != this_process().pid for worker in workers]
         if fewer and all(is_away):
             ways.append("caller_steps=True of para_mode='subproc'")
         if (fewer or is_away[0]) and found.transport_share > found.env_share:
-            ways.append("para_mode='dummy', which needs none")
-    return f"{what}; what helps: {'; '.join(ways)}."
+            ways.append("para_mode='dummy', which needs no messages")
+    return f"{what}; to reduce this: {'; '.join(ways)}."

@@ -1,4 +1,4 @@
-"""The display of a `ParallelEnv`, made without sending anything to a worker or waiting for one."""
+"""The display of a `ParallelEnv`, made without contacting a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StateStyle(NamedTuple):
-    """How a state of envs is displayed."""
+    """The display of a state of envs."""
 
     colour: str  # of its squares, distinct with any colour vision, on white and on black
     sign: str  # in its squares, for readers and printers without colours
@@ -49,7 +49,7 @@ _HEADER = ("envs", "pid", "memory")
 
 
 class WorkerRow(NamedTuple):
-    """What is known of a worker: its envs, its process, and the memory of that in bytes, ``None`` if unknown."""
+    """A worker: its envs, its process, and the memory of the process in bytes, ``None`` if unknown."""
 
     env_ids: tuple[int, ...]
     process: ProcessInfo
@@ -58,10 +58,10 @@ class WorkerRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReprData:
-    """What is known of a `ParallelEnv`."""
+    """The facts about a `ParallelEnv` that are displayed."""
 
     title: str  # its ``repr``, or that of a wrapper around it
-    states: list[str]  # of each env a key of `LOOKS`
+    states: list[str]  # a key of `LOOKS` for each env
     standing: EpisodeSummary
     workers: list[WorkerRow]  # those that are alive
 
@@ -89,7 +89,7 @@ class ReprData:
         return facts
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """Return the rows of the table of workers, the last of which may be a text on those that it omits."""
+        """Return the rows of the table of workers; the last one may give the number of omitted workers."""
         rows = []
         for env_ids, process, memory in self.workers[:_MOST_WORKERS]:
             pid = str(process.pid) if process.is_near else f"{process.pid} on {process.machine}"
@@ -101,7 +101,7 @@ class ReprData:
     def text(self) -> str:
         """Return the display as plain text."""
         facts = {"envs": ", ".join(self._counts().values()), **self._facts()}
-        lines = [self.title, *(f"  {name:<9} {said}" for name, said in facts.items())]
+        lines = [self.title, *(f"  {name:<9} {fact}" for name, fact in facts.items())]
         if rows := self._rows():
             lines += ["", *(f"  {line}" for line in format_table(_HEADER, rows, left=("envs",)).splitlines())]
         return "\n".join(lines)
@@ -119,8 +119,8 @@ class ReprData:
         )
         legend = "".join(
             f'<span title="{LOOKS[state].meaning}" style="margin-right:14px;white-space:nowrap">'
-            f"<span {square(state, _GRID)} {said}</span>"
-            for state, said in self._counts().items()
+            f"<span {square(state, _GRID)} {label}</span>"
+            for state, label in self._counts().items()
         )
         rows, rest = self._rows(), f"<div>... and {left:,} more</div>" if left > 0 else ""
         return (
@@ -144,7 +144,7 @@ def _html_table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> st
 
 
 def repr_data(env: ParallelEnv, title: str) -> ReprData:
-    """Return what is known of a `ParallelEnv`, open or closed, even while it or another thread is busy."""
+    """Return the facts about a `ParallelEnv`, open or closed, even while it or another thread is busy."""
     engine, table, pool = env.engine, env.engine.table, env.engine.pool
     if env.closed:
         states = ["closed"] * env.num_envs
@@ -157,7 +157,7 @@ def repr_data(env: ParallelEnv, title: str) -> ReprData:
     workers: list[WorkerRow] = []
     memory: dict[ProcessInfo, int | None] = {}
     for host in pool.living:
-        parts: dict[ProcessInfo, list[int]] = {}  # several processes may be behind one host
+        parts: dict[ProcessInfo, list[int]] = {}  # one host may have several processes
         for env_id in host:
             parts.setdefault(pool.processes.get(env_id, UNKNOWN_PROCESS), []).append(env_id)
         for process, owned in parts.items():

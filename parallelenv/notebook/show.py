@@ -74,17 +74,17 @@ def encode_picture(picture: Array) -> bytes:
 
 
 def refuse_no_notebook(call: str) -> None:
-    """Refuse a call outside of a notebook, and one without Pillow."""
+    """Refuse a call outside a notebook, or without Pillow."""
     if kernel_of_notebook() is None:
         raise UsageError(
-            f"{call}() shows envs below a notebook cell, and this is no notebook. Elsewhere render(tile=True) returns "
-            "the picture, and record(policy, steps, path) makes a film."
+            f"{call}() shows envs below a notebook cell, but this is not a notebook. Elsewhere render(tile=True) "
+            "returns the picture, and record(policy, steps, path) makes a film."
         )
     check_format("png")
 
 
 def show_envs(env: ParallelEnv, id: Ids, width: int) -> None:
-    """Show envs as they are now. See `ParallelEnv.show` for arguments and errors."""
+    """Show the current frames of envs. See `ParallelEnv.show` for arguments and errors."""
     refuse_no_notebook("show")
     engine = env.engine
     env_ids = _visible_ids(engine, id, width)
@@ -98,10 +98,10 @@ def show_envs(env: ParallelEnv, id: Ids, width: int) -> None:
         if fresh and is_of_drawing:
             call = "reset()" if len(fresh) == engine.num_envs else f"reset({list_ids(fresh)})"
             have = "has" if len(fresh) == 1 else "have"
-            said = f"{name_envs(fresh)} {have} no episode yet. Call {call} before show()."
+            message = f"{name_envs(fresh)} {have} no episode yet. Call {call} before show()."
             if isinstance(error, ResetNeeded | ArgumentError):  # the latter if an env returned ``None``, for example
-                raise ResetNeededError(said) from None
-            add_note(error, said)
+                raise ResetNeededError(message) from None
+            add_note(error, message)
         raise
     _screens.setdefault(engine, Screen()).show(picture)
 
@@ -109,7 +109,7 @@ def show_envs(env: ParallelEnv, id: Ids, width: int) -> None:
 def _visible_ids(engine: Engine, id: Ids, width: object) -> tuple[int, ...]:
     env_ids = engine.ids(id)
     if not env_ids:
-        raise ArgumentError("There are no envs to look at: id is empty, or all are paused.")
+        raise ArgumentError("There are no envs to show: id is empty, or all are paused.")
     check_positive("width", width)
     return env_ids
 
@@ -158,7 +158,7 @@ class Performance:
             try:
                 film.save(path)
             except OSError as error:
-                put(error, "partial", film)  # the film is made, and can be saved elsewhere
+                put(error, "partial", film)  # the film exists, and can be saved elsewhere
                 raise
         return film
 
@@ -189,18 +189,18 @@ class Performance:
 
 
 def _checked_format(path: object) -> str:
-    """Return the format of a film to write, after checking beforehand that it can be written."""
+    """Return the format of a film to write, after checking that it can be written."""
     if path is None:
         video_format = "mp4" if has_ffmpeg() else "webp"
         check_format(video_format)
         return video_format
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
-        raise ArgumentError(f"path={show(path)} is no path of a file.")
+        raise ArgumentError(f"path={show(path)} is not the path of a file.")
     video_format, target = format_of(path), Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path={str(path)!r}: the folder {str(target.parent)!r} does not exist.")
     if target.is_dir():
         raise IsADirectoryError(f"path={str(path)!r} is a folder. Give the name of a file in it.")
     if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise PermissionError(f"path={str(path)!r} cannot be written: there is no permission to.")
+        raise PermissionError(f"path={str(path)!r} cannot be written: permission denied.")
     return video_format

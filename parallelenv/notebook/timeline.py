@@ -1,4 +1,4 @@
-"""What `ParallelEnv.profile` has recorded, the caller's calls and the work of each worker, as a timeline or a trace."""
+"""A recording of `ParallelEnv.profile`, the caller's calls and the work of each worker, as a timeline or a trace."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from parallelenv.worker.tracer import WorkerRecord
 
 
 class Track(NamedTuple):
-    """What the caller or a worker did: a row of the timeline, and a thread of the trace."""
+    """Events of the caller or of a worker: a row of the timeline, and a thread of the trace."""
 
     title: str  # of the row
     thread: str
-    spans: Array  # ``(n, 2)`` float64: begin and end of each event, in seconds since the beginning of the recording
-    # ``(n,)`` text: ``"own"`` and ``"call"`` of the caller; ``"worker"`` for commands of a worker, and the operation
-    # for what an env did in them.
+    spans: Array  # ``(n, 2)`` float64: start and end of each event, in seconds since the start of the recording
+    # ``(n,)`` text: ``"own"`` and ``"call"`` for the caller; ``"worker"`` for commands of a worker, and the operation
+    # for the events of an env within them.
     kinds: Array
     names: Sequence[str]  # of each event
 
@@ -36,8 +36,8 @@ class Recording:
 
     begin: float
     end: float
-    is_cut: bool  # whether older calls or commands were dropped, so that it begins later than the block
-    calls: Array  # ``(m, 2)`` float64: when the caller was in a call of the `ParallelEnv`
+    is_cut: bool  # whether older calls or commands were dropped, so that it starts later than the block
+    calls: Array  # ``(m, 2)`` float64: start and end of each call of the `ParallelEnv`
     workers: Sequence[WorkerRecord]
     missing: tuple[int, ...]  # ids of envs whose worker sent no record
 
@@ -48,11 +48,11 @@ class Recording:
         return tuple(env_id for worker in rebuilt for env_id in worker.env_ids)
 
     def share(self, spans: Array) -> float:
-        """Return the share of the time, 0 to 1, that spans, ``(m, 2)``, take."""
+        """Return the share of the time, 0 to 1, that ``spans``, ``(m, 2)``, cover."""
         return float(np.diff(merge(spans).clip(self.begin, self.end)).sum()) / (self.end - self.begin)
 
     def tracks(self) -> Iterator[Track]:
-        """Return everything as events: those of the caller, then those of each worker."""
+        """Return all events: those of the caller, then those of each worker."""
         calls = merge(self.calls)
         taken = merge(np.concatenate([calls, [[self.begin, self.begin], [self.end, self.end]]]))
         own = np.column_stack([taken[:-1, 1], taken[1:, 0]])
@@ -74,8 +74,8 @@ class Recording:
             )
 
     def save_trace(self, path: Path) -> None:
-        """Write a trace in the format of Chrome's trace viewer, which Perfetto reads too, one event per line."""
-        # Perfetto takes thread 0 for the one with the process's number, and would draw its events over that.
+        """Write a trace in the format of Chrome's trace viewer, which Perfetto also reads, one event per line."""
+        # Perfetto takes thread 0 for the thread with the process's number, and would draw its events over that one.
         events: list[dict[str, object]] = [
             {"name": "process_name", "ph": "M", "tid": 1, "args": {"name": "ParallelEnv"}}
         ]
@@ -115,14 +115,14 @@ def checked_path(path: object, suffix: str) -> Path:
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
 _MOST_ROWS = 25
 _MOST_BLOCKS = 5000
-"""Maximum number of blocks drawn: more would be too narrow to see and make the file large. Then shades are drawn."""
+"""Maximum number of blocks drawn: more would be too narrow to see and make the file large. Else shades are drawn."""
 _BINS = 300
 _STEPS_IN_DETAIL = 8
 _CALLER, _CALL, _STEPS, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
 _WAITING = "#8882"
 _COLOURS = {"own": _CALLER, "call": _CALL, "worker": _CALL, "reset": _RESET}
 _SHADES = {"own": (_CALLER, "your code:"), "call": (_CALL, "in calls:"), "worker": (_STEPS[0], "works for")}
-"""Colour and text of each kind of event that no other one contains."""
+"""Colour and text of the kinds of events that are not part of another event."""
 _LEGEND = {
     "your code": (_CALLER,),
     "in a call": (_CALL,),
@@ -187,7 +187,7 @@ class Timeline:
         return f"<Timeline, {len(self.svg):,} bytes of SVG>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return the picture as HTML that takes the colours of its surroundings."""
+        """Return the picture as HTML that uses the colours of its surroundings."""
         return {"text/plain": repr(self), "text/html": self.svg}
 
 
@@ -203,7 +203,7 @@ def _some_steps(recording: Recording) -> tuple[float, float]:
 
 
 def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
-    """Yield begin, end, colour, tooltip and opacity of each event in an interval."""
+    """Yield start, end, colour, tooltip and opacity of each event in an interval."""
     inside = np.flatnonzero((track.spans[:, 1] > begin) & (track.spans[:, 0] < end))
     for index, (first, last) in zip(inside.tolist(), track.spans[inside].clip(begin, end).tolist(), strict=True):
         kind = str(track.kinds[index])
@@ -212,19 +212,19 @@ def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, flo
 
 
 def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
-    """Yield the same of blocks of equal length, darker where events take more of them."""
+    """Yield the same for blocks of equal length, which are darker if events take more of their time."""
     edges, width = np.linspace(begin, end, _BINS + 1), (end - begin) / _BINS
-    for kind, (colour, said) in _SHADES.items():
+    for kind, (colour, label) in _SHADES.items():
         spans = merge(np.concatenate([track.spans[track.kinds == kind], [[end, end]]]))
         ends = np.cumsum(np.diff(spans)[:, 0])  # the time taken up to the end of each span
         taken = np.interp(edges, spans.ravel(), np.column_stack([np.append(0, ends[:-1]), ends]).ravel())
         for first, share in zip(edges.tolist(), (np.diff(taken) / width).clip(0, 1).tolist(), strict=False):
             if share > 0.005:
-                yield first, first + width, colour, f"{said} {share:.0%} of {duration(width)}", share
+                yield first, first + width, colour, f"{label} {share:.0%} of {duration(width)}", share
 
 
 def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[list[str], int]:
-    """Return a panel below ``top``, and where it ends."""
+    """Return a panel below ``top``, and the position of its end."""
     scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
     parts = []
     y = top + 30
@@ -233,11 +233,11 @@ def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[
         parts.append(f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_ROW}" fill="{_WAITING}"/>')
         is_inside = (track.spans[:, 1] > begin) & (track.spans[:, 0] < end)
         blocks = _events if is_inside.sum() <= _MOST_BLOCKS // len(tracks) else _shades
-        for first, last, colour, said, opacity in blocks(track, begin, end):
+        for first, last, colour, tooltip, opacity in blocks(track, begin, end):
             parts.append(
                 f'<rect x="{(first - begin) * scale + _LEFT:.2f}" width="{max(0.3, (last - first) * scale):.2f}" '
                 f'y="{y}" height="{_ROW}" fill="{colour}" fill-opacity="{opacity:.2f}">'
-                f"<title>{html.escape(said)}</title></rect>"
+                f"<title>{html.escape(tooltip)}</title></rect>"
             )
         y += _ROW + _GAP
     # Five to ten lines at round times, labelled in the unit of the distance between them: "0.25 s", "12,500 µs".

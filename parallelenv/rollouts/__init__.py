@@ -1,1 +1,1 @@
-"""Rollouts, evaluations, and streams: policies that run for many steps in one call."""
+"""Rollouts, evaluations and streams: many steps of a policy in one call."""

@@ -1,4 +1,4 @@
-"""Whole episodes played with a policy in the caller's process, and their statistics."""
+"""Whole episodes run with a policy in the caller's process, and their statistics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Evaluation:
         terminated: ``(num_episodes,)`` bool.
         truncated: ``(num_episodes,)`` bool.
         infos: ``(num_episodes,)`` object array of dicts: the info of the last step.
-        env_ids: ``(num_episodes,)`` int64: the env that played it.
+        env_ids: ``(num_episodes,)`` int64: the env of the episode.
     """
 
     returns: Array
@@ -55,7 +55,7 @@ class Evaluation:
 
 
 EpisodesByEnv = dict[int, list[tuple[Any, ...]]]
-"""Of each env the episodes that have ended: return, length, terminated, truncated and last info."""
+"""The ended episodes of each env: return, length, terminated, truncated and last info."""
 
 
 def evaluate(
@@ -66,7 +66,7 @@ def evaluate(
     each: ResetArguments,
     shows_progress: bool,
 ) -> Evaluation:
-    """Play episodes, each env its share, and then it rests. Other arguments and errors: see `EpisodeRunner.play`."""
+    """Run episodes; each env runs its share and is then idle. Other arguments and errors: see `EpisodeRunner.play`."""
     shares = {env_id: share for env_id, share in goal.shares(env_ids).items() if share}  # the first have most
     engine.pool.groups.refuse_resting("run_episodes()", shares)
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
@@ -74,7 +74,7 @@ def evaluate(
 
 
 class EpisodeRunner:
-    """Plays ``shares`` episodes of each env; ``goes_on``, called before each step, says whether to continue.
+    """Runs ``shares`` episodes of each env, as long as ``goes_on``, called before each step, returns ``True``.
 
     ``advance`` is called with the number of episodes that a step has ended.
     """
@@ -92,19 +92,19 @@ class EpisodeRunner:
         self._running: OpenEpisodes
 
     def play(self, engine: Engine, policy: Policy, each: ResetArguments) -> Evaluation:
-        """Play until every env has played its share.
+        """Run until every env has run its share.
 
-        The envs begin with a reset, for which ``each`` has seed and options, and need one afterwards.
+        The envs are reset at the start, with the seeds and options in ``each``, and need a reset afterwards.
 
         Raises:
-            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes so far.
         """
         check_policy(policy)
         env_ids = tuple(self._shares)
         self._running = OpenEpisodes(engine.num_envs)
-        with engine.with_continue_done_policy(env_ids) as continuing:  # and no env begins an episode by itself
+        with engine.with_continue_done_policy(env_ids) as continuing:  # so no env starts an episode by itself
             runner = PolicyRunner(policy, None, continuing.pool.layout)
-            engine.forget_seeds(env_ids)  # no argument can be refused any more
+            engine.forget_seeds(env_ids)  # all arguments are checked
             try:
                 self._play(continuing, runner, env_ids, each)
             except WorkerTimeoutError as error:
@@ -117,14 +117,14 @@ class EpisodeRunner:
         return _evaluation(self._results)
 
     def _play(self, engine: Engine, runner: PolicyRunner, env_ids: tuple[int, ...], each: ResetArguments) -> None:
-        """Play. Envs that finish early, or have no further episode, rest while the others play on."""
+        """Run the episodes. Envs that finish early, or have no further episode, are idle while the others continue."""
         result: Any = None
         beginning: Sequence[int] = env_ids
         while True:
             if beginning:
                 engine.collect_reset(engine.submit_reset(beginning, each), None)
                 env_ids = tuple(engine.table.without_exhausted(env_ids))
-                result = None  # it lacks the states of these
+                result = None  # it lacks the states of these envs
             if not env_ids or not self._goes_on():
                 return
             actions, _ = runner.act(env_ids, engine.states_of(env_ids, result))
@@ -152,9 +152,9 @@ class EpisodeRunner:
                     cause = own
                     break
             raise EnvContractError(
-                f"env {env_id} gave the reward {show(reward)}, which cannot be added to those before it "
-                f"({type(cause).__name__}: {cause}). run_episodes() sums the rewards of an episode: let the env "
-                "give numbers or arrays, or play by rollout() or step()."
+                f"env {env_id} returned the reward {show(reward)}, which cannot be added to those before it "
+                f"({type(cause).__name__}: {cause}). run_episodes() sums the rewards of an episode: return numbers or "
+                "arrays, or use rollout() or step()."
             ) from error
         for place in ends.tolist():
             env_id = int(rows[place])
@@ -181,7 +181,7 @@ def _evaluation(results: EpisodesByEnv) -> Evaluation:
 
 
 def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return the episodes of all, those of the first, then those of the second ... Envs are renumbered in order."""
+    """Return the episodes of all parts: those of the first, then of the second ... Envs are renumbered in order."""
     env_ids, offset = [], 0
     for part in parts:
         env_ids.append(part.env_ids + offset)

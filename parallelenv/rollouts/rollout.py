@@ -1,4 +1,4 @@
-"""A rollout: the steps of many envs, stacked; how long one is to be; and how several are joined."""
+"""Rollouts: the stacked steps of many envs, their requested length, and how several are joined."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Rollout:
         terminated: ``(num_steps, num_envs)`` bool.
         truncated: ``(num_steps, num_envs)`` bool.
         valid: ``(num_steps, num_envs)`` bool: whether the env made this step.
-        extras: Further results of the policy, ``(num_steps, num_envs, ...)`` each.
+        extras: Other results of the policy by name, each ``(num_steps, num_envs, ...)``.
         final_states: Next input of the policy, batched as in `StepResult`.
         ended_states: The last state of each episode that ended, ``(num_ended, *shape)``, in the order of the ``True``
             in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. For an episode cut off by a failure it
             is the last known state.
-        infos: Infos of steps, by step and env id, where not empty.
+        infos: Infos of steps that are not empty, by step and env id.
         reset_infos: Infos of resets within a step, in the same form.
         env_ids: ``(num_envs,)`` int64.
-        starts: ``(num_envs,)`` bool: whether the first step begins an episode, rather than continue one.
-        rnn_state: Memory of a recurrent policy for each env after the rollout, to pass to the next one: zeros where no
-            episode is under way, ``None`` if it has no memory.
+        starts: ``(num_envs,)`` bool: whether the first step starts an episode, rather than continuing one.
+        rnn_state: Recurrent state of the policy for each env after the rollout, to pass to the next one: zeros for envs
+            without a running episode; ``None`` if the policy has none.
     """
 
     states: State
@@ -91,7 +91,7 @@ class Rollout:
     def episode_returns(self) -> Array:
         """Sum of rewards of each episode that ended, ``(num_ended,)``, in the order of `ended_states`.
 
-        Only steps of this rollout count. `whole_episodes` is True for episodes that have all of theirs in it.
+        Only steps of this rollout count. `whole_episodes` is True for episodes that have all their steps in it.
         """
         return self._ended_episodes().returns
 
@@ -102,7 +102,7 @@ class Rollout:
 
     @property
     def whole_episodes(self) -> Array:
-        """Which of the episodes that ended also began in this rollout, ``(num_ended,)`` bool."""
+        """Whether each of the episodes that ended also started in this rollout, ``(num_ended,)`` bool."""
         return self._ended_episodes().are_whole
 
     def _ended_episodes(self) -> EndedEpisodes:
@@ -124,7 +124,7 @@ class Rollout:
 
 
 def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> EndedEpisodes:
-    """Add the steps of a rollout to the running episodes, where ``rows`` are its envs', and return those that ended."""
+    """Add the steps of a rollout to the running episodes, in the ``rows`` of its envs, and return those that ended."""
     columns = np.flatnonzero(rollout.starts)
     begun = np.column_stack([np.zeros_like(columns), columns])
     return running.add_steps(rows, rollout.rewards, rollout.dones, rollout.valid | rollout.dones, begun, goes_on=True)
@@ -146,7 +146,7 @@ class RolloutBuilder:
         self._forms: dict[str, ExtrasFormat] = {}
 
     def add(self, first: int, chunk: RolloutChunk) -> None:
-        """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked are a failure of its policy."""
+        """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked count as a failure of its policy."""
         try:
             self._forms = join_forms(self._forms, forms_of(chunk.extras))
         except ArgumentError as error:
@@ -167,7 +167,7 @@ class RolloutBuilder:
             self._memories.update({env_id: (chunk.memory, row) for row, env_id in enumerate(chunk.memory.env_ids)})
 
     def rollout(self, num_steps: int | None, starts: Array, rnn_state: Any) -> Rollout:
-        """Stack the chunks, in a rollout of so many steps, ``None``: all there are."""
+        """Stack the chunks in a rollout of ``num_steps``; ``None``: all steps."""
         layout, batch = self._batch.layout, self._batch
         unknown = Extra(loose=[None for array in batch.states if array is None])  # lost with a worker
         loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
@@ -195,7 +195,7 @@ class RolloutBuilder:
         )
 
     def rnn_state(self, running: Collection[int]) -> Any:
-        """Return the policy's memory for envs with an episode under way; an `ArgumentError` if its form differs."""
+        """Return the policy's memory for envs with a running episode; an `ArgumentError` if its form differs."""
         return join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids])
 
     def _filled(self, array: Array, name: str) -> Array:
@@ -204,7 +204,7 @@ class RolloutBuilder:
         return array
 
     def _leaf(self, shape: tuple[int, int], like: Array | None, index: int, name: str) -> Array:
-        """Return one array of all states or actions. The chunks' own are freed, so that memory is needed only once."""
+        """Return one array of all states or actions. Those of the chunks are freed, so memory is needed only once."""
         array = empty_rows(shape, like)
         for chunk, place in self._parts:
             leaves = getattr(chunk, name)
@@ -223,7 +223,7 @@ class RolloutBuilder:
 
 
 def _stacked(leaf: Array) -> Any:
-    """Return a leaf; values kept as objects for lack of a space are stacked if they have one shape."""
+    """Return a leaf; values that are objects because there is no space are stacked if they have one shape."""
     if leaf.dtype != object or not leaf.size:
         return leaf
     values = stack_values(list(leaf.reshape(-1)))
@@ -237,7 +237,7 @@ _BAR_DELAY = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RolloutLength:
-    """The length of a rollout, as either of the two numbers."""
+    """The length of a rollout: one of the two numbers."""
 
     num_steps: int | None
     num_episodes: int | None
@@ -255,32 +255,32 @@ class RolloutLength:
         return cls(num_steps, num_episodes)
 
     def check(self, policy: DonePolicy, groups: Groups, env_ids: Sequence[int]) -> None:
-        """Raise an `ArgumentError` if the end of one env would have to stop the others, or there are fewer episodes."""
+        """Raise an `ArgumentError` if the done policy does not allow a rollout, or not so many episodes."""
         groups.refuse_cut("step", env_ids)
         if self.num_episodes is not None:
             groups.refuse_resting("rollout(num_episodes=...)", env_ids, autoreset=policy.autoreset)
         if policy.resets_next:
             raise ArgumentError(
-                "rollout() does not know envs that are reset in the next step. Make the ParallelEnv with "
+                "rollout() does not support envs that are reset in the next step. Make the ParallelEnv with "
                 "asynchronous='restart', or use to_gymnasium('SameStep')."
             )
         if policy.is_shared:
             raise ArgumentError(
-                "With asynchronous=None the end of one env ends all, and in a rollout no worker knows of the envs of "
-                "another. Make the ParallelEnv with asynchronous='restart' (ended envs begin anew) or 'idle' (they "
-                "rest)."
+                "asynchronous=None stops all envs when one episode ends, but in a rollout workers cannot see each "
+                "other's envs. Make the ParallelEnv with asynchronous='restart' (ended envs are reset) or 'idle' "
+                "(they wait for a reset)."
             )
         most = max((share or 0 for share in self.shares(env_ids).values()), default=0)
         if most > policy.max_episodes:
             raise ArgumentError(
-                f"num_episodes={self.num_episodes} is more than {count(len(env_ids), 'env')} can play: with "
+                f"num_episodes={self.num_episodes} is more than {count(len(env_ids), 'env')} can run: with "
                 f"asynchronous={policy.word!r} {policy.after_end}, which allows for "
                 f"{policy.max_episodes * len(env_ids):.0f}. Make the ParallelEnv with asynchronous='restart', which "
                 "allows for any number, or give num_steps."
             )
 
     def shares(self, env_ids: Sequence[int]) -> dict[int, int | None]:
-        """Return the number of episodes that each env should end; ``None``: any number."""
+        """Return the number of episodes that each env should finish; ``None``: any number."""
         if self.num_episodes is None:
             return dict.fromkeys(env_ids)
         share, rest = divmod(self.num_episodes, len(env_ids) or 1)
@@ -296,7 +296,7 @@ def progress_bar(goal: RolloutLength, is_wanted: bool, name: str = "rollout") ->
         yield bar.update
 
 
-# ---------------------------------------------------------------- joining rollouts, in time and side by side
+# ---------------------------------------------------------------- joining rollouts, in time and across envs
 
 Nest: TypeAlias = Any
 """States, actions or memories: arrays, tensors or tuples of objects in dicts, tuples and lists."""
@@ -312,15 +312,15 @@ def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
     for name in ("states", "actions", "rnn_state"):
         forms = [map_leaves(getattr(part, name), lambda _: "an array") for part in (one, other)]
         if forms[0] != forms[1] and (name != "rnn_state" or None not in forms):
-            raise ArgumentError(f"{what} cannot be put together: their {name} are {forms[0]} and {forms[1]}.")
+            raise ArgumentError(f"{what} cannot be joined: their {name} are {forms[0]} and {forms[1]}.")
     try:
         _forms_of_extras((one, other))
     except ArgumentError as error:
-        raise ArgumentError(f"{what} cannot be put together. {error}") from None
+        raise ArgumentError(f"{what} cannot be joined. {error}") from None
 
 
 def can_follow(one: Rollout, other: Rollout) -> bool:
-    """Return whether rollouts can be joined in time; not if envs or policy were replaced in between."""
+    """Return whether rollouts can be joined in time. They cannot if envs or policy were replaced in between."""
     try:
         refuse_different(one, other, "They")
     except ArgumentError:
@@ -329,10 +329,11 @@ def can_follow(one: Rollout, other: Rollout) -> bool:
 
 
 def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
-    """Join rollouts: consecutive ones of the same envs in time, and the results side by side, with envs renumbered.
+    """Join rollouts: consecutive ones of the same envs in time, then these along the env axis, with envs renumbered.
 
-    If a part begins an episode while the one before it left the env's episode open, because the env was lost, the open
-    one becomes truncated, with its last known state. Shorter histories are padded with steps that are not valid.
+    If a part starts an episode although the previous part left the env's episode open, because the env was lost, the
+    open episode becomes truncated, with its last known state. Shorter histories are padded with steps that are not
+    valid.
     """
     (first, *rest), *others = histories
     if not rest and not others:
@@ -359,7 +360,7 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
 
 
 def _cut_episodes(history: Sequence[Rollout], steps: Sequence[int], column: int) -> Iterator[Ends]:
-    """Yield the ends of episodes that a part left open though the next one, from its step on, has begun others."""
+    """Yield the ends of episodes that a part left open although the next part starts others at its first step."""
     dones = np.concatenate([part.dones for part in history])
     made = np.concatenate([part.valid for part in history]) | dones
     for before, later, step in zip(history, history[1:], steps[1:], strict=False):
@@ -376,7 +377,7 @@ def _take_rows(leaves: Sequence[Nest], rows: Array) -> Nest:
 
 
 def _steps_of_all(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts: Sequence[Ends]) -> dict[str, Any]:
-    """Return what joined rollouts, given the first step and column of each, have of every step."""
+    """Return the per-step fields of joined rollouts, given the first step and column of each part."""
     sizes = np.add([part.valid.shape for part in parts], offsets)
     shape = tuple(sizes.max(axis=0).tolist())
     places = [tuple(map(slice, offset, size)) for offset, size in zip(offsets, sizes.tolist(), strict=True)]
@@ -409,7 +410,7 @@ def _steps_of_all(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], 
 
 
 def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequence[Nest]], Nest]) -> Nest:
-    """Join nests leaf by leaf. ``form`` tells the leaves, as a batch of texts or graphs is a tuple as well."""
+    """Join nests leaf by leaf. ``form`` shows which parts are leaves: a batch of texts or graphs is also a tuple."""
     if isinstance(form, dict):
         return {key: _join_nests(form[key], [nest[key] for nest in nests], join_leaves) for key in form}
     if isinstance(form, tuple | list):
@@ -419,7 +420,7 @@ def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequen
 
 
 def _put_together(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[int, ...]) -> Nest:
-    """Return one leaf, with the leading axes ``shape``, that has each of these at its place.
+    """Return one leaf, with the leading axes ``shape``, that has each of these leaves at its place.
 
     The leaves are arrays, tensors, or tuples of objects; the result is of objects if their shapes or types differ.
     """

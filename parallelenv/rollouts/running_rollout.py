@@ -1,4 +1,4 @@
-"""Rollouts: many steps made inside the workers, chunk by chunk, and joined here."""
+"""Rollouts: many steps that workers make in chunks, which are joined here."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 CHUNK = 0.2
 """Seconds that a chunk should take: how soon Ctrl-C has an effect, and how often the bar moves."""
 _GROWTH = 16
-"""Factor by which the size of a chunk may grow: one chunk is a poor measure, and the first also warms up."""
+"""Maximum factor by which chunks grow: the time of one chunk is a poor estimate, and the first includes warm-up."""
 _numbers = itertools.count(1)
 
 
 class RunningRollout:
     """One rollout of some envs, whose policy acts in the workers. Arguments and errors: see `ParallelEnv.rollout`.
 
-    What a worker loses is the chunk in progress: the other workers' steps of it are kept.
+    A worker that dies loses the steps of its chunk in progress; those of the other workers are kept.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class RunningRollout:
         engine.refuse_unsteppable(env_ids)
         self._table.refuse_unknown_states(env_ids)
         self._starts = self._table.at_beginning(env_ids)
-        self._episodes_left = self._shares(living)  # how many episodes each env may still end; None: any number
+        self._episodes_left = self._shares(living)  # number of episodes each env may still finish; None: any number
         self._unsent_policy = self._prepare(self._memory(rnn_state))  # the policy, to be sent with the next chunk
         self._builder = RolloutBuilder(self._pool.batch, env_ids)
-        # Only hosts have all states of envs that are not stepped: they take part in the first chunk.
+        # Only hosts have all states of envs that are not stepped, so these envs take part in the first chunk.
         self._asks_all = any(array is None for array in self._pool.batch.states)
         self._hosts_have_policy = False  # whether hosts have the policy
         self._num_made = self._chunk_size = 0
@@ -78,9 +78,9 @@ class RunningRollout:
         self._policy_failure: tuple[Failure, tuple[int, ...]] | None = None
 
     def _prepare(self, memory: RecurrentState | None) -> Array | None:
-        """Return what is sent to hosts for them to have the policy, with this recurrent state."""
+        """Return the message that gives hosts the policy, with this recurrent state."""
         what = f"The policy, a {type(self._policy).__name__},"
-        way_out = "Let it hold plain data, and open what cannot travel at its first call."
+        way_out = "Let it hold plain data, and create other objects at its first call."
         return pickled((self._policy, memory), what, way_out)
 
     def _memory(self, rnn_state: Any) -> RecurrentState | None:
@@ -92,17 +92,17 @@ class RunningRollout:
         return RecurrentState(tuple(self._env_ids), rnn_state, new)
 
     def _shares(self, living: Sequence[int]) -> dict[int, int | None]:
-        """Return how many episodes each env is to end, 0 for envs that rest.
+        """Return the number of episodes that each env should finish, 0 for idle envs.
 
         Raises:
-            ResetNeededError: If one of them has an episode to play.
+            ResetNeededError: If an idle env should finish an episode.
         """
         shares = {**dict.fromkeys(self._env_ids, 0), **self._goal.shares(living)}
         if self._done_policy.skips_done:
             resting = [env_id for env_id, share in shares.items() if self._table.done[env_id] and share != 0]
             if resting and self._goal.num_episodes is not None:
                 raise ResetNeededError(
-                    f"envs {list_ids(resting)} have ended and rest. Call reset({list_ids(resting)}) before the rollout."
+                    f"envs {list_ids(resting)} have ended. Call reset({list_ids(resting)}) before the rollout."
                 )
             shares.update(dict.fromkeys(resting, 0))
         return shares
@@ -111,7 +111,7 @@ class RunningRollout:
         """Make all steps and return them.
 
         Raises:
-            BaseException: What an env or the policy raised; ``error.partial`` has the steps that were made.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the steps that were made.
         """
         is_complete = False
         try:
@@ -126,7 +126,7 @@ class RunningRollout:
             is_complete = not self._is_late
         finally:
             if self._hosts_have_policy:  # hosts drop the policy; commands in flight after a failure are not waited for
-                with contextlib.suppress(ParallelEnvError):  # a worker that dies now takes the policy with it
+                with contextlib.suppress(ParallelEnvError):  # a worker that dies now no longer has the policy
                     dead = self._pool.death_failures(self._env_ids)
                     ticket = self._pool.submit("rollout", self._env_ids, failed=dead)
                     if is_complete:
@@ -153,8 +153,8 @@ class RunningRollout:
             self._chunk_size = 1
         ticket = self._send(asked, failed)
         self._asks_all = False
-        # Measured by the hosts' clocks: with hundreds of envs the messages alone may take longer than a chunk should,
-        # and a chunk would never have more than one step.
+        # Measured in the hosts: with hundreds of envs the messages alone may take longer than a chunk should, and a
+        # chunk would never have more than one step.
         paces = [chunk.seconds / chunk.num_steps for chunk in ticket.values.values() if chunk.num_steps]
         self._seconds_per_step = max(paces, default=self._seconds_per_step)
         num_ended = self._record(ticket, asked, before)
@@ -162,10 +162,10 @@ class RunningRollout:
         return self._chunk_size if self._goal.num_steps is not None else num_ended
 
     def _send_policy(self, asked: Sequence[int]) -> Mapping[int, Failure]:
-        """Let hosts unpickle the policy, without a time limit: it may import a library, and is not a step.
+        """Let hosts unpickle the policy, without a time limit, because that may import a library.
 
-        Hosts first finish earlier commands, as long as a call may take. Without a recovery late commands stay in
-        flight: no env was lent yet, so no steps are lost.
+        Hosts first finish earlier commands, within the pool's timeout. Without a recovery, late commands stay in
+        flight; no steps are lost, because no env takes part yet.
 
         Returns:
             The failures of envs whose host could not be reached.
@@ -174,7 +174,7 @@ class RunningRollout:
         failed = dict(recovery.failures_before(asked)) if recovery is not None else {}
         if not self._hosts_have_policy:
             self._hosts_have_policy = True
-            ticket = pool.submit("rollout", asked, failed=failed)  # cheap: answered after all earlier commands
+            ticket = pool.submit("rollout", asked, failed=failed)  # cheap; its reply comes after all earlier ones
             try:
                 pool.wait(ticket, self._engine.pool.timeout)
             except WorkerTimeoutError as late:
@@ -189,7 +189,7 @@ class RunningRollout:
         return ticket.failures
 
     def _send(self, asked: Sequence[int], failed: Mapping[int, Failure]) -> Ticket:
-        """Send a request to the hosts of these envs and wait until it is done, or too late."""
+        """Send a request to the hosts of these envs, and wait until it is done or the timeout has passed."""
         left = [self._episodes_left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0 and env_id not in failed]
@@ -205,7 +205,7 @@ class RunningRollout:
         return RolloutRequest(self._number, self._unsent_policy, num_steps, how.autoreset, how.skips_done)
 
     def _record(self, ticket: Ticket, asked: Sequence[int], before: list[Array]) -> int:
-        """Record the result of a chunk; return how many episodes have ended."""
+        """Record the result of a chunk; return the number of episodes that ended."""
         table = self._table
         chunks: list[RolloutChunk] = [ticket.values[env_id] for env_id in sorted(ticket.values)]  # not by arrival
         lost = _find_lost(ticket, asked, chunks)
@@ -228,8 +228,8 @@ class RunningRollout:
             table.reset_infos[env_id] = begun.info or {}
         table.record_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
         table.record_running(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
-        # Envs that failed for good are left out from now on. The others finish, so that their number of steps does not
-        # depend on timing. Where steps were lost it does anyway, so the rollout ends at once.
+        # Envs that failed permanently are left out from now on. The others finish, so that their number of steps does
+        # not depend on timing. If steps were lost it does anyway, so the rollout ends at once.
         self._failures.update(left)
         self._episodes_left.update(dict.fromkeys([*left, *table.exhausted.intersection(self._episodes_left)], 0))
         broken = [(chunk.broken, chunk.env_ids) for chunk in chunks if chunk.broken is not None]
@@ -260,7 +260,7 @@ class RunningRollout:
         return len(chunk.ended.columns)
 
     def _result(self) -> Rollout:
-        """Return all steps that were made, or raise what failed."""
+        """Return all steps that were made, or raise the failure."""
         running = {env_id for env_id in self._env_ids if not self._table.done[env_id]}.difference(self._failures)
         rnn_state = None
         try:
@@ -273,7 +273,7 @@ class RunningRollout:
         rollout = self._builder.rollout(self._num_steps, self._starts, rnn_state)
         if self._policy_failure is not None:
             failure, env_ids = self._policy_failure
-            where = f"beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}"
+            where = f"for envs {list_ids(env_ids)[1:-1]}, process {failure.pid}"
             add_note(failure.exception, f"Raised by {failure.operation} {where}.")
             put(failure.exception, "partial", rollout)
             raise failure.exception
@@ -286,7 +286,7 @@ def _find_lost(ticket: Ticket, asked: Sequence[int], chunks: Sequence[RolloutChu
     known = {env_id for chunk in chunks for env_id in chunk.env_ids}
     lost = {}
     for env_id in asked if ticket.failures else ():
-        if env_id not in known:  # a chunk that cannot be copied is a failure of one of its envs
+        if env_id not in known:  # a chunk that cannot be copied counts as a failure of one of its envs
             cause = ticket.failures.get(env_id) or next(iter(ticket.failures.values()))
             lost[env_id] = Failure(cause.exception, env_id, cause.operation)
     return lost
@@ -311,14 +311,14 @@ def _invalid_chunk(
 
 
 _OWN_ROLLOUT = "run_batch_episode"
-"""The method by which test units of MetaBox play an episode."""
+"""The method with which test units of MetaBox run an episode."""
 
 
 def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: Any) -> list[Any]:
     """Call ``run_batch_episode()`` of each env, which brings its own policy, and return the results.
 
-    An env without that method, and ``for_policies``, arguments that only a rollout with a policy takes, raise an
-    `ArgumentError`.
+    Raises an `ArgumentError` if an env lacks that method, or any of ``for_policies``, the arguments of a rollout with a
+    policy, is given.
     """
     found = engine.pool.ask("get", env_ids, None, Lookup(_OWN_ROLLOUT, "exists")).values
     lacking = [env_id for env_id in env_ids if not found.get(env_id)]
@@ -333,7 +333,7 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
 
 
 class LocalRollouts:
-    """Makes rollouts with policies that stay in this process, and so keep what they learn or draw."""
+    """Makes rollouts with policies that stay in this process, and so keep their weights and random state."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -358,7 +358,7 @@ class LocalRollouts:
 
 
 class _RunningLocalRollout(RunningRollout):
-    """A rollout whose policy is in this process. Chunks are made here instead of requested from hosts."""
+    """A rollout whose policy is in this process. Chunks are made here instead of being requested from hosts."""
 
     def __init__(
         self,
@@ -393,7 +393,7 @@ class _RunningLocalRollout(RunningRollout):
 
 
 class _LocalSteps:
-    """Steps all envs for the policy, in place of a host. Attributes: see `StepSource`."""
+    """Steps all envs for the policy, instead of a host. Attributes: see `StepSource`."""
 
     in_caller = True
 
@@ -409,7 +409,7 @@ class _LocalSteps:
                 self.writer.loose[env_id - self.writer.first] = extra.loose
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
-        """Step envs, wherever they live; an env that is late or lost counts as failed."""
+        """Step envs in any mode; an env that is late or lost counts as failed."""
         failed = NO_FAILURES if self._recovery is None else self._recovery.failures_before(env_ids)
         ticket = self._pool.submit("step", env_ids, each, autoreset=autoreset, failed=failed)
         self._pool.wait_or_give_up(ticket)

@@ -1,4 +1,4 @@
-"""Envs one at a time: signals in place of states and actions, and the loop of `ParallelEnv.stream`."""
+"""Envs one at a time: signals that replace states and actions, and the loop of `ParallelEnv.stream`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Signal(enum.StrEnum):
-    """Replaces a state or an action where there is none. Each equals its text: ``TERMINATED == "terminated"``."""
+    """Replaces a missing state or action. Each signal equals its text: ``TERMINATED == "terminated"``."""
 
     TERMINATED = "terminated"
     RESET = "reset"
@@ -36,21 +36,21 @@ class Signal(enum.StrEnum):
 
 
 TERMINATED: Final = Signal.TERMINATED
-"""Instead of a state: the episode has ended, and no other has begun."""
+"""Instead of a state: the episode has ended, and no other has started."""
 RESET: Final = Signal.RESET
-"""Instead of an action: begin an episode."""
+"""Instead of an action: start an episode."""
 CLOSE: Final = Signal.CLOSE
-"""Instead of an action: leave this env out from now on."""
+"""Instead of an action: pause this env."""
 
 
 class Stream:
     """The loop of `ParallelEnv.stream`: the policy acts for the envs that are ready.
 
-    Between its calls the caller may use the envs freely.
+    Between two results the caller may use the envs freely.
 
     Raises:
-        ArgumentError: If the policy is not callable, or takes a recurrent state, which would lack the envs that are
-            not ready.
+        ArgumentError: If the policy is not callable, or takes a recurrent state, which would lack rows for the envs
+            that are not ready.
     """
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
@@ -61,8 +61,8 @@ class Stream:
             names = {}.keys()
         if not names.isdisjoint(("rnn_state", "done")):
             raise ArgumentError(
-                "stream() asks the policy for the envs that are ready, so it cannot hand it an rnn_state. Let it take "
-                "env_ids, and keep by these what it remembers, or use rollout() or run_episodes()."
+                "stream() calls the policy for the envs that are ready, so it cannot give it an rnn_state. Let it "
+                "take env_ids and keep its own state by env id, or use rollout() or run_episodes()."
             )
         self._engine, self._guard = engine, engine.guard
         self._policy, self._takes_ids = policy, "env_ids" in names
@@ -88,7 +88,7 @@ class Stream:
 
     @single_threaded_in("stream")
     def _act(self, result: StepResult | None, most: float) -> int:
-        """Send actions to at most ``most`` of the envs that wait for one; return how many got one."""
+        """Send actions to at most ``most`` of the envs that wait for one; return the number of actions sent."""
         engine, table = self._engine, self._engine.table
         in_flight = set(engine.in_flight)
         idle = [env_id for env_id in table.unpaused if env_id not in in_flight]

@@ -1,7 +1,7 @@
 """Task samplers as envs: one episode is one task.
 
-A sampler returns tasks until it has no more. `TaskEnv` makes a `gymnasium.Env` of it, so the rest of the package
-handles tasks like episodes. Without another task, ``reset`` raises `ExhaustedError`, as any env may.
+A sampler returns tasks until it has no more. `TaskEnv` makes it a `gymnasium.Env`, so the rest of the package handles
+tasks like episodes. When there are no more tasks, ``reset`` raises `ExhaustedError`, as any env may.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TaskStep(NamedTuple):
 
 
 class Task(Protocol):
-    """One episode. Subclass it for the default `render` and `close`, or define these methods; others are allowed."""
+    """One episode. Subclass it for the default `render` and `close`, or define all methods; others are allowed."""
 
     def step(self, action: Action) -> Any:
         """Return Gymnasium's five items of a step, an object like `TaskStep`, or its four fields as a tuple."""
@@ -53,16 +53,16 @@ class Task(Protocol):
         return None
 
     def close(self) -> None:
-        """Release what only this task uses. Called before the next task is requested, and at the end."""
+        """Release resources of this task only. Called before the next task is requested, and at the end."""
         return
 
 
 class TaskSampler(Protocol):
-    """Returns tasks. Subclass it for the defaults, or define the methods; others are allowed.
+    """Returns tasks. Subclass it for the defaults, or define all methods; others are allowed.
 
     Attributes:
         observation_space: Gymnasium space of all tasks; ``None`` if not declared.
-        action_space: Likewise for actions.
+        action_space: Gymnasium space of actions; ``None`` if not declared.
         length: Total number of tasks; ``None`` or ``math.inf`` if unlimited. Used only by callers.
     """
 
@@ -83,14 +83,15 @@ class TaskSampler(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the tasks share. Called at the end."""
+        """Release resources that the tasks share. Called at the end."""
         return
 
 
 class TaskEnv(gymnasium.Env[State, Action]):
-    """A sampler as an env: ``reset`` begins the next task.
+    """A sampler as an env: ``reset`` starts the next task.
 
-    `ParallelEnv.call`, `get_env_attr` and the like look up names that this env lacks in the task, then in the sampler.
+    `ParallelEnv.call`, `get_env_attr` and similar methods look up names that this env lacks in the task, then in the
+    sampler.
 
     Args:
         sampler: A `TaskSampler` for this env only. The env takes over its ``render_mode`` and ``metadata``, if any.
@@ -118,7 +119,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
         return self.task, self.sampler
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
-        """Begin the next task, and return its first observation and an empty info.
+        """Start the next task, and return its first observation and an empty info.
 
         Args:
             seed: Passed to the sampler's ``set_seed``; ``None`` does not seed.
@@ -134,7 +135,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
         self._leave()
         task, name = self.sampler.next_task(**(options or {})), type(self.sampler).__name__
         if task is None:
-            raise ExhaustedError(f"{name} has no further task. Call its reset() to begin again.")
+            raise ExhaustedError(f"{name} has no further task. Call its reset() to start again.")
         _check(task, f"next_task() of {name} returned", "Task", "step", "is_done", "get_observations")
         self.task = task
         return task.get_observations(), {}
@@ -195,13 +196,13 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
 
 def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mapping[str, object]) -> TaskEnv:
-    """Return an env of a new sampler, which gets copies of the arguments: it may change them, and be made again."""
+    """Return an env of a new sampler, which gets copies of the arguments, so that it may change them and be rebuilt."""
     try:
         copies = deep_copy(dict(arguments))
     except Exception as error:
         raise UnpicklableError(
             f"sampler_fn_args={list(arguments)} cannot be copied ({type(error).__name__}: {error}). Each sampler gets "
-            "copies, to change and to be made again with. Give plain data, and let make_sampler_fn make the rest of it."
+            "its own copies. Give plain data, and let make_sampler_fn build other objects from it."
         ) from error
     return TaskEnv(make_sampler_fn(**copies))
 
@@ -211,7 +212,7 @@ def _check(candidate: object, what: str, kind: str, *names: str) -> None:
     missing = [f"{name}()" for name in names if not callable(getattr(candidate, name, None))]
     shown, lacks = type(candidate).__name__, f"lacks {', '.join(missing)}"
     if isinstance(candidate, type):
-        shown, lacks = f"the class {candidate.__name__}", "is no instance"
+        shown, lacks = f"the class {candidate.__name__}", "is not an instance"
     elif not missing:
         return
     raise InvalidEnvError(

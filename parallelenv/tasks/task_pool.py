@@ -20,14 +20,14 @@ from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 
 @short_tracebacks
 class TaskPool(ParallelEnv):
-    """A `ParallelEnv` whose envs are task samplers: one episode is one task. `ParallelEnv.from_samplers` makes one."""
+    """A `ParallelEnv` whose envs are task samplers: one episode is one task. Made by `ParallelEnv.from_samplers`."""
 
     def next_task(self, id: Ids = None, **kwargs: object) -> State:
-        """Begin the next task of each sampler, even if the current one has not ended. Same as `reset`.
+        """Start the next task of each sampler, even if the current one has not ended. Same as `reset`.
 
         Args:
-            id: Envs.
-            **kwargs: Passed to ``next_task`` of each sampler; use ``reset(options=[...])`` for different ones per env.
+            id: Which envs.
+            **kwargs: Passed to ``next_task`` of each sampler; for different ones per env, use ``reset(options=[...])``.
 
         Returns:
             First states, as from `reset`; ``None`` for samplers without another task.
@@ -40,8 +40,8 @@ class TaskPool(ParallelEnv):
     def all_done(self) -> bool:
         """Return whether no task is in progress: every sampler waits for `next_task`, or has no more tasks.
 
-        With automatic restarts only the latter counts, so ``while not env.all_done()`` plays all tasks, even if all
-        envs end one in the same step.
+        With automatic restarts only the latter counts, so ``while not env.all_done()`` runs all tasks, even if all envs
+        end one in the same step.
         """
         return self.all_exhausted() if self.engine.done_policy.autoreset else super().all_done()
 
@@ -52,7 +52,7 @@ class TaskPool(ParallelEnv):
         Steps in flight are dropped. The samplers' random generators are not changed.
 
         Raises:
-            BaseException: What a sampler raised.
+            BaseException: Any exception raised by a sampler.
         """
         engine, calls = self.engine, [MethodCall("_rewind")] * self.num_envs
         ticket = engine.pool.submit(
@@ -63,17 +63,17 @@ class TaskPool(ParallelEnv):
 
     @single_threaded
     def set_seeds(self, seeds: int | Sequence[int | None]) -> list[int | None]:
-        """Seed every sampler at once, for its next tasks; `seed` takes effect at the next reset.
+        """Seed every sampler immediately, for its next tasks; `seed` takes effect at the next reset.
 
         Args:
-            seeds: Int ``s`` gives env i the seed ``s + i``. A list has one per env; ``None`` in it does not seed.
+            seeds: Int ``s`` gives env i the seed ``s + i``. A list has one per env; envs with ``None`` are not seeded.
 
         Returns:
             The seed of each sampler, in env id order.
 
         Raises:
-            ArgumentError: If it is neither; nothing was seeded.
-            BaseException: What a sampler raised.
+            ArgumentError: If ``seeds`` is neither; nothing was seeded.
+            BaseException: Any exception raised by a sampler.
         """
         spread = spread_seeds(seeds, self.engine.env_ids, whole=True)
         seeded = [env_id for env_id in self.engine.env_ids if spread[env_id] is not None]
@@ -87,16 +87,17 @@ class TaskPool(ParallelEnv):
         """Return the current observations of tasks, without a step.
 
         Args:
-            id: Envs.
+            id: Which envs.
 
         Returns:
             States in the form of `reset`; ``None`` for exhausted envs.
 
         Raises:
-            ResetNeededError: If an env has no task yet; no env was called.
+            ResetNeededError: If an env has no task yet; nothing was called.
             EnvBusyError: If a step of an env is in flight.
             EnvContractError: If an observation does not fit the space.
-            BaseException: What a task raised; ``error.partial`` maps the other env ids to their observations.
+            BaseException: Any exception raised by a task; ``error.partial`` maps the other env ids to their
+                observations.
         """
         env_ids = self.engine.ids(id)
         self.engine.refuse_busy(env_ids)
@@ -135,19 +136,19 @@ def _batch_states(
 
 
 def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Callable[[], TaskEnv]]:
-    """Return one env fn per sampler; raise an `ArgumentError` unless given a function and a list of its arguments."""
+    """Return one env fn per sampler; an `ArgumentError` unless given a function and a list of its arguments."""
     if not callable(make_sampler_fn):
         raise ArgumentError(
             f"make_sampler_fn={show(make_sampler_fn)} cannot be called. Give a function that returns a TaskSampler."
         )
     expected = (
-        "Give a list with a dict of keyword arguments of make_sampler_fn for each env, [{}] * 4 if it takes none."
+        "Give a list with a dict of keyword arguments of make_sampler_fn for each env; [{}] * 4 if it takes none."
     )
     if isinstance(sampler_fn_args, (str, bytes, Mapping)) or not isinstance(sampler_fn_args, Sequence):
-        raise ArgumentError(f"sampler_fn_args={show(sampler_fn_args)} is no list. {expected}")
+        raise ArgumentError(f"sampler_fn_args={show(sampler_fn_args)} is not a list. {expected}")
     if not sampler_fn_args:
         raise ArgumentError(f"sampler_fn_args is empty. {expected}")
     for place, one in enumerate(sampler_fn_args):
         if not isinstance(one, Mapping) or not all(isinstance(name, str) for name in one):
-            raise ArgumentError(f"sampler_fn_args[{place}] is {show(one)}, no dict of keyword arguments. {expected}")
+            raise ArgumentError(f"sampler_fn_args[{place}] is {show(one)}, not a dict of keyword arguments. {expected}")
     return [functools.partial(make_task_env, make_sampler_fn, one) for one in sampler_fn_args]

@@ -49,11 +49,11 @@ _BYPASSING = {
     *("rollout", "send_reset", "arecv", "stream", "run_episodes", "play", "record", "get_state", "send_action"),
     *("to_gymnasium", "to_sb3", "to_tianshou"),
 }
-"""Methods that step inside of wrappers, or whose results are received later than wrappers can process them."""
+"""Methods that step inside wrappers, or whose results arrive later than wrappers can process them."""
 
 
 def space_of(env: object) -> Space:
-    """Return the observation space shared by all envs, or ``None``; an `ArgumentError` if ``env`` is no `Wrappable`."""
+    """Return the observation space shared by all envs, or ``None``; an `ArgumentError` if ``env`` cannot be wrapped."""
     if isinstance(env, type) or not hasattr(env, "customized_method"):
         raise ArgumentError(
             f"env={show(env)} is not a ParallelEnv or a wrapper of one. Wrap single envs where you make them."
@@ -62,7 +62,7 @@ def space_of(env: object) -> Space:
 
 
 def shared_structure(env: object, problem: str) -> Structure:
-    """Return the structure of the space shared by all envs; an error, which says the problem, if they share none."""
+    """Return the structure of the space shared by all envs; an error that states the ``problem`` if they share none."""
     structure = Structure(space_of(env))
     if structure.space is None:
         raise ArgumentError(
@@ -72,16 +72,17 @@ def shared_structure(env: object, problem: str) -> Structure:
 
 
 class ParallelWrapper(ShortTracebacks):
-    """Has everything that the `ParallelEnv` in it has. Override methods, or the hooks `on_reset`, `on_step`, `on_send`.
+    """Base of wrappers, with all attributes and methods of the wrapped `ParallelEnv`.
 
-    Each result passes through once, batched, whichever method returns it (`step`, `recv`, `step_wait`), for any number
-    of envs and any ``align``. If an env fails, the others' results in ``error.partial`` pass through too.
+    Override methods, or the hooks `on_reset`, `on_step` and `on_send`. Each result passes through the hooks once,
+    batched, whichever method returns it (`step`, `recv`, `step_wait`), for any number of envs and any ``align``. If an
+    env fails, the others' results in ``error.partial`` also pass through.
 
-    An exception raised by a hook is raised as it is. Its ``partial`` is the result from inside, its ``wrapper`` this
-    wrapper. Wrappers outside of it never see that result, so all envs in it need a reset.
+    An exception raised by a hook is raised unchanged. Its ``partial`` is the result that the hook received, its
+    ``wrapper`` this wrapper. Wrappers around it never see that result, so all envs in it need a reset.
 
     Methods that would bypass wrappers raise `UsageError`: `rollout`, `stream`, `run_episodes`, `play`, `record`,
-    `send_reset`, `arecv`, `get_state`, `send_action`, `to_gymnasium`, `to_sb3`, `to_tianshou`. Call those of
+    `send_reset`, `arecv`, `get_state`, `send_action`, `to_gymnasium`, `to_sb3`, `to_tianshou`. Call them on
     `unwrapped`, or wrap the single envs.
 
     Args:
@@ -94,7 +95,7 @@ class ParallelWrapper(ShortTracebacks):
     is_frozen: bool | None = None
     """Whether this wrapper's own statistics are frozen; ``None`` if it has none."""
     _saved: tuple[str, ...] = ()
-    """Attributes that are saved by `save_state`."""
+    """Attributes that `save_state` saves."""
 
     def __init__(self, env: Wrappable) -> None:
         space_of(env)  # refuses anything else
@@ -103,10 +104,10 @@ class ParallelWrapper(ShortTracebacks):
     # ---------------------------------------------------------------- hooks
 
     def on_send(self, action: object, id: Ids) -> None:
-        """Look at actions before they are sent, as given to `step`, `send` or `step_async`; an error refuses them."""
+        """Check the actions of `step`, `send` or `step_async` before they are sent; raise an error to refuse them."""
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
-        """Return what a reset should return.
+        """Return the states that a reset should return.
 
         Args:
             states: First states of these envs, batched.
@@ -115,17 +116,17 @@ class ParallelWrapper(ShortTracebacks):
         return states
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Return what a step should return.
+        """Return the result that a step should return.
 
         Args:
-            result: The result from inside, without envs that rest, so it may be of no env. Its infos may be changed.
+            result: The result of the wrapped object, without idle envs; it may be of no env. Its infos may be changed.
         """
         return result
 
     # ---------------------------------------------------------------- calls
 
     def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> States:
-        """Begin new episodes. See `ParallelEnv.reset`."""
+        """Start new episodes. See `ParallelEnv.reset`."""
         env_ids = self.chosen(id)
         self._refuse_handed_over()
         try:
@@ -143,12 +144,12 @@ class ParallelWrapper(ShortTracebacks):
         return self._seen(align, self.env.step, action, id)
 
     def send(self, action: object, id: Ids = None) -> None:
-        """Begin a step. See `ParallelEnv.send`."""
+        """Start a step. See `ParallelEnv.send`."""
         self._before(action, id)
         self.env.send(action, id)
 
     def step_async(self, action: object, id: Ids = None) -> None:
-        """Begin a step. See `ParallelEnv.step_async`."""
+        """Start a step. See `ParallelEnv.step_async`."""
         self._before(action, id)
         self.env.step_async(action, id)
 
@@ -163,13 +164,13 @@ class ParallelWrapper(ShortTracebacks):
         return self._seen(align, self.env.step_wait, timeout)
 
     def next_task(self, id: Ids = None, **kwargs: object) -> States:
-        """Begin the next tasks by calling `reset`. See `TaskPool.next_task`.
+        """Start the next tasks by calling `reset`. See `TaskPool.next_task`.
 
         Raises:
             AttributeError: If the wrapped object is not a `TaskPool`.
         """
         if not hasattr(self.unwrapped, "next_task"):
-            raise AttributeError(f"{self!r} has no next_task(): that of ParallelEnv.from_samplers() has.")
+            raise AttributeError(f"{self!r} has no next_task(); a ParallelEnv made by from_samplers() has.")
         return self.reset(id, options=kwargs or None)
 
     def close(self) -> None:
@@ -236,7 +237,7 @@ class ParallelWrapper(ShortTracebacks):
         table = self.unwrapped.engine.table
         table.require_reset(table.without_exhausted(env_ids))
 
-    # ---------------------------------------------------------------- what hooks may ask
+    # ---------------------------------------------------------------- facts for hooks
 
     def chosen(self, id: Ids) -> tuple[int, ...]:
         """Return the env ids of an ``id`` argument."""
@@ -244,7 +245,7 @@ class ParallelWrapper(ShortTracebacks):
 
     @property
     def restarts(self) -> bool:
-        """Whether an env whose episode ends begins the next one in the same step."""
+        """Whether an env whose episode ends starts the next one in the same step."""
         return self.unwrapped.engine.done_policy.autoreset
 
     def have_begun(self, env_ids: Sequence[int]) -> bool:
@@ -291,37 +292,38 @@ class ParallelWrapper(ShortTracebacks):
     def load_state(self, state: Any) -> tuple[int, ...]:
         """Restore a state. See `ParallelEnv.load_state`.
 
-        If an env fails, the wrappers keep what they remember, so reset all envs.
+        If an env fails, the wrappers keep their current state, so reset all envs.
 
         Raises:
-            ArgumentError: Also if it was saved through different wrappers; nothing was changed.
+            ArgumentError: If it was saved through different wrappers, or for the reasons given there; nothing was
+                changed.
         """
         expected = _form(self.remembered())
         if not expected:
             return self.env.load_state(state)
         name = type(self).__qualname__
-        found = state.wrapper if isinstance(state, WrappedState) else f"no wrapper, but a {type(state).__name__}"
+        found = state.wrapper if isinstance(state, WrappedState) else f"no wrapper (it is a {type(state).__name__})"
         if found != name:
             raise ArgumentError(
-                f"The state is of {found}, and {name} remembers something of its own. Load it through the same "
+                f"The state is of {found}, but {name} has state of its own. Load it through the same "
                 "wrappers, in the same order, through which it was saved."
             )
         form = _form(state.memory)
         if form != expected:
             raise ArgumentError(
-                f"What {name} remembers is of the form {form}, but here it is {expected}. Make it with the same "
-                "arguments, around as many envs."
+                f"The saved state of {name} has the form {form}, but here it is {expected}. Make the wrapper with the "
+                "same arguments, around as many envs."
             )
         lost = self.env.load_state(state.state)
         self.remember(deep_copy(state.memory))
         return lost
 
     def remembered(self) -> dict[str, object]:
-        """Return what this wrapper keeps between calls, for `save_state`; empty if nothing."""
+        """Return the state that this wrapper keeps between calls, for `save_state`; empty if there is none."""
         return {name: getattr(self, name) for name in self._saved}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Restore what `remembered` returned; statistics for all wrappers that share them."""
+        """Restore the state returned by `remembered`; statistics are restored for all wrappers that share them."""
         for name, value in memory.items():
             if hasattr(value, "leaves"):
                 getattr(self, name).leaves = value.leaves
@@ -337,22 +339,22 @@ class ParallelWrapper(ShortTracebacks):
 
     def _refuse(self, call: str, *args: object, **kwargs: object) -> NoReturn:
         raise UsageError(
-            f"{call}() would go past {type(self).__name__}. Wrap the single envs instead, or what the other library "
-            f"gives; env.unwrapped.{call}() does without this wrapper."
+            f"{call}() would bypass {type(self).__name__}. Wrap the single envs instead, or the other library's "
+            f"object; env.unwrapped.{call}() runs without this wrapper."
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the wrapped object; of a method that would bypass this wrapper, one that raises."""
+        """Return the attribute of the wrapped object; for a method that would bypass this wrapper, one that raises."""
         if name in _BYPASSING:
             return partial(self._refuse, name)
         if name.startswith("_") or name == "env":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.env, name)
 
-    if not TYPE_CHECKING:  # a type checker would let any name be set
+    if not TYPE_CHECKING:  # a type checker would otherwise accept any name
 
         def __setattr__(self, name: str, value: object) -> None:
-            """Set an attribute of this wrapper; unlike reading, this does not forward.
+            """Set an attribute of this wrapper; unlike a read, this is not forwarded.
 
             Raises:
                 AbsentAttributeError: If it is a setting of another library, which would have no effect here.
@@ -387,7 +389,7 @@ AnswerWrapper = ParallelWrapper
 
 
 def _form(value: object) -> object:
-    """Return what must be equal in two memories of a wrapper: shapes, and the arguments under ``"settings"``."""
+    """Return what two saved states of a wrapper must have in common: shapes, and the arguments under ``"settings"``."""
     if isinstance(value, dict):
         return {name: part if name == "settings" else _form(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -415,8 +417,8 @@ class StateWrapper(ParallelWrapper):
     def process(self, states: States) -> States:
         """Return processed states.
 
-        Called with the states of `reset`, `step` and `recv`, without envs that have none, and a second time with those
-        in ``info["ended_state"]``.
+        Called with the states of `reset`, `step` and `recv`, without envs that have no state, and a second time with
+        those in ``info["ended_state"]``.
 
         Args:
             states: Batched as `ParallelEnv.step` returns them, for any number of envs.
@@ -426,9 +428,9 @@ class StateWrapper(ParallelWrapper):
 
         Raises:
             UsageError: If a subclass does not override it.
-            BaseException: Any other; ``error.partial`` has the unprocessed result, see `ParallelWrapper`.
+            BaseException: Any exception of yours; ``error.partial`` has the unprocessed result, see `ParallelWrapper`.
         """
-        raise UsageError(f"{type(self).__name__} lacks process(states). Write it: it returns states in another form.")
+        raise UsageError(f"{type(self).__name__} lacks process(states). Define it; it returns the processed states.")
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Return the first states, processed."""

@@ -1,4 +1,4 @@
-"""How wrappers take batched states and results apart, and put them together again."""
+"""Functions with which wrappers split batched states and results, and join them again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Space: TypeAlias = "spaces.Space | None"
 def apply_to_stepped(
     result: StepResult, hook: Callable[[StepResult], StepResult], space: Space, new_space: Space
 ) -> StepResult:
-    """Return a result with what a hook makes of the rows of envs that were stepped: resting ones have no state.
+    """Return a result in which the hook has processed the rows of stepped envs; idle envs have no state.
 
     ``space`` is that of the states, ``new_space`` that of the states that the hook returns.
     """
@@ -56,7 +56,7 @@ def changed(result: StepResult, *, states: States = None, rewards: Array | None 
 
 
 def rebuilt(result: StepResult) -> Array:
-    """Return ``(k,)`` bool: env failed and was rebuilt. Its state is a first state, its reward not its own."""
+    """Return ``(k,)`` bool: env failed and was rebuilt. Its state is a first state, its reward is not from the env."""
     if not has_true(result.dones):  # a rebuilt env ends its episode
         return np.zeros(len(result.dones), dtype=bool)
     return np.array([isinstance(info.get("failure"), BaseException) for info in result.infos], dtype=bool)
@@ -71,8 +71,8 @@ def numeric_rewards(result: StepResult) -> Array:
         row = numbers.index(None)
         env_id = int(result.env_ids[row])
         raise EnvContractError(
-            f"Rewards must be numbers here; that of env {env_id} is {describe_value(result.rewards[row])}. Return a "
-            "number from its step().",
+            f"Rewards must be numbers here; the reward of env {env_id} is {describe_value(result.rewards[row])}. "
+            "Return a number from its step().",
             (env_id,),
         )
     return np.array(numbers, dtype=np.float64)
@@ -124,16 +124,16 @@ def check_states(space: Space, states: States, num_states: int) -> None:
     try:
         leaves = structure.split(states)
     except (LookupError, TypeError):
-        fault = f"found was {describe_value(states)}"
+        fault = f"found {describe_value(states)}"
     else:
         wrong = [index for index, leaf in enumerate(leaves) if not _has_rows(leaf, num_states, space is None)]
         if not wrong:
             return
         where, found = structure.describe(wrong[0]), describe_value(leaves[wrong[0]])
-        fault = f"states{where} must have a row for each of {num_states} envs; found was {found}"
+        fault = f"states{where} must have a row for each of {num_states} envs; found {found}"
     raise ArgumentError(
-        f"A wrapper answers states that are not like its observation_space, {space}: {fault}. Give StateWrapper the "
-        "space of what process() returns."
+        f"A wrapper returned states that do not match its observation_space, {space}: {fault}. Give StateWrapper the "
+        "space of the states that process() returns."
     )
 
 

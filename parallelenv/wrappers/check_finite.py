@@ -16,15 +16,15 @@ from parallelenv.wrappers.base import ParallelWrapper, Wrappable
 from parallelenv.wrappers.batching import States
 
 Found = dict[str, list[int]]
-"""Env ids by the place of a number that is not finite, such as ``"state['camera']"``."""
+"""Env ids by the place of the number that is not finite, such as ``"state['camera']"``."""
 
 
 class CheckFinite(ParallelWrapper):
     """Raises `EnvContractError` as soon as an action, a state or a reward is nan or infinite.
 
     The error names the envs, also in ``error.env_ids``, and the place in the action or state. Actions are checked
-    before anything is sent, except those of resting envs; results when they arrive. After an error in a result, which
-    ``error.partial`` has, its envs need a reset.
+    before anything is sent, except those of idle envs; results when they arrive. After an error in a result, which is
+    in ``error.partial``, the envs in it need a reset.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -63,7 +63,7 @@ class CheckFinite(ParallelWrapper):
         self._raise_if_any(found)
         return result
 
-    def _raise_if_any(self, found: Found, ending: str = "Look at error.partial, and reset these envs.") -> None:
+    def _raise_if_any(self, found: Found, ending: str = "See error.partial, and reset these envs.") -> None:
         places = "; ".join(
             f"{where} of {'env' if len(ids) == 1 else 'envs'} {', '.join(map(str, sorted(ids)))}"
             for where, ids in found.items()
@@ -72,10 +72,10 @@ class CheckFinite(ParallelWrapper):
         if places:
             kind = "nan or infinite" if self.check_inf else "nan"
             env_ids = tuple(sorted({env_id for ids in found.values() for env_id in ids}))
-            raise EnvContractError(f"Something is {kind} in: {places}. {ending}", env_ids)
+            raise EnvContractError(f"A value is {kind} in: {places}. {ending}", env_ids)
 
     def _find(self, structure: Structure, batch: States, name: str, env_ids: Sequence[int]) -> Found:
-        """Return the envs whose rows of a batch of states or actions are not finite, by the place in a state."""
+        """Return the envs whose rows of a batch of states or actions are not finite, by the place in the row."""
         leaves = {name: batch}
         if not structure.is_single and isinstance(batch, (dict, tuple)):  # a list has one action per env
             leaves = {name + structure.describe(index): leaf for index, leaf in enumerate(structure.split(batch))}
@@ -84,7 +84,7 @@ class CheckFinite(ParallelWrapper):
 
     def _bad_rows(self, leaf: States) -> list[int]:
         """Return the rows of a batch that have a number that is not finite."""
-        if isinstance(leaf, dict):  # of undeclared space
+        if isinstance(leaf, dict):  # of an undeclared space
             return sorted({row for part in leaf.values() for row in self._bad_rows(part)})
         leaf = as_array(leaf) if is_tensor(leaf) else leaf
         is_plain = isinstance(leaf, np.ndarray) and leaf.dtype != object

@@ -1,4 +1,4 @@
-"""Normalisation of states and rewards by running statistics."""
+"""Normalisation of states and rewards with running statistics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Moments:
 
     @property
     def variance(self) -> Array:
-        """``shape`` float64, the population variance; 0 without arrays."""
+        """``shape`` float64, the population variance; 0 if there are no arrays."""
         return self.squares / max(self.count, 1)
 
     def plus(self, other: Moments) -> Moments:
@@ -55,11 +55,11 @@ class Moments:
 
     @property
     def is_finite(self) -> bool:
-        """Whether they remain usable: `guess` also needs the square of the mean."""
+        """Whether they are usable; `guess` also needs the square of the mean."""
         return bool(np.isfinite(self.squares + self.mean**2).all())
 
     def guess(self) -> tuple[Array, Array]:
-        """Return mean and variance including the prior, so that a few arrays do not weigh too much."""
+        """Return mean and variance including the prior, so that a few arrays do not have too much weight."""
         total = self.count + _PRIOR
         squares = self.squares + _PRIOR + self.mean**2 * (self.count * _PRIOR / total)
         return self.mean * (self.count / total), squares / total
@@ -118,8 +118,8 @@ class RunningStatistics:
             at_fault = () if env_ids is None else tuple(sorted(int(env_ids[row]) for row in rows))
             where = f"envs {list(at_fault)}" if at_fault else f"rows {rows} of the batch"
             raise EnvContractError(
-                f"{where} would make mean or variance of leaves {wrong} nan or infinite for ever. Nothing of the batch "
-                "was counted. Look into these envs with get_env_attr(), or set frozen=True.",
+                f"{where} would make mean or variance of leaves {wrong} permanently nan or infinite. Nothing of the "
+                "batch was counted. Inspect these envs with get_env_attr(), or set frozen=True.",
                 at_fault,
             )
         self.leaves.update(total)
@@ -142,13 +142,13 @@ class RunningStatistics:
         shapes = {name: moments.mean.shape for name, moments in others.items()}
         if shapes != self.shapes:
             raise ArgumentError(
-                f"{which} has the leaves {shapes}, but these statistics are of {self.shapes}. Only statistics of the "
-                "same space belong together."
+                f"{which} has the leaves {shapes}, but these statistics have {self.shapes}. Only statistics of the "
+                "same space can be combined."
             )
         return {name: moments.plus(others[name]) for name, moments in leaves.items()}
 
     def save(self, path: str | Path) -> None:
-        """Write them to a file in numpy's ``.npz`` format. An existing file is replaced once all is written.
+        """Write the statistics to a file in numpy's ``.npz`` format. An existing file is replaced once all is written.
 
         Raises:
             OSError: If it cannot be written; no partial file remains.
@@ -171,7 +171,7 @@ class RunningStatistics:
         """Return statistics from a file written by `save`. Nothing in the file is executed.
 
         Raises:
-            ArgumentError: If the file is of another kind.
+            ArgumentError: If the file was not written by `save`.
             OSError: If it cannot be read.
         """
         loaded = cls({})
@@ -221,17 +221,17 @@ class Normalizer:
 
 
 class NormalizeStates(StateWrapper):
-    """Normalises states to mean 0 and variance 1, each number by itself, by statistics of all states so far.
+    """Normalises each number of the states to mean 0 and variance 1, with statistics of all states so far.
 
-    The statistics count the states that `reset`, `step` and `recv` return for envs that acted: not those of resting
-    envs, nor ``info["ended_state"]``, which is normalised too. Only the `Box` parts of a state change; they become
+    The statistics count the states that `reset`, `step` and `recv` return for envs that acted, but not those of idle
+    envs, nor ``info["ended_state"]``, which is also normalised. Only the `Box` parts of a state change; they become
     float32, within ``-clip .. clip``. States that would make mean or variance nan or infinite raise `EnvContractError`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space.
         keys: Keys of a `Dict` space to normalise; ``None`` means all.
-        statistics: Statistics to start from, or to share with another wrapper, for instance in evaluation with that of
-            training; ``None`` starts new ones.
+        statistics: Statistics to start from, or to share with another wrapper, for example those of training in an
+            evaluation; ``None`` starts new ones.
         frozen: Whether this wrapper leaves the statistics unchanged.
         epsilon: Added to the variance.
         clip: Bound of the absolute values returned; `math.inf` for none.
@@ -241,7 +241,8 @@ class NormalizeStates(StateWrapper):
         frozen: Whether statistics are frozen. See `ParallelWrapper`.
 
     Raises:
-        ArgumentError: If the envs share no space, it has no `Box` to normalise, or an argument has an invalid value.
+        ArgumentError: If the envs share no space, the space has no `Box` to normalise, or an argument has an invalid
+            value.
     """
 
     _saved = ("statistics",)
@@ -283,7 +284,7 @@ class NormalizeStates(StateWrapper):
 
     @property
     def state_statistics(self) -> RunningStatistics:
-        """The same as ``statistics``, also reachable through a `NormalizeRewards` around this wrapper."""
+        """The same as ``statistics``, but also accessible through a `NormalizeRewards` around this wrapper."""
         return self.statistics
 
     def process(self, states: States) -> States:
@@ -344,14 +345,14 @@ class NormalizeRewards(ParallelWrapper):
     ) -> None:
         super().__init__(env)
         if not is_number(gamma) or not 0 <= gamma <= 1:
-            raise ArgumentError(f"gamma={show(gamma)} is no discount. Give a number from 0 to 1.")
+            raise ArgumentError(f"gamma={show(gamma)} is not a discount. Give a number from 0 to 1.")
         self.statistics, self.epsilon, self.clip = _checked({"": ()}, statistics, frozen, epsilon, clip)
         self.gamma, self.is_frozen = float(gamma), bool(frozen)
         self.returns: Array = np.zeros(len(env))
 
     @property
     def reward_statistics(self) -> RunningStatistics:
-        """The same as ``statistics``, also reachable through a `NormalizeStates` around this wrapper."""
+        """The same as ``statistics``, but also accessible through a `NormalizeStates` around this wrapper."""
         return self.statistics
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
@@ -392,7 +393,7 @@ def _with_boxes(space: Any, places: Collection[str], clip: float, path: str = ""
 def _checked(
     shapes: Mapping[str, tuple[int, ...]], statistics: object, frozen: bool, epsilon: float, clip: float
 ) -> tuple[RunningStatistics, float, float]:
-    """Return statistics, those given or new ones, epsilon and clip, after a check."""
+    """Check the arguments; return the given or new statistics, epsilon and clip."""
     check_flags(frozen=frozen)
     for name, value in (("epsilon", epsilon), ("clip", clip)):
         if not is_number(value) or not value > 0:

@@ -66,8 +66,8 @@ class RecordEpisodeStatistics(ParallelWrapper):
         clashes = tuple(env_id for env_id, info in ended if self._key in info)
         if clashes:
             raise EnvContractError(
-                f"The info of envs {list(clashes)} has {self._key!r} already, perhaps of a wrapper around the env "
-                "itself. Drop one of the two, or give another stats_key.",
+                f"The info of envs {list(clashes)} already has the key {self._key!r}, perhaps from a wrapper around "
+                "the single env. Drop one of the two, or give another stats_key.",
                 clashes,
             )
         self._running.add(rows[runs], rewards[runs])
@@ -94,6 +94,6 @@ class RecordEpisodeStatistics(ParallelWrapper):
         return {**super().remembered(), "_begins": time.perf_counter() - self._begins}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Restore the counts, with at most ``buffer_length`` episodes. The time since saving does not count."""
+        """Restore the counts, with at most ``buffer_length`` episodes. The time since `save_state` does not count."""
         queues = {name: deque(memory[name], maxlen=self._buffer_length) for name in memory if name.endswith("_queue")}
         super().remember({**memory, **queues, "_begins": time.perf_counter() - memory["_begins"]})

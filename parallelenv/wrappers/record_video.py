@@ -21,20 +21,20 @@ from parallelenv.wrappers.batching import States
 class RecordVideo(ParallelWrapper):
     """Records videos of the envs, all in one picture, with Pillow only.
 
-    Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards, and waits for envs in the middle of
-    a step. Frames stay in memory until the video is full, or `close` or `save` ends it, and it is written; if that
+    Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards; it waits for envs in the middle of
+    a step. Frames stay in memory until the video is full, or `close` or `save` ends it; then it is written. If that
     fails, it is kept for the next `save`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Make its envs with ``render_mode="rgb_array"``.
-        video_folder: Folder for videos, made if it does not exist. Files are called ``<name_prefix>-step-<first
-            step>.<video_format>``; existing ones are kept, the new one is then ``...-step-<first step>-2`` and so on.
-        step_trigger: Called once for each number of steps and receives so far, before the next frame is added; returns
-            whether to begin a video. ``None`` records one video, from the start.
+        video_folder: Folder for videos, created if it does not exist. Files are named ``<name_prefix>-step-<first
+            step>.<video_format>``. Existing files are kept; the new one is then ``...-step-<first step>-2`` and so on.
+        step_trigger: Called once with each number of steps and receives so far, before the next frame is added; returns
+            whether to start a video. ``None`` records one video, from the start.
         video_length: Frames per video.
         name_prefix: Prefix of file names.
         fps: Frames per second; ``None`` takes the envs' ``metadata["render_fps"]``, or else 30. At most 50 for GIF and
-            90 for WebP and PNG, as browsers play faster ones at 10.
+            90 for WebP and PNG, because browsers play faster ones at 10.
         video_format: ``"webp"``, ``"gif"``, ``"png"`` or, with imageio-ffmpeg installed, ``"mp4"``.
         id: Envs to record; ``None`` means all.
 
@@ -45,7 +45,7 @@ class RecordVideo(ParallelWrapper):
         ArgumentError: If an argument is unknown or has an invalid value, or an env to record has another
             ``render_mode``.
         MissingDependencyError: If Pillow is missing, or built without the format.
-        OSError: If the folder cannot be made.
+        OSError: If the folder cannot be created.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RecordVideo(ParallelWrapper):
     ) -> None:
         unknown: Mapping[str, object] = others
         for name, value in unknown.items():
-            raise ArgumentError(f"{name}={show(value)} is no argument of RecordVideo.{hint_at(name)}")
+            raise ArgumentError(f"{name}={show(value)} is not an argument of RecordVideo.{hint_at(name)}")
         super().__init__(env)
         check_positive("video_length", video_length)
         check_format(video_format)
@@ -73,11 +73,11 @@ class RecordVideo(ParallelWrapper):
             )
         self._env_ids = parse_ids(slice(None) if id is None else id, len(env))
         if not self._env_ids:
-            raise ArgumentError(f"id={show(id)} names no envs, so there is nothing to film. Leave it out for all.")
+            raise ArgumentError(f"id={show(id)} names no envs, so there is nothing to record. Omit it to record all.")
         if Path(name_prefix).name != name_prefix:
             raise ArgumentError(
-                f"name_prefix={show(name_prefix)} cannot begin a file name. Give a text without slashes; folders go "
-                "into video_folder."
+                f"name_prefix={show(name_prefix)} cannot start a file name. Give a string without slashes; folders "
+                "belong in video_folder."
             )
         refuse_dark_envs(self.unwrapped.engine, self._env_ids)
         self._folder = Path(video_folder)
@@ -101,7 +101,7 @@ class RecordVideo(ParallelWrapper):
         return result
 
     def _film(self) -> None:
-        """Begin a video if the trigger wants one, and add a frame unless an env to record has no episode yet."""
+        """Start a video if the trigger returns True, and add a frame unless an env to record has no episode yet."""
         if self._frames is None and self._asked < self._steps:
             self._asked = self._steps
             if self._trigger(self._steps):
@@ -131,7 +131,7 @@ class RecordVideo(ParallelWrapper):
         except BaseException as error:
             if path is not None:
                 path.unlink(missing_ok=True)
-            error.add_note(f"The film of {len(self._frames)} frames is kept; save() writes it as soon as that can be.")
+            error.add_note(f"The video of {len(self._frames)} frames is kept; call save() to try again.")
             raise
         self._frames = None
         self.paths.append(path)
@@ -152,7 +152,7 @@ class RecordVideo(ParallelWrapper):
         """Write the current video, and close the `ParallelEnv`.
 
         Raises:
-            OSError: If it cannot be written; everything is closed all the same, and `save` may be called again.
+            OSError: If it cannot be written; everything is closed anyway, and `save` can be called again.
         """
         try:
             self.save()

@@ -1,4 +1,4 @@
-"""Frame stacking: the latest states of an episode as one."""
+"""Frame stacking: the latest states of an episode as one state."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from parallelenv.wrappers.batching import States, changed, rebuilt
 class StackStates(StateWrapper):
     """Stacks the latest ``stack_size`` states of each env, newest last, on a new axis after the env axis.
 
-    A stack has states of one episode only: it starts anew with each episode, after a reset or an automatic restart.
-    ``info["ended_state"]`` is the stack at the end. With ``"continue"`` an ended env continues its stack until its
-    reset.
+    A stack has states of one episode only: a new stack starts with each episode, after a reset or an automatic restart.
+    ``info["ended_state"]`` is the stack at the end of the episode. With ``"continue"``, an ended env continues its
+    stack until its reset.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space of fixed shape.
@@ -47,7 +47,7 @@ class StackStates(StateWrapper):
         space: Any = structure.space
         if loose:
             raise ArgumentError(
-                f"state{loose[0]} has no fixed shape and dtype in {space}, so it cannot be stacked. Take it out with a "
+                f"state{loose[0]} has no fixed shape and dtype in {space}, so it cannot be stacked. Remove it with a "
                 "StateWrapper first."
             )
         super().__init__(env, batch_space(space, stack_size))
@@ -84,7 +84,7 @@ class StackStates(StateWrapper):
         return changed(result, states=self._shown(rows))
 
     def get_observations(self, id: Ids = None) -> NoReturn:
-        """Raise an error: the current observation may or may not be on the stack already."""
+        """Raise an error, because the current observation may or may not be on the stack already."""
         self._refuse("get_observations")
 
     def _start(self, rows: Array, leaves: Sequence[Array]) -> None:

@@ -54,10 +54,10 @@ def test_vector_entry_point_accepts_callable_with_arguments() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"env": Looped()}, "an env itself.*Give what makes one: a registered id"),
-        ({"env": Looped, "parallel_kwargs": 5}, "parallel_kwargs=5 is no dict"),
-        ({"env": Looped, "parallel_kwargs": {"para_mode": ORACLE}}, r"parallel_kwargs has \['para_mode'\] in it"),
-        ({"env": Looped, "parallel_kwargs": {"envs": [Looped]}}, r"parallel_kwargs has \['envs'\] in it"),
+        ({"env": Looped()}, "is itself an env.*Give a registered id"),
+        ({"env": Looped, "parallel_kwargs": 5}, "parallel_kwargs=5 is not a dict"),
+        ({"env": Looped, "parallel_kwargs": {"para_mode": ORACLE}}, r"parallel_kwargs contains \['para_mode'\]"),
+        ({"env": Looped, "parallel_kwargs": {"envs": [Looped]}}, r"parallel_kwargs contains \['envs'\]"),
     ],
 )
 def test_vector_entry_point_refuses_bad_arguments(arguments: Any, message: str) -> None:

@@ -219,7 +219,7 @@ SHAPES = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
             [partial(Bounded, 9), partial(Bounded, 9, (2,))],
             {"observation_mode": "different"},
             ArgumentError,
-            "env 1 is Box.*of other shapes or dtypes",
+            "env 1 is Box.*with other shapes or dtypes",
         ),
         (
             [Spaceless, Spaceless],
@@ -262,8 +262,8 @@ BYPASS = r"would bypass this vector env\. Use its own "
 SOME = np.array([True, True, False])
 OURS: dict[str, Refused] = {
     "seeds for a mask": (ValueError, "2 seeds", lambda env: env.reset(seed=[1, 2], options={"reset_mask": SOME})),
-    "options that are a number": (ArgumentError, "is no dict. Give a dict", lambda env: env.reset(options=5)),
-    "options for each env": (ArgumentError, "is no dict. Give a dict", lambda env: env.reset(options=[{}] * 3)),
+    "options that are a number": (ArgumentError, "is not a dict. Give a dict", lambda env: env.reset(options=5)),
+    "options for each env": (ArgumentError, "is not a dict. Give a dict", lambda env: env.reset(options=[{}] * 3)),
     "reset by call": (ValueError, BYPASS + "reset", lambda env: env.call("reset")),
     "step by call": (ValueError, BYPASS + "step", lambda env: env.call("step")),
     "close by call": (ValueError, BYPASS + "close", lambda env: env.call("close")),

@@ -121,7 +121,7 @@ def test_invalid_arguments_are_refused(make_env: MakeEnv) -> None:
         env.has_attr(5)
     with pytest.raises(ArgumentError, match="method_name=5 is no name"):
         env.env_method(5)
-    with pytest.raises(ArgumentError, match="wrapper_class=5 is no class"):
+    with pytest.raises(ArgumentError, match="wrapper_class=5 is not a class"):
         env.env_is_wrapped(5)
 
 

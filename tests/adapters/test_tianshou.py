@@ -195,7 +195,7 @@ def test_ended_env_is_not_reset_automatically(make_env: MakeEnv) -> None:
 
 
 def test_invalid_arguments_are_refused() -> None:
-    with ParallelEnv(["Blackjack-v1"]) as env, pytest.raises(InvalidEnvError, match="Tianshou takes no tuples"):
+    with ParallelEnv(["Blackjack-v1"]) as env, pytest.raises(InvalidEnvError, match="Tianshou does not accept tuples"):
         env.to_tianshou()
     with ParallelEnv([Looped] * 2) as env:
         for wait_num in (0, 3, 1.5):

@@ -88,7 +88,7 @@ def test_reset_drops_steps_in_flight(which: str, make_env: MakeEnv) -> None:
     assert env.waiting_id == [1]
     assert DROPS[which](env).tolist() == [[0], [0], [0]]
     assert env.waiting_id == []
-    with pytest.raises(NothingInFlightError, match="No step is in flight that could be waited for"):
+    with pytest.raises(NothingInFlightError, match="No step is in flight to wait for"):
         env.step(None)
     assert sorted(finish(env, ZEROS)) == [0, 1, 2]
 
@@ -104,7 +104,7 @@ def test_interrupted_step_can_be_received_or_dropped(make_env: MakeEnv) -> None:
             env.step(ONE_ONE)
         interrupt.join()
         assert env.waiting_id == [0, 1, 2]
-        with pytest.raises(EnvBusyError, match=r"Wait for it with step\(None\), or drop all that are with reset\(\)"):
+        with pytest.raises(EnvBusyError, match=r"Wait for it with step\(None\), or drop all such steps with reset\(\)"):
             env.step(ZEROS)
         assert end()
         assert env.waiting_id == []

@@ -62,17 +62,17 @@ def test_advice_on_transport_time_suggests_suitable_remedies(
 @pytest.mark.parametrize(("seats", "ways"), [([AWAY, AWAY], {ROLLOUT, FEWER}), ([this_process()], {ROLLOUT})])
 def test_advice_on_transport_time_in_rollouts_suggests_other_remedies(seats: list[ProcessInfo], ways: set[str]) -> None:
     said = advice(seats, 0.3, ("step", "rollout"))
-    assert "putting rollouts together, take 30% of the time" in said
+    assert "messages and joining rollouts take 30% of the time" in said
     assert {way for way in WAYS if way in said} == ways
 
 
-@pytest.mark.parametrize(("cores", "expected"), [(1, "all is well"), (4, "there are 4 cores; try para_mode='subproc'")])
+@pytest.mark.parametrize(("cores", "expected"), [(1, "only faster"), (4, "there are 4 cores; try para_mode='subproc'")])
 def test_advice_on_busy_envs_names_idle_cores(cores: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallelenv.notebook.profile.usable_cores", lambda: cores)
     envs = worker(0, this_process(), ["step", "step"], 0.9)
     envs = dataclasses.replace(envs, env_ids=(0, 1), owners=np.array([0, 1]))
     assert expected in summarise(Recording(0.0, 1.0, False, np.array([[0.0, 1.0]]), [envs], ())).advice
-    assert "all is well" in advice([AWAY, AWAY], 0.19)  # messages take little
+    assert "only faster" in advice([AWAY, AWAY], 0.19)  # messages take little
 
 
 def test_advice_names_the_callers_own_code() -> None:
@@ -84,15 +84,15 @@ def test_advice_names_the_callers_own_code() -> None:
 def test_advice_does_not_suggest_send_where_envs_go_on_alone() -> None:
     workers = [worker(0, AWAY, ["step"] * 5, 1.0), worker(1, AWAY, ["step"], 0.5)]
     said = summarise(Recording(0.0, 1.0, False, np.array([[0.0, 1.0]]), workers, ())).advice
-    assert "go on without each other; workers have nothing to do for 25% of it" in said
+    assert "do not wait for each other; workers are idle for 25% of it" in said
 
 
 def test_advice_without_steps_or_records() -> None:
     assert "no env was stepped" in advice([AWAY], 0.5, ["reset"])
     said = summarise(Recording(0.0, 1.0, False, np.zeros((0, 2)), [], (0, 1))).advice
-    assert "what workers of envs [0, 1] did is not all known" in said
+    assert "the work of the workers of envs [0, 1] is not completely known" in said
 
 
 def test_advice_names_the_greater_loss() -> None:
     assert "workers wait for the slowest of them 25% of the time" in advice([AWAY, AWAY], 0.24, waits=0.25)
-    assert "messages and the answers' forms take 30%" in advice([AWAY, AWAY], 0.3, waits=0.25)
+    assert "messages and building results take 30%" in advice([AWAY, AWAY], 0.3, waits=0.25)

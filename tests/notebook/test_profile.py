@@ -200,8 +200,8 @@ def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv, on
             assert recording.begin < worker.since <= worker.spans[0, 0]
     found = profile.summary()
     assert found.rebuilt == rebuilt
-    assert f"recorded only since their workers were built anew: envs {list(rebuilt)}" in repr(found)
-    assert f"what workers of envs {list(rebuilt)} did is not all known" in found.advice
+    assert f"recorded only since their workers were rebuilt: envs {list(rebuilt)}" in repr(found)
+    assert f"the work of the workers of envs {list(rebuilt)} is not completely known" in found.advice
     with env.profile() as profile:
         env.reset()
     assert profile.recording.rebuilt == ()
@@ -215,7 +215,7 @@ def test_profile_of_an_env_closed_in_the_block_has_only_calls(make_env: MakeEnv)
         env.step([1] * 4)
         env.close()
     assert profile.recording.missing == (0, 1, 2, 3)
-    assert "what workers of envs [0, 1, 2, 3] did is not all known" in profile.summary().advice
+    assert "the work of the workers of envs [0, 1, 2, 3] is not completely known" in profile.summary().advice
     with pytest.raises(ClosedError, match=r"profile\(\) was called on a closed"):
         env.profile().__enter__()
 
@@ -314,7 +314,7 @@ def test_interrupted_step_does_not_resume_at_the_end_of_the_block() -> None:
 def test_second_concurrent_profile_is_refused(make_env: MakeEnv) -> None:
     env = sleepers(make_env)
     with env.profile() as profile:
-        with pytest.raises(EnvBusyError, match="is recorded already"):
+        with pytest.raises(EnvBusyError, match="is already being recorded"):
             env.profile().__enter__()
         env.step([0] * 4)
     assert turns_of(profile) == {(env_id, "step"): 1 for env_id in range(4)}
@@ -324,7 +324,7 @@ def test_profile_has_no_summary_before_the_block_ends() -> None:
     with ParallelEnv([Counter]) as env, env.profile() as profile:
         assert repr(profile) == "<Profile, still recording>"
         for ask in (profile.summary, profile.plot, lambda: profile.save("trace.json")):
-            with pytest.raises(UsageError, match="ask when the block"):
+            with pytest.raises(UsageError, match="call this after the block"):
                 ask()
 
 

@@ -80,7 +80,7 @@ def test_film_is_written_to_the_given_path(video_format: str, tmp_path: Path) ->
     assert len(frames_of(path)) == 3
     assert re.match(rf"<Film of 3 frames, 5 a second, {video_format}, [\d,]+ bytes, .*film.{video_format}>", repr(film))
     assert film.save(tmp_path / f"again.{video_format}").read_bytes() == film.data
-    with pytest.raises(ArgumentError, match=rf"must end in .{video_format}: that is what this film is"):
+    with pytest.raises(ArgumentError, match=rf"must end in .{video_format}, the format of this film"):
         film.save(tmp_path / ("film.gif" if video_format != "gif" else "film.png"))
 
 
@@ -130,22 +130,22 @@ def test_record_checks_its_arguments_before_any_reset(tmp_path: Path, monkeypatc
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"steps": 0}, ArgumentError, "steps=0 must be an int"),
         ({"width": 0}, ArgumentError, "width=0 must be an int"),
-        ({"fps": 0}, ArgumentError, r"fps=0 must be a number of frames a second, at least 0.02. Give fps=30, say."),
+        ({"fps": 0}, ArgumentError, r"fps=0 must be a number of frames per second, at least 0.02, for example fps=30."),
         ({"fps": 1e-9}, ArgumentError, "fps=1e-09 must be"),  # Pillow could not write it
         ({"fps": "30"}, ArgumentError, "fps='30' must be"),
         ({"fps": True}, ArgumentError, "fps=True must be"),
         ({"fps": float("nan")}, ArgumentError, "fps=nan must be"),
-        ({"id": []}, ArgumentError, "no envs to look at"),
+        ({"id": []}, ArgumentError, "no envs to show"),
         ({"path": tmp_path / "film.avi"}, ArgumentError, r"film.avi' must end in one of \('.webp'"),
-        ({"path": 5}, ArgumentError, "path=5 is no path of a file"),
+        ({"path": 5}, ArgumentError, "path=5 is not the path of a file"),
         ({"path": ""}, ArgumentError, "path='' must end in"),
         ({"path": folder}, IsADirectoryError, "folder.gif' is a folder. Give the name of a file in it"),
-        ({"path": "locked.gif"}, PermissionError, "locked.gif' cannot be written: there is no permission to"),
+        ({"path": "locked.gif"}, PermissionError, "locked.gif' cannot be written: permission denied"),
         ({"path": tmp_path / "none" / "film.gif"}, FileNotFoundError, "none' does not exist"),
         ({"policy": None}, ArgumentError, "policy"),
-        ({"id": [3]}, ArgumentError, r"metadata\['render_fps'\]='fast' must be a number.*Give fps=30, say"),
-        ({"id": [1]}, ArgumentError, r"env 1 has render_mode=None, so there is nothing to see of it"),
-        ({"id": [2, 0]}, ArgumentError, r"env 2 has no method render\(\), so there is nothing to see"),
+        ({"id": [3]}, ArgumentError, r"metadata\['render_fps'\]='fast' must be a number.*for example fps=30"),
+        ({"id": [1]}, ArgumentError, r"env 1 has render_mode=None, so it returns no picture"),
+        ({"id": [2, 0]}, ArgumentError, r"env 2 has no method render\(\), so it returns no picture"),
     ]
 
     class Odd(Lamp):
@@ -210,7 +210,7 @@ def test_frame_too_large_for_the_format_is_refused_at_the_first_frame(tmp_path: 
 
     with ParallelEnv([Tower]) as env:
         with pytest.raises(
-            ArgumentError, match=r"2 x 16384 pixels is too large for webp, which has room for 16383 each"
+            ArgumentError, match=r"2 x 16384 pixels is too large for webp, whose maximum is 16383 in each"
         ):
             env.record(stay, 100, progress=False)
         assert env.get_env_attr("count") == [0]
@@ -348,9 +348,9 @@ class Watchful(Dark):
 def test_show_refuses_unrenderable_envs_before_rendering_any(make_env: MakeEnv, shown: list[Any]) -> None:
     env = make_env([Watchful, Lamp, Bare], num_cpus=2)
     env.reset()
-    with pytest.raises(ArgumentError, match=r"env 0 has render_mode=None, so there is nothing to see.*'rgb_array'"):
+    with pytest.raises(ArgumentError, match=r"env 0 has render_mode=None, so it returns no picture.*'rgb_array'"):
         env.show()
-    with pytest.raises(ArgumentError, match=r"env 2 has no method render\(\), so there is nothing to see"):
+    with pytest.raises(ArgumentError, match=r"env 2 has no method render\(\), so it returns no picture"):
         env.show([1, 2])
     assert env.get_env_attr("has_drawn", [0]) == [False]
     env.show(1)

@@ -118,7 +118,7 @@ def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
 
 @pytest.mark.parametrize("call", ["rollout", "to_gymnasium", "to_sb3", "to_tianshou"])
 def test_calls_that_bypass_the_wrapper_are_refused(call: str) -> None:
-    with ParallelEnv([Counter]) as env, pytest.raises(UsageError, match=rf"{call}\(\) would go past Cheered"):
+    with ParallelEnv([Counter]) as env, pytest.raises(UsageError, match=rf"{call}\(\) would bypass Cheered"):
         getattr(Cheered(env), call)()
 
 
@@ -234,7 +234,7 @@ def test_processed_states_that_do_not_match_the_space_are_refused() -> None:
     with Cheered(Renamed(ParallelEnv([Sheet]))) as renamed:
         with pytest.raises(
             ArgumentError,
-            match=r"not like its observation_space, Dict.*found was \{'other': .*\(dict\).*StateWrapper",
+            match=r"do not match its observation_space, Dict.*found \{'other': .*\(dict\).*StateWrapper",
         ) as caught:
             renamed.reset()
         error: Any = caught.value
@@ -295,9 +295,9 @@ def test_state_of_other_wrappers_is_refused_and_changes_nothing(make_env: MakeEn
     env.reset(seed=1)
     env.step(ONES)
     saved = env.save_state()
-    with pytest.raises(ArgumentError, match="is of no wrapper, but a SavedState, and RecordEpisodeStatistics"):
+    with pytest.raises(ArgumentError, match=r"is of no wrapper \(it is a SavedState\), but RecordEpisodeStatistics"):
         env.load_state(env.unwrapped.save_state())
-    with pytest.raises(ArgumentError, match="is of RecordEpisodeStatistics, and StackStates remembers"):
+    with pytest.raises(ArgumentError, match="is of RecordEpisodeStatistics, but StackStates has state of its own"):
         StackStates(env.unwrapped, 2).load_state(saved)
     bares: list[Any] = [env.unwrapped, Doubled(env.unwrapped)]
     for bare in bares:
@@ -306,6 +306,6 @@ def test_state_of_other_wrappers_is_refused_and_changes_nothing(make_env: MakeEn
     with pytest.raises(ArgumentError, match="state is a dict. Give what save_state"):
         bares[0].load_state({})
     longer = wrapped(env.unwrapped, stack_size=3)
-    with pytest.raises(ArgumentError, match="StackStates remembers is of the form .*same arguments"):
+    with pytest.raises(ArgumentError, match="saved state of StackStates has the form .*same arguments"):
         longer.load_state(saved)
     assert Doubled(env.unwrapped).load_state(Doubled(env.unwrapped).save_state()) == ()

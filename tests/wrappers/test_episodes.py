@@ -165,7 +165,7 @@ def test_rewards_that_are_not_numbers_are_refused(reward: Any, make_env: MakeEnv
     env.reset()
     env.step([0, 0])
     env.step([0, 0])
-    with pytest.raises(EnvContractError, match="must be numbers here; that of env 1 is"):
+    with pytest.raises(EnvContractError, match="must be numbers here; the reward of env 1 is"):
         env.step([0, 0], align="batch")
     with pytest.raises(ResetNeededError):
         env.step([0], id=[0])

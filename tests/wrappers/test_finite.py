@@ -152,7 +152,7 @@ def test_check_inf_false_allows_infinite_numbers(make_env: MakeEnv) -> None:
     assert env.step([0, 0]).rewards.tolist() == [-INF, -INF]
     worse = CheckFinite(make_env([partial(Echo, state=NAN)] * 2), check_inf=False)
     worse.reset()
-    with pytest.raises(EnvContractError, match="Something is nan in: state"):
+    with pytest.raises(EnvContractError, match="A value is nan in: state"):
         worse.step([0, 0])
 
 

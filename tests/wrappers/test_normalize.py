@@ -229,7 +229,7 @@ def test_merged_statistics_equal_those_of_all_data() -> None:
 
 def test_statistics_of_different_shapes_are_refused(tmp_path: Path) -> None:
     statistics = RunningStatistics({"": (3,)})
-    with pytest.raises(ArgumentError, match=r"The other has the leaves .*\(4,\).*these statistics are of .*\(3,\)"):
+    with pytest.raises(ArgumentError, match=r"The other has the leaves .*\(4,\).*these statistics have .*\(3,\)"):
         statistics.merge(RunningStatistics({"": (4,)}))
     with pytest.raises(ArgumentError, match="The batch has the leaves .*'x'"):
         statistics.update({"x": np.zeros((2, 3))})
@@ -286,7 +286,7 @@ def test_invalid_arguments_are_refused() -> None:
                 NormalizeStates(env, **wrong)
         gamma: Any
         for gamma in (1.5, True, "a", np.nan):
-            with pytest.raises(ArgumentError, match=f"gamma={gamma!r} is no discount"):
+            with pytest.raises(ArgumentError, match=f"gamma={gamma!r} is not a discount"):
                 NormalizeRewards(env, gamma)
         with pytest.raises(ArgumentError, match="frozen=0 must be True or False"):
             NormalizeRewards(env, frozen=0)  # type: ignore[arg-type]

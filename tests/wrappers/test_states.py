@@ -118,7 +118,7 @@ class Wrong(Same):
 def test_process_result_that_is_not_a_batch_is_refused(answer: Any, found: str, align: Any, make_env: MakeEnv) -> None:
     env = Wrong(make_env([partial(Counter, number, 9) for number in range(2)]), answer)
     env.reset(seed=1)
-    with pytest.raises(ArgumentError, match=f"must have a row for each of 2 envs; found was {found}") as caught:
+    with pytest.raises(ArgumentError, match=f"must have a row for each of 2 envs; found {found}") as caught:
         env.step(ONES, align=align)
     error: Any = caught.value
     assert error.partial.states[1, 0] == 1.0
@@ -128,7 +128,7 @@ def test_process_result_that_is_not_a_batch_is_refused(answer: Any, found: str, 
 def test_process_result_of_wrong_tuple_length_is_refused(make_env: MakeEnv) -> None:
     env = Wrong(make_env([Pair] * 2), (np.zeros(2),))
     env.reset(seed=1)
-    with pytest.raises(ArgumentError, match=r"not like its observation_space.*found was \("):
+    with pytest.raises(ArgumentError, match=r"do not match its observation_space.*found \("):
         env.step(env.action_space.sample())
 
 

@@ -96,7 +96,7 @@ def test_film_that_cannot_be_written_is_kept(make_env: MakeEnv, tmp_path: Path) 
     for call in (partial(env.step, [0]), env.reset):
         with pytest.raises(FileExistsError) as caught:
             call()
-        assert caught.value.__notes__ == ["The film of 2 frames is kept; save() writes it as soon as that can be."]
+        assert caught.value.__notes__ == ["The video of 2 frames is kept; call save() to try again."]
     with pytest.raises(FileExistsError):
         env.close()
     assert env.closed
@@ -175,7 +175,7 @@ def test_old_env_without_render_modes_is_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trigger", ["episode_trigger", "record_video_trigger"])
 def test_trigger_of_another_library_gets_a_hint(trigger: str, tmp_path: Path) -> None:
     foreign: dict[str, Any] = {trigger: bool}
-    said = f"{trigger}=.* is no argument of RecordVideo. Give step_trigger"
+    said = f"{trigger}=.* is not an argument of RecordVideo. Give step_trigger"
     with ParallelEnv([Lamp]) as env, pytest.raises(TypeError, match=said):
         RecordVideo(env, tmp_path, **foreign)
 
@@ -192,7 +192,7 @@ def test_invalid_arguments_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
             ({"fps": 0}, "fps=0 must be a number of frames"),
             ({"id": []}, r"id=\[\] names no envs"),
             ({"id": 3}, "names env 3"),
-            ({"name_prefix": "../up"}, "name_prefix='../up' cannot begin a file name.*without slashes"),
+            ({"name_prefix": "../up"}, "name_prefix='../up' cannot start a file name.*without slashes"),
         ]
         for wrong, message in cases:
             with pytest.raises(ArgumentError, match=message):
