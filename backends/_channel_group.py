@@ -143,7 +143,7 @@ class ChannelGroup:
                 one.tell()
 
     def _wakes_too_many(self, num_wanted: int) -> bool:
-        """Whether the bell would wake more workers than are wanted, and than it would take to send messages."""
+        """Return whether the bell would wake more workers than are wanted, and than it would take to send messages."""
         return 2 * num_wanted < len(self.channels)
 
     # ---------------------------------------------------------------- replies

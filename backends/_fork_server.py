@@ -282,5 +282,5 @@ def _state(file: str) -> FileState:
 
 
 def have_changed(files: Mapping[str, FileState]) -> bool:
-    """Whether any of these files has another state now."""
+    """Return whether any of these files has another state now."""
     return any(state != _state(file) for file, state in files.items())

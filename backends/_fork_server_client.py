@@ -109,7 +109,7 @@ class ForkServer:
         return loaded
 
     def knows(self, module: str) -> bool:
-        """Whether it has imported a module."""
+        """Return whether it has imported a module."""
         self._known = self._known or self._ask("modules", ())
         return module in self._known
 
@@ -143,7 +143,7 @@ class ForkServer:
                 self._process.join(1.0)
 
     def is_alive(self) -> bool:
-        """Whether it can take requests."""
+        """Return whether it can take requests."""
         return not self._requests.closed and bool(self._process.is_alive())
 
 

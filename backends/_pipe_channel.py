@@ -89,7 +89,7 @@ class PipeChannel(MessageChannel):
         return Death(self.process.pid, None if code == UNKNOWN else code, *words)
 
     def is_alive(self) -> bool:
-        """Whether the process has not ended. If the fork server has ended, its processes seem to have ended too."""
+        """Return whether the process is running. If the fork server has ended, its processes seem to have ended too."""
         try:
             if self.process.is_alive():
                 return True

@@ -53,7 +53,7 @@ class WorkerProcess:
             return self._process.exitcode
 
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it has not ended."""
         with DeferSigint():
             # Another part of this process may have reaped it; then `multiprocessing` never learns of its end.
             return self._process.is_alive() and process_exists(self.pid)
@@ -131,7 +131,7 @@ class ForkedProcess:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Whether its end has not been reported."""
+        """Return whether its end has not been reported."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
@@ -150,7 +150,7 @@ class ForkedProcess:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether such a process exists."""
+    """Return whether such a process exists."""
     try:
         os.kill(pid, 0)
     except OSError:

@@ -238,7 +238,7 @@ class ActorHandle:
             raise WorkerStartError(f"A Ray actor did not start. {_quote(error, in_full=True)}") from error
 
     def is_alive(self) -> bool:
-        """Whether nothing is known of its end. That of a remote actor is known once a call has failed.
+        """Return whether nothing is known of its end. That of a remote actor is known once a call has failed.
 
         A near one is looked for in the system, which takes 1 us; Ray takes 100. It may have children that keep its
         lifeline open, and its process may still exist when the lifeline is closed.
@@ -274,7 +274,7 @@ class ActorHandle:
                     connection.close()
 
     def _has_hung_up(self, timeout: float) -> bool:
-        """Whether it has closed its lifeline, which it does by ending; wait for that."""
+        """Return whether it has closed its lifeline, which it does by ending; wait for that."""
         if self.lifeline is None or self.lifeline.closed:
             return True
         poll = select.poll()

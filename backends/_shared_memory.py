@@ -54,7 +54,7 @@ class SharedMemory:
                 way = f"{way_out}, or para_mode='thread'."
                 if error.errno == errno.EMFILE:
                     way = "Raise the limit on open files (ulimit -n)."
-                text = f"{what} {nbytes:,} bytes of shared memory, which cannot be had: {error}. {way}"
+                text = f"{what} {nbytes:,} bytes of shared memory, which are not available: {error}. {way}"
                 raise WorkerStartError(text) from error
 
     @classmethod

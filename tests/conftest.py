@@ -98,7 +98,7 @@ _ONLY_IN_RAY = {
 
 
 def _is_of_ray(name: str) -> bool:
-    """Whether the test of this name runs in a Ray mode."""
+    """Return whether the test of this name runs in a Ray mode."""
     return re.search(r"[\[-]ray[\]-]", name) is not None
 
 
@@ -145,7 +145,7 @@ def ray_cluster() -> Iterator[None]:
 
 
 def needs_ray(word: str) -> bool:
-    """Whether a mode starts Ray actors."""
+    """Return whether a mode starts Ray actors."""
     return word in ON_RAY
 
 

@@ -98,7 +98,7 @@ def fork_server_pids() -> tuple[int, ...]:
 
 
 def _is_foreign(thread: threading.Thread) -> bool:
-    """Whether it is one of the threads that libraries keep for the whole session."""
+    """Return whether it is one of the threads that libraries keep for the whole session."""
     owners = {type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None) or ""}
     return thread.daemon and (
         thread.name.startswith("ray") or any(owner.startswith(("ray", "grpc", "tqdm")) for owner in owners)
@@ -135,7 +135,7 @@ def _shared_memory() -> dict[str, str]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process runs."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -200,7 +200,7 @@ def keyed() -> ParallelEnv:
 @pytest.mark.parametrize(
     ("says", "make_envs", "match"),
     [
-        (lambda rank, number: (None, {"a": np.ones((number, rank + 1))}), few, r"extras\['a'\] are of shape \(2,\)"),
+        (lambda rank, number: (None, {"a": np.ones((number, rank + 1))}), few, r"extras\['a'\] have shape \(2,\)"),
         (
             lambda rank, number: ([np.ones(number)] * (rank + 1), None),
             few,
@@ -358,7 +358,7 @@ def test_set_weights_that_ctrl_c_or_a_timeout_ends_are_set_later(
 
 def test_unpicklable_weights_are_refused_before_anything_is_sent(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
-    with pytest.raises(UnpicklableError, match=r"What set_weights\(\) was given cannot be copied .* Nothing was sent"):
+    with pytest.raises(UnpicklableError, match=r"The argument of set_weights\(\) cannot be copied .* Nothing was sent"):
         collectors.set_weights(threading.Lock())
     assert collectors.version == 0
     assert (collectors.collect()[0].actions == 0).all()
@@ -791,7 +791,7 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
         ({"compress_data": "lz4"}, "compress_data='lz4' must be True or False"),
         ({"fraction_samples": 0}, "fraction_samples=0 must be a number above 0, and 1 at most"),
         ({"fraction_samples": 1.5}, "fraction_samples=1.5 must be"),
-        ({"seed": -1}, "seed=-1 is no seed"),
+        ({"seed": -1}, "seed=-1 is not a seed"),
         ({"para_mode": "auto"}, "measures envs, and collectors are not envs. Name the mode"),
         ({"para_mode": "sub"}, "para_mode='sub' is not known"),
         ({"worker_resources": {"num_cpus": 1}}, "worker_resources became the ray_options: only Ray"),
@@ -814,7 +814,7 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
 def test_unpicklable_collector_set_argument_is_named_in_the_error(name: str) -> None:
     lock = threading.Lock()
     arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4}
-    with pytest.raises(UnpicklableError, match=f"_thread.lock.* makes such things(.|\n)* {name}=.* does not pickle"):
+    with pytest.raises(UnpicklableError, match=f"_thread.lock.* makes such objects(.|\n)* {name}=.* does not pickle"):
         CollectorSet(1, **{**arguments, name: lambda: lock})
 
 
@@ -836,7 +836,7 @@ def test_bad_calls_are_refused() -> None:
             (partial(collectors.stream, max_in_flight=0), "max_in_flight=0 must be"),
             (partial(collectors.stream, max_in_flight=3), "max_in_flight=3 is more than 2 collectors can have"),
             (partial(collectors.set_weights, 1, -3), "version=-3 must be"),
-            (partial(collectors.update_policy, "a b", 1), "is no name"),
+            (partial(collectors.update_policy, "a b", 1), "is not a valid name"),
             (partial(collectors.replace, "env", few), "component='env' is not known"),
         ):
             with pytest.raises(ArgumentError, match=match):

@@ -258,7 +258,7 @@ def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(env.arecv(), 0.02)
         descriptors = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(WorkerTimeoutError, match=r"env 0 did not answer within 0.02 s. Wait on with recv"):
+        with pytest.raises(WorkerTimeoutError, match=r"env 0 did not answer within 0.02 s. Continue to wait with recv"):
             await env.arecv(timeout=0.02)
         waiting = asyncio.ensure_future(env.arecv())
         await begun(env, tmp_path, 1)

@@ -108,7 +108,7 @@ RIGHT: tuple[Any, ...] = np.zeros(2), 0.0, False, False, {}
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((np.zeros(3), *RIGHT[1:]), r"shape \(3,\) and dtype float64, but the observation space says Box"),
+        ((np.zeros(3), *RIGHT[1:]), r"shape \(3,\) and dtype float64, but the observation space is Box"),
         ((np.zeros(2, complex), *RIGHT[1:]), "dtype complex128"),
         (RIGHT[:3], r"tuple of 3; a gymnasium.Env returns .*Four items"),
         ((*RIGHT[:4], "all is well"), "returned the info 'all is well'; an info is a dict"),

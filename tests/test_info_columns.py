@@ -52,7 +52,7 @@ class Telling(gym.Env[Any, Any]):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal and of the same types, and dicts have the same order."""
+    """Return whether two values are equal and of the same types, and dicts have the same order."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list):

@@ -151,7 +151,7 @@ def test_reset_options_that_the_env_does_not_accept_are_refused(make_env: MakeEn
     with pytest.warns(OldApiWarning, match="no options"):
         env = make_env([NoOptions])
     env.reset(options={})
-    with pytest.raises(EnvContractError, match="NoOptions takes no options; it was given {'level': 2}"):
+    with pytest.raises(EnvContractError, match="NoOptions takes no options, but options={'level': 2} were given"):
         env.reset(options={"level": 2})
 
 

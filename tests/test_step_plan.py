@@ -70,7 +70,7 @@ def make() -> Iterator[Callable[..., ParallelEnv]]:
 
 
 def is_planned(env: ParallelEnv) -> bool:
-    """Whether nothing but planned steps has happened since some step was planned."""
+    """Return whether nothing but planned steps has happened since some step was planned."""
     return any(plan.is_valid() for plan in env.engine.plans.values())
 
 

@@ -354,7 +354,7 @@ def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: A
     env.next_task()
     env.step([1], id=1)
     env.set_env_attr("seen", values=[seen] * 3)
-    with pytest.raises(EnvContractError, match="the state is .*, but the observation space says Box") as caught:
+    with pytest.raises(EnvContractError, match="the state is .*, but the observation space is Box") as caught:
         env.get_observations()
     assert "env 1 in get_observations()" in "".join(caught.value.__notes__)
     assert caught.value.partial.keys() == {0, 2}  # type: ignore[attr-defined]

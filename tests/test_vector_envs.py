@@ -131,7 +131,7 @@ def test_results_equal_those_of_the_envs_one_by_one(policy: Any, make_env: MakeE
 @pytest.mark.parametrize(("make", "autoreset"), ALL, ids=lambda one: getattr(one, "__name__", one))
 def test_vector_envs_that_do_not_fit_the_done_policy_are_refused(make: Any, autoreset: str, policy: Any) -> None:
     if (make, autoreset) not in FIT[policy]:
-        why = "begins the next episode within" if autoreset == SAME else "cannot (step without|begin an episode)"
+        why = "starts the next episode within" if autoreset == SAME else "cannot (step without|start an episode)"
         with pytest.raises(InvalidEnvError, match=rf"envs \[1, 2\] are one vector env.*{autoreset}.*{why}"):
             ParallelEnv([Walk, partial(make, (4, 5), autoreset)], ORACLE, policy)
 
@@ -400,14 +400,14 @@ class Odd(Walks):
     ("change", "message"),
     [
         (lambda items: items.pop(), "Odd returned <tuple of 4 items>, which is not five items"),
-        (lambda items: items.__setitem__(0, items[0][:, :2]), r"of shape \(2,\).*observation space says"),
-        (lambda items: items.__setitem__(0, items[0].astype(complex)), "dtype complex128.*observation space says"),
+        (lambda items: items.__setitem__(0, items[0][:, :2]), r"of shape \(2,\).*observation space is"),
+        (lambda items: items.__setitem__(0, items[0].astype(complex)), "dtype complex128.*observation space is"),
         (
             lambda items: items.__setitem__(0, items[0][:1]),
-            r"states are of shape \(1, 3\).*have to be of shape \(2, 3\)",
+            r"states are of shape \(1, 3\).*must be of shape \(2, 3\)",
         ),
         (lambda items: items.__setitem__(1, items[1][:1]), r"rewards of shape \(1,\) and dtype float64; of 2 envs"),
-        (lambda items: items.__setitem__(2, [None, None]), "terminations .* has to be an array of bool"),
+        (lambda items: items.__setitem__(2, [None, None]), "terminations .* must be an array of bool"),
         (lambda items: items.__setitem__(4, None), "returned the infos None; infos are a dict"),
     ],
 )
@@ -469,10 +469,10 @@ def test_steady_infos_have_columns_and_steps_have_plans(autoreset: str, make_env
     ("make", "error", "message"),
     [
         (lambda: ParallelEnv([partial(Walks, ())]), EnvContractError, "Walks has no envs"),
-        (lambda: ParallelEnv.make_vec(3, 2), InvalidEnvError, "id=3 is no registered id"),  # type: ignore[arg-type]
+        (lambda: ParallelEnv.make_vec(3, 2), InvalidEnvError, "id=3 is neither a registered id"),  # type: ignore[arg-type]
         (lambda: ParallelEnv.make_vec("CartPole-v1", 2, num_workers=3), ArgumentError, "more than num_envs=2"),
         (lambda: ParallelEnv.make_vec("CartPole-v1", 0), ArgumentError, "num_envs=0"),
-        (lambda: ParallelEnv([synced((3, 4), SAME), Walk], ORACLE, "idle"), InvalidEnvError, "vector envs has a table"),
+        (lambda: ParallelEnv([synced((3, 4), SAME), Walk], ORACLE, "idle"), InvalidEnvError, "vector envs lists"),
     ],
 )
 def test_bad_vector_envs_are_refused(make: Callable[[], Any], error: type[Exception], message: str) -> None:
@@ -561,7 +561,7 @@ def test_vector_env_of_another_size_is_refused_by_restart(tmp_path: Path, make_e
     env = make_env([Walk, Growing(file)])
     env.reset()
     for name in ("Walks", "Walk"):
-        with pytest.raises(InvalidEnvError, match=f"^{name} was rebuilt with another number of envs than 2") as caught:
+        with pytest.raises(InvalidEnvError, match=f"^{name} was rebuilt with a number of envs other than 2") as caught:
             env.restart(2)
         assert caught.value.env_ids == (1, 2)  # type: ignore[attr-defined]
     with pytest.raises(InvalidEnvError, match="could not be rebuilt"):
@@ -915,7 +915,10 @@ def test_env_fn_that_returns_another_vector_env_when_it_is_called_again_is_refus
         kind, options = next(made)
         return kind(**options)
 
-    with ParallelEnv([other]) as env, pytest.raises(InvalidEnvError, match="Walks was rebuilt with another number of"):
+    with (
+        ParallelEnv([other]) as env,
+        pytest.raises(InvalidEnvError, match="Walks was rebuilt with a number of envs other"),
+    ):
         env.restart()
     with ParallelEnv([other]) as env, pytest.raises(InvalidEnvError, match="Walks was rebuilt as another vector env"):
         env.restart()
@@ -976,8 +979,8 @@ class StatesAlone(Walks):
         (Poorly, lambda env: env.get_env_attr("lengths"), "lengths of Poorly returned 3, not one item each"),
         (Poorly, lambda env: env.get_env_attr("other"), r"other of Poorly returned \[1\], not one item each"),
         (Poorly, lambda env: env.customized_method("tell"), r"tell\(\) of Poorly returned 3, not one item each"),
-        (synced, lambda env: env.customized_method("tell", {"name": 1}), "cannot pass on an argument that is called"),
-        (synced, lambda env: env.reset(options={"reset_mask": 1}), r"Name the envs to reset: reset\(id=mask\)"),
+        (synced, lambda env: env.customized_method("tell", {"name": 1}), "cannot pass on an argument named"),
+        (synced, lambda env: env.reset(options={"reset_mask": 1}), r"Give the envs to reset as id: reset\(id=mask\)"),
     ],
 )
 def test_wrong_answers_and_arguments_are_named(vec: Any, call: Any, message: str) -> None:
@@ -1006,5 +1009,5 @@ def test_object_of_envpools_other_interfaces_is_refused() -> None:
     class Dm:
         all_env_ids = async_reset = reset = step = print
 
-    with pytest.raises(InvalidEnvError, match=r"env 0 is .*, of EnvPool. Make it by envpool.make_gymnasium\(\)"):
+    with pytest.raises(InvalidEnvError, match=r"env 0 is .*, an EnvPool env. Make it with envpool.make_gymnasium\(\)"):
         ParallelEnv([Dm])

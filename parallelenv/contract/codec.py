@@ -39,7 +39,7 @@ PLAIN_STEPS = frozenset({_STEP, _STEP_AUTORESET, _STEP_OR_RESET_ENDED})
 MOST_SUBSETS = 1023
 """Subsets that get a number."""
 PRINTED = 0x80
-"""Added to the tag of a reply whose host has printed something, which is not part of the message."""
+"""Added to the tag of a reply if its host has printed something that is not part of the message."""
 
 
 class StepSubset(NamedTuple):
@@ -178,7 +178,7 @@ def decode_reply(message: Message) -> Reply:
     reply: Reply
     try:
         reply, env_ids = copying.Unpickler(head, buffers).load()
-    except Exception as error:  # for example from a user's own space
+    except Exception as error:  # for example from a user's own space class
         raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
     for env_id in env_ids:
         start, left = head.tell(), operator.length_hint(buffers)

@@ -1,7 +1,7 @@
 """Sections that Ctrl-C must not interrupt.
 
 A `KeyboardInterrupt` can be raised between any two bytecodes of the main thread: for example after a message was
-written but before that was recorded, and the two sides disagree from then on. While the caller *waits*, it may be
+written but before this was recorded; from then on the two sides would disagree. While the caller *waits*, it may be
 interrupted; while it sends, records a reply, or opens or closes system resources, the interrupt is delayed.
 """
 

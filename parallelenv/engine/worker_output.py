@@ -56,6 +56,6 @@ def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
         if remark is not None and not has_warned:
             has_warned = True
             kind = UserWarning if isinstance(remark, NoEffect) else OldApiWarning
-            warn_user(f"{remark.text} Others that do the same are not named.", kind)
+            warn_user(f"{remark.text} Other envs that do the same are not reported.", kind)
 
     return listen

@@ -76,7 +76,7 @@ class Context:
         return PROCESSES in self.mode
 
     def has(self, what: str, number: int = 0) -> bool:
-        """Whether an env has made the file of an event."""
+        """Return whether an env has made the file of an event."""
         return (self.folder / f"{what}-{number}").exists()
 
     @contextmanager
@@ -96,7 +96,7 @@ class Context:
         assert isinstance(error, WorkerDiedError)
         assert error.env_ids == env_ids
         text = str(error)
-        parts = ["The worker of envs 0, 1", f"process {pid}", "is dead", "All other envs go on", "restart([0, 1])"]
+        parts = ["The worker of envs 0, 1", f"process {pid}", "is dead", "All other envs continue", "restart([0, 1])"]
         if self.is_process:  # of an actor Ray says what it knows
             parts.append(ending)
         assert [part for part in parts if part not in text] == [], text

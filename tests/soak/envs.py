@@ -110,5 +110,5 @@ def _sleep_until(moment: float) -> None:
 
 
 def speaks(step: int) -> bool:
-    """Whether a step has an info, so that results with and without infos mix."""
+    """Return whether a step has an info, so that results with and without infos mix."""
     return step % 3 == 0

@@ -189,5 +189,5 @@ class Player:
 
 
 def _must_be_refused(account: Account) -> bool:
-    """Whether a step is certainly refused: after an abandoned reset there may be an episode."""
+    """Return whether a step is certainly refused: after an abandoned reset there may be an episode."""
     return bool(account.flight or account.is_paused or (account.needs_reset and not account.is_blurred))
