@@ -1,4 +1,4 @@
-"""The caller's fork servers: which of them has imported which modules, and requests to them."""
+"""The caller's fork servers: the modules that each has imported, and requests to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_SERVERS = 4
 """Not counting the root; the least recently used one is dropped first."""
 
 Surroundings = tuple[tuple[str, ...], str, dict[str, str]]
-"""What affects imports: ``sys.path``, the current folder if modules may be found there, environment variables."""
+"""The settings that affect imports: ``sys.path``, the current folder if it is on it, environment variables."""
 
 
 def _surroundings() -> Surroundings:
@@ -114,7 +114,7 @@ class ForkServer:
         return module in self._known
 
     def _ask(self, name: str, arguments: tuple[object, ...], *filenos: int) -> Any:
-        """Return what a method of the server returns for these arguments and descriptors.
+        """Call a method of the server with these arguments and descriptors, and return its result.
 
         If the request is interrupted or cannot be sent completely, the server ends.
         """

@@ -93,7 +93,7 @@ class PipeChannel(MessageChannel):
         try:
             if self.process.is_alive():
                 return True
-        except ValueError:  # another thread has closed it meanwhile
+        except ValueError:  # another thread has closed it in the meantime
             return False
         self.found_dead = self.process.exitcode != UNKNOWN or not process_exists(self.process.pid)
         return not self.found_dead
@@ -127,7 +127,7 @@ class PipeChannel(MessageChannel):
         if self.is_closed:
             return
         self.hang_up()
-        with contextlib.suppress(ValueError):  # another thread has closed it meanwhile
+        with contextlib.suppress(ValueError):  # another thread has closed it in the meantime
             if self.is_alive():
                 self.process.kill()
             self.process.join()

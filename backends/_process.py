@@ -1,6 +1,6 @@
-"""Processes of workers: how they are started, waited for and ended, so that no interrupt corrupts the bookkeeping.
+"""Processes of workers: starts, waits for and ends them so that no interrupt corrupts the bookkeeping.
 
-`is_alive` says of each kind of process, and of a channel, whether the process has not ended.
+For each kind of process, and for a channel, `is_alive` returns whether the process is running.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from parallelenv.contract.interrupts import DeferSigint
 _REPORT_TIMEOUT = 1.0
 """Seconds for the fork server to report the end of a process."""
 _CHECK_INTERVAL = 0.05
-"""Seconds between checks whether a process has ended, if a child of its own keeps its sentinel open."""
+"""Seconds between checks that a process has ended, if a child of its own keeps its sentinel open."""
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 UNKNOWN = 255
 """Exit code of a process whose fork server can no longer report it."""
@@ -53,7 +53,7 @@ class WorkerProcess:
             return self._process.exitcode
 
     def is_alive(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether it is running."""
         with DeferSigint():
             # Another part of this process may have reaped it; then `multiprocessing` never learns of its end.
             return self._process.is_alive() and process_exists(self.pid)
@@ -80,7 +80,7 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """Return what is known of its death beside its exit code."""
+        """Return the known facts about its death besides its exit code."""
         return ""
 
     def hand_over(self, connection: Connection, pid: int) -> object:
@@ -131,7 +131,7 @@ class ForkedProcess:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Return whether its end has not been reported."""
+        """Return whether it is running: its end was not reported."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
@@ -172,7 +172,7 @@ def starting(method: str) -> Iterator[None]:
         if method != "fork":
             resource_tracker.ensure_running()  # its start would unblock the signal that is blocked below
         # Workers do not import the main module again, so it need not be importable or guarded: cloudpickle includes
-        # what they need of it.
+        # the parts of it that they need.
         main = sys.modules["__main__"]
         _HIDDEN.update({name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__})
         main.__dict__.pop("__file__", None)

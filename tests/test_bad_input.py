@@ -175,7 +175,7 @@ def test_num_cpus_0_and_none_mean_all_usable_cores() -> None:
             for name, value in itertools.product(["no_warning", "copy", "keep"], ["no", 0, None])
         ],
         ({"para_mode": PROCESSES, "strat_method": "fork"}, "strat_method='fork' is no option of .*start_method"),
-        ({"para_mode": PROCESSES, "start_method": "threads"}, "start_method='threads' does not exist"),
+        ({"para_mode": PROCESSES, "start_method": "threads"}, "start_method='threads' is not available"),
         ({"start_method": "fork"}, "accepts no further options"),
         ({"num_cpu": 2}, r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"),
         ({"para_mode": "auto", "num_cpu": 2}, r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"),

@@ -547,7 +547,7 @@ def test_replacement_collector_gets_a_different_seed(make_set: MakeSet, tmp_path
 @in_modes(*IN_WORKERS)
 def test_collector_is_not_replaced_beyond_max_restarts(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Mortal, tmp_path, 5, again=True), few, 20, max_restarts=2)
-    with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray says") as caught:
+    with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray reports") as caught:
         collectors.collect()
     assert "It was collector 1 of a set, which has died more often" in caught.value.__notes__[-1]
     assert collectors.num_replaced == 2

@@ -216,7 +216,7 @@ def test_too_few_descriptors_for_the_bell_are_an_error_and_leave_none_open(
         return opened[-1]
 
     monkeypatch.setattr(os, "eventfd", limited)
-    with pytest.raises(WorkerStartError, match=r"What wakes workers could not be opened .*ulimit -n"):
+    with pytest.raises(WorkerStartError, match=r"The workers' eventfds could not be opened .*ulimit -n"):
         ParallelEnv([Meddler] * 2, "subproc", num_cpus=2)
     for descriptor in opened:
         with pytest.raises(OSError, match="Bad file descriptor"):

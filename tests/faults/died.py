@@ -146,7 +146,7 @@ def actor_killed(context: Context) -> float:
         env.step(actions("wait"))
     assert caught.value.env_ids == (0, 1)
     assert caught.value.pid == workers[0]
-    assert "Ray says: The actor died" in str(caught.value)
+    assert "Ray reports: The actor died" in str(caught.value)
     assert check_gone(workers) - moments[0] < 2.0
     assert env.restart(0) == (0, 1)
     with pytest.raises(WorkerDiedError, match=rf"The worker of envs 2, 3 \(process {workers[1]}\) is dead"):
