@@ -168,7 +168,7 @@ class BellEnd:
         end = begin + SPIN if self._spinning_pays else begin
         while True:
             rings, word = words[0], words[index]
-            if word != last:  # before the pipe: no step is announced while it has an unanswered command
+            if word != last:  # before the pipe: no step is announced while it has a command without a reply
                 self._word = words[self._line + TAKEN] = word
                 self._spinning_pays = time.perf_counter() - begin < 2 * SPIN
                 return Message(word & _TAG_MASK, word >> OTHER_BITS, (), word >> _TAG_BITS & _SUBSET_MASK)

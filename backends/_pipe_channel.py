@@ -99,7 +99,7 @@ class PipeChannel(MessageChannel):
         return not self.found_dead
 
     def join(self, timeout: float) -> None:
-        """Wait for the process to end, at most ``timeout`` seconds. Another thread may have closed it meanwhile."""
+        """Wait for the process to end, at most ``timeout`` seconds. Another thread may close it in the meantime."""
         with contextlib.suppress(ValueError):
             self.process.join(timeout)
 

@@ -90,7 +90,7 @@ class RelayedMessage(NamedTuple):
 
 
 class RelayedReply(NamedTuple):
-    """A host's answer to a command that a call carried."""
+    """A host's reply to a command that a call carried."""
 
     command_number: int
     answer: Message | Death  #: The reply; or the host's death, if that prevents one.
@@ -378,7 +378,7 @@ class ActorCalls:
         self._next_call += 1
 
     def finish(self, call: Any) -> None:
-        """Give the answers in the result of a call to the channels; call for the rest, if some are missing."""
+        """Give the replies in the result of a call to the channels; call for the rest, if some are missing."""
         import ray
 
         call_number, awaited = self.under_way.pop(call)
@@ -469,7 +469,7 @@ def _store(broadcast: Broadcast) -> object:
 
 
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
-    """Wait for a call of an actor of these channels, at most ``timeout`` seconds; give its answers to the channels."""
+    """Wait for a call of an actor of these channels, at most ``timeout`` seconds; give its replies to the channels."""
     import ray
 
     calls = {call: one for one in {channel.actor.calls for channel in channels} for call in one.under_way}

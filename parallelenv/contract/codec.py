@@ -56,7 +56,7 @@ class BroadcastContent(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What is sent between a `MessageChannel` and its host."""
+    """A message between a `MessageChannel` and its host."""
 
     tag: int  #: Kind of message.
     number: int = 0  #: Number of the command that it contains or replies to.
@@ -191,7 +191,7 @@ def decode_reply(message: Message) -> Reply:
             )
             failure.__cause__ = error
             reply.failures[env_id] = Failure(failure, env_id, "the copying of its result")
-            head.seek(start)  # go on with the next pickle and its buffers
+            head.seek(start)  # continue with the next pickle and its buffers
             num_own = sum(opcode.name == "NEXT_BUFFER" for opcode, _, _ in pickletools.genops(head))
             buffers = iter(frames[len(frames) - left + num_own :])
     return reply

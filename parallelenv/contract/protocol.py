@@ -296,7 +296,7 @@ class Backend(Protocol):
     #: Whether all envs run in this process: live instances are used themselves, not copied, and actions with gradients
     #: reach them with their graph.
     uses_live_envs: bool = False
-    placement: str = ""  #: What ``repr`` shows about how hosts are reached; may be empty.
+    placement: str = ""  #: Text that ``repr`` shows about how hosts are reached; may be empty.
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
         """Return how many workers to start for ``num_envs`` envs, from 1 to that number.
@@ -319,7 +319,7 @@ class Backend(Protocol):
         Args:
             channels: Those of such hosts, at least one.
             timeout: Seconds; ``None`` means no limit.
-            wanted: How many replies the caller needs to go on. A backend that wakes for each of them at little cost may
+            wanted: Number of replies that the caller needs to go on. A backend that wakes for each of them at little cost may
                 wait for so many; it must not wait on for a host that has died or has printed something.
 
         Returns:

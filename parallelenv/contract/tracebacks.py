@@ -49,7 +49,7 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
 
 
 def shortens_tracebacks(function: _Target) -> _Target:
-    """Mark a method that does by itself what `short_tracebacks` would add, with one frame less."""
+    """Mark a method that does the work of `short_tracebacks` itself, with one frame less."""
     vars(function)["has_short_traceback"] = True
     return function
 

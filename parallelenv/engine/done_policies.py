@@ -25,7 +25,7 @@ class DonePolicy:
 
     Attributes:
         word: Its word for users.
-        after_end: What an env does after the end of its episode, for messages.
+        after_end: The behaviour of an env after the end of its episode, for messages.
         autoreset: Whether a host resets an env that ended within the same step.
         resets_next: Whether the step after the end of an episode resets the env, whatever its action.
         skips_done: Whether done envs are skipped and return ``(None, None, True, {})``.

@@ -343,7 +343,7 @@ class EnvTable:
         self.record_exhausted(chunk.exhausted)
         known = chunk.valid | chunk.flags.any(axis=2)
         columns = np.flatnonzero(known.any(axis=0))
-        # Only now: a rollout that stops before its first step leaves its envs at the beginning of their episodes.
+        # Only now: a rollout that stops before its first step leaves its envs at the start of their episodes.
         self.record_stepped([*chunk.failed, *(chunk.env_ids[column] for column in columns.tolist())])
         if not len(columns):
             return

@@ -500,7 +500,7 @@ class Pool:
             raise self.dead[dead[0]].about(dead)
 
     def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
-        """End a host that is dead or given up, and fail its pending commands, which would never be answered.
+        """End a host that is dead or given up, and fail its pending commands, which would never get a reply.
 
         Raises:
             ClosedError: If another thread has closed the pool.
@@ -607,7 +607,7 @@ class Pool:
         """Replace the batch by one of another layout. All states in the old one are lost.
 
         Raises:
-            WorkerTimeoutError: If hosts do not finish, within the pool's timeout, commands that they would answer in
+            WorkerTimeoutError: If hosts do not finish, within the pool's timeout, commands whose replies have
                 the old layout. Nothing was changed.
         """
         self.enter_planned()

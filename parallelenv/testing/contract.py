@@ -552,11 +552,11 @@ class AnswerRecord:
     def check_unchanged(self, context: str = "") -> None:
         """Fail if a result has changed since it was returned."""
         copies = {label: self._copies[label] for label in self._kept}
-        assert_same(copies, self._kept, f"{context}an answer given earlier, ")
+        assert_same(copies, self._kept, f"{context}an earlier result, ")
 
     def assert_equals(self, expected: AnswerRecord, context: str = "") -> None:
         """Fail if the results differ from those expected."""
-        assert_same(expected._copies, self._copies, f"{context}answer ")
+        assert_same(expected._copies, self._copies, f"{context}result ")
 
 
 def _overwrite(value: object) -> None:

@@ -27,7 +27,7 @@ from parallelenv.contract.worker_info import get_worker_info
 
 SteppedEnv = tuple[State, Any, bool, bool, Info]
 LETTERS = "abcdefgh"
-LARGE = 20_000  # number of float64 sent beside a message instead of in it
+LARGE = 20_000  # number of float64 sent separately from a message instead of in it
 
 # ---------------------------------------------------------------- states, actions and rewards of all kinds
 

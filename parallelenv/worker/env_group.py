@@ -42,7 +42,7 @@ class EnvGroup:
 
     Attributes:
         env: The vector env as the user made it, maybe wrapped.
-        facts: What it can do.
+        facts: Its properties.
         oddity: See `Resettable`.
         has_stepped: Whether it was stepped since it was built, so that it knows which episodes have ended.
     """
