@@ -447,7 +447,7 @@ def test_recurrent_policy_gets_per_env_state_and_episode_starts(env: ParallelEnv
 
     def act(states: Any, rnn_state: Any, done: Any) -> Any:
         count = np.zeros(len(states)) if rnn_state is None else np.where(done, 0, rnn_state)
-        assert count.tolist() == states[:, 1].tolist()  # the env counts its steps too
+        assert count.tolist() == states[:, 1].tolist()  # the env also counts its steps
         begun.extend(states[done, 0].astype(int).tolist())
         return np.ones(len(states), np.int64), count + 1, None
 

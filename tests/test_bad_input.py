@@ -103,7 +103,7 @@ TWIN, TWINS = Counter(), SyncVectorEnv([Counter] * 2)
         (dict.fromkeys(COUNTERS), "is a dict, which does not define env ids. Give a list"),
     ],
 )
-def test_envs_that_are_no_list_of_envs_are_refused(envs: Any, message: str) -> None:
+def test_invalid_lists_of_envs_are_refused(envs: Any, message: str) -> None:
     is_unordered = isinstance(envs, set | frozenset | dict)
     with pytest.raises(ArgumentError if is_unordered else InvalidEnvError, match=message):
         ParallelEnv(envs)
@@ -485,12 +485,12 @@ def test_every_error_derives_from_parallel_env_error() -> None:
     assert all(issubclass(error, ParallelEnvError | Warning) for error in found)
 
 
-def test_missing_package_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_explains_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from parallelenv.errors import MissingDependencyError
 
-    monkeypatch.setitem(sys.modules, RAY, None)  # so the import system marks an absent package
+    monkeypatch.setitem(sys.modules, RAY, None)  # this is how the import system marks an absent package
     with pytest.raises(MissingDependencyError, match="pip install ray"):
         ParallelEnv(COUNTERS, RAY)
 

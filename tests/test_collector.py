@@ -108,7 +108,7 @@ def test_stochastic_recurrent_policy_gives_the_same_data_in_every_mode(make_coll
         expected = collect(oracle)
     assert_same(expected, collect(make_collector(Net(seed=7), envs, seed=3)))
     draws = np.concatenate([data["extras"]["draw"] for data in expected])
-    assert len(np.unique(draws)) == draws.size  # no collection begins with the generator of the one before
+    assert len(np.unique(draws)) == draws.size  # no collection starts with the generator state of the one before
 
 
 def test_episodes_and_recurrent_state_continue_across_collections(make_collector: MakeCollector) -> None:
@@ -196,7 +196,7 @@ def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollect
     assert collector.collect(1)[0].states[:, :, 1].tolist() == [[0, 6]]
 
 
-def test_collection_without_steps_leaves_episodes_at_their_beginning(make_collector: MakeCollector) -> None:
+def test_collection_without_steps_leaves_episodes_at_their_start(make_collector: MakeCollector) -> None:
     collector = make_collector(zeros, counts(3, 9))
     nothing, info = collector.collect(listen_to=[lambda: True])
     assert (len(nothing), info["num_samples"]) == (0, 0)

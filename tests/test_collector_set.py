@@ -491,7 +491,7 @@ def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(make_set: Mak
     assert collectors.num_replaced == 1
     assert data.valid.all()
     assert info["num_steps"].tolist() == [60, 60]
-    # Collector 1 has sent 16 steps of two envs, and died in the 4th of at most 44 that were requested then.
+    # Collector 1 has sent 16 steps of two envs, and died in the 4th of at most 44 steps that were then requested.
     assert 6 <= info["lost_samples"] <= 88
     assert data.truncated.sum(axis=0).tolist() == [0, 0, 1, 1]
     assert data.truncated[15].tolist() == [False, False, True, True]
@@ -774,7 +774,7 @@ def test_compressed_data_are_equal_and_smaller(make_set: MakeSet) -> None:
         assert one["num_bytes_sent"] < one["num_bytes"]
 
 
-def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_without_zstandard_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MissingDependencyError, match="compress_data=True needs .*'zstandard'.* pip install zstandard"):
         CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE, compress_data=True)

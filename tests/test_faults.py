@@ -349,7 +349,7 @@ def test_close_during_a_call_raises_closed_error(make_env: MakeEnv, folder: Path
         (folder / "go").touch()
         try:
             env.close()
-        except BaseException as error:  # noqa: BLE001 (looked at below)
+        except BaseException as error:  # noqa: BLE001 (checked below)
             raised.append(error)
 
     def act(states: Any) -> Any:
@@ -420,7 +420,7 @@ def test_nested_call_does_not_release_the_thread_guard(env: ParallelEnv) -> None
             refused.append(error)
 
     def policy(states: Any) -> list[int]:
-        env.get_env_attr("steps")  # begins and ends within run_episodes()
+        env.get_env_attr("steps")  # starts and ends within run_episodes()
         intruder = threading.Thread(target=intrude)
         intruder.start()
         intruder.join()

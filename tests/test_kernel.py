@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 Item = TypeVar("Item")
 
-SOON = 3.0  # seconds from the interrupt to the end of the cell; a fraction of one where nothing else runs
+SOON = 3.0  # seconds from the interrupt to the end of the cell; a fraction of a second if nothing else runs
 GONE = 5.0  # seconds until workers have exited after their kernel or their last reference in it is gone
 NUM_WORKERS = 2
 
@@ -192,7 +192,7 @@ def pids(notebook: Notebook, way: str) -> list[int]:
 
 
 def assert_unharmed(notebook: Notebook, pids: list[int]) -> None:
-    """The same workers begin new episodes."""
+    """The same workers start new episodes."""
     notebook.run("states = env.reset()")
     assert notebook.evaluate("states[:, 1].tolist()") == [0, 0, 0, 0]
     assert notebook.evaluate("env.step([GO_ON] * 4)[0].tolist()") == [[0, 1], [1, 1], [2, 1], [3, 1]]

@@ -127,7 +127,7 @@ def test_worker_died_error_names_only_envs_of_the_call(make: Make) -> None:
 
 
 @in_modes(*IN_WORKERS)
-def test_worker_died_error_says_that_others_go_on_only_if_all_do(make: Make) -> None:
+def test_worker_died_error_mentions_other_envs_only_if_all_continue(make: Make) -> None:
     go_on = "All other envs continue"
     env = make(num_cpus=1)
     with pytest.raises(WorkerDiedError, match="is dead") as caught:

@@ -185,7 +185,7 @@ def test_rollout_equals_steps_made_outside(make_env: MakeEnv, kind: str, done_po
             assert env.all_done()
             return
         states = rollout.final_states
-        for _ in range(3):  # the object goes on as if it had been stepped
+        for _ in range(3):  # the object continues as if it had been stepped
             actions = policy(states)
             found, expected = env.step(actions), twin.step(actions)
             assert_same(list(expected), list(found))
@@ -218,7 +218,7 @@ Begin = Callable[..., ParallelEnv]
 
 @pytest.fixture
 def begin(make_env: MakeEnv) -> Begin:
-    """Make envs in two workers, which begin new episodes by themselves, and reset them."""
+    """Make envs in two workers, which start new episodes by themselves, and reset them."""
 
     def begin(envs: Any, num_cpus: int = 2, **options: Any) -> ParallelEnv:
         env = make_env(envs, num_cpus=num_cpus, **{"asynchronous": "restart", **options})

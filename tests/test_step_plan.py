@@ -1,4 +1,4 @@
-"""Steps that are repeated take the beaten path, with the results of the general way."""
+"""Repeated steps use a plan, with the results of the general way."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_results_equal_those_without_plans(mode: str, options: Any, space: Any, 
     other.reset()
     num_planned = 0
     for number in range(80):
-        align: Any = "batch" if number // 8 % 2 else "item"  # each has plans of its own
+        align: Any = "batch" if number // 8 % 2 else "item"  # each has its own plans
         ids = [None, [0, 1, 2], (5, 0), slice(3, 6)][number % 4] if number > 15 else None
         actions = np.full(len(one.engine.ids(ids)), number % 2)
         num_planned += bool(one.engine.plans)

@@ -210,7 +210,7 @@ def test_done_policy_continue_steps_ended_envs(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- requests in flight, pauses
 
 
-def test_reset_drops_what_its_env_has_in_flight(make_env: MakeEnv) -> None:
+def test_reset_drops_the_step_in_flight_of_its_env(make_env: MakeEnv) -> None:
     env = counters(make_env)
     env.reset()
     env.send(ONES)

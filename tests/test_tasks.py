@@ -224,7 +224,7 @@ def test_samplers_are_made_in_workers_and_share_nothing(make_pool: MakePool) -> 
 
 
 class Listed(Walks):
-    """Lists the tasks that it gave."""
+    """Lists the tasks that it has given."""
 
     def __init__(self, total: int) -> None:
         super().__init__(total)

@@ -55,7 +55,7 @@ FIT: dict[Any, list[tuple[Any, str]]] = {
 
 
 def envs_of(policy: Any, *, apart: bool) -> tuple[list[Any], list[range], list[bool]]:
-    """Return env fns of all vector envs that fit a done policy, with an env in between; which env ids each of them has,
+    """Return env fns of all vector envs that fit a done policy, with an env in between; the env ids of each,
     and whether it resets a part of them. ``apart``: the same envs one by one."""
     env_fns: list[Any] = []
     whole, resets_some = [], []
@@ -237,7 +237,7 @@ def test_vector_envs_that_fail_are_restarted(vec: Any, make_env: MakeEnv) -> Non
 
 
 def plain(value: Any) -> Any:
-    """Return a value with Python's numbers in the place of NumPy's, which infos of vector envs have."""
+    """Return a value with Python's numbers in place of NumPy's, which infos of vector envs have."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
@@ -253,7 +253,7 @@ def synced_zoo(kind: Any, autoreset: str, numbers: Any) -> SyncVectorEnv:
 
 @pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize(("policy", "autoreset"), [("restart", SAME), ("restart", NEXT), (None, DISABLED)])
-@pytest.mark.parametrize("kind", [zoo.Sheet, zoo.Words, zoo.Chain, zoo.Net])  # `Sheet` has Dict actions, too
+@pytest.mark.parametrize("kind", [zoo.Sheet, zoo.Words, zoo.Chain, zoo.Net])  # `Sheet` also has Dict actions
 @here_and_in_processes
 def test_states_and_actions_of_any_space(
     kind: Any, policy: Any, autoreset: str, copies: bool, make_env: MakeEnv
@@ -376,7 +376,7 @@ def test_gymnasium_adapter(vec: Any, autoreset: str, how: str) -> None:
                 assert_same(begun[0], begun[1])
 
 
-# ---------------------------------------------------------------- what a vector env may return
+# ---------------------------------------------------------------- results of vector envs
 
 
 class Odd(Walks):
@@ -752,7 +752,7 @@ class Global(Walk):
 
 
 @here_and_in_processes
-def test_vector_envs_have_global_generators_of_their_own(make_env: MakeEnv) -> None:
+def test_vector_envs_have_their_own_global_generators(make_env: MakeEnv) -> None:
     vec = partial(synced, autoreset=SAME, kind=Global)
     env_fns = [partial(vec, (3, 4)), Global, partial(vec, (3,))]
     env = make_env(env_fns, asynchronous="restart", seed=3, seed_globals=True)
@@ -833,11 +833,11 @@ def test_make_vec(make_env: MakeEnv) -> None:
         ParallelEnv.make_vec("CartPole-v1", 3, mode, "restart", num_workers=1)
 
 
-# ---------------------------------------------------------------- workers that are replaced, and hosts that are left
+# ---------------------------------------------------------------- replaced workers and abandoned hosts
 
 
 class Waiting(Walks):
-    """A step that waits, and then returns what no other does."""
+    """Its step waits if asked, and then returns a value that no other step returns."""
 
     release, begun = threading.Event(), threading.Event()
 
@@ -849,7 +849,7 @@ class Waiting(Walks):
         return self._states() + 100, np.full(self.num_envs, 7.0), *np.ones((2, self.num_envs), bool), {}
 
 
-def test_late_step_of_a_vector_env_in_a_thread_that_was_left_changes_nothing() -> None:
+def test_late_step_of_a_vector_env_in_an_abandoned_thread_changes_nothing() -> None:
     with ParallelEnv([Waiting], THREADS, "continue", timeout=0.3) as env:
         env.reset(seed=0)
         with pytest.raises(WorkerTimeoutError):
@@ -863,7 +863,7 @@ def test_late_step_of_a_vector_env_in_a_thread_that_was_left_changes_nothing() -
         assert_same(first, env.engine.latest_states(copies=True))
 
 
-def test_adapter_of_a_worker_without_vector_envs_whose_envs_have_generators_of_their_own() -> None:
+def test_adapter_of_a_worker_of_single_envs_with_own_generators() -> None:
     envs = [partial(Walks, (4, 5), SAME), Walk, Walk, Walk]
     with ParallelEnv(envs, PROCESSES, "restart", num_cpus=2, seed_globals=True) as env:
         adapter: Any = env.to_gymnasium("SameStep")
@@ -871,7 +871,7 @@ def test_adapter_of_a_worker_without_vector_envs_whose_envs_have_generators_of_t
         assert adapter.step(np.zeros(5, int))[1].tolist() == [0.5] * 5
 
 
-def test_loose_leaves_of_a_rebuilt_vector_env_with_generators_of_its_own() -> None:
+def test_loose_leaves_of_a_rebuilt_vector_env_with_own_generators() -> None:
     with ParallelEnv([lambda: SyncVectorEnv([zoo.Words] * 2)], PROCESSES, "continue", seed_globals=True) as env:
         env.reset(seed=0)
         env.restart()
@@ -880,7 +880,7 @@ def test_loose_leaves_of_a_rebuilt_vector_env_with_generators_of_its_own() -> No
 
 
 @pytest.mark.parametrize("vec", [synced, Walks])
-def test_vector_env_restarted_after_a_failure_begins_in_the_next_step(vec: Any) -> None:
+def test_vector_env_restarted_after_a_failure_starts_in_the_next_step(vec: Any) -> None:
     def play(envs: list[Any]) -> list[Any]:
         with ParallelEnv(envs, asynchronous="continue", on_failure="restart") as env:
             adapter: Any = env.to_gymnasium("NextStep")
@@ -937,7 +937,7 @@ def test_action_that_the_dtype_of_a_vector_env_would_change_is_refused() -> None
             env.step([300, 0, 0])
 
 
-def test_autoreset_mode_that_is_none_and_last_states_that_are_missing_are_named() -> None:
+def test_invalid_autoreset_mode_and_missing_last_states_are_named() -> None:
     class Odd(Walks):
         def __init__(self) -> None:
             super().__init__()
@@ -958,7 +958,7 @@ def test_autoreset_mode_that_is_none_and_last_states_that_are_missing_are_named(
 
 
 class Poorly(Walks):
-    """Its answers are not those of a vector env."""
+    """Its results are not those of a vector env."""
 
     def get_attr(self, name: str) -> Any:
         return 3 if name == "lengths" else [1]

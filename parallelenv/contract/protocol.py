@@ -319,8 +319,8 @@ class Backend(Protocol):
         Args:
             channels: Those of such hosts, at least one.
             timeout: Seconds; ``None`` means no limit.
-            wanted: Number of replies that the caller needs to go on. A backend that wakes for each of them at little cost may
-                wait for so many; it must not wait on for a host that has died or has printed something.
+            wanted: Number of replies that the caller needs to continue. A backend that wakes for each of them at little
+                cost may wait for that many; it must not keep waiting when a host has died or has printed something.
 
         Returns:
             The channels whose `Channel.receive` will not block; empty after ``timeout``.

@@ -1,7 +1,7 @@
 """Envs for comparing an adapter with the vector env that it replaces, step for step.
 
-What they return is new each time: where the neighbours' vector envs hand on what an env goes on to change, they are
-not to be equalled.
+They return new objects each time: the neighbours' vector envs pass on objects that an env changes later, and the
+adapters need not imitate that.
 """
 
 from __future__ import annotations

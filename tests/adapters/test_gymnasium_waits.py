@@ -1,4 +1,4 @@
-"""Asynchronous calls of the adapter for Gymnasium, and the calls that are refused meanwhile."""
+"""Asynchronous calls of the adapter for Gymnasium, and the calls that are refused in the meantime."""
 
 from __future__ import annotations
 

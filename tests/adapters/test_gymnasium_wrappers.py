@@ -80,7 +80,7 @@ WRAPPERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 
 
 def both(make_env: MakeEnv, env_fn: Any, autoreset_mode: str) -> tuple[Any, Any]:
-    """Return an adapter and the vector env that it is to equal."""
+    """Return an adapter and the vector env that it must equal."""
     ours = make_env([env_fn] * NUM_ENVS, num_cpus=2).to_gymnasium(autoreset_mode)
     return ours, gym.vector.SyncVectorEnv([env_fn] * NUM_ENVS, autoreset_mode=autoreset_mode)
 

@@ -270,7 +270,7 @@ def test_a_step_is_one_call_of_each_remote_actor(mode: str) -> None:
         env.reset()
         actors = env.engine.pool.backend._started  # type: ignore[attr-defined]
         before = [one.calls._next_call for one in actors]
-        for _ in range(3):  # none ends
+        for _ in range(3):  # no episode ends
             env.step([0] * 4)
         assert [one.calls._next_call for one in actors] == [number + 3 for number in before]
         assert len(actors) == (2 if mode == "ray" else 1)

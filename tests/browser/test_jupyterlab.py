@@ -60,11 +60,11 @@ env.reset(seed=3)
 env.rollout(hover, 60)""",
     "env.close()\nenv",
 )
-"""What a newcomer may run first; the front page shows it."""
+"""Code that a newcomer may run first; the front page shows it."""
 
 
 def _chromium() -> str:
-    """Return where the system's Chromium is; skip, or fail where it is required, if there is none."""
+    """Return the path of the system's Chromium; if there is none, skip the test, or fail where it is required."""
     missing = [name for name in ("jupyterlab", "playwright") if find_spec(name) is None]
     found = shutil.which("chromium") or shutil.which("chromium-headless-shell")
     if found and not missing:
@@ -77,7 +77,7 @@ def _chromium() -> str:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Any]:
-    """A window of Chromium; what it shows at the end is kept beside the test's files."""
+    """A window of Chromium; a picture of it at the end is kept with the test's files."""
     executable = _chromium()
     from playwright.sync_api import sync_playwright
 
@@ -105,7 +105,7 @@ def address(page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     first_look = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in _FIRST_LOOK])  # type: ignore[no-untyped-call]
     first_look.metadata = book.metadata  # which names the kernel
     nbformat.write(first_look, tmp_path / "first_look.ipynb")  # type: ignore[no-untyped-call]
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # else SDL says in each worker that it is not set
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # otherwise SDL warns in each worker that it is not set
     with serve(tmp_path) as address:
         yield address
     psutil.wait_procs(marked(mark), timeout=10)
@@ -238,7 +238,7 @@ def _await_file(path: Path) -> None:
 
 
 def _keep(page: Any, name: str, cell: Any, until: Any = None) -> None:
-    """Keep a picture of the window, or of what is above a cell, where ``PARALLELENV_SCREENSHOTS`` says."""
+    """Save a picture of the window, or of the part above a cell, to the folder ``PARALLELENV_SCREENSHOTS``."""
     folder = os.environ.get("PARALLELENV_SCREENSHOTS")
     if folder:
         cell.scroll_into_view_if_needed()

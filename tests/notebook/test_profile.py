@@ -96,7 +96,7 @@ def test_profile_has_sent_steps_and_those_that_raise(make_env: MakeEnv) -> None:
         env.recv(4)
         env.step([GO_ON, RAISE, GO_ON, GO_ON])
 
-    with pytest.raises(ZeroDivisionError), env.profile() as profile:  # which keeps its recording
+    with pytest.raises(ZeroDivisionError), env.profile() as profile:  # the profile keeps its recording
         send_and_step()
     assert turns_of(profile) == {(env_id, "step"): 2 for env_id in range(4)}
 
@@ -246,7 +246,7 @@ class Gate(Counter):
 
 @contextlib.contextmanager
 def in_a_step(env: ParallelEnv) -> Iterator[None]:
-    """Run a step in another thread meanwhile."""
+    """Run a step in another thread during the block."""
     Gate.is_in.clear()
     Gate.is_open.clear()
     thread = threading.Thread(target=env.step, args=([1, 1],))
