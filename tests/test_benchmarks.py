@@ -225,4 +225,4 @@ def test_actions_are_of_the_envs_own_space_and_always_the_same() -> None:
     assert first.shape == (4, 1)
     assert np.array_equal(first, second)
     actions = STILL.draw_actions(3, 4)[0]
-    assert {type(action) for action in actions} == {np.int64}  # what the bare loop passes to each env
+    assert {type(action) for action in actions} == {np.int64}  # as the bare loop passes them to each env

@@ -246,7 +246,7 @@ def keep_a_failure_in_flight(make: Make, folder: Path) -> ParallelEnv:
     env.reset()
     env.send([RAISE], [0])
     env.send([GO_ON if env.para_mode == ORACLE else WAIT], [3])
-    env.get_env_attr("number", [0])  # the failure arrives meanwhile
+    env.get_env_attr("number", [0])  # the failure arrives in the meantime
     threading.Timer(0.0, (folder / "go").touch).start()
     return env
 

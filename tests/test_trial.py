@@ -141,7 +141,7 @@ def test_number_of_envs_made_does_not_grow_with_the_list(try_all: None, tmp_path
     found = recommend([partial(Counted, tmp_path)] * 1000)
     assert found.label == "subproc, caller_steps"
     counts = counted(tmp_path)
-    assert counts["made"] == 2 + 2 + 2 + 1  # in this thread, in two threads, in two processes, beside the caller
+    assert counts["made"] == 2 + 2 + 2 + 1  # in this thread, in two threads, in two processes, next to the caller
     assert counts["close"] == counts["made"]
     assert counts["reset"] == counts["made"] - 1  # all except the one that was made to check that it is new
     assert not recommending._SHARED

@@ -65,7 +65,7 @@ class Walk(gym.Env[Any, Any]):
 
 
 def act(actions: Any) -> None:
-    """Raise, exit or wait if an action says so."""
+    """Raise, exit or wait if an action requests it."""
     if RAISE in actions:
         raise ZeroDivisionError("fell over")
     if EXIT in actions:

@@ -22,7 +22,7 @@ from adapters.twins import GymnasiumTwins
 NUM_ENVS = 4
 BOUNDS = np.array([-1, 1], np.float32)
 LISTS_STATISTICS = not gym.__version__.startswith(("1.1.", "1.2.0", "1.2.1"))
-"""Whether Gymnasium's `DictInfoToList` takes what its `RecordEpisodeStatistics` adds."""
+"""Whether Gymnasium's `DictInfoToList` accepts the infos that its `RecordEpisodeStatistics` adds."""
 
 
 def pendulum() -> Any:

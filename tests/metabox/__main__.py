@@ -67,7 +67,7 @@ class Bench:
         with ThreadPoolExecutor(2) as pool:
             found = dict(zip(light, pool.map(lambda one: self.run(name, *one), light), strict=True))
         for mode in modes:
-            if mode in ON_RAY:  # whose own start keeps the cores busy
+            if mode in ON_RAY:  # Ray's start keeps the cores busy
                 found["ours", mode] = self.run(name, "ours", mode)
         own = found["own", ORACLE]
         cells = {mode: self._compare(name, own, found["ours", mode], mode) for mode in modes}
