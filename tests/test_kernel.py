@@ -286,13 +286,13 @@ def test_rerun_cell_closes_envs_that_the_kernel_keeps(notebook: Notebook, ending
 
 
 def test_rerun_cell_prints_how_many_envs_it_closed(notebook: Notebook) -> None:
-    said = []
+    texts = []
     for _ in range(3):
         request = notebook.send(constructing(ORACLE), "c9")
         notebook.finish(request)
-        said.append(notebook.printed[request])
+        texts.append(notebook.printed[request])
     line = "Closed 1 ParallelEnv that an earlier run of this cell had made (keep=True prevents that).\n"
-    assert said == ["", line, line]
+    assert texts == ["", line, line]
 
 
 def test_rerun_cell_keeps_envs_of_other_cells_and_with_keep_true(notebook: Notebook) -> None:

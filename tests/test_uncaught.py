@@ -131,15 +131,15 @@ def test_every_frontend_shows_the_failing_line(tmp_path: Path, frontend: str) ->
         env={**environment, "IPYTHONDIR": str(tmp_path), "COLUMNS": "120"},
         check=False,
     )
-    said = done.stdout + done.stderr
-    assert "raise ZeroDivisionError(reason)" in said, said
-    assert "env.step([GO_ON, FALL, GO_ON, GO_ON])" in said
-    assert "parallelenv/" not in said
+    output = done.stdout + done.stderr
+    assert "raise ZeroDivisionError(reason)" in output, output
+    assert "env.step([GO_ON, FALL, GO_ON, GO_ON])" in output
+    assert "parallelenv/" not in output
     if frontend != "pdb":
-        assert "the cart fell over" in said
-        assert "Raised by env 1 in step, process " in said
+        assert "the cart fell over" in output
+        assert "Raised by env 1 in step, process " in output
     if frontend == "python":
-        assert len(said.splitlines()) <= 20
+        assert len(output.splitlines()) <= 20
 
 
 @pytest.mark.parametrize("word", [ORACLE, PROCESSES])

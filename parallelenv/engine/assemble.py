@@ -115,9 +115,9 @@ class Assembler:
             infos = object_array([found[one] if one in found else self._table.absent_info(one) for one in env_ids])
         if extras:
             for position, env_id in enumerate(env_ids):
-                said = extras[env_id].info if env_id in extras else None
-                if said:
-                    infos[position] = {**said, **infos[position]}
+                own_info = extras[env_id].info if env_id in extras else None
+                if own_info:
+                    infos[position] = {**own_info, **infos[position]}
         if outcome.resets:
             for position, env_id in enumerate(env_ids):
                 if env_id in outcome.resets:

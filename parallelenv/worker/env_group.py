@@ -185,8 +185,8 @@ class EnvGroup:
         values: dict[int, Extra] = {}
         are_stored = writer.store_infos(share.rows, self._columns(infos, indices))  # at once, if all have columns
         if not are_stored or writer.has_loose:
-            said = [{}] * len(loose) if are_stored else self._split(infos, indices)
-            for env_id, info, leaves in zip(share.env_ids, said, loose, strict=True):
+            own_infos = [{}] * len(loose) if are_stored else self._split(infos, indices)
+            for env_id, info, leaves in zip(share.env_ids, own_infos, loose, strict=True):
                 left = store_info(writer.infos, env_id - writer.first, info)
                 if left or leaves:
                     values[env_id] = Extra(left, leaves)

@@ -139,10 +139,10 @@ def test_notebooks_in_jupyterlab(page: Any, address: str, tmp_path: Path) -> Non
     cells = page.locator(".jp-CodeCell")
     uncaught = cells.nth(cells.count() - 2)
     fourth.rerun(uncaught)
-    said = fourth.output(uncaught)
-    assert "ValueError: the door does not close" in said
-    assert 'raise ValueError("the door does not close")' in said
-    assert len(said.splitlines()) <= 35
+    text = fourth.output(uncaught)
+    assert "ValueError: the door does not close" in text
+    assert 'raise ValueError("the door does not close")' in text
+    assert len(text.splitlines()) <= 35
     _keep(page, "uncaught.png", uncaught)
 
 
@@ -165,9 +165,9 @@ def test_pictures_of_the_front_page_in_jupyterlab(page: Any, address: str) -> No
     assert not _number_of(LOOKS["running"].colour, closed)
 
     made = notebook.cell("num_envs=6")
-    said = notebook.output(made)
-    assert re.search(r"\d running\s*✓\s*\d done\s", said), said
-    assert re.search(r"\d+ steps of all envs together", said), said
+    text = notebook.output(made)
+    assert re.search(r"\d running\s*✓\s*\d done\s", text), text
+    assert re.search(r"\d+ steps of all envs together", text), text
     frames = _pixels(notebook.cell("env.show").locator(".jp-OutputArea-output img"))
     assert abs(frames.shape[1] - 800) <= 2
     is_grey = (np.abs(frames.astype(int) - 128) < 3).all(axis=2)

@@ -95,9 +95,9 @@ class Faulty(gym.Env[Any, Any]):
         return self._state(), {}
 
     def step(self, action: Any) -> Any:
-        said = self.do(action if isinstance(action, str) else ACTIONS[action])
+        result = self.do(action if isinstance(action, str) else ACTIONS[action])
         self.steps += 1
-        return self._state(), 1.0, False, False, {} if said is None else {"said": said}
+        return self._state(), 1.0, False, False, {} if result is None else {"said": result}
 
     def render(self) -> Any:
         return self.do(self.picture)

@@ -307,8 +307,8 @@ class Ledger:
             is_next = episode >= lowest if account.is_blurred or self.is_tough else episode == lowest
             demand(is_next, f"episode {lowest} of env {env_id} was expected:", found)
             info = infos[env_id]
-            said = {"birth": birth, "episode": episode, "seed": seed}
-            demand(info == said, f"the reset info {said} was expected:", info)
+            expected = {"birth": birth, "episode": episode, "seed": seed}
+            demand(info == expected, f"the reset info {expected} was expected:", info)
             account.birth, account.episode, account.step, account.pid = birth, episode, 0, int(found[PID])
             account.is_new = account.is_blurred = account.needs_reset = account.is_over = account.is_dead = False
 
