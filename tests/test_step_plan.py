@@ -1,4 +1,4 @@
-"""Repeated steps use a plan, with the results of the general way."""
+"""Steps that are repeated take the fast path, with the results of the general way."""
 
 from __future__ import annotations
 
