@@ -26,7 +26,7 @@ _MOST_SERVERS = 4
 """Not counting the root; the least recently used one is dropped first."""
 
 Surroundings = tuple[tuple[str, ...], str, dict[str, str]]
-"""The settings that affect imports: ``sys.path``, the current folder if it is on it, environment variables."""
+"""The settings that affect imports: ``sys.path``, the current folder if that is relative, environment variables."""
 
 
 def _surroundings() -> Surroundings:

@@ -144,7 +144,7 @@ def _connect(arguments: dict[str, Any]) -> None:
         what = f"({type(error).__name__}: {error})"
         if not arguments or "timed out during startup" in str(error):  # Ray has no class for it
             raise WorkerStartError(
-                f"Ray could not be started or joined {what}. On a busy machine, try again. To see what Ray prints, "
+                f"Ray could not be started or joined {what}. On a busy machine, try again. To see Ray's output, "
                 "call ray.init() yourself first."
             ) from error
         raise ArgumentError(

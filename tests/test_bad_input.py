@@ -136,7 +136,7 @@ def test_unpicklable_env_is_named_in_the_error() -> None:
         env.lock = threading.Lock()  # type: ignore[attr-defined]
         return env
 
-    with pytest.raises(UnpicklableError, match=r"env 1 cannot move to its worker.*These do not pickle: lock"):
+    with pytest.raises(UnpicklableError, match=r"env 1 cannot move to its worker.*These cannot be pickled: lock"):
         ParallelEnv([Counter(), locked()], PROCESSES)
     with ParallelEnv([Counter(), locked()], ORACLE) as env:
         assert len(env) == 2

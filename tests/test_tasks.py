@@ -373,7 +373,7 @@ def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
     assert env.attr("task.count") == env.get_env_attr("count") == [2] * 4
     assert env.next_task()[:, 0].tolist() == [8] * 4
     with pytest.raises(
-        AbsentAttributeError, match="TaskEnv has no method 'nothing'.*Nor has its sampler, Walks, or its task"
+        AbsentAttributeError, match="TaskEnv has no method 'nothing'.*Neither has its sampler, Walks, or its task"
     ):
         env.call("nothing")
 

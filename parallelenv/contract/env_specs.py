@@ -199,10 +199,10 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
         except Exception as error:  # pickling runs user code, which may raise anything
             attributes = getattr(getattr(source, "unwrapped", source), "__dict__", {})
             guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not pickles(value)]
-            blame = f"These do not pickle: {', '.join(guilty)}. " if guilty else ""
+            blame = f"These cannot be pickled: {', '.join(guilty)}. " if guilty else ""
             raise UnpicklableError(
                 f"env {factory.env_id} cannot move to its worker: its {'instance' if factory.is_live else 'env fn'} "
-                f"{show(source)} does not pickle ({type(error).__name__}: {error}). "
+                f"{show(source)} cannot be pickled ({type(error).__name__}: {error}). "
                 f"{blame}Give an env fn that makes such objects where it runs, or use para_mode='dummy' or 'thread'."
             ) from error
     return [packed[id(factory.source)] for factory in factories]

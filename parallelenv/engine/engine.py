@@ -361,7 +361,7 @@ class Engine:
         return result
 
     def _fill_reset_rows(self, outcome: Outcome) -> Outcome:
-        """Write reward and flags of resets, which have none, and return the outcome without exhausted envs."""
+        """Write reward and flags of resets, which have none, and return the outcome with exhausted envs absent."""
         rows = self.pool.batch.rows(outcome.resets)
         self.pool.batch.rewards[rows] = 0.0
         self.pool.batch.flags[rows] = False

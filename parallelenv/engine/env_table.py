@@ -244,7 +244,7 @@ class EnvTable:
         exhausted = [env_id for env_id in env_ids if env_id in self.exhausted]
         if exhausted:
             error = ExhaustedError(
-                f"envs {list_ids(exhausted)} have no further episode, and this adapter or call cannot represent envs "
+                f"envs {list_ids(exhausted)} have no further episode, and this adapter or call does not support envs "
                 'that rest. End the loop when an info has "exhausted", give samplers that do not end, or use the '
                 "ParallelEnv itself."
             )

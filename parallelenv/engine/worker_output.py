@@ -44,7 +44,7 @@ def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
     """
     if word not in ("show", "quiet"):
         raise ArgumentError(
-            f"output={word!r} is not known; expected 'show' (what envs print in workers appears here) or 'quiet'."
+            f"output={word!r} is not known; expected 'show' (output of envs in workers appears here) or 'quiet'."
         )
     has_warned = False
 

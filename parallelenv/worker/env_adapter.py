@@ -145,7 +145,7 @@ def draws_by_mode(env: Env) -> bool:
 
 @contextlib.contextmanager
 def alone_while_drawing() -> Iterator[None]:
-    """Let no other thread draw during the block, unless that thread hangs."""
+    """Let no other thread draw during the block, unless one hangs while drawing."""
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
     try:
         yield
@@ -218,7 +218,7 @@ def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
     found = get_attribute(env, key)
     if found is None:
         wrapped, parts = _owners(env)  # parts of a `TaskEnv`; the text is the same whether it has a task now or not
-        inside = f" Nor has its sampler, {type(parts[-1]).__name__}, or its task." if parts else ""
+        inside = f" Neither has its sampler, {type(parts[-1]).__name__}, or its task." if parts else ""
         raise AbsentAttributeError(
             f"{type(wrapped[-1]).__name__} has no {kind} {key!r}, and no wrapper around it has.{inside}"
             f"{near_name(env, key)}"

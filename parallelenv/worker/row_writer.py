@@ -175,7 +175,7 @@ class RowWriter:
             array[rows] = values
 
     def store_infos(self, rows: Index, columns: Mapping[str, Array] | None) -> bool:
-        """Write infos, an array per key, to their columns; return whether all infos are there.
+        """Write infos, an array per key, to their columns; return whether no info is left over.
 
         ``None`` stands for infos that are not arrays.
         """
