@@ -82,7 +82,7 @@ class BellChannel(PipeChannel):
         return self._is_behind or self._num_unread > 0
 
     def announce(self, word: int) -> None:
-        """Write the word of a step. Harmless if repeated: the worker does each step once."""
+        """Write the word of a step. It may be repeated: the worker does each step once."""
         self.word = self._bell.words[self.line + COMMAND] = word
         self._was_told = False
         self._num_unread = 1

@@ -61,7 +61,7 @@ class ChannelGroup:
     # ---------------------------------------------------------------- what is watched
 
     def use_bell(self, num_workers: int) -> None:
-        """Let a bell announce plain steps from now on; `WorkerStartError` if there are not enough descriptors."""
+        """Let a bell announce plain steps from now on; raise `WorkerStartError` if there are not enough descriptors."""
         if self.bell is None:
             self.bell = Bell(num_workers)
             self.watch(self.bell)
@@ -83,7 +83,7 @@ class ChannelGroup:
             self._epoll.register(channel.fileno, select.EPOLLIN)
 
     def unwatch(self, channel: PipeChannel | Bell) -> None:
-        """Stop waiting for it. Must be called before its descriptor is closed."""
+        """Stop waiting for it, before its descriptor is closed."""
         if self._watched.pop(channel.fileno, None) is None:
             return
         if isinstance(channel, PipeChannel):

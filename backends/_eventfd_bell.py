@@ -126,7 +126,7 @@ class Bell:
             return
 
     def close(self) -> None:
-        """Release memory and descriptors; workers keep theirs until they end. Can be called again."""
+        """Release memory and descriptors; workers keep theirs until they end. It may be called again."""
         with DeferSigint():
             while self._descriptors:
                 os.close(self._descriptors.pop())

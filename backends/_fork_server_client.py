@@ -64,7 +64,7 @@ class ForkServer:
 
     @classmethod
     def start(cls) -> ForkServer:
-        """Start a root; `OSError` if no process can be started."""
+        """Start a root; raise `OSError` if no process can be started."""
         context = multiprocessing.get_context("spawn")
         with starting("spawn"):
             ours, theirs = context.Pipe()
@@ -76,7 +76,7 @@ class ForkServer:
             return cls(root, ours)
 
     def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
-        """Return a server forked from this one; `OSError` for lack of resources or if this server has ended."""
+        """Return a server forked from this one; raise `OSError` for lack of resources or if this server has ended."""
         arguments = _settings("parallelenv-fork-server"), surroundings[2]
         with DeferSigint():
             ours, theirs = multiprocessing.Pipe()
@@ -100,7 +100,7 @@ class ForkServer:
         return ForkedProcess(pid, status, lifeline, self)
 
     def load(self, module: str, log: WorkerLog, *, silence: bool) -> ImportResult:
-        """Import a module in the server. An interrupt ends the server; `ConnectionError` if it has ended."""
+        """Import a module in the server. An interrupt ends the server; raise `ConnectionError` if it has ended."""
         loaded: ImportResult = self._ask("load", (module, silence), log.fileno)
         self._known |= loaded.modules
         self.files.update(loaded.files)
@@ -176,7 +176,7 @@ class ForkServers:
     def server_with(
         self, modules: Collection[str], log: WorkerLog, *, silence: bool
     ) -> tuple[ForkServer, dict[str, str]]:
-        """Return a server that has imported these modules, and why some are missing; `OSError` if none can be started.
+        """Return a server with these modules, and why some are missing; raise `OSError` if none can be started.
 
         Output of the imports goes to the log; ``silence``: without warnings.
         """

@@ -86,7 +86,7 @@ class WorkerProcess:
     def hand_over(self, connection: Connection, pid: int) -> object:
         """Give another process its exit code, over a connection to that. Return what keeps it alive.
 
-        Only for a process of a fork server, which is no longer used here.
+        It is only for a process of a fork server, which must not be used here afterwards.
         """
         forked: Any = self._process
         reduction.send_handle(connection, forked.sentinel.fileno(), pid)
@@ -94,7 +94,7 @@ class WorkerProcess:
         return forked
 
     def close(self) -> None:
-        """Release its resources. Raises `ValueError` if it runs."""
+        """Release its resources; raise `ValueError` if it runs."""
         with DeferSigint():
             self._process.close()
 
@@ -140,7 +140,7 @@ class ForkedProcess:
             connection.wait([self.sentinel], timeout)
 
     def close(self) -> None:
-        """Release its resources. Raises `ValueError` if it runs."""
+        """Release its resources; raise `ValueError` if it runs."""
         if self.is_alive():
             raise ValueError(f"process {self.pid} is still running")
         self.sentinel.close()

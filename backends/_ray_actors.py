@@ -227,7 +227,7 @@ class ActorHandle:
             return self.commands, log
 
     def get_started(self, call: Any) -> Any:
-        """Return the result of a call that starts something in it; `WorkerStartError` if that failed."""
+        """Return the result of a call that starts something in it; raise `WorkerStartError` if that failed."""
         import ray
 
         try:
@@ -320,7 +320,7 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
 
 
 def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
-    """Accept the connections of actors, and no others; `WorkerStartError` if one does not come. Can be interrupted."""
+    """Accept the connections of actors, and no others, interruptibly; raise `WorkerStartError` if one is missing."""
     expected = {actor.pid: actor for actor in actors}
     while expected:
         if not wait([listener], _CONNECT_TIMEOUT):

@@ -68,7 +68,7 @@ class Cluster:
 
     @property
     def is_connected(self) -> bool:
-        """Whether this connection still exists: the user may have shut Ray down. Takes 12 us."""
+        """Whether this connection still exists: the user may have shut Ray down. The check takes 12 us."""
         return _connection_ids() == self._ids
 
     @property
@@ -213,7 +213,7 @@ class Reservation:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def await_room(self) -> None:
-        """Wait until there is room for all actors, also after a node was lost; `WorkerStartError` if there is none."""
+        """Wait until there is room for all actors, even after a node was lost; else raise `WorkerStartError`."""
         if self._group.wait(START_TIMEOUT):
             return
         bundles = [", ".join(f"{name}={amount:g}" for name, amount in bundle_of(one).items()) for one in self._options]

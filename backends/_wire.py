@@ -48,7 +48,7 @@ class Wire:
         self._glance = functools.partial(poll.poll, 0)
 
     def send(self, message: Message) -> None:
-        """Write a message; `OSError` if the other end is closed."""
+        """Write a message; raise `OSError` if the other end is closed."""
         tag, number, frames, subset = message
         if not frames:
             self._write(HEADER.pack(tag, subset, number, 0))

@@ -259,7 +259,7 @@ class RayBackend:
             return [self._group.connect(actor, *actor.serve(), worker.env_ids)]
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
-        """Wait until all actors have introduced themselves; `WorkerStartError` if one cannot, or takes too long."""
+        """Wait until all actors have introduced themselves; raise `WorkerStartError` if one fails or is late."""
         import ray
 
         calls = [actor.handle.introduce.remote() for actor in actors]

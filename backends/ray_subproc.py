@@ -46,7 +46,7 @@ _HAND_OVER_TIMEOUT = 10.0
 
 
 class RelayedWorker:
-    """A worker process of an actor that relays its messages. Used in the actor's event loop only.
+    """A worker process of an actor that relays its messages. It is used only in the actor's event loop.
 
     It gets a command when it has replied to the one before: then no two ends of a pipe can wait for each other.
 

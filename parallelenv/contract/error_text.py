@@ -42,7 +42,7 @@ _REPR = _Repr()
 
 
 def show(value: object) -> str:
-    """Return a value as a user would write it; if that is long, it is cut, or the type and length. Never raises."""
+    """Return a value as a user would write it; if that is long, shortened, or its type and length. Never raise."""
     try:
         text = _REPR.repr(value)
         if len(text) > _LONGEST and isinstance(value, (list, tuple, set, frozenset, dict)):

@@ -18,9 +18,9 @@ _INTERRUPT = int(signal.SIGINT)
 
 
 class DeferSigint:
-    """A context manager that delays SIGINT until its end. Not reentrant; main thread only.
+    """A context manager that delays SIGINT until its end. It is not reentrant.
 
-    In other threads it does nothing, as Python runs signal handlers in the main thread only. The previous handler is
+    Outside of the main thread it does nothing, because Python runs signal handlers only there. The previous handler is
     restored and handles a delayed interrupt.
     """
 

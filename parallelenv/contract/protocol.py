@@ -245,7 +245,7 @@ class Channel(Protocol):
     def receive(self) -> Reply:
         """Return the next reply; raise `HostDied` if the host has died and none is left.
 
-        Called only after `Backend.wait` returned this channel.
+        It is called only after `Backend.wait` returned this channel.
         """
 
     def attach(self, batch: Batch) -> None:
@@ -342,7 +342,7 @@ class Backend(Protocol):
         return None
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:
-        """Close all envs and end all hosts: ask, then terminate, then kill. May be called again.
+        """Close all envs and end all hosts: ask, then terminate, then kill. It may be called again.
 
         It may raise `KeyboardInterrupt`; it is then called again with a timeout of 0.
 
@@ -359,7 +359,7 @@ class Sharing(Backend, Protocol):
     """A backend that can give all envs the same arrays. The other backends reject ``shared=``."""
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Copy arrays of plain dtypes to where all hosts can read them. Called between `plan_workers` and `launch`.
+        """Copy arrays of plain dtypes to where all hosts can read them, between `plan_workers` and `launch`.
 
         Returns:
             The value for `WorkerSpec.shared`; `launch` gives it to the hosts as read-only arrays.

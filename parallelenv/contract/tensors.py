@@ -17,7 +17,7 @@ def imported_torch() -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether ``value`` is a torch tensor. Never imports torch."""
+    """Return whether ``value`` is a torch tensor, without importing torch."""
     torch = imported_torch()
     return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
 

@@ -198,7 +198,7 @@ class RowWriter:
             ended[row] = array[row]
 
     def as_given(self, state: State) -> tuple[Any] | None:
-        """Return a last state in a one-tuple if the rows would change its type. Wanted if `keeps_types`."""
+        """Return a last state in a one-tuple if the rows would change its type. It is called if `keeps_types`."""
         for array, leaf in zip(self.batch.states, self._structure.split_state(state), strict=True):
             if array is not None:
                 kind = np.ndarray if array.ndim > 1 else array.dtype.type

@@ -72,7 +72,7 @@ class WorkerLog:
     # ---------------------------------------------------------------- the worker's end
 
     def has_grown(self) -> bool:
-        """Return whether anything was printed since the last call. Takes 0.2 us."""
+        """Return whether anything was printed since the last call: 0.2 us."""
         size = os.lseek(self.fileno, 0, os.SEEK_END)
         changed, self._position = size != self._position, size
         return changed and size > 0
