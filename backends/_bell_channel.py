@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 _BELL_SPIN = 1e-3
 """Seconds that the caller spins for workers that the bell wakes before it sleeps, if the last step took less.
 
-On 2 cores, 64 CartPoles made 1.39 of the steps of a bare loop with it and 1.14 with 200 us; envs of 100 us 1.79 and
-1.75. While another program kept a core busy, 16 CartPoles made 0.36 instead of 0.44.
+On 2 cores, 64 CartPoles made 1.39 times the steps of a bare loop with it and 1.14 times with 200 us; envs of 100 us
+1.79 and 1.75 times. While another program kept a core busy, 16 CartPoles made 0.36 instead of 0.44 times.
 """
 _LATE = 30e-6
-"""Seconds after which a worker that was awake has certainly begun."""
+"""Seconds after which a worker that was awake has certainly started the step."""
 _CHECK_INTERVAL = 0.001
-"""Seconds between looks at the bell while only a reply can make room in a pipe."""
+"""Seconds between checks of the bell while only a reply can make room in a pipe."""
 
 
 class BellChannel(PipeChannel):
-    """A pipe to a host that is also woken by a bell, if all of its envs step and nothing else is to be said.
+    """A pipe to a host that is also woken by a bell, if all of its envs step and no message is needed.
 
     Attributes:
         line: Index of the first of the worker's words.
-        word: The step that was announced by the bell and not answered; 0 if there is none.
+        word: The step that was announced by the bell and has no reply yet; 0 if there is none.
     """
 
     def __init__(self, group: ChannelGroup, bell: Bell, *arguments: Any) -> None:
@@ -82,23 +82,23 @@ class BellChannel(PipeChannel):
         return self._is_behind or self._num_unread > 0
 
     def announce(self, word: int) -> None:
-        """Write the word of a step. Harmless if repeated: the worker does each step once."""
+        """Write the word of a step. It may be repeated: the worker does each step once."""
         self.word = self._bell.words[self.line + COMMAND] = word
         self._was_told = False
         self._num_unread = 1
 
     @property
     def has_begun(self) -> bool:
-        """Whether the worker has begun the step that was announced."""
+        """Whether the worker has started the step that was announced."""
         return self._bell.words[self.line + TAKEN] == self.word
 
     @property
     def has_finished(self) -> bool:
-        """Whether the worker has done the step that was announced, and has nothing to say."""
+        """Whether the worker has finished the step that was announced, and has nothing to report."""
         return self.word != 0 and self._bell.words[self.line + DONE] == self.word
 
     def tell(self) -> None:
-        """Send the worker a message to look for its step, if it has not begun: it may have missed the ring."""
+        """Send the worker a message to look for its step, if it has not started it: it may have missed the ring."""
         if not self._was_told and not self.has_begun:
             self._was_told = True  # once: messages to a worker that does not run would fill its pipe
             with contextlib.suppress(OSError):  # if it has died, the next wait finds out
@@ -120,7 +120,7 @@ class BellChannel(PipeChannel):
         if self.has_finished:  # also if the pipe has a message: it is a reply to a later command
             return Message(codec.DONE, self._take())
         message = super().receive_message()
-        self.word = 0  # the worker has something to say
+        self.word = 0  # the worker has something to report
         return message
 
     def _take(self) -> int:
@@ -145,11 +145,11 @@ class BellStep:
         self._bell = bell
         self._words = bell.words
         self._parts = parts
-        # Of each worker: the index of its word, and what the number of a step is added to.
+        # Of each worker: the index of its word, and the value to which the number of a step is added.
         self._commands = [
             (channel.line + COMMAND, word_of(message, offset)) for offset, (channel, message) in enumerate(parts)
         ]
-        self._awaited: list[tuple[int, int]] = []  # of each worker: the index and the word that says that it is done
+        self._awaited: list[tuple[int, int]] = []  # of each worker: the index and the word that marks the step as done
         self._spinning_pays = True
         self._has_told = False
 
@@ -183,7 +183,7 @@ class BellStep:
         return True
 
     def _sleep(self, until: float) -> bool:
-        """Wait until some worker may have finished. ``False``: one has a message, or died, or it took too long."""
+        """Wait until some worker may have finished. ``False``: one has a message or died, or it took too long."""
         words = self._words
         if not self._has_told:
             self._has_told = True

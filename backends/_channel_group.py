@@ -22,7 +22,7 @@ from parallelenv.contract.protocol import Command, Printed, RepeatedStep
 from parallelenv.worker.worker_log import WorkerLog
 
 _HEARTBEAT = 0.25
-"""Seconds between checks whether workers live, for deaths that a pipe does not show: an env's own child process may
+"""Seconds between checks that workers are alive, for deaths that a pipe does not show: an env's child process may
 keep the pipe open."""
 TERMINATE_TIMEOUT = 0.3
 """Seconds from terminating a worker until it is killed, and for a dying fork server to disappear."""
@@ -61,7 +61,7 @@ class ChannelGroup:
     # ---------------------------------------------------------------- what is watched
 
     def use_bell(self, num_workers: int) -> None:
-        """Let a bell announce plain steps from now on; `WorkerStartError` if there are not enough descriptors."""
+        """Let a bell announce plain steps from now on; raise `WorkerStartError` if there are not enough descriptors."""
         if self.bell is None:
             self.bell = Bell(num_workers)
             self.watch(self.bell)
@@ -74,7 +74,7 @@ class ChannelGroup:
         return channel
 
     def watch(self, channel: PipeChannel | Bell) -> None:
-        """Wait for it, too, from now on."""
+        """Also wait for it from now on."""
         self._watched[channel.fileno] = channel
         if isinstance(channel, PipeChannel):
             self._pids.append(channel.process.pid)
@@ -83,7 +83,7 @@ class ChannelGroup:
             self._epoll.register(channel.fileno, select.EPOLLIN)
 
     def unwatch(self, channel: PipeChannel | Bell) -> None:
-        """Wait for it no longer. Must be called before its descriptor is closed."""
+        """Stop waiting for it, before its descriptor is closed."""
         if self._watched.pop(channel.fileno, None) is None:
             return
         if isinstance(channel, PipeChannel):
@@ -143,7 +143,7 @@ class ChannelGroup:
                 one.tell()
 
     def _wakes_too_many(self, num_wanted: int) -> bool:
-        """Whether the bell would wake more workers than are wanted, and than it would take to send messages."""
+        """Return whether messages cost less than the bell, which would wake many more workers than are wanted."""
         return 2 * num_wanted < len(self.channels)
 
     # ---------------------------------------------------------------- replies
@@ -175,7 +175,7 @@ class ChannelGroup:
                 return ready
 
     def _look(self, timeout: float) -> list[Any]:
-        """Return what has something to read or a closed pipe; nothing after ``timeout`` seconds."""
+        """Return the channels and bell that have something to read or a closed pipe; none after ``timeout`` seconds."""
         found = self._glance()
         if not found and timeout:
             begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Moves workers apart that wait for the same core while another is idle.
+"""Moves workers apart if they wait for the same core while another is idle.
 
 The system often wakes a worker on the core of the caller that called it. Both then alternate on this core without ever
 sleeping, which no load balancing ends for hundreds of steps: a round of 44 us of work in two processes took 93 us
@@ -23,7 +23,7 @@ _STATE, _PROCESSOR = 0, 36  # fields of /proc/PID/stat after the name
 class CpuBalancer:
     """Checks regularly where workers run, and moves those apart that share a core needlessly.
 
-    With ``caller_steps`` the caller's own core counts as taken, too.
+    With ``caller_steps`` the caller's own core also counts as taken.
     """
 
     def __init__(self, caller_steps: bool) -> None:

@@ -1,12 +1,12 @@
 """One bell that wakes all workers of a pool, and one counter of those that have finished; on Linux.
 
-A step that says nothing but "step" needs no message to each worker: the caller writes a word for each into shared
-memory and rings once. A worker that has nothing to say but "done" writes a word, too, and adds one to the counter. All
+A plain step needs no message to each worker: the caller writes a word for each into shared memory and rings once. A
+worker that has nothing to report but the end of the step also writes a word, and adds one to the counter. Everything
 else goes over the pipes, which stay in the same poll sets: other commands, infos, texts, failures, and deaths. With two
-workers that do nothing a round takes 11 us; over pipes, which wake each worker by itself, 124 us.
+workers that do nothing a round takes 11 us; over pipes, which wake each worker separately, 124 us.
 
 The shared memory is words of 8 bytes. The first is the number of rings. Each worker has a line of its own: `COMMAND` is
-the word of the step that is announced to it; it copies it to `TAKEN` when it begins, and to `DONE`, with `HAS_MESSAGE`
+the word of the step that is announced to it; it copies it to `TAKEN` when it starts, and to `DONE`, with `HAS_MESSAGE`
 if its pipe has a reply, when it has finished; `SEEN` is the number of rings when it last looked. The word of a step is
 its number, the number of its envs (see `StepSubset`) and the tag of its message. It is never written twice for another
 step, so every side can read or write a word again after an interrupt.
@@ -46,16 +46,16 @@ cores, 16 CartPoles made 0.67 of the steps without, and 200 us slowed down busy 
 _WORDS = 8
 """Words of a worker: a cache line. The first line has the number of rings."""
 COMMAND, TAKEN, DONE, SEEN = range(4)
-"""Indices in a worker's line: the step that is announced, begun, and done, and the latest ring that it has noticed."""
+"""Indices in a worker's line: the steps announced, started, and done, and the latest ring that it has noticed."""
 _NEVER = 2**64 - 1
 HAS_MESSAGE = 1 << 63
-"""In the word of a step that is done: there is a message in the pipe, too."""
+"""In the word of a step that is done: there is also a message in the pipe."""
 _TAG_BITS, _SUBSET_BITS = 8, 10
 _TAG_MASK, _SUBSET_MASK = (1 << _TAG_BITS) - 1, (1 << _SUBSET_BITS) - 1
 OTHER_BITS = _TAG_BITS + _SUBSET_BITS
 """Bits of a word below the number of the step."""
 _NUM_LOOKS = 8
-"""Looks at a word of shared memory, of 0.4 us each, before one at the pipe, of 1 us."""
+"""Checks of a word of shared memory, of 0.4 us each, before one of the pipe, of 1 us."""
 
 
 class BellAccess(NamedTuple):
@@ -91,7 +91,7 @@ class Bell:
             except OSError as error:
                 self.close()
                 raise WorkerStartError(
-                    f"What wakes workers could not be opened ({error}). Raise the limit on open files (ulimit -n)."
+                    f"The workers' eventfds could not be opened ({error}). Raise the limit on open files (ulimit -n)."
                 ) from error
             self.fileno = self._descriptors[0]
 
@@ -126,7 +126,7 @@ class Bell:
             return
 
     def close(self) -> None:
-        """Release memory and descriptors; workers keep theirs until they end. Can be called again."""
+        """Release memory and descriptors; workers keep theirs until they end. It may be called again."""
         with DeferSigint():
             while self._descriptors:
                 os.close(self._descriptors.pop())
@@ -168,7 +168,7 @@ class BellEnd:
         end = begin + SPIN if self._spinning_pays else begin
         while True:
             rings, word = words[0], words[index]
-            if word != last:  # before the pipe: no step is announced while it has an unanswered command
+            if word != last:  # before the pipe: no step is announced while it has a command without a reply
                 self._word = words[self._line + TAKEN] = word
                 self._spinning_pays = time.perf_counter() - begin < 2 * SPIN
                 return Message(word & _TAG_MASK, word >> OTHER_BITS, (), word >> _TAG_BITS & _SUBSET_MASK)

@@ -33,7 +33,7 @@ ServeWorker = Callable[[Connection, WorkerLog], None]
 _SEED_SIZE = 1 << 64
 """Entropy above this is from the system: users write smaller seeds."""
 FileState = tuple[int, int]
-"""Time of the latest change, and size."""
+"""Time of the latest change, and size of a file."""
 CHANGED: FileState = (-1, -1)
 """The state of a file that counts as changed."""
 
@@ -80,7 +80,7 @@ def serve_forks(requests: Connection, serve: ServeWorker) -> None:
 
 
 class _Server:
-    """What a server does on request, and its children.
+    """The requests that a server executes, and its children.
 
     Args:
         requests: The pipe from the caller.
@@ -97,11 +97,11 @@ class _Server:
         os.set_blocking(self._wake, False)
 
     def await_request(self) -> None:
-        """Wait for the next request; meanwhile report children that have ended.
+        """Wait for the next request, and report children that have ended in the meantime.
 
         A pipe wakes it, not a handler of SIGCHLD: Python runs none for a signal that comes right before a call blocks.
         """
-        # Each time again: an import may have set its own handlers.
+        # Repeated each time: an import may have set its own handlers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -147,7 +147,7 @@ class _Server:
         """Fork a process and return its id.
 
         Args:
-            target: What it does.
+            target: The function that it runs.
             settings: For `multiprocessing.spawn`.
             environment: The environment variables of a server; ``None`` for a worker, which gets the caller's later.
             sentinel: A descriptor that becomes readable when the caller dies.
@@ -234,7 +234,7 @@ def _import(module: str) -> tuple[str, set[str]]:
 
 
 def _generator_state() -> list[object]:
-    """Return the part of both global generators' state that seeding changes and drawing a few numbers does not."""
+    """Return the part of both global generators' state that seeding changes, but not drawing a few numbers."""
     state: Any = np.random.get_state(legacy=True)
     return [random.getstate()[1][:-1], state[1].tobytes()]
 
@@ -282,5 +282,5 @@ def _state(file: str) -> FileState:
 
 
 def have_changed(files: Mapping[str, FileState]) -> bool:
-    """Whether any of these files has another state now."""
+    """Return whether any of these files has another state now."""
     return any(state != _state(file) for file, state in files.items())

@@ -1,4 +1,4 @@
-"""The caller's fork servers: which of them has imported which modules, and requests to them."""
+"""The caller's fork servers: the modules that each has imported, and requests to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_SERVERS = 4
 """Not counting the root; the least recently used one is dropped first."""
 
 Surroundings = tuple[tuple[str, ...], str, dict[str, str]]
-"""What affects imports: ``sys.path``, the current folder if modules may be found there, environment variables."""
+"""The settings that affect imports: ``sys.path``, the current folder if that is relative, environment variables."""
 
 
 def _surroundings() -> Surroundings:
@@ -64,7 +64,7 @@ class ForkServer:
 
     @classmethod
     def start(cls) -> ForkServer:
-        """Start a root; `OSError` if no process can be started."""
+        """Start a root; raise `OSError` if no process can be started."""
         context = multiprocessing.get_context("spawn")
         with starting("spawn"):
             ours, theirs = context.Pipe()
@@ -76,7 +76,7 @@ class ForkServer:
             return cls(root, ours)
 
     def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
-        """Return a server forked from this one; `OSError` for lack of resources or if this server has ended."""
+        """Return a server forked from this one; raise `OSError` for lack of resources or if this server has ended."""
         arguments = _settings("parallelenv-fork-server"), surroundings[2]
         with DeferSigint():
             ours, theirs = multiprocessing.Pipe()
@@ -100,7 +100,7 @@ class ForkServer:
         return ForkedProcess(pid, status, lifeline, self)
 
     def load(self, module: str, log: WorkerLog, *, silence: bool) -> ImportResult:
-        """Import a module in the server. An interrupt ends the server; `ConnectionError` if it has ended."""
+        """Import a module in the server. An interrupt ends the server; raise `ConnectionError` if it has ended."""
         loaded: ImportResult = self._ask("load", (module, silence), log.fileno)
         self._known |= loaded.modules
         self.files.update(loaded.files)
@@ -109,12 +109,12 @@ class ForkServer:
         return loaded
 
     def knows(self, module: str) -> bool:
-        """Whether it has imported a module."""
+        """Return whether it has imported a module."""
         self._known = self._known or self._ask("modules", ())
         return module in self._known
 
     def _ask(self, name: str, arguments: tuple[object, ...], *filenos: int) -> Any:
-        """Return what a method of the server returns for these arguments and descriptors.
+        """Call a method of the server with these arguments and descriptors, and return its result.
 
         If the request is interrupted or cannot be sent completely, the server ends.
         """
@@ -143,7 +143,7 @@ class ForkServer:
                 self._process.join(1.0)
 
     def is_alive(self) -> bool:
-        """Whether it can take requests."""
+        """Return whether it can take requests."""
         return not self._requests.closed and bool(self._process.is_alive())
 
 
@@ -176,7 +176,7 @@ class ForkServers:
     def server_with(
         self, modules: Collection[str], log: WorkerLog, *, silence: bool
     ) -> tuple[ForkServer, dict[str, str]]:
-        """Return a server that has imported these modules, and why some are missing; `OSError` if none can be started.
+        """Return a server with these modules, and why some are missing; raise `OSError` if none can be started.
 
         Output of the imports goes to the log; ``silence``: without warnings.
         """

@@ -34,7 +34,7 @@ class InProcessChannel:
         return command if command.each is None else copy_arguments(command)
 
     def advance(self) -> bool:
-        """Do what can be done without waiting; return whether there is a reply."""
+        """Do the work that is possible without waiting; return whether there is a reply."""
         return bool(self._replies)
 
     def receive(self) -> Reply:

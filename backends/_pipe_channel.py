@@ -89,17 +89,17 @@ class PipeChannel(MessageChannel):
         return Death(self.process.pid, None if code == UNKNOWN else code, *words)
 
     def is_alive(self) -> bool:
-        """Whether the process has not ended. If the fork server has ended, its processes seem to have ended too."""
+        """Return whether the process is running. If the fork server has ended, its processes seem to have ended too."""
         try:
             if self.process.is_alive():
                 return True
-        except ValueError:  # another thread has closed it meanwhile
+        except ValueError:  # another thread has closed it in the meantime
             return False
         self.found_dead = self.process.exitcode != UNKNOWN or not process_exists(self.process.pid)
         return not self.found_dead
 
     def join(self, timeout: float) -> None:
-        """Wait for the process to end, at most ``timeout`` seconds. Another thread may have closed it meanwhile."""
+        """Wait for the process to end, at most ``timeout`` seconds. Another thread may close it in the meantime."""
         with contextlib.suppress(ValueError):
             self.process.join(timeout)
 
@@ -127,7 +127,7 @@ class PipeChannel(MessageChannel):
         if self.is_closed:
             return
         self.hang_up()
-        with contextlib.suppress(ValueError):  # another thread has closed it meanwhile
+        with contextlib.suppress(ValueError):  # another thread has closed it in the meantime
             if self.is_alive():
                 self.process.kill()
             self.process.join()

@@ -23,7 +23,7 @@ from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare
 
 
 class PipeHost(MessageHost):
-    """A host at the other end of a pipe. It prints to the log, and shares the memory of the batch if it is given it."""
+    """A host at the other end of a pipe. It prints to the log, and shares the memory of the batch if it receives it."""
 
     def __init__(self, host: Host, packed: PackedSpec, wire: Wire, log: WorkerLog) -> None:
         super().__init__(host, packed)
@@ -86,7 +86,7 @@ class PipeHost(MessageHost):
         return self.wire.receive()
 
     def send(self, message: Message) -> None:
-        """Send a reply; if it says nothing and the command came by the bell, only count it."""
+        """Send a reply; if it is empty and the command came by the bell, only count it."""
         has_message = not self._is_woken or message.tag != DONE
         if has_message:
             self.wire.send(message)
@@ -107,12 +107,12 @@ class PipeHost(MessageHost):
         return None
 
     def encode(self, reply: Reply) -> Message:
-        """Return a reply as a message, with a mark if anything was printed meanwhile."""
+        """Return a reply as a message, with a mark if anything was printed in the meantime."""
         return _marked(encode_reply(reply), self._log.has_grown())
 
 
 def _marked(message: Message, has_printed: bool) -> Message:
-    """Return a reply with a mark if anything was printed meanwhile."""
+    """Return a reply with a mark if anything was printed in the meantime."""
     return Message(message.tag | PRINTED, message.number, message.frames) if has_printed else message
 
 

@@ -1,6 +1,6 @@
-"""Processes of workers: how they are started, waited for and ended, so that no interrupt corrupts the bookkeeping.
+"""Processes of workers: starts, waits for and ends them so that no interrupt corrupts the bookkeeping.
 
-`is_alive` says of each kind of process, and of a channel, whether the process has not ended.
+For each kind of process, and for a channel, `is_alive` returns whether the process is running.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from parallelenv.contract.interrupts import DeferSigint
 _REPORT_TIMEOUT = 1.0
 """Seconds for the fork server to report the end of a process."""
 _CHECK_INTERVAL = 0.05
-"""Seconds between checks whether a process has ended, if a child of its own keeps its sentinel open."""
+"""Seconds between checks that a process has ended, if a child of its own keeps its sentinel open."""
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 UNKNOWN = 255
 """Exit code of a process whose fork server can no longer report it."""
@@ -53,7 +53,7 @@ class WorkerProcess:
             return self._process.exitcode
 
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it is running."""
         with DeferSigint():
             # Another part of this process may have reaped it; then `multiprocessing` never learns of its end.
             return self._process.is_alive() and process_exists(self.pid)
@@ -80,13 +80,13 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """Return what is known of its death beside its exit code."""
+        """Return the known facts about its death besides its exit code."""
         return ""
 
     def hand_over(self, connection: Connection, pid: int) -> object:
         """Give another process its exit code, over a connection to that. Return what keeps it alive.
 
-        Only for a process of a fork server, which is no longer used here.
+        It is only for a process of a fork server, which must not be used here afterwards.
         """
         forked: Any = self._process
         reduction.send_handle(connection, forked.sentinel.fileno(), pid)
@@ -94,7 +94,7 @@ class WorkerProcess:
         return forked
 
     def close(self) -> None:
-        """Release its resources. Raises `ValueError` if it runs."""
+        """Release its resources; raise `ValueError` if it runs."""
         with DeferSigint():
             self._process.close()
 
@@ -131,7 +131,7 @@ class ForkedProcess:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Whether its end has not been reported."""
+        """Return whether it is running: its end was not reported."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
@@ -140,7 +140,7 @@ class ForkedProcess:
             connection.wait([self.sentinel], timeout)
 
     def close(self) -> None:
-        """Release its resources. Raises `ValueError` if it runs."""
+        """Release its resources; raise `ValueError` if it runs."""
         if self.is_alive():
             raise ValueError(f"process {self.pid} is still running")
         self.sentinel.close()
@@ -150,7 +150,7 @@ class ForkedProcess:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether such a process exists."""
+    """Return whether such a process exists."""
     try:
         os.kill(pid, 0)
     except OSError:
@@ -172,7 +172,7 @@ def starting(method: str) -> Iterator[None]:
         if method != "fork":
             resource_tracker.ensure_running()  # its start would unblock the signal that is blocked below
         # Workers do not import the main module again, so it need not be importable or guarded: cloudpickle includes
-        # what they need of it.
+        # the parts of it that they need.
         main = sys.modules["__main__"]
         _HIDDEN.update({name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__})
         main.__dict__.pop("__file__", None)

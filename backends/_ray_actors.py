@@ -1,8 +1,8 @@
 """Ray actors, reached by Ray's calls or, on the caller's machine, by a socket.
 
-Ray places the actors, gives them their resources and ends them. A call of the user is at most one call of each actor,
-with the messages for all of its hosts. Hosts of near actors get them over a `PipeChannel` instead, like those of worker
-processes.
+Ray places the actors, gives them their resources and ends them. A call of the user makes at most one call of each
+actor, with the messages for all of its hosts. Hosts of actors on this machine get them over a `PipeChannel` instead,
+like those of worker processes.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
     """Return an actor's lifeline and its connection for commands, see `ActorHandle`.
 
-    Nothing if the caller is on another machine or of another user.
+    The list is empty if the caller is on another machine or belongs to another user.
 
     Args:
         address: The path of the caller's socket and its `machine`.
 
     Raises:
-        OSError: If the caller has died or given up meanwhile: Ray may start the actor nevertheless.
+        OSError: If the caller has died or given up in the meantime: Ray may start the actor nevertheless.
     """
     connections: list[Connection] = []
     if address is None or sys.platform != "linux" or machine() != address[1]:
@@ -74,7 +74,7 @@ def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
 
 
 def machine() -> str:
-    """Return what identifies this machine since it was started, or the container, for processes that see the same."""
+    """Return a text that identifies this machine since its start, or the container, in all of its processes."""
     namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "mnt")]
     return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text(), *namespaces])
 
@@ -90,19 +90,19 @@ class RelayedMessage(NamedTuple):
 
 
 class RelayedReply(NamedTuple):
-    """A host's answer to a command that a call carried."""
+    """A host's reply to a command that a call carried."""
 
     command_number: int
     answer: Message | Death  #: The reply; or the host's death, if that prevents one.
-    output: Sequence[Printed] = ()  #: What its envs printed meanwhile, unless the reply contains it.
+    output: Sequence[Printed] = ()  #: Output of its envs in the meantime, unless the reply contains it.
 
 
 class RayActor:
     """The actors of both modes, as `RayBackend` calls them.
 
     Args:
-        caller: See `connect_to_caller`. By its lifeline the actor notices the caller's death, sooner than Ray does,
-            which takes 1.4 to 2.6 s.
+        caller: See `connect_to_caller`. The lifeline shows the caller's death to the actor sooner than Ray, which
+            takes 1.4 to 2.6 s.
     """
 
     commands: Connection
@@ -159,7 +159,7 @@ class RayHost(RayActor):
         return replies
 
     def close(self, timeout: float) -> list[Printed]:
-        """Close the envs; return what they print meanwhile."""
+        """Close the envs; return what they print in the meantime."""
         self._host.host.close()
         return self._host.take_output()
 
@@ -175,12 +175,12 @@ class _ActorHost(MessageHost):
             redirect_streams(lambda: host.current, (self._log.fileno, self._log.fileno))
 
     def encode(self, reply: Reply) -> Message:
-        """Return a reply as a message, with what was printed meanwhile."""
+        """Return a reply as a message, with the text that was printed in the meantime."""
         reply.output = [*reply.output, *self.take_output()]
         return super().encode(reply)
 
     def take_output(self) -> list[Printed]:
-        """Return what was printed since the last time."""
+        """Return the text printed since the last time."""
         return [] if self._log is None else self._log.take_output(self.packed.env_ids, is_idle=True)
 
 
@@ -200,8 +200,8 @@ class ActorHandle:
         is_near: Whether it runs on this machine and has connected to this process.
         is_direct: Whether its hosts get their commands over a socket or pipe.
         is_terminated: Whether Ray was called to end it.
-        lifeline: A connection to an actor that is near; when one of both processes ends, the other notices it by this.
-        commands: Another one: for commands to the host in it, or for the workers that it hands over.
+        lifeline: A connection to an actor on this machine; its end shows each process the death of the other.
+        commands: Another one, for commands to the host in it, or for the workers that it hands over.
     """
 
     exitcode = None  # Ray does not report it
@@ -227,7 +227,7 @@ class ActorHandle:
             return self.commands, log
 
     def get_started(self, call: Any) -> Any:
-        """Return the result of a call that starts something in it; `WorkerStartError` if that failed."""
+        """Return the result of a call that starts something in it; raise `WorkerStartError` if that failed."""
         import ray
 
         try:
@@ -238,10 +238,10 @@ class ActorHandle:
             raise WorkerStartError(f"A Ray actor did not start. {_quote(error, in_full=True)}") from error
 
     def is_alive(self) -> bool:
-        """Whether nothing is known of its end. That of a remote actor is known once a call has failed.
+        """Return whether it is alive, as far as is known: the end of a remote actor is known once a call has failed.
 
-        A near one is looked for in the system, which takes 1 us; Ray takes 100. It may have children that keep its
-        lifeline open, and its process may still exist when the lifeline is closed.
+        For an actor on this machine the system is asked, which takes 1 us; Ray takes 100 us. It may have children that
+        keep its lifeline open, and its process may still exist when the lifeline is closed.
         """
         return not self.is_terminated and not (
             self.is_near and (not process_exists(self.pid) or self._has_hung_up(0.0))
@@ -274,7 +274,7 @@ class ActorHandle:
                     connection.close()
 
     def _has_hung_up(self, timeout: float) -> bool:
-        """Whether it has closed its lifeline, which it does by ending; wait for that."""
+        """Wait for it to close its lifeline, which it does by ending; return whether it has."""
         if self.lifeline is None or self.lifeline.closed:
             return True
         poll = select.poll()
@@ -282,7 +282,7 @@ class ActorHandle:
         return bool(poll.poll(timeout * 1000))
 
     def last_words(self) -> str:
-        """Return what Ray knows of its death, empty if nothing."""
+        """Return the facts that Ray knows about its death, or an empty text."""
         import ray
 
         if not self.cluster.is_connected:
@@ -297,11 +297,11 @@ class ActorHandle:
 
 
 def _quote(error: BaseException, *, in_full: bool = False) -> str:
-    """Return what an error of Ray says: its first non-empty line, or all of it."""
+    """Return the text of a Ray error: its first non-empty line, or all of it."""
     text = str(error)
     if not in_full:
         text = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return f"Ray says: {text}"
+    return f"Ray reports: {text}"
 
 
 @contextlib.contextmanager
@@ -320,7 +320,7 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
 
 
 def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
-    """Accept the connections of actors, and no others; `WorkerStartError` if one does not come. Can be interrupted."""
+    """Accept the connections of actors, and no others, interruptibly; raise `WorkerStartError` if one is missing."""
     expected = {actor.pid: actor for actor in actors}
     while expected:
         if not wait([listener], _CONNECT_TIMEOUT):
@@ -342,7 +342,7 @@ class ActorCalls:
     """The calls of an actor that carry messages to its hosts and back.
 
     A call has the messages for all of its hosts that one call of the user sends. The calls are numbered, since Ray may
-    begin those of a `RelayActor` in any order. Such an actor may return before all of its hosts have replied; it is
+    start those of a `RelayActor` in any order. Such an actor may return before all of its hosts have replied; it is
     then called for the rest.
 
     Attributes:
@@ -378,7 +378,7 @@ class ActorCalls:
         self._next_call += 1
 
     def finish(self, call: Any) -> None:
-        """Give the answers in the result of a call to the channels; call for the rest, if some are missing."""
+        """Give the replies in the result of a call to the channels; call for the rest, if some are missing."""
         import ray
 
         call_number, awaited = self.under_way.pop(call)
@@ -469,7 +469,7 @@ def _store(broadcast: Broadcast) -> object:
 
 
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
-    """Wait for a call of an actor of these channels, at most ``timeout`` seconds; give its answers to the channels."""
+    """Wait for a call of an actor of these channels, at most ``timeout`` seconds; give its replies to the channels."""
     import ray
 
     calls = {call: one for one in {channel.actor.calls for channel in channels} for call in one.under_way}
@@ -477,18 +477,18 @@ def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
     if ready and len(calls) > 1:  # collects the others that are ready, without waiting
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
     for call in ready:
-        with DeferSigint():  # what it brought is not there a second time
+        with DeferSigint():  # its results cannot be fetched a second time
             calls[call].finish(call)
 
 
 def close_and_wait(actors: Iterable[ActorHandle], timeout: float) -> list[Printed]:
-    """Close the envs of actors, wait at most ``timeout`` seconds, and return what they printed meanwhile."""
+    """Close the envs of actors, wait at most ``timeout`` seconds, and return what they printed in the meantime."""
     import ray
 
     closing = [actor.handle.close.remote(timeout) for actor in actors]
     closed, _ = ray.wait(closing, num_returns=len(closing), timeout=timeout)
     printed: list[Printed] = []
     for call in closed:
-        with contextlib.suppress(ray.exceptions.RayError):  # it has died meanwhile, and its output is lost
+        with contextlib.suppress(ray.exceptions.RayError):  # it has died in the meantime, and its output is lost
             printed += ray.get(call)
     return printed

@@ -19,12 +19,12 @@ from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import ArgumentError, WorkerStartError
 
 ActorOptions = dict[str, Any]
-"""See ``actor.options(...)`` of Ray."""
+"""Options as for ``actor.options(...)`` of Ray."""
 SHUT_DOWN = "Ray was shut down after this ParallelEnv was made. Make a new one."
 START_TIMEOUT = 10.0
 """Seconds after which an actor that was not placed is an error, if resources are lacking."""
 LONGEST_START = 60.0
-"""Seconds after which it is an error in any case, unless a ``runtime_env`` must be set up, which takes time."""
+"""Seconds after which it is always an error, unless a ``runtime_env`` must be set up, which takes time."""
 _SETTLING = 3.0
 """Seconds that Ray has to finish making a placement group before it is removed.
 
@@ -46,7 +46,7 @@ class Cluster:
     _present: ClassVar[Cluster | None] = None
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        before = set(os.environ)  # importing Ray changes it, too
+        before = set(os.environ)  # importing Ray also changes it
         _import_quietly()
         import ray
 
@@ -68,7 +68,7 @@ class Cluster:
 
     @property
     def is_connected(self) -> bool:
-        """Whether this connection still exists: the user may have shut Ray down. Takes 12 us."""
+        """Whether this connection still exists: the user may have shut Ray down. The check takes 12 us."""
         return _connection_ids() == self._ids
 
     @property
@@ -96,7 +96,7 @@ class Cluster:
             return cls._present
 
     def leave(self) -> None:
-        """End a membership. The last member disconnects from a cluster of others; one started here stays."""
+        """End a membership. The last member disconnects from a cluster that was joined; one started here stays."""
         with self._lock, DeferSigint():
             self._num_members -= 1
             if not self._num_members and not self.is_own:
@@ -144,12 +144,12 @@ def _connect(arguments: dict[str, Any]) -> None:
         what = f"({type(error).__name__}: {error})"
         if not arguments or "timed out during startup" in str(error):  # Ray has no class for it
             raise WorkerStartError(
-                f"Ray could not be started or joined {what}. On a busy machine, try again. To see what Ray prints, "
+                f"Ray could not be started or joined {what}. On a busy machine, try again. To see Ray's output, "
                 "call ray.init() yourself first."
             ) from error
         raise ArgumentError(
-            f"ray_init={show(arguments)} is not what Ray accepts {what}. To start another Ray beside one that runs on "
-            "this machine, add 'address': 'local'."
+            f"ray_init={show(arguments)} was rejected by Ray {what}. To start another Ray beside one that runs on this "
+            "machine, add 'address': 'local'."
         ) from error
     finally:
         random.setstate(drawn)
@@ -191,7 +191,7 @@ def cores_of_nodes() -> list[int]:
 
 
 class Reservation:
-    """Room for all actors, or for none: a placement group with a bundle for each, by the options of each.
+    """Resources for all actors, or for none: a placement group with a bundle for each, by the options of each.
 
     Ray keeps such a group until the program ends, even if nothing refers to it: a group that Ctrl-C has cut off from
     its pool would hold its cores for good. So the group is removed with this object.
@@ -213,16 +213,16 @@ class Reservation:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def await_room(self) -> None:
-        """Wait until there is room for all actors, also after a node was lost; `WorkerStartError` if there is none."""
+        """Wait until there is room for all actors, even after a node was lost; else raise `WorkerStartError`."""
         if self._group.wait(START_TIMEOUT):
             return
         bundles = [", ".join(f"{name}={amount:g}" for name, amount in bundle_of(one).items()) for one in self._options]
         wanted = " or ".join(dict.fromkeys(bundles))
         lacking = missing_resources(self._options, "available_resources") or "there is no room for all of them at once."
         raise WorkerStartError(
-            f"{len(self._options)} Ray actors with {wanted} each were asked for, and found no place within "
-            f"{START_TIMEOUT:.0f} s: {lacking} Ask for less (num_cpus, num_gpus, ray_options), or close what holds the "
-            "resources. With ray_options={'num_cpus': 0} no cores are reserved."
+            f"{len(self._options)} Ray actors with {wanted} each could not be placed within {START_TIMEOUT:.0f} s: "
+            f"{lacking} Request less (num_cpus, num_gpus, ray_options), or free resources that are in use. With "
+            "ray_options={'num_cpus': 0} no cores are reserved."
         )
 
 
@@ -257,7 +257,7 @@ def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Split a number in proportion to weights: one each, and each further one where it makes the smallest load."""
+    """Split a number in proportion to weights: one each, then each further one where the load stays smallest."""
     shares = [1] * len(weights)
     loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # load with one more
     heapq.heapify(loads)

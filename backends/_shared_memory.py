@@ -54,7 +54,7 @@ class SharedMemory:
                 way = f"{way_out}, or para_mode='thread'."
                 if error.errno == errno.EMFILE:
                     way = "Raise the limit on open files (ulimit -n)."
-                text = f"{what} {nbytes:,} bytes of shared memory, which cannot be had: {error}. {way}"
+                text = f"{what} {nbytes:,} bytes of shared memory, which are not available: {error}. {way}"
                 raise WorkerStartError(text) from error
 
     @classmethod
@@ -80,7 +80,7 @@ class BatchAccess(NamedTuple):
 
 
 def _reserve(fileno: int, nbytes: int) -> None:
-    """Set a file's size and, if possible, allocate its pages: a lack shows now, not as SIGBUS."""
+    """Set a file's size and, if possible, allocate its pages, so that a lack is an error now, not SIGBUS later."""
     lines: list[str] = []
     with contextlib.suppress(OSError):  # not Linux, or no descriptor is left to read it
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -114,7 +114,7 @@ class SharedArrays(dict[str, Array]):
 
     @classmethod
     def place(cls, arrays: Mapping[str, Array]) -> SharedArrays:
-        """Return copies of arrays in new memory; `WorkerStartError` if there is not enough."""
+        """Return copies of arrays in new memory; raise `WorkerStartError` if there is not enough."""
         headers = tuple((name, array.shape, array.dtype) for name, array in arrays.items())
         memory = SharedMemory.create(_offsets(headers)[-1], "shared= needs", "Share less")
         for name, writable in _arrays(headers, memory.map).items():

@@ -1,9 +1,9 @@
 """Messages over a pipe between the caller and a worker process.
 
-The two most common messages are one write and one read of 19 bytes. Pickled and sent by `multiprocessing.Connection`,
+The two most common messages take one write and one read of 19 bytes. Pickled and sent by `multiprocessing.Connection`,
 they made a step of 16 envs in two workers 100 us longer (413 us against 308 us). Between two processes, words in shared
 memory that both poll, without any system call, made it no shorter (16 CartPoles: 113 us, by pipe 112 us), nor did an
-eventfd or a semaphore for each (44 us of work: 46, 47 and, asleep, 110 us). One bell for many workers does.
+eventfd or a semaphore for each (44 us of work: 46, 47 and, asleep, 110 us). One bell for many workers makes it shorter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Wire:
         self._glance = functools.partial(poll.poll, 0)
 
     def send(self, message: Message) -> None:
-        """Write a message; `OSError` if the other end is closed."""
+        """Write a message; raise `OSError` if the other end is closed."""
         tag, number, frames, subset = message
         if not frames:
             self._write(HEADER.pack(tag, subset, number, 0))

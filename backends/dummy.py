@@ -15,7 +15,7 @@ from parallelenv.contract.protocol import Backend, Channel, Command, Printed, Re
 
 
 class DummyBackend(Backend):
-    """One host, in the caller's thread, however many cores there are."""
+    """One host, in the caller's thread, whatever the number of cores."""
 
     uses_live_envs = True
 

@@ -89,7 +89,7 @@ class RayBackend:
     actor_arguments: tuple[object, ...] = ()
     """Arguments of that class, after those of a `RayActor`."""
     strategy = "PACK"
-    """How a placement group distributes actors over nodes."""
+    """The strategy by which a placement group distributes actors over nodes."""
 
     def __init__(
         self,
@@ -120,19 +120,19 @@ class RayBackend:
         counts = self.distribute(min(num_cpus or num_cores, num_envs))
         self._slots = [_ActorSlot(count) for count in counts]
         self._gpus_per_actor = num_gpus / len(counts)
-        # In a cluster that was started here there are no other users, so no cores are reserved: otherwise a cell that
-        # makes a `ParallelEnv` could not run twice, while the first still has the cores.
+        # A cluster that was started here has no other users, so no cores are reserved: otherwise a cell that makes a
+        # `ParallelEnv` could not run twice, while the first still has the cores.
         self._cores_per_worker = 0.0 if cluster.is_own else min(1.0, num_cores / sum(counts))
         return sum(counts)
 
     @property
     def placement(self) -> str:
-        """How many of the living actors are reached directly, not by Ray's calls."""
+        """The number of living actors that are reached directly, not by Ray's calls, as text."""
         living = [actor for actor in self._started if not actor.is_terminated]
         return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"
 
     def distribute(self, num_workers: int) -> list[int]:
-        """Return how many workers each actor has."""
+        """Return the number of workers of each actor."""
         return [1] * num_workers
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -187,7 +187,7 @@ class RayBackend:
         try:
             kinds = [ray.remote(**one)(self.actor_class) for one in options]
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"ray_options={show(self._options)} are not what Ray accepts: {error}.") from error
+            raise ArgumentError(f"ray_options={show(self._options)} were rejected by Ray: {error}.") from error
         # Not if the actors need no resources, or the user places them.
         wants_room = all("scheduling_strategy" not in one and bundle_of(one) for one in options)
         if self._reservation is None and wants_room and len(slots) == len(self._slots):
@@ -228,7 +228,7 @@ class RayBackend:
             actor: Any = slot.actor
             starting.append((actor, wanted, numbers, actor.handle.start.remote(numbers, message, self._shared)))
         while ray.wait([call for *_, call in starting], num_returns=len(starting), timeout=_LONGEST_WAIT)[1]:
-            pass  # importing the modules of envs takes its time
+            pass  # importing the modules of envs takes time
         started = []
         for actor, wanted, numbers, call in starting:
             env_ids = [spec.env_ids for spec in wanted]
@@ -259,7 +259,7 @@ class RayBackend:
             return [self._group.connect(actor, *actor.serve(), worker.env_ids)]
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
-        """Wait until all actors have introduced themselves; `WorkerStartError` if one cannot, or takes too long."""
+        """Wait until all actors have introduced themselves; raise `WorkerStartError` if one fails or is late."""
         import ray
 
         calls = [actor.handle.introduce.remote() for actor in actors]
@@ -268,14 +268,14 @@ class RayBackend:
             lacking = missing_resources(options, "cluster_resources")
             if lacking:
                 raise WorkerStartError(
-                    f"{len(waiting)} of {len(calls)} Ray actors found no place: {lacking} Change ray_options."
+                    f"{len(waiting)} of {len(calls)} Ray actors could not be placed: {lacking} Change ray_options."
                 )
             # Else they are slow to start or wait for others to end; the user has chosen where they run.
             waited = time.monotonic() - begin
             if waited >= _ray_cluster.LONGEST_START and "runtime_env" not in self._options:
                 raise WorkerStartError(
                     f"{len(waiting)} of {len(calls)} Ray actors have not started within {waited:.0f} s, though the "
-                    f"cluster has the resources. No node may fit ray_options={show(self._options)}, or others hold it."
+                    f"cluster has the resources. Maybe no node fits ray_options={show(self._options)}, or it is in use."
                 )
         for actor, call in zip(actors, calls, strict=True):
             actor.pid, actor.is_near = actor.get_started(call)
@@ -298,7 +298,7 @@ class RayBackend:
         while True:
             left = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, max(0.0, deadline - time.monotonic()))
             if not any(channel.arrived for channel in far):
-                # Nothing waits for both: so wait for remote actors in short intervals.
+                # Nothing can wait for both, so wait for remote actors in short intervals.
                 wait_for_calls(far, min(left, _SHORT_WAIT) if near else left)
             ready: list[Any] = [channel for channel in far if channel.arrived]
             if near:

@@ -35,9 +35,9 @@ from parallelenv.worker.worker_log import WorkerLog
 from parallelenv.worker.worker_loop import prepare_worker
 
 _HEARTBEAT = 0.25
-"""Seconds between checks whether workers live, for deaths that a pipe does not show."""
+"""Seconds between checks that workers are alive, for deaths that a pipe does not show."""
 _LEAST_PATIENCE, _MOST_PATIENCE = 0.005, 0.1
-"""Limits in seconds of how long the first reply to a call waits for the others: as long as its worker took."""
+"""Limits in seconds of the time that the first reply to a call waits for the others: the time its worker took."""
 _HAND_OVER_TIMEOUT = 10.0
 """Seconds to wait for a worker that an actor hands over."""
 
@@ -46,7 +46,7 @@ _HAND_OVER_TIMEOUT = 10.0
 
 
 class RelayedWorker:
-    """A worker process of an actor that relays its messages. Used in the actor's event loop only.
+    """A worker process of an actor that relays its messages. It is used only in the actor's event loop.
 
     It gets a command when it has replied to the one before: then no two ends of a pipe can wait for each other.
 
@@ -135,7 +135,7 @@ class RelayActor(RayActor):
         super().__init__(caller)
         self._backend = SubprocBackend(preload=preload, eventfd=False)
         self._workers: dict[int, RelayedWorker] = {}  # those that were not handed over
-        self._lives: dict[tuple[int, ...], object] = {}  # what keeps the others alive, by env ids
+        self._lives: dict[tuple[int, ...], object] = {}  # objects that keep the others alive, by env ids
         self._shared: Mapping[str, Array] = {}
         self._threads = 0
         self._next_call = 0  # number of the call whose messages are sent next
@@ -207,7 +207,7 @@ class RelayActor(RayActor):
             worker = self._workers.get(host_number)
             if worker is not None:
                 worker.send([*before, message] if has_content else [message], reply)
-            elif reply is not None:  # it was ended meanwhile
+            elif reply is not None:  # it was ended in the meantime
                 reply.set_result(RelayedReply(message.number, Death()))
 
     async def rest(self, call_number: int) -> list[RelayedReply]:
@@ -237,7 +237,7 @@ class RelayActor(RayActor):
             worker.end()
 
     async def close(self, timeout: float) -> list[Printed]:
-        """Close the envs and end the workers; return what they print meanwhile."""
+        """Close the envs and end the workers; return what they print in the meantime."""
         for worker in self._workers.values():
             worker.unwatch()
         return list(await asyncio.to_thread(self._backend.close, (), timeout))
@@ -254,7 +254,7 @@ class HandedWorker(WorkerProcess):
         self._actor = actor
 
     def last_words(self) -> str:
-        """Return what Ray knows of the death of its actor, with which it dies."""
+        """Return the facts that Ray knows about the death of its actor, with which it dies."""
         return self._actor.last_words()
 
 
@@ -296,7 +296,7 @@ class RaySubprocBackend(RayBackend):
         self._hosts_per_node = hosts_per_node
 
     def distribute(self, num_workers: int) -> list[int]:
-        """Return how many workers each actor has: each node in proportion to its cores."""
+        """Return the number of workers of each actor: each node has some in proportion to its cores."""
         parts = [
             part for cores in cores_of_nodes() for part in apportion(cores, [1] * min(cores, self._hosts_per_node))
         ]

@@ -45,8 +45,8 @@ class SubprocBackend(Backend):
             ``"spawn"``. With any of them a script needs no ``if __name__ == "__main__"`` guard: the caller's main
             module is not imported again.
         caller_steps: Whether the caller is one of the workers: instead of waiting it steps its share of the envs in
-            this process, and no worker has to yield its core to it: 16 CartPoles on 2 cores make 180,000 steps/s
-            instead of 140,000. Whatever such an env does to its process affects the caller, and no time limit
+            this process, and no worker has to yield its core to it. 16 CartPoles on 2 cores make 180,000 steps/s
+            instead of 140,000. Anything that such an env does to its process affects the caller, and no time limit
             interrupts it.
         preload: Names of modules to import once, before workers are forked, in addition to those of the pickled envs:
             modules that envs import later. With ``"forkserver"`` on Linux.
@@ -69,7 +69,7 @@ class SubprocBackend(Backend):
         methods = start_methods()
         if start_method is not None and start_method not in methods:
             raise ArgumentError(
-                f"start_method={show(start_method)} does not exist here; expected one of {tuple(methods)}."
+                f"start_method={show(start_method)} is not available here; expected one of {tuple(methods)}."
             )
         check_flags(caller_steps=caller_steps, eventfd=eventfd)
         self._method = start_method or methods[0]
@@ -77,7 +77,7 @@ class SubprocBackend(Backend):
         if preload and (self._method != "forkserver" or sys.platform != "linux"):
             raise ArgumentError(
                 f"preload={list(preload)!r} needs start_method='forkserver', on Linux: with {self._method!r} here "
-                "nothing is imported before workers start. Leave one of them out."
+                "nothing is imported before workers start. Leave out one of them."
             )
         if eventfd and not HAS_BELL:
             raise ArgumentError(
@@ -118,7 +118,7 @@ class SubprocBackend(Backend):
     def _start_all(self, packed: Sequence[PackedSpec], shared: Mapping[str, Array]) -> list[Channel]:
         if packed and multiprocessing.current_process().daemon:
             raise WorkerStartError(
-                "This process is a daemonic one of multiprocessing, which may not start processes. Use "
+                "This process is a daemonic process of multiprocessing, which cannot start processes. Use "
                 "para_mode='dummy' or 'thread' here, or start this process with daemon=False."
             )
         wanted = {spec.env_ids for spec in packed}
@@ -164,7 +164,7 @@ class SubprocBackend(Backend):
 
     def _server(self, log: WorkerLog, packed: Sequence[PackedSpec]) -> ForkServer:
         """Return the fork server for the workers, with the envs' modules imported; their output goes to a log."""
-        # Only on Linux can one detect whether workers may be forked after an import.
+        # Only on Linux can it be detected whether workers may be forked after an import.
         known = modules_of(env.source.packed for spec in packed for env in spec.envs) if sys.platform == "linux" else []
         silence = packed[0].silence_warnings
         server, missing = SERVERS.server_with([*self._preload, *known], log, silence=silence)

@@ -32,8 +32,8 @@ class ThreadChannel(InProcessChannel):
     Args:
         spec: The host's envs.
         answered: Queue in which the thread announces each reply.
-        bells: A non-blocking socket that announces it to event loops, if one has ever waited for a reply. Not a pipe: a
-            thread may write to it after it was closed.
+        bells: A non-blocking socket that announces it to event loops, if one has ever waited for a reply. It is not a
+            pipe, because a thread may write to it after it was closed.
     """
 
     def __init__(self, spec: WorkerSpec, answered: queue.SimpleQueue[None], bells: Sequence[socket.socket]) -> None:
@@ -64,7 +64,7 @@ class ThreadChannel(InProcessChannel):
     def kill(self) -> None:
         """Let the thread end after its present command; a thread cannot be killed.
 
-        What it still writes goes to a batch that is not read.
+        Its later writes go to a batch that is not read.
         """
         if self._layout is not None:
             self._host.attach(Batch.private(self._layout))

@@ -306,7 +306,7 @@ CATCHERS: dict[type[Any], str] = {
     ClosesLoudly: "test_close_closes_each_env_once",
     Hurries: "test_uncopyable_argument_is_refused",
 }
-"""What must catch each fault; other tests may, too."""
+"""The test that must catch each fault; others may catch it as well."""
 
 FAULTS: list[type[Any]] = [Backend, *CATCHERS]
 globals().update({f"Test{fault.__name__}": _contract(fault) for fault in FAULTS})

@@ -21,7 +21,7 @@ from parallelenv.errors import MissingDependencyError
 from parallelenv.tasks.task_pool import TaskPool
 
 pytest.register_assert_rewrite("parallelenv.testing")  # before any test imports a part of it
-# No example has a deadline: one that has waited for a core is not wrong.
+# No example has a deadline: an example that had to wait for a core is not wrong.
 hypothesis.settings.register_profile("short", deadline=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=300)  # chosen by `make test-all`
 hypothesis.settings.load_profile("short")
@@ -43,9 +43,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job:
 # -------------------------------------------------------------------- modes
 
 
-# What `make test` runs in the Ray modes, where a test takes seconds: files, functions, single tests. The rest has the
-# marker `long` there and is run by `make test-all`. It tests the same code as in `subproc`, and `ray` and `ray-subproc`
-# have the same backend.
+# The tests that `make test` runs in the Ray modes, where a test takes seconds: files, functions, single tests. The rest
+# has the marker `long` there and is run by `make test-all`. It tests the same code as in `subproc`, and `ray` and
+# `ray-subproc` have the same backend.
 _IN_RAY_MODES = {
     # all of these files
     "test_cli.py",
@@ -83,8 +83,8 @@ _IN_RAY_MODES = {
     "test_exception_truncates_the_episode_and_starts_the_next[ray-subproc-restart]",
     "test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour[ray-subproc]",
 }
-# What `make test` runs in `ray` but not in `ray-subproc`: the backend of the latter inherits how actors start and join
-# clusters, and its envs are in processes as in `subproc`.
+# The tests that `make test` runs in `ray` but not in `ray-subproc`: the backend of the latter inherits how actors start
+# and join clusters, and its envs are in processes as in `subproc`.
 _ONLY_IN_RAY = {
     "test_real_envs.py",
     "test_actor_that_cannot_be_scheduled_raises",
@@ -98,12 +98,12 @@ _ONLY_IN_RAY = {
 
 
 def _is_of_ray(name: str) -> bool:
-    """Whether the test of this name runs in a Ray mode."""
+    """Return whether the test of this name runs in a Ray mode."""
     return re.search(r"[\[-]ray[\]-]", name) is not None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what is long in the Ray modes only."""
+    """Mark the tests that are long in the Ray modes only."""
     names = {item.path.name, item.name, item.name.partition("[")[0]}
     is_quick = names & _IN_RAY_MODES and not ("ray-subproc" in item.name and names & _ONLY_IN_RAY)
     if _is_of_ray(item.name) and not is_quick and not item.get_closest_marker("cluster"):
@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Deal tests out by file, and those of the Ray modes all to one process: so Ray is started once."""
+    """Distribute tests by file, and all tests of the Ray modes to one process, so that Ray is started once."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
@@ -145,7 +145,7 @@ def ray_cluster() -> Iterator[None]:
 
 
 def needs_ray(word: str) -> bool:
-    """Whether a mode starts Ray actors."""
+    """Return whether a mode starts Ray actors."""
     return word in ON_RAY
 
 
@@ -231,6 +231,6 @@ def _settings() -> dict[str, Any]:
         "get_worker_info()": get_worker_info(),
         "the handler of SIGINT": signal.getsignal(signal.SIGINT),
         "warnings.filters": filters,
-        # The default, settled by this look: else `multiprocessing` settles on it when the first process starts.
+        # This look fixes the default; otherwise `multiprocessing` fixes it when the first process starts.
         "multiprocessing's start method": multiprocessing.get_start_method(),
     }

@@ -1,4 +1,4 @@
-"""Envs that draw, and how their films are read."""
+"""Envs that draw, and functions that read their films."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Fragile(gym.Env[Any, Any]):
         return self._state(), 1.0, False, False, {}
 
     def wait(self) -> None:
-        """Signal the beginning, and wait for a file."""
+        """Signal the start, and wait for a file."""
         Path(self.folder, f"began-{self.number}").mkdir(
             exist_ok=True
         )  # in `touch` an interrupt would leave a file open

@@ -1,4 +1,4 @@
-"""The processes, threads, descriptors and shared memory of this process, to find what a test leaves behind."""
+"""The processes, threads, descriptors and shared memory of this process, to find leaks of a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 
 from parallelenv.backends._fork_server_client import SERVERS
 
-_RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
+_RAY_DESCRIPTORS = 8  # connections that Ray opens and closes at any time
 
 
 class Holdings:
@@ -31,7 +31,7 @@ class Holdings:
         self.singletons = (self.ray_runs, *_helper_pids())
 
     def leaks(self, patience: float) -> list[str]:
-        """Return what there is now beyond this, one line each, if it does not go within some seconds."""
+        """Return the resources that exist now beyond these, a line each, unless they disappear within some seconds."""
         deadline = time.monotonic() + patience
         found = Holdings()
         while (leaks := found._beyond(self)) and time.monotonic() < deadline:
@@ -57,7 +57,7 @@ def _processes() -> dict[int, str]:
     """Return our child processes, without those that serve the whole session."""
     found = {}
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # gone meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # gone in the meantime
             command = _command(process)
             if command and process.pid not in _helper_pids() and not _belongs_to_ray(command):
                 found[process.pid] = command[:80]
@@ -70,7 +70,7 @@ def _command(process: psutil.Process) -> str:
         return "a zombie" if process.ppid() == os.getpid() else ""
     try:
         return " ".join(process.cmdline()) or process.name()
-    except psutil.ZombieProcess:  # since a moment: the next look tells whose it is
+    except psutil.ZombieProcess:  # it has just ended: the next look shows its parent
         return "dying"
 
 
@@ -98,7 +98,7 @@ def fork_server_pids() -> tuple[int, ...]:
 
 
 def _is_foreign(thread: threading.Thread) -> bool:
-    """Whether it is one of the threads that libraries keep for the whole session."""
+    """Return whether it is one of the threads that libraries keep for the whole session."""
     owners = {type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None) or ""}
     return thread.daemon and (
         thread.name.startswith("ray") or any(owner.startswith(("ray", "grpc", "tqdm")) for owner in owners)
@@ -106,20 +106,20 @@ def _is_foreign(thread: threading.Thread) -> bool:
 
 
 def _listing(folder: str) -> dict[str, str]:
-    """Return the entries of a folder, each with what it is a link to, if to anything."""
+    """Return the entries of a folder, each with the target of the link that it is, if any."""
     found = {}
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         try:
             found[name] = os.readlink(path)
         except OSError:
-            if os.path.lexists(path):  # else it is the descriptor that listed the folder, or something that just went
+            if os.path.lexists(path):  # else it is the descriptor that listed the folder, or a closed one
                 found[name] = ""
     return found
 
 
 def _shared_memory() -> dict[str, str]:
-    """Return what is in /dev/shm, but no semaphores of other processes: those that this one has not mapped."""
+    """Return the entries of /dev/shm without semaphores of other processes, which this one has not mapped."""
     found = _listing("/dev/shm")
     semaphores = [name for name in found if name.startswith("sem.")]
     if semaphores:  # mapped under a temporary name, so they are compared by inode
@@ -135,7 +135,7 @@ def _shared_memory() -> dict[str, str]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process runs."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -23,8 +23,8 @@ _NOP = dis.opmap["NOP"]
 class Outcome(NamedTuple):
     """The outcome of an interrupted call."""
 
-    line: str  # before which the interrupt came; empty if the call had not so many
-    error: type[BaseException] | None  # no error itself: its traceback would keep alive what the call has used
+    line: str  # before which the interrupt came; empty if the call had fewer lines
+    error: type[BaseException] | None  # not the error itself: its traceback would keep the objects of the call alive
 
     @property
     def is_raised(self) -> bool:
@@ -61,7 +61,7 @@ def interrupt_at(
 
     Args:
         number: Of the line, counted from 1 in the files below.
-        call: What to call.
+        call: The call.
         paths: Parts of the paths of these files.
         event: ``"line"``, or ``"opcode"`` to count bytecodes instead.
     """
@@ -72,7 +72,7 @@ def interrupt_at(
     sys.settrace(tracer.trace)
     try:
         made = call()  # keeps the result alive until the tracing ends
-    except BaseException as raised:  # noqa: BLE001 (the caller says which is expected)
+    except BaseException as raised:  # noqa: BLE001 (the caller decides which is expected)
         error = type(raised)
     finally:
         sys.settrace(found)

@@ -67,13 +67,13 @@ def marked(value: str) -> list[psutil.Process]:
         try:
             if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:  # gone meanwhile, or of another user
+        except psutil.Error:  # gone in the meantime, or of another user
             continue
     return found
 
 
 def shown(book: Any) -> str:
-    """Return all that a notebook shows, in order; a picture is a line ``[image/png]``."""
+    """Return everything that a notebook shows, in order; a picture is a line ``[image/png]``."""
     outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     return "\n".join(_texts(output) for output in outputs)
 
@@ -88,8 +88,8 @@ class Notebook:
     """Runs cells in a kernel. A *request* is the id of the message that a cell was sent with.
 
     Attributes:
-        manager: What interrupts and restarts the kernel, as the buttons of Jupyter do.
-        printed: What appeared below cells, by request.
+        manager: Interrupts and restarts the kernel, like the buttons of Jupyter.
+        printed: The output below cells, by request.
     """
 
     def __init__(self, manager: KernelManager, client: Any, mark: str) -> None:
@@ -169,7 +169,7 @@ def open_notebook(folder: Path, definitions: str) -> Iterator[Notebook]:
     mark = uuid.uuid4().hex
     own = KernelSpecManager(kernel_dirs=[])
     manager = KernelManager(kernel_spec_manager=own, connection_file=str(folder / "connection.json"))
-    # Under pytest, of which these variables tell, a kernel does not capture what other processes print.
+    # Under pytest, which these variables show, a kernel does not capture the output of other processes.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     nobodys_settings = str(folder / "ipython")
     manager.start_kernel(cwd=str(folder), env={**inherited, MARK: mark, "IPYTHONDIR": nobodys_settings})

@@ -57,7 +57,7 @@ def make(mode, **options):
 ENV = "env = make({mode!r})\nstates = env.reset()"
 
 _REFUSED, _RAISED = 20, 35  # lines
-_STARTED = 100.0  # seconds in which Ray has started its processes, on a busy machine too
+_STARTED = 100.0  # seconds in which Ray has started its processes, even on a busy machine
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Mistake:
     Attributes:
         cell: Its code, with ``{mode!r}`` for the mode.
         error: Name of the exception's class.
-        text: A part of what the exception says.
-        line: The line of the env that is to be shown, if one has raised.
+        text: A part of the exception's message.
+        line: The line of the env that must be shown, if one has raised.
         limit: Lines that the traceback may have.
         unlike: Modes in which it cannot be made.
     """
@@ -155,7 +155,7 @@ class Reading:
 
     @property
     def num_lines(self) -> int:
-        """How long the traceback is."""
+        """Number of lines of the traceback."""
         return len(self.traceback.splitlines())
 
 

@@ -1,4 +1,4 @@
-"""The modes by what is true of them, so that no test outside `tests/backends` names one."""
+"""The modes by their properties, so that no test outside `tests/backends` names one."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def in_modes(*modes: str) -> pytest.MarkDecorator:
 
 
 here_and_in_processes = in_modes(ORACLE, PROCESSES)
-"""For what the modes have in common except that messages are pickled: one mode of either kind is enough."""
+"""For code that all modes share except for the pickling of messages: one mode of either kind is enough."""

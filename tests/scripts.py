@@ -24,7 +24,7 @@ def load(path: str) -> Any:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return environment variables with which a script finds what this process finds, and joins no Ray of it."""
+    """Return environment variables with which a script finds the modules of this process but does not join its Ray."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return {**own, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
 

@@ -101,7 +101,7 @@ def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
         ("run_episodes", {"policy": ones, "num_episodes": 2, "id": []}, "has no envs to run"),
         ("run_episodes", {"policy": ones, "num_episodes": 2, "seed": [1]}, "1 seed was given for 3 envs"),
         ("run_episodes", {"policy": ones, "num_episodes": 2, "options": 5}, "options=5 cannot be spread"),
-        ("send_reset", {"seed": "x"}, "seed='x' is no seed"),
+        ("send_reset", {"seed": "x"}, "seed='x' is not a seed"),
         ("send_reset", {"options": [None]}, "options has 1 item for 3 envs"),
         ("send_action", {"action": TERMINATED, "env_id": 1}, "action=TERMINATED is not an action.*RESET or CLOSE"),
         ("send_action", {"action": 1, "env_id": [0, 1]}, r"env_id=\[0, 1\] is not the id of one env"),
@@ -138,7 +138,7 @@ def test_shared_arrays_that_exceed_memory_are_refused(make_env: MakeEnv) -> None
     ("env", "num_envs", "error", "message"),
     [
         (Counter, 0, ArgumentError, "num_envs=0 must be"),
-        (3, 2, InvalidEnvError, r"envs\[0\] is 3, which is no env"),
+        (3, 2, InvalidEnvError, r"envs\[0\] is 3, which is not an env"),
         ([Counter], 2, InvalidEnvError, r"envs\[0\] is \["),
     ],
 )
@@ -278,7 +278,7 @@ def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path
 def test_errors_of_stream_name_the_method(env: ParallelEnv) -> None:
     state = env.save_state()
     env.load_state(state)
-    with pytest.raises(ResetNeededError, match=r"latest states of envs \[0, 1, 2\] are wanted"):
+    with pytest.raises(ResetNeededError, match=r"latest states of envs \[0, 1, 2\] are not known"):
         list(env.stream(ones, 3))
     env.close()
     with pytest.raises(ClosedError, match=r"^stream\(\) was called"):
@@ -286,7 +286,7 @@ def test_errors_of_stream_name_the_method(env: ParallelEnv) -> None:
 
 
 def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
-    with pytest.raises(UnpicklableError, match=r"^What nap\(\) was given for env 1 .* Nothing was sent"):
+    with pytest.raises(UnpicklableError, match=r"^The argument of nap\(\) for env 1, .* Nothing was sent"):
         env.call("nap", [[], [(item for item in range(1))], []])
 
 
@@ -349,7 +349,7 @@ def test_bad_arguments_of_arecv_are_refused(env: ParallelEnv) -> None:
 @in_workers
 def test_evaluation_timeout_leaves_no_steps_in_flight(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Sleeper), num_cpus=5, timeout=0.5)
-    with pytest.raises(WorkerTimeoutError, match=r"env 2 did not .*All that played need a reset\..*restart\(\[2\]\)"):
+    with pytest.raises(WorkerTimeoutError, match=r"env 2 did not .*envs that played need a reset\..*restart\(\[2\]\)"):
         env.run_episodes(lambda states: [0, 0, 200, 0, 0], 5, progress=False)
     with pytest.raises(NothingInFlightError):
         env.recv()
@@ -447,7 +447,7 @@ def test_recurrent_policy_gets_per_env_state_and_episode_starts(env: ParallelEnv
 
     def act(states: Any, rnn_state: Any, done: Any) -> Any:
         count = np.zeros(len(states)) if rnn_state is None else np.where(done, 0, rnn_state)
-        assert count.tolist() == states[:, 1].tolist()  # the env counts its steps too
+        assert count.tolist() == states[:, 1].tolist()  # the env also counts its steps
         begun.extend(states[done, 0].astype(int).tolist())
         return np.ones(len(states), np.int64), count + 1, None
 

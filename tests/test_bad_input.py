@@ -83,27 +83,27 @@ TWIN, TWINS = Counter(), SyncVectorEnv([Counter] * 2)
     ("envs", "message"),
     [
         ([], "envs is empty"),
-        (3, "envs=3 is no list"),
-        ([3], r"envs\[0\] is 3, which is no env"),
-        ([Counter, None], r"envs\[1\] is None, which is no env"),
-        ([np.zeros(2)], r"envs\[0\] is array.*, which is no env"),
-        ([gym.spaces.Discrete(2)], r"envs\[0\] is Discrete\(2\), which is no env"),
-        ([Path("env.py")], r"envs\[0\] is .*Path.*, which is no env"),
-        ([OrderedDict(a=1)], r"envs\[0\] is OrderedDict.*, which is no env"),
+        (3, "envs=3 is not a list"),
+        ([3], r"envs\[0\] is 3, which is not an env"),
+        ([Counter, None], r"envs\[1\] is None, which is not an env"),
+        ([np.zeros(2)], r"envs\[0\] is array.*, which is not an env"),
+        ([gym.spaces.Discrete(2)], r"envs\[0\] is Discrete\(2\), which is not an env"),
+        ([Path("env.py")], r"envs\[0\] is .*Path.*, which is not an env"),
+        ([OrderedDict(a=1)], r"envs\[0\] is OrderedDict.*, which is not an env"),
         (["NoSuchEnv-v0"], r"envs\[0\] is 'NoSuchEnv-v0', which Gymnasium does not know"),
         ([TWIN, Counter(), TWIN], r"envs\[0\] and envs\[2\] are the same instance.*\[make\] \* n"),
         ([Counter, closed_vector_env()], "env 1 is SyncVectorEnv.*a vector env that is closed"),
         ([Counter, closed_vector_env], "env 1 is SyncVectorEnv.*a vector env that is closed"),
         ([TWINS, Counter, TWINS], r"envs\[0\] and envs\[2\] are the same instance.*\[make\] \* n"),
-        ([lambda: TWINS, Counter, lambda: TWINS], "env fns of envs 0 and 2 have returned the same instance"),
+        ([lambda: TWINS, Counter, lambda: TWINS], "env fns of envs 0 and 2 returned the same instance"),
         ([Counter(), pettingzoo_like()], "env 1 is .*PettingZoo multi-agent env"),
         ([Counter, pettingzoo_like], "env 1 is .*PettingZoo multi-agent env"),
         ([Counter, lambda: None], "An env fn returned None"),
-        *[(kind(COUNTERS), f"is a {kind.__name__}, which.*which id it gets. Give a list") for kind in (set, frozenset)],
-        (dict.fromkeys(COUNTERS), "is a dict, which.*which id it gets. Give a list"),
+        *[(kind(COUNTERS), f"is a {kind.__name__}, which does not define env ids") for kind in (set, frozenset)],
+        (dict.fromkeys(COUNTERS), "is a dict, which does not define env ids. Give a list"),
     ],
 )
-def test_envs_that_are_no_list_of_envs_are_refused(envs: Any, message: str) -> None:
+def test_invalid_lists_of_envs_are_refused(envs: Any, message: str) -> None:
     is_unordered = isinstance(envs, set | frozenset | dict)
     with pytest.raises(ArgumentError if is_unordered else InvalidEnvError, match=message):
         ParallelEnv(envs)
@@ -125,7 +125,7 @@ def test_each_env_in_workers_has_its_own_copy_of_a_shared_instance() -> None:
 
 
 def test_make_refuses_backend_options_as_env_arguments() -> None:
-    hint = r"caller_steps=True is no argument .*give it in backend_options=\{'caller_steps': True\}"
+    hint = r"caller_steps=True is not an argument .*give it in backend_options=\{'caller_steps': True\}"
     with pytest.raises(ArgumentError, match=hint):
         ParallelEnv.make("CartPole-v1", 2, PROCESSES, caller_steps=True)
 
@@ -136,7 +136,7 @@ def test_unpicklable_env_is_named_in_the_error() -> None:
         env.lock = threading.Lock()  # type: ignore[attr-defined]
         return env
 
-    with pytest.raises(UnpicklableError, match=r"env 1 cannot move to its worker.*To blame: lock"):
+    with pytest.raises(UnpicklableError, match=r"env 1 cannot move to its worker.*These cannot be pickled: lock"):
         ParallelEnv([Counter(), locked()], PROCESSES)
     with ParallelEnv([Counter(), locked()], ORACLE) as env:
         assert len(env) == 2
@@ -157,16 +157,16 @@ def test_num_cpus_0_and_none_mean_all_usable_cores() -> None:
         ({"asynchronous": "restrat"}, r"asynchronous='restrat'.*Did you mean 'restart'\?"),
         ({"num_cpus": -1}, "num_cpus=-1 must be an int of at least 1"),
         ({"num_cpus": 1.5}, r"num_cpus=1\.5"),
-        ({"num_gpus": -1}, "num_gpus=-1 is no number of GPUs"),
+        ({"num_gpus": -1}, "num_gpus=-1 is not a number of GPUs"),
         ({"timeout": 0}, "timeout=0 must be a positive number"),
         ({"timeout": "5"}, "timeout='5'"),
         ({"on_failure": "restrat"}, "on_failure='restrat'"),
         ({"on_failure": None}, "on_failure=None"),
         ({"max_restarts": 0}, "max_restarts=0"),
-        ({"seed": [1, 2, 3]}, r"seed=\[1, 2, 3\] is no int.*seed\(\[\.\.\.\]\)"),
-        ({"seed": -1}, "seed=-1 is no seed"),
+        ({"seed": [1, 2, 3]}, r"seed=\[1, 2, 3\] is not an int.*seed\(\[\.\.\.\]\)"),
+        ({"seed": -1}, "seed=-1 is not a seed"),
         ({"shared": [np.zeros(2)]}, "shared is a list. Give a dict of numpy arrays"),
-        ({"shared": {3: np.zeros(2)}}, "shared has the name 3, which is no str"),
+        ({"shared": {3: np.zeros(2)}}, "shared has the name 3, which is not a str"),
         ({"shared": {"a": [1, 2]}}, r"shared\['a'\] is a list"),
         ({"shared": {"a": np.ma.masked_array([1, 2], [True, False])}}, r"shared\['a'\] is a MaskedArray.*array\.mask"),
         ({"shared": {"a": np.array([{}])}}, r"shared\['a'\] is an array of object.*env fns"),
@@ -175,7 +175,7 @@ def test_num_cpus_0_and_none_mean_all_usable_cores() -> None:
             for name, value in itertools.product(["no_warning", "copy", "keep"], ["no", 0, None])
         ],
         ({"para_mode": PROCESSES, "strat_method": "fork"}, "strat_method='fork' is not an option of .*start_method"),
-        ({"para_mode": PROCESSES, "start_method": "threads"}, "start_method='threads' does not exist"),
+        ({"para_mode": PROCESSES, "start_method": "threads"}, "start_method='threads' is not available"),
         ({"start_method": "fork"}, "accepts no further options"),
         ({"num_cpu": 2}, r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"),
         ({"para_mode": "auto", "num_cpu": 2}, r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"),
@@ -278,13 +278,13 @@ def assert_untouched(env: ParallelEnv) -> None:
         ([0, -1], IdRangeError, "names env -1"),
         ([0, 1, 0], ArgumentError, "names env 0 twice"),
         (1.0, ArgumentError, r"id=1\.0 names no envs"),
-        ([0, 1.0], ArgumentError, r"has 1\.0 in it"),
-        (np.array([0.0]), ArgumentError, "no int"),
+        ([0, 1.0], ArgumentError, r"contains 1\.0, which"),
+        (np.array([0.0]), ArgumentError, "not an int"),
         ([True, False], ArgumentError, "mask of length 2, but there are 4 envs"),
         (True, ArgumentError, "id=True names no envs"),
         ("0", ArgumentError, "id='0' names no envs"),
         ({0}, ArgumentError, "names no envs"),
-        (slice("a", None), ArgumentError, "is no usable slice"),
+        (slice("a", None), ArgumentError, "is not a valid slice"),
     ],
 )
 def test_invalid_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exception], message: str) -> None:
@@ -314,7 +314,7 @@ def test_invalid_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exceptio
         ([0.5, 0, 0, 0], "dtype float64"),
         ([None, 0, 0, 0], "dtype object"),
         ([[0], [0, 1], 0, 0], "do not form an array"),
-        ({0: 1, 1: 1, 2: 1, 3: 1}, "action is a dict, which is no batch"),
+        ({0: 1, 1: 1, 2: 1, 3: 1}, "action is a dict, which is not a batch"),
         ({0, 1, 2, 3}, "action is a set"),
     ],
 )
@@ -340,7 +340,7 @@ def test_number_that_would_overflow_its_dtype_is_refused(make_env: MakeEnv) -> N
     env.reset()
     with pytest.raises(ActionError, match="dtype int64, which does not become int8 without loss"):
         env.step([[300]])
-    with pytest.raises(EnvContractError, match=r"shape \(1,\) and dtype int64, but the observation space says Box"):
+    with pytest.raises(EnvContractError, match=r"shape \(1,\) and dtype int64, but the observation space is Box"):
         env.step([[1]])
     assert env.step([[-7]])[0].tolist() == [[-7]]
 
@@ -367,7 +367,7 @@ def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
     [
         ("step", {"action": [0] * 4, "align": "items"}, ArgumentError, "align='items' is not known"),
         ("customized_method", {"data": [{"name": "a"}]}, ArgumentError, "data has 1 item for 4 envs"),
-        ("customized_method", {"data": [0, 1, 2, 3]}, ArgumentError, "data has 0 in it.*envs are chosen with id="),
+        ("customized_method", {"data": [0, 1, 2, 3]}, ArgumentError, "data contains 0.*envs are chosen with id="),
         ("customized_method", {"data": "name"}, ArgumentError, "data='name' cannot be spread"),
         ("customized_method", {"data": 3}, ArgumentError, "data=3 cannot be spread"),
         ("set_env_attr", {}, ArgumentError, "either value .* or values"),
@@ -378,7 +378,7 @@ def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
             "reset",
             {"options": [1, 2, 3, 4]},
             ArgumentError,
-            "has 1 in it. Give a dict for all envs, or a list with one",
+            "contains 1. Give a dict for all envs, or a list with one",
         ),
         ("recv", {}, NothingInFlightError, "no step is in flight"),
         ("recv", {"min_envs": 2, "max_envs": 1}, ArgumentError, "max_envs=1 is less than min_envs=2"),
@@ -399,7 +399,7 @@ def test_bad_calls_are_refused(
 @pytest.mark.parametrize("name", ["", "a b", "steps.", "__class__", "unwrapped.__dict__", "f()", 3])
 def test_invalid_attribute_names_are_refused(env: ParallelEnv, name: Any) -> None:
     for call in (env.get_env_attr, env.customized_method, partial(env.set_env_attr, value=1)):
-        with pytest.raises(ArgumentError, match=r"is no name|double-underscore"):
+        with pytest.raises(ArgumentError, match=r"is not a valid name|double-underscore"):
             call(name)
     assert_untouched(env)
 
@@ -408,7 +408,7 @@ def test_missing_method_error_names_the_env_and_changes_no_state(env: ParallelEn
     with pytest.raises(AbsentAttributeError, match=r"Counter has no method 'gret'.*Did you mean 'greet'\?") as caught:
         env.customized_method("gret", {"name": "x"}, id=2)
     assert "Raised by env 2" in "".join(caught.value.__notes__)
-    with pytest.raises(AttributeError, match="no method.*Read it with get_env_attr"):
+    with pytest.raises(AttributeError, match="not a method.*Read it with get_env_attr"):
         env.customized_method("count", id=1)
     assert_untouched(env)
 
@@ -416,14 +416,14 @@ def test_missing_method_error_names_the_env_and_changes_no_state(env: ParallelEn
 @pytest.mark.parametrize(
     ("seed", "message"),
     [
-        ("7", "seed='7' is no seed"),
-        (1.5, r"seed=1\.5 is no seed"),
+        ("7", "seed='7' is not a seed"),
+        (1.5, r"seed=1\.5 is not a seed"),
         (-1, "Seeds are ints of 0 or more"),
         ([1, 2], "2 seeds were given for 4 envs"),
         ([1], "1 seed was given for 4 envs"),
         ([1, 2, 3, 0.5], r"seed=0\.5"),
-        ({1, 2, 3, 4}, "is no seed"),
-        (np.array(5.0), "is no seed"),
+        ({1, 2, 3, 4}, "is not a seed"),
+        (np.array(5.0), "is not a seed"),
     ],
 )
 def test_invalid_seeds_are_refused(env: ParallelEnv, seed: Any, message: str) -> None:
@@ -485,12 +485,12 @@ def test_every_error_derives_from_parallel_env_error() -> None:
     assert all(issubclass(error, ParallelEnvError | Warning) for error in found)
 
 
-def test_missing_package_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_explains_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from parallelenv.errors import MissingDependencyError
 
-    monkeypatch.setitem(sys.modules, RAY, None)  # so the import system marks an absent package
+    monkeypatch.setitem(sys.modules, RAY, None)  # this is how the import system marks an absent package
     with pytest.raises(MissingDependencyError, match="pip install ray"):
         ParallelEnv(COUNTERS, RAY)
 

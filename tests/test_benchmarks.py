@@ -1,4 +1,4 @@
-"""The benchmark: repeated rounds, what other programs used, and loops side by side. No time is asserted."""
+"""The benchmark: repeated rounds, CPU time of other programs, and concurrent loops. No time is asserted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASE = Case("case", STILL, 2, ("dummy",), rounds=1)
 
 
 class Scripted(runner.Children):
-    """Children of which each measurement has its numbers, or its failure, written down before."""
+    """Children whose measurements have given numbers or failures."""
 
     def __init__(self, *others_percent: float | str) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def rates(*values: float, disturbed: tuple[int, ...] = ()) -> Outcome:
     return Outcome({turn: {"rate": rate, "others_percent": others[turn]} for turn, rate in enumerate(values)})
 
 
-def test_target_says_in_how_many_compared_rounds_either_side_was_disturbed(tmp_path: Path) -> None:
+def test_target_counts_compared_rounds_with_a_disturbed_side(tmp_path: Path) -> None:
     case = replace(CASE, systems=("bare", "dummy", "gym-async", "sb3-subproc"))
     targets = (above("dummy", 2, "bare"), above("dummy", 2, "process peer"), Target("dummy", ">", 1.0))
     case = replace(case, targets=targets)
@@ -113,7 +113,7 @@ def test_target_says_in_how_many_compared_rounds_either_side_was_disturbed(tmp_p
     assert report.read(tmp_path)[0] == {case.name: outcomes}
 
 
-def test_limit_is_measured_where_loops_ran_side_by_side_and_else_computed() -> None:
+def test_limit_is_measured_with_concurrent_loops_else_computed() -> None:
     targets = (above("dummy", 0.9, SIDE_BY_SIDE), above("dummy", 0.9, LIMIT))
     case = replace(CASE, systems=("bare", SIDE_BY_SIDE, "dummy"), targets=targets)
     outcomes = {"bare": rates(100.0), SIDE_BY_SIDE: rates(160.0), "dummy": rates(150.0)}
@@ -126,7 +126,7 @@ def test_cpu_time_of_processes_that_have_ended_is_ours() -> None:
     before = CpuTimes.now()
     burn = "import time\nwhile time.process_time() < 0.2: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)
-    assert CpuTimes.now().ours - before.ours > 0.17  # known in units of 10 ms, of user and of system time
+    assert CpuTimes.now().ours - before.ours > 0.17  # measured in units of 10 ms, of user and of system time
 
 
 def times(wall: float, busy: float, ours: float, **changes: Any) -> CpuTimes:
@@ -143,15 +143,15 @@ BEGIN = times(100, 50, 30)
         (times(101, 51.5, 31.2, others={1: 10.0, 2: 20.2, 3: 0.1}), 30.0),
         (times(101, 51.5, 31.2, steal=0.3), 30.0),
         (times(101, 51.5, 31.2, others={1: 10.0}), 29.0),  # one has ended: the machine's busy time counts
-        (times(101, 51.5, 31.2, others_ended=5.2), 29.0),  # likewise, one that began meanwhile
+        (times(101, 51.5, 31.2, others_ended=5.2), 29.0),  # likewise, one that started in the meantime
         (times(101, 51.5, 31.2, is_complete=False), 29.0),  # in a container
     ],
 )
-def test_what_others_used_is_their_own_time_or_else_what_is_not_ours(end: CpuTimes, percent: float) -> None:
+def test_time_of_other_processes_is_measured_or_else_inferred(end: CpuTimes, percent: float) -> None:
     assert BEGIN.others_percent(end) == pytest.approx(percent)
 
 
-def test_steps_are_disturbed_though_opening_was_long() -> None:
+def test_disturbance_during_steps_is_noted_despite_a_long_opening() -> None:
     disturbance = Disturbance()
     assert disturbance.numbers() == {}
     disturbance.note(BEGIN, times(109, 59, 39), times(110, 60.5, 40, others={1: 10.5, 2: 20.0}))
@@ -160,7 +160,7 @@ def test_steps_are_disturbed_though_opening_was_long() -> None:
 
 
 class Recorder(Timed):
-    """Writes down what it was given, as names of files."""
+    """Records its arguments, as names of files."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def loops(tmp_path: Path) -> Iterator[SideBySide]:
     assert not multiprocessing.active_children()
 
 
-def test_loops_side_by_side_share_the_envs(loops: SideBySide, tmp_path: Path) -> None:
+def test_concurrent_loops_share_the_envs(loops: SideBySide, tmp_path: Path) -> None:
     loops.reset(10)
     found = sorted(path.name.split() for path in tmp_path.iterdir())
     assert [words[1] for words in found] == ["10", "11", "12", "13", "14"]
@@ -194,7 +194,7 @@ def test_loops_side_by_side_share_the_envs(loops: SideBySide, tmp_path: Path) ->
     assert {path.name for path in tmp_path.glob("action *")} == {f"action {index}" for index in range(5)}
 
 
-def test_loop_whose_envs_cannot_be_made_says_why() -> None:
+def test_loop_whose_envs_cannot_be_made_gives_the_reason() -> None:
     loops = SideBySide(bare_loop, EnvKind("", gymnasium.make, {"id": "NoSuchEnv-v0"}).env_fns(2), 2)
     with pytest.raises(RuntimeError, match=r"NameNotFound: .*NoSuchEnv"):
         loops.reset(0)
@@ -225,4 +225,4 @@ def test_actions_are_of_the_envs_own_space_and_always_the_same() -> None:
     assert first.shape == (4, 1)
     assert np.array_equal(first, second)
     actions = STILL.draw_actions(3, 4)[0]
-    assert {type(action) for action in actions} == {np.int64}  # what the bare loop passes to each env
+    assert {type(action) for action in actions} == {np.int64}  # as the bare loop passes them to each env

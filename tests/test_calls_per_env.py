@@ -156,14 +156,14 @@ def test_invalid_arguments_are_refused_and_no_env_is_called(env: Any) -> None:
     ways: list[tuple[Any, str]] = [
         (lambda: env.call(["add"] * 3), "function_names has 3 items for 4 envs"),
         (lambda: env.call(3), "function_names=3 cannot be spread over envs. Give a name for all envs"),
-        (lambda: env.call(["add", "add", "a b", "add"]), "function_names='a b' is no name"),
+        (lambda: env.call(["add", "add", "a b", "add"]), "function_names='a b' is not a valid name"),
         (lambda: env.call("__class__"), "double-underscore"),
         (lambda: env.call("keep", [[[]]]), "function_args_list has 1 item for 4 envs"),
         (lambda: env.call("keep", {"notes": []}), "function_args_list={'notes': .*Give a list with one item per env"),
-        (lambda: env.call("keep", [[[]], [[]], [[]], 3]), "function_args_list has 3 in it. Each item is a list or"),
-        (lambda: env.call("keep", [[[]], [[]], [[]], {1: []}]), "function_args_list has {1: "),
+        (lambda: env.call("keep", [[[]], [[]], [[]], 3]), "function_args_list contains 3. Each item must be a list or"),
+        (lambda: env.call("keep", [[[]], [[]], [[]], {1: []}]), "function_args_list contains {1: "),
         (lambda: env.attr(["number"] * 5), "names has 5 items for 4 envs"),
-        (lambda: env.attr("a.b c"), "names='a.b c' is no name"),
+        (lambda: env.attr("a.b c"), "names='a.b c' is not a valid name"),
         (lambda: env.command(3), "name=3 is not the name of a command"),
     ]
     for way, message in ways:
@@ -273,7 +273,7 @@ def test_array_with_one_row_per_env_is_refused_by_set_env_attr(env: Any) -> None
         env.set_env_attr("notes", array)
         assert all(np.array_equal(one, array) for one in env.attr("notes"))
     for array in (np.zeros(4), np.zeros((4, 2))):
-        with pytest.raises(ArgumentError, match=r"one row each, or the whole.*values=\[\.\.\.\].*\[value\] \* n"):
+        with pytest.raises(ArgumentError, match=r"one row for each, or all of it.*values=\[\.\.\.\].*\[value\] \* n"):
             env.set_env_attr("notes", array)
     env.set_env_attr("notes", np.zeros(1), id=2)
     assert env.attr("notes", 2) == [np.zeros(1)]

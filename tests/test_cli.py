@@ -169,7 +169,7 @@ def test_env_that_cannot_run_gives_a_one_line_error(
     name: str, message: str, registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = name if "v0" in name else registered(name)
-    words = ["CartPole-v1", name] if "cannot be made" in message else [name]  # found out before any is measured
+    words = ["CartPole-v1", name] if "cannot be made" in message else [name]  # found before any mode is measured
     assert main(["compare", *words, "--modes", OTHER, *QUICK]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -108,7 +108,7 @@ def test_stochastic_recurrent_policy_gives_the_same_data_in_every_mode(make_coll
         expected = collect(oracle)
     assert_same(expected, collect(make_collector(Net(seed=7), envs, seed=3)))
     draws = np.concatenate([data["extras"]["draw"] for data in expected])
-    assert len(np.unique(draws)) == draws.size  # no collection begins with the generator of the one before
+    assert len(np.unique(draws)) == draws.size  # no collection starts with the generator state of the one before
 
 
 def test_episodes_and_recurrent_state_continue_across_collections(make_collector: MakeCollector) -> None:
@@ -196,7 +196,7 @@ def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollect
     assert collector.collect(1)[0].states[:, :, 1].tolist() == [[0, 6]]
 
 
-def test_collection_without_steps_leaves_episodes_at_their_beginning(make_collector: MakeCollector) -> None:
+def test_collection_without_steps_leaves_episodes_at_their_start(make_collector: MakeCollector) -> None:
     collector = make_collector(zeros, counts(3, 9))
     nothing, info = collector.collect(listen_to=[lambda: True])
     assert (len(nothing), info["num_samples"]) == (0, 0)
@@ -290,7 +290,7 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
         *[("set_weights", ({}, wrong), "version=.* must be an int of 0 or more") for wrong in (-1, 1.5, True, "2")],
         ("update_policy", ("nois", 1), "name='nois': the policy, a Net, has no such attribute"),
         ("update_policy", ("noise.part", 1), "name='noise.part': .* has no such"),
-        ("update_policy", ("a b", 1), "is no name"),
+        ("update_policy", ("a b", 1), "is not a valid name"),
         ("replace", ("env", dict), r"component='env' is not known; expected one of \('policy', 'envs'"),
         ("replace", ("envs", list), r"make\(\) returned a list. Give a function .* returns a ParallelEnv"),
         ("replace", ("policy", lambda: 3), "cannot be called"),
@@ -425,7 +425,7 @@ def test_collector_raises_timeout_error_on_a_slow_step(make_collector: MakeColle
     [
         ({"num_steps": 0}, "num_steps=0 must be an int of at least 1"),
         ({"start_steps": 0}, "start_steps=0 must be an int of at least 1"),
-        ({"seed": "x"}, "seed='x' is no int"),
+        ({"seed": "x"}, "seed='x' is not an int"),
         ({"make_policy": 3}, "make_policy=3 cannot be called"),
         ({"make_policy": zeros}, "needs states, but is only given rank, .* the policy itself, lambda: policy"),
         ({"make_envs": lambda rank: None}, r"make_envs=.* needs rank. Give a function without arguments"),

@@ -200,7 +200,7 @@ def keyed() -> ParallelEnv:
 @pytest.mark.parametrize(
     ("says", "make_envs", "match"),
     [
-        (lambda rank, number: (None, {"a": np.ones((number, rank + 1))}), few, r"extras\['a'\] are of shape \(2,\)"),
+        (lambda rank, number: (None, {"a": np.ones((number, rank + 1))}), few, r"extras\['a'\] have shape \(2,\)"),
         (
             lambda rank, number: ([np.ones(number)] * (rank + 1), None),
             few,
@@ -358,7 +358,7 @@ def test_set_weights_that_ctrl_c_or_a_timeout_ends_are_set_later(
 
 def test_unpicklable_weights_are_refused_before_anything_is_sent(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
-    with pytest.raises(UnpicklableError, match=r"What set_weights\(\) was given cannot be copied .* Nothing was sent"):
+    with pytest.raises(UnpicklableError, match=r"The argument of set_weights\(\) cannot be copied .* Nothing was sent"):
         collectors.set_weights(threading.Lock())
     assert collectors.version == 0
     assert (collectors.collect()[0].actions == 0).all()
@@ -491,7 +491,7 @@ def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(make_set: Mak
     assert collectors.num_replaced == 1
     assert data.valid.all()
     assert info["num_steps"].tolist() == [60, 60]
-    # Collector 1 has sent 16 steps of two envs, and died in the 4th of at most 44 that were requested then.
+    # Collector 1 has sent 16 steps of two envs, and died in the 4th of at most 44 steps that were then requested.
     assert 6 <= info["lost_samples"] <= 88
     assert data.truncated.sum(axis=0).tolist() == [0, 0, 1, 1]
     assert data.truncated[15].tolist() == [False, False, True, True]
@@ -547,7 +547,7 @@ def test_replacement_collector_gets_a_different_seed(make_set: MakeSet, tmp_path
 @in_modes(*IN_WORKERS)
 def test_collector_is_not_replaced_beyond_max_restarts(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Mortal, tmp_path, 5, again=True), few, 20, max_restarts=2)
-    with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray says") as caught:
+    with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray reports") as caught:
         collectors.collect()
     assert "It was collector 1 of a set, which died more often" in caught.value.__notes__[-1]
     assert collectors.num_replaced == 2
@@ -776,7 +776,7 @@ def test_compressed_data_are_equal_and_smaller(make_set: MakeSet) -> None:
         assert one["num_bytes_sent"] < one["num_bytes"]
 
 
-def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_without_zstandard_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MissingDependencyError, match="compress_data=True needs .*'zstandard'.* pip install zstandard"):
         CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE, compress_data=True)
@@ -793,7 +793,7 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
         ({"compress_data": "lz4"}, "compress_data='lz4' must be True or False"),
         ({"fraction_samples": 0}, "fraction_samples=0 must be a number above 0 and at most 1"),
         ({"fraction_samples": 1.5}, "fraction_samples=1.5 must be"),
-        ({"seed": -1}, "seed=-1 is no seed"),
+        ({"seed": -1}, "seed=-1 is not a seed"),
         ({"para_mode": "auto"}, "measures envs, but collectors are not envs. Give a mode"),
         ({"para_mode": "sub"}, "para_mode='sub' is not known"),
         ({"worker_resources": {"num_cpus": 1}}, "worker_resources was passed on as ray_options: only Ray"),
@@ -838,7 +838,7 @@ def test_bad_calls_are_refused() -> None:
             (partial(collectors.stream, max_in_flight=0), "max_in_flight=0 must be"),
             (partial(collectors.stream, max_in_flight=3), "max_in_flight=3 is more than 2 collectors can have"),
             (partial(collectors.set_weights, 1, -3), "version=-3 must be"),
-            (partial(collectors.update_policy, "a b", 1), "is no name"),
+            (partial(collectors.update_policy, "a b", 1), "is not a valid name"),
             (partial(collectors.replace, "env", few), "component='env' is not known"),
         ):
             with pytest.raises(ArgumentError, match=match):

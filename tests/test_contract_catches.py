@@ -16,7 +16,7 @@ _FILE = Path(__file__).with_name("broken_backends.py")
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Run the suite over a correct backend, and over each faulty one the test that must detect it.
+    """Run the suite over a correct backend, and over each faulty backend the test that must detect it.
 
     Returns:
         The names of the tests that failed, by backend.

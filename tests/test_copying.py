@@ -27,7 +27,7 @@ def test_deep_copy_preserves_shared_references() -> None:
     assert copied["a"][0] is copied["b"] is not array
 
 
-def test_deep_copy_copies_whatever_can_be_pickled() -> None:
+def test_deep_copy_copies_everything_that_can_be_pickled() -> None:
     assert deep_copy({"module": sys}) == {"module": sys}
     with pytest.raises(TypeError):
         deep_copy(sys.stdout)

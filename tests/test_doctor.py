@@ -55,7 +55,7 @@ def test_doctor_shows_versions_and_how_to_install_ray(monkeypatch: pytest.Monkey
     assert line("numpy") == "not installed"
 
 
-def test_doctor_says_that_ray_starts_automatically() -> None:
+def test_doctor_reports_that_ray_starts_automatically() -> None:
     assert line("running") == "no; a Ray mode starts it by itself"
 
 

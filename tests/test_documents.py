@@ -1,8 +1,8 @@
 """The Python blocks of the README and of every page run as written, and print the output shown below them.
 
-Those of one page run in order, in one namespace, in a fresh interpreter: a later block may use what an
-earlier one has made, as a reader would who types along. A ``text`` block right after a
-``python`` block is what the latter prints. README and quickstart need nothing beyond ``pip install .``.
+The blocks of one page run in order, in one namespace, in a fresh interpreter: a later block may use the
+variables of an earlier one, as for a reader who types along. A ``text`` block right after a
+``python`` block is the output of the latter. README and quickstart need nothing beyond ``pip install .``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PLAIN = ("README.md", "docs/quickstart.md")
-"""The pages that are read before anything but the package is installed."""
+"""The pages for readers who have installed only the package."""
 OPTIONAL = ("Box2D", "IPython", "imageio_ffmpeg", "matplotlib", "pygame", "tensorboardX", "torch", "zstandard")
-"""Modules that the tests may have, and ``pip install .`` does not bring."""
+"""Modules that the tests may have, but that ``pip install .`` does not install."""
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 _RUNNER = """

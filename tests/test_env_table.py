@@ -145,7 +145,7 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(ticket.pending for ticket in self.tickets.values()))
     @rule(data=st.data())
     def reply(self, data: Any) -> None:
-        """A worker replies, perhaps for envs of which another call was sent meanwhile."""
+        """A worker replies, perhaps for envs for which another call was sent in the meantime."""
         busy = sorted({number for ticket in self.tickets.values() for number in ticket.pending})
         number = data.draw(st.sampled_from(busy))
         ticket = next(one for one in self.tickets.values() if number in one.pending)
@@ -167,7 +167,7 @@ class TableMachine(RuleBasedStateMachine):
         for env_id in env_ids:
             self.tickets.pop(env_id, None)
 
-    # ---------------------------------------------------------------- what the table says
+    # ---------------------------------------------------------------- invariants
 
     @invariant()
     def agrees(self) -> None:

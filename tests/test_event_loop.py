@@ -1,4 +1,4 @@
-"""`arecv` in an event loop: what wakes it, what it leaves behind, and several that wait at the same time."""
+"""`arecv` in an event loop: events that wake it, leaks, and several tasks that wait at the same time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIMIT = 20.0
 
 @pytest.fixture
 def without_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let only replies wake whatever waits."""
+    """Let only replies wake the waiting tasks."""
     for name in ("HEARTBEAT", "SHORTEST_NAP"):
         monkeypatch.setattr(event_loop, name, 3600.0)
 
@@ -73,7 +73,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def begun(env: ParallelEnv, folder: Path, num_waiting: int = 1) -> None:
-    """Return when env 0 waits in its step, and so many tasks wait for it."""
+    """Return once env 0 waits in its step, and this many tasks wait for it."""
     await until(lambda: (folder / "began-0").exists() and len(env.engine.pool.wakers) == num_waiting)
 
 
@@ -81,7 +81,7 @@ def run(play: Any) -> Any:
     return asyncio.run(asyncio.wait_for(play, LIMIT))
 
 
-# -------------------------------------------------------------------- what wakes it
+# -------------------------------------------------------------------- events that wake it
 
 
 @in_workers
@@ -242,7 +242,7 @@ def test_loop_without_add_reader_polls(env: ParallelEnv, tmp_path: Path, monkeyp
         (tmp_path / "began-0").rmdir()
 
 
-# -------------------------------------------------------------------- what ends it
+# -------------------------------------------------------------------- events that end it
 
 
 @in_workers
@@ -258,7 +258,7 @@ def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(env.arecv(), 0.02)
         descriptors = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(WorkerTimeoutError, match=r"env 0 did not answer within 0.02 s. Wait on with recv"):
+        with pytest.raises(WorkerTimeoutError, match=r"env 0 did not answer within 0.02 s. Continue to wait with recv"):
             await env.arecv(timeout=0.02)
         waiting = asyncio.ensure_future(env.arecv())
         await begun(env, tmp_path, 1)
@@ -267,7 +267,7 @@ def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
             await waiting
         assert not readers
         assert not env.engine.pool.wakers
-        if env.para_mode in (THREADS, PROCESSES):  # Ray opens connections when it likes
+        if env.para_mode in (THREADS, PROCESSES):  # Ray opens connections at any time
             assert len(os.listdir("/proc/self/fd")) == descriptors
         (tmp_path / "go").touch()
 

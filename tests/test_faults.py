@@ -108,7 +108,7 @@ RIGHT: tuple[Any, ...] = np.zeros(2), 0.0, False, False, {}
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((np.zeros(3), *RIGHT[1:]), r"shape \(3,\) and dtype float64, but the observation space says Box"),
+        ((np.zeros(3), *RIGHT[1:]), r"shape \(3,\) and dtype float64, but the observation space is Box"),
         ((np.zeros(2, complex), *RIGHT[1:]), "dtype complex128"),
         (RIGHT[:3], r"tuple of 3; a gymnasium.Env returns .*Four items"),
         ((*RIGHT[:4], "all is well"), "returned the info 'all is well'; an info is a dict"),
@@ -349,7 +349,7 @@ def test_close_during_a_call_raises_closed_error(make_env: MakeEnv, folder: Path
         (folder / "go").touch()
         try:
             env.close()
-        except BaseException as error:  # noqa: BLE001 (looked at below)
+        except BaseException as error:  # noqa: BLE001 (checked below)
             raised.append(error)
 
     def act(states: Any) -> Any:
@@ -420,7 +420,7 @@ def test_nested_call_does_not_release_the_thread_guard(env: ParallelEnv) -> None
             refused.append(error)
 
     def policy(states: Any) -> list[int]:
-        env.get_env_attr("steps")  # begins and ends within run_episodes()
+        env.get_env_attr("steps")  # starts and ends within run_episodes()
         intruder = threading.Thread(target=intrude)
         intruder.start()
         intruder.join()

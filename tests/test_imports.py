@@ -1,4 +1,4 @@
-"""Which modules users, workers and actors import."""
+"""The modules that users, workers and actors import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modes import ON_RAY, PROCESSES, RAY, RAY_POOLS
 
 from parallelenv import registry
 
-# An env that is pickled by value, so that its worker imports what this package needs and nothing of the tests.
+# An env that is pickled by value, so that its worker imports only modules that this package needs, none of the tests.
 _SCRIPT = """
 import json, sys
 from parallelenv import ParallelEnv

@@ -1,4 +1,4 @@
-"""Infos of a steady form travel as columns: each value keeps its type, and what has another form is not lost."""
+"""Infos of a steady form travel as columns: each value keeps its type, and infos of another form are not lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEADY = {"a float": 0.5, "an int": 3, "a bool": True, "f4": np.float32(2.5), "f
 
 
 class Telling(gym.Env[Any, Any]):
-    """Says numbers in most steps, something else in some, and nothing in others."""
+    """Has infos with numbers in most steps, with something else in some, and empty ones in others."""
 
     observation_space = Box(-1, 1, (4,), np.float32)
     action_space = Discrete(2)
@@ -52,7 +52,7 @@ class Telling(gym.Env[Any, Any]):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal and of the same types, and dicts have the same order."""
+    """Return whether two values are equal and of the same types, and dicts have the same order."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list):
@@ -81,7 +81,7 @@ MODES = [
 
 
 class Brief(gym.Env[Any, Any]):
-    """Episodes of one to three steps, whose resets say something, mostly of one form."""
+    """Episodes of one to three steps, whose resets have infos, mostly of one form."""
 
     observation_space = Box(-1, 1000, (1,), np.float32)
     action_space = Discrete(2)
@@ -180,7 +180,7 @@ def test_infos_that_wait_to_be_received_outlive_a_rebuilt_worker() -> None:
         env.restart([0, 1])
         env.reset([0, 1])
         for _ in range(3):
-            env.step([0, 0], [0, 1])  # its infos are learned anew
+            env.step([0, 0], [0, 1])  # its infos are learned again
             env.step([0], [2])
         assert env.recv().infos[0]["i"] == 6
 
@@ -200,12 +200,12 @@ def test_infos_outlive_the_worker_that_wrote_them() -> None:
         for _ in range(5):
             env.step([0] * 3)
         env.send([0, 0], [0, 1])
-        assert env.get_env_attr("count") == [6, 6, 5]  # their answers have arrived
+        assert env.get_env_attr("count") == [6, 6, 5]  # their replies have arrived
         env.send([1], [2])
         result = env.recv(3)
         assert [info["i"] for info in result.infos[:2]] == [6, 6]
         assert "failure" in result.infos[2]
-        for _ in range(5):  # the two were rebuilt, too
+        for _ in range(5):  # the two were also rebuilt
             result = env.step([0] * 3)
         assert [info["i"] for info in result.infos] == [4, 4, 5]
 
@@ -227,7 +227,7 @@ def test_rebuilt_worker_learns_the_form_again(is_dead: bool) -> None:
 
 
 class Changing(Counting):
-    """The info has the number of the step, too, and gets another form after eight."""
+    """Its info also has the number of the step, and gets another form after eight steps."""
 
     def step(self, action: Any) -> Any:
         state, *others, _ = super().step(action)
@@ -287,7 +287,7 @@ infos = st.dictionaries(st.text(max_size=5), scalars, min_size=1, max_size=6)
 
 
 class Alike(Telling):
-    """Its resets say the same keys as its steps."""
+    """The infos of its resets have the same keys as those of its steps."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.count = 0
@@ -368,7 +368,7 @@ def test_info_of_another_form_is_not_written(info: Any) -> None:
 
 
 def learns(learner: InfoLearner, info: dict[str, Any], num_calls: int, generation: int = 0, num_steps: int = 1) -> int:
-    """Return how often hosts have to be sent a form when all of two envs have such an info."""
+    """Return how often a form is sent to hosts if both of two envs have such an info."""
     return sum(learner.learn([info] * 2, 2, generation, num_steps) for _ in range(num_calls))
 
 

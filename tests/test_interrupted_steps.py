@@ -187,7 +187,7 @@ class Ending(Counting):
 
 @pytest.mark.parametrize("plans", [False, True], ids=["", "plan"])
 @pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"caller_steps": True, "num_cpus": 2})])
-def test_interrupted_step_begins_the_episodes_that_it_was_to_begin(
+def test_interrupted_step_starts_the_requested_episodes(
     mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With next-step autoreset a planned step reads which envs have ended, and clears these flags."""

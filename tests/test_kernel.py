@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 Item = TypeVar("Item")
 
-SOON = 3.0  # seconds from the interrupt to the end of the cell; a fraction of one where nothing else runs
+SOON = 3.0  # seconds from the interrupt to the end of the cell; a fraction of a second if nothing else runs
 GONE = 5.0  # seconds until workers have exited after their kernel or their last reference in it is gone
 NUM_WORKERS = 2
 
@@ -192,7 +192,7 @@ def pids(notebook: Notebook, way: str) -> list[int]:
 
 
 def assert_unharmed(notebook: Notebook, pids: list[int]) -> None:
-    """The same workers begin new episodes."""
+    """The same workers start new episodes."""
     notebook.run("states = env.reset()")
     assert notebook.evaluate("states[:, 1].tolist()") == [0, 0, 0, 0]
     assert notebook.evaluate("env.step([GO_ON] * 4)[0].tolist()") == [[0, 1], [1, 1], [2, 1], [3, 1]]
@@ -286,13 +286,13 @@ def test_rerun_cell_closes_envs_that_the_kernel_keeps(notebook: Notebook, ending
 
 
 def test_rerun_cell_prints_how_many_envs_it_closed(notebook: Notebook) -> None:
-    said = []
+    texts = []
     for _ in range(3):
         request = notebook.send(constructing(ORACLE), "c9")
         notebook.finish(request)
-        said.append(notebook.printed[request])
+        texts.append(notebook.printed[request])
     line = "Closed 1 ParallelEnv that an earlier run of this cell had made (keep=True prevents that).\n"
-    assert said == ["", line, line]
+    assert texts == ["", line, line]
 
 
 def test_rerun_cell_keeps_envs_of_other_cells_and_with_keep_true(notebook: Notebook) -> None:

@@ -38,7 +38,7 @@ class Twins:
 
     Args:
         make: Makes them in a mode.
-        prepare: Brings them into one and the same state, if nothing is under way.
+        prepare: Brings them into the same state, if nothing is in flight.
         mode: The first mode.
     """
 
@@ -245,7 +245,7 @@ def prepare_samplers(env: ParallelEnv) -> None:
 
 
 def run(machine_type: type[Machine], twins: Twins, mode: str, number: int) -> None:
-    machine = seed(number)(type("TwinMachine", (machine_type,), {"twins": twins}))  # other sequences for each
+    machine = seed(number)(type("TwinMachine", (machine_type,), {"twins": twins}))  # each has its own sequences
     with closing(twins):
         run_state_machine_as_test(
             machine,

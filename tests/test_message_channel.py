@@ -101,7 +101,7 @@ def test_safe_bytes_of_the_transport_decide_what_is_read_first(channel: Direct) 
 
 def test_unreadable_command_is_reported_by_receive(channel: Direct) -> None:
     channel.ask(2, "set", Unreadable(), "extra")
-    channel.ask(3, "set", LARGE, "extra")  # reads that reply, and must not fail for it
+    channel.ask(3, "set", LARGE, "extra")  # reads that reply, and must not fail because of it
     with pytest.raises(UnreadableError, match="ValueError: invalid literal") as caught:
         channel.receive()
     assert caught.value.number == 2
@@ -124,7 +124,7 @@ def test_subset_announced_twice_keeps_the_numbers_of_the_others(channel: Direct)
     for number, env_ids in [(1, (0,)), (2, (4, 5)), (2, (4, 5)), (3, (6,))]:  # the second one was interrupted
         channel.notify(StepSubset(number, env_ids))
     channel.ask(2, "set", 5, "extra")
-    assert channel.receive().number == 2  # so all before it was read
+    assert channel.receive().number == 2  # so everything before it was read
     assert channel.host.subsets[1:] == [(0,), (4, 5), (6,)]
 
 

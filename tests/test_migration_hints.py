@@ -62,7 +62,7 @@ def registered() -> Any:
         ("shared_memory", "Leave it out"),
         ("autoreset_mode", r"an argument of to_gymnasium\(\); without an adapter give asynchronous='restart'"),
         ("num_envs", r"ParallelEnv\.make\(id, num_envs=n\)"),
-        ("render_mode", r"ParallelEnv\.make\(id, num_envs=n, \.\.\.\) hands it on"),
+        ("render_mode", r"ParallelEnv\.make\(id, num_envs=n, \.\.\.\) passes it on"),
     ],
 )
 @pytest.mark.parametrize("para_mode", [ORACLE, PROCESSES, "auto"])
@@ -126,7 +126,7 @@ def test_autoreset_mode_of_another_library_gets_a_hint(word: Any, hint: str) -> 
 )
 def test_make_refuses_foreign_arguments_before_envs_are_made(name: str, hint: str) -> None:
     foreign: dict[str, Any] = {name: "x"}
-    with pytest.raises(ArgumentError, match=rf"{name}='x' is no argument of ParallelEnv\.make.*Noted-v0\. .*{hint}"):
+    with pytest.raises(ArgumentError, match=rf"{name}='x' is not an argument of ParallelEnv.*Noted-v0\. .*{hint}"):
         ParallelEnv.make("Noted-v0", 2, **foreign)
     assert made == []
 
@@ -151,11 +151,11 @@ def test_make_passes_arguments_that_the_env_accepts() -> None:
         (lambda: Noted(1), r"\[env_fn\] \* n"),
         (partial(Noted, 3), r"\[env_fn\] \* n"),
         (Counter(0), r"\[make\(\) for _ in range\(n\)\]"),
-        (None, "a registered id or an EnvSpec, in a list"),
+        (None, "Give ParallelEnv a list; each item is"),
     ],
 )
 def test_make_accepts_only_ids(id: Any, hint: str) -> None:
-    with pytest.raises(InvalidEnvError, match=f"is no registered id and no EnvSpec.*{hint}"):
+    with pytest.raises(InvalidEnvError, match=f"is neither a registered id nor an EnvSpec.*{hint}"):
         ParallelEnv.make(id, 2)
     assert made == []
 
@@ -164,7 +164,7 @@ def test_make_accepts_only_ids(id: Any, hint: str) -> None:
     ("envs", "hint"),
     [
         ("CartPole-v1", r"\['CartPole-v1'\] \* n, or use ParallelEnv\.make\('CartPole-v1', num_envs=n\)"),
-        (Noted, r"single env fn\. Give a list, one per env, to ParallelEnv: \[Noted\] \* n"),
+        (Noted, r"single env fn\. Give ParallelEnv a list with one per env: \[Noted\] \* n"),
         (partial(Noted, 3), r"\[env_fn\] \* n"),
         (Counter(0), r"single env\. .*\[make\(\) for _ in range\(n\)\]"),
     ],
@@ -185,7 +185,7 @@ def test_attribute_of_another_library_gets_a_hint() -> None:
         "env_method": "Here it is customized_method",
         "get_attr": "Here it is get_env_attr",
         "obs_rms": "Here it is state_statistics",
-        "is_async": "what to_tianshou",
+        "is_async": "result of to_tianshou",
         "is_closed": "Here it is closed",
         "num_unpaused_tasks": "Here it is num_unpaused",
         "to_gym": r"Here it is to_gymnasium\(\)",
@@ -199,9 +199,9 @@ def test_attribute_of_another_library_gets_a_hint() -> None:
         "call_at": r"Here it is call\(name, \[arguments\], id\)",
         "attr_at": r"Here it is attr\(name, id\)",
         "command_at": r"Here it is command\(name, data, id\)",
-        "next_task_at": r"Here it is next_task\(id\), of what ParallelEnv\.from_samplers\(\)",
+        "next_task_at": r"Here it is next_task\(id\), a method of the result of ParallelEnv\.from_samplers\(\)",
         "training": r"env\.frozen = True",
-        "frozen": "NormalizeStates and NormalizeRewards, and there is neither",
+        "frozen": "NormalizeStates and NormalizeRewards; this has neither",
     }
     with ParallelEnv([Counter]) as env:
         for one in (env, RecordEpisodeStatistics(env)):
@@ -261,8 +261,8 @@ def test_subclass_can_have_its_own_attributes() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("training", r"env\.frozen = True, set on the outermost wrapper"),
-        ("update_running_mean", r"env\.frozen = True, set on the outermost wrapper"),
+        ("training", r"Set env\.frozen = True on the outermost wrapper"),
+        ("update_running_mean", r"Set env\.frozen = True on the outermost wrapper"),
         ("norm_reward", "Leave out NormalizeRewards"),
         ("asynchronous", "Make another one"),
     ],

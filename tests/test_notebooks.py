@@ -83,7 +83,7 @@ SHOWN = {
         "trace.json has",
     ],
 }
-"""What each must show, in this order: regular expressions, in which a dot is also the end of a line."""
+"""The output that each must show, in this order: regular expressions, in which a dot also matches a line break."""
 
 UNCAUGHT = {"04_failures": ["ValueError: the door does not close"]}
 """The errors that cells with the tag ``raises-exception`` let through."""
@@ -134,7 +134,7 @@ def test_notebook_runs_and_leaks_no_process(path: Path, mark: str, tmp_path: Pat
     seen: set[int] = set()
     client.on_cell_executed = lambda **_: seen.update(process.pid for process in marked(mark))
 
-    asyncio.run(client.async_execute(cwd=str(tmp_path)))  # raises what a cell raised
+    asyncio.run(client.async_execute(cwd=str(tmp_path)))  # raises an error of a cell
 
     assert_shown(path, shown(client.nb))
     assert uncaught(client.nb) == UNCAUGHT.get(path.stem, [])

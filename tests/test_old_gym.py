@@ -107,7 +107,7 @@ def play(env: ParallelEnv) -> list[Any]:
 
 @pytest.mark.parametrize("kind", WAYS)
 def test_old_gym_env_behaves_like_a_modern_one_and_warns_once(kind: Any, make_env: MakeEnv) -> None:
-    said = rf"^env [012], {kind.__name__}, is a gymnasium\.Env, but its {WAYS[kind]}"
+    pattern = rf"^env [012], {kind.__name__}, is a gymnasium\.Env, but its {WAYS[kind]}"
     with ParallelEnv([partial(Modern, number) for number in range(3)], asynchronous="restart") as modern:
         expected = play(modern)
     with warnings.catch_warnings(record=True) as caught:
@@ -117,7 +117,7 @@ def test_old_gym_env_behaves_like_a_modern_one_and_warns_once(kind: Any, make_en
         assert difference(play(env), expected) is None
     (warning,) = caught
     assert warning.category is OldApiWarning
-    assert re.search(said, str(warning.message))
+    assert re.search(pattern, str(warning.message))
     assert "/tests/" in warning.filename, "it is the user's line that is named"
 
 
@@ -151,7 +151,7 @@ def test_reset_options_that_the_env_does_not_accept_are_refused(make_env: MakeEn
     with pytest.warns(OldApiWarning, match="no options"):
         env = make_env([NoOptions])
     env.reset(options={})
-    with pytest.raises(EnvContractError, match="NoOptions takes no options; it was given {'level': 2}"):
+    with pytest.raises(EnvContractError, match="NoOptions takes no options, but options={'level': 2} were given"):
         env.reset(options={"level": 2})
 
 

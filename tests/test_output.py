@@ -211,7 +211,7 @@ def test_output_is_shown_during_the_call(started: ParallelEnv, tmp_path: Path, m
 def test_worker_died_error_includes_the_last_output(started: ParallelEnv, how: str, told: str) -> None:
     with pytest.raises(errors.WorkerDiedError, match=told) as caught:
         started.customized_method("speak_and_die", {"how": how}, id=0)
-    assert "The last that it printed:\n" in str(caught.value)
+    assert "Its last output:\n" in str(caught.value)
     assert "    these are my last words" in str(caught.value)
     if how == "segfault":
         assert "in speak_and_die" in str(caught.value)

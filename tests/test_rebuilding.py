@@ -127,8 +127,8 @@ def test_worker_died_error_names_only_envs_of_the_call(make: Make) -> None:
 
 
 @in_modes(*IN_WORKERS)
-def test_worker_died_error_says_that_others_go_on_only_if_all_do(make: Make) -> None:
-    go_on = "All other envs go on"
+def test_worker_died_error_mentions_other_envs_only_if_all_continue(make: Make) -> None:
+    go_on = "All other envs continue"
     env = make(num_cpus=1)
     with pytest.raises(WorkerDiedError, match="is dead") as caught:
         env.step([EXIT, GO_ON, GO_ON, GO_ON])
@@ -246,7 +246,7 @@ def keep_a_failure_in_flight(make: Make, folder: Path) -> ParallelEnv:
     env.reset()
     env.send([RAISE], [0])
     env.send([GO_ON if env.para_mode == ORACLE else WAIT], [3])
-    env.get_env_attr("number", [0])  # the failure arrives meanwhile
+    env.get_env_attr("number", [0])  # the failure arrives in the meantime
     threading.Timer(0.0, (folder / "go").touch).start()
     return env
 

@@ -33,7 +33,7 @@ class Kind:
     making: float = 0.0
 
     def seconds(self, num_envs: int, candidate: Candidate, cores: int, busy: float) -> float:
-        """Return how long a step of all envs takes."""
+        """Return the seconds of a step of all envs."""
         workers, share = candidate.workers, -(-num_envs // candidate.workers)
         if candidate.mode == ORACLE:
             return busy + 10 * US + num_envs * self.step
@@ -73,7 +73,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
         monkeypatch.setattr(Trial, "_first_steps", lambda self: (kind.making, kind.step, kind.compute))
         monkeypatch.setattr(Trial, "_open", open_pool)
-        monkeypatch.setattr(Trial, "run", Trial.run_here)  # nowhere else
+        monkeypatch.setattr(Trial, "run", Trial.run_here)  # not in another process
         monkeypatch.setattr(recommending, "usable_cores", lambda: cores)
         return opened
 
@@ -313,7 +313,7 @@ def test_results_of_auto_mode_equal_those_of_dummy_mode(
         ),
     ],
 )
-def test_auto_refuses_what_only_some_modes_have(arguments: dict[str, Any], message: str) -> None:
+def test_auto_refuses_options_of_only_some_modes(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ParallelEnv(["CartPole-v1"], "auto", **arguments)
 

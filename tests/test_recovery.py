@@ -27,7 +27,7 @@ NUM_ENVS = 4
 
 
 class Frail(Fragile):
-    """Can also fail in its constructor and in resets. Its state has a random number of its reset, too."""
+    """Can also fail in its constructor and in resets. Its state also has a random number of its reset."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
     drawn = 0.0
@@ -299,7 +299,7 @@ def test_failure_is_raised_after_max_restarts(make: Make, tmp_path: Path) -> Non
         env.step(actions(e1=RAISE))
     assert caught.value.partial.env_ids.tolist() == [0, 2, 3]  # type: ignore[attr-defined]
     assert births(tmp_path) == [1, 3, 1, 1]
-    assert env.step(actions()).states[:, 1].tolist() == [4, 2, 4, 4]  # the env counts the step that it fails, too
+    assert env.step(actions()).states[:, 1].tolist() == [4, 2, 4, 4]  # the env also counts the step in which it fails
 
 
 def test_env_that_cannot_be_rebuilt_uses_up_max_restarts(make: Make, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_rollout_equals_steps_made_outside(make_env: MakeEnv, kind: str, done_po
             assert env.all_done()
             return
         states = rollout.final_states
-        for _ in range(3):  # the object goes on as if it had been stepped
+        for _ in range(3):  # the object continues as if it had been stepped
             actions = policy(states)
             found, expected = env.step(actions), twin.step(actions)
             assert_same(list(expected), list(found))
@@ -218,7 +218,7 @@ Begin = Callable[..., ParallelEnv]
 
 @pytest.fixture
 def begin(make_env: MakeEnv) -> Begin:
-    """Make envs in two workers, which begin new episodes by themselves, and reset them."""
+    """Make envs in two workers, which start new episodes by themselves, and reset them."""
 
     def begin(envs: Any, num_cpus: int = 2, **options: Any) -> ParallelEnv:
         env = make_env(envs, num_cpus=num_cpus, **{"asynchronous": "restart", **options})
@@ -626,7 +626,7 @@ def test_dead_worker_is_replaced_with_on_failure_restart(begin: Begin, folder: P
 @in_modes(*IN_BACKGROUND)
 def test_timeout_raises_with_other_steps_in_partial(begin: Begin, folder: Path) -> None:
     env = begin(fragile(folder), timeout=1.0)
-    with pytest.raises(WorkerTimeoutError, match=r"are lost: begin anew with reset\(\[0, 1\]\)") as caught:
+    with pytest.raises(WorkerTimeoutError, match=r"are lost: start again with reset\(\[0, 1\]\)") as caught:
         env.rollout(At(0, folder, e1=WAIT), 5)
     assert caught.value.env_ids == (0, 1)
     assert partial_of(caught).valid.sum(axis=0).tolist() == [0, 0, 1, 1]
@@ -640,7 +640,7 @@ def test_timeout_raises_with_other_steps_in_partial(begin: Begin, folder: Path) 
 @in_modes(*IN_BACKGROUND)
 def test_rollout_times_out_if_the_worker_is_busy_with_another_env(begin: Begin, folder: Path) -> None:
     env = begin(fragile(folder), num_cpus=1, timeout=0.5)
-    with pytest.raises(WorkerTimeoutError, match=r"env 1 did not .* Wait on with recv\(min_envs=1\)"):
+    with pytest.raises(WorkerTimeoutError, match=r"env 1 did not .* Continue to wait with recv\(min_envs=1\)"):
         env.step([WAIT], id=[1])
     begun = time.monotonic()
     with pytest.raises(WorkerTimeoutError, match=r"envs 0, 3 did not answer within 0\.5 s") as caught:
@@ -776,7 +776,7 @@ def test_invalid_policies_are_refused(begin: Begin) -> None:
         ),
         (_returns(lambda k: np.zeros((k, 2), int)), ActionError, r"shape \(2, 2\)"),
         (_returns(np.zeros), ActionError, "dtype float64"),
-        (_returns(lambda k: None), ActionError, "What the policy returned"),
+        (_returns(lambda k: None), ActionError, "The policy's result does not fit"),
         (
             _returns(lambda k: (np.zeros(k, int), np.zeros(3), {})),
             ArgumentError,
@@ -826,8 +826,8 @@ class NotBack:
 
 UNFIT = {
     "another shape": (extra(lambda k: np.zeros((k, 2))), ArgumentError, "must be alike in every step"),
-    "another dtype": (extra(dates), ArgumentError, r"dtype datetime64\[s\] per env, but before"),
-    "another name": (lambda k: (None, {"w": np.zeros(k)}), ArgumentError, r"extras \['w'\], but before \['v'\]"),
+    "another dtype": (extra(dates), ArgumentError, r"dtype datetime64\[s\] per env, but earlier"),
+    "another name": (lambda k: (None, {"w": np.zeros(k)}), ArgumentError, r"extras \['w'\], but earlier \['v'\]"),
     "a lock": (extra(objects(threading.Lock)), UnpicklableError, r"extras\['v'\] cannot be copied to the caller"),
     "a weak reference": (extra(objects(lambda: weakref.ref(Count))), UnpicklableError, "cannot be copied"),
     "not to be unpickled": (extra(objects(NotBack)), UnpicklableError, "ValueError: invalid literal"),
@@ -859,7 +859,7 @@ def by_env(states: Any) -> Any:
 @in_modes(*IN_BACKGROUND)  # the oracle has one worker
 def test_extras_that_differ_between_workers_raise(begin: Begin) -> None:
     env = begin(counts(9, 9))
-    with pytest.raises(ArgumentError, match=r"extras\['v'\] .* or of other envs") as caught:
+    with pytest.raises(ArgumentError, match=r"extras\['v'\] .* or for other envs") as caught:
         env.rollout(by_env, 20)
     assert "Raised by the policy for envs 1" in caught.value.__notes__[0]
     assert partial_of(caught).valid.sum(axis=0).tolist() == [1, 1]
@@ -936,7 +936,7 @@ def test_policy_result_tuple_must_have_three_items(begin: Begin, kind: Any, num_
     for last in (0, {"u": 1}, None):
         with pytest.raises(ArgumentError, match=r"tuple.* \(actions, rnn_state, extras\)"):
             env.rollout(lambda states, last=last: (*[0] * (len(states) - 1), last), 2)
-    with pytest.raises(ActionError, match=r"returned a tuple of 2\. A tuple is always"):
+    with pytest.raises(ActionError, match=r"returned a tuple of 2\. A tuple must be"):
         env.rollout(lambda states: ([0] * len(states), None), 2)
 
 
@@ -982,7 +982,7 @@ def test_invalid_rollout_arguments_are_refused(make_env: MakeEnv) -> None:
 def test_rollout_after_load_state_needs_a_step_or_reset(begin: Begin) -> None:
     env = begin(counts(9, 9), num_cpus=1)
     env.load_state(env.save_state())
-    with pytest.raises(ResetNeededError, match="not known since load_state"):
+    with pytest.raises(ResetNeededError, match="not known after load_state"):
         env.rollout(zeros, 1)
     env.step([0, 0])
     assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [1, 1]

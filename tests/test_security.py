@@ -43,7 +43,7 @@ class Discreet(gym.Env[Any, Any]):
 
 @pytest.fixture(params=start_methods())
 def processes(request: pytest.FixtureRequest) -> Iterator[list[psutil.Process]]:
-    """Workers that have been given a secret, with the fork server if they have one."""
+    """Workers that have received a secret, with the fork server if they have one."""
     with ParallelEnv([partial(Discreet, SECRET)] * 4, PROCESSES, num_cpus=2, start_method=request.param) as env:
         env.reset(options={"secret": SECRET})
         answers = env.customized_method("tell", {"word": SECRET})
@@ -106,7 +106,7 @@ def test_socket_for_ray_actors_is_private_and_removed_after_start(mode: str, mon
     def admit(listener: socket.socket, actors: Any) -> None:
         paths.append(Path(listener.getsockname()))
         modes.append(stat.S_IMODE(paths[0].parent.stat().st_mode))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:  # not one of the actors
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:  # not an actor
             stranger.connect(listener.getsockname())
             admit_actors(listener, actors)
 

@@ -67,7 +67,7 @@ def test_given_spaces_make_old_gym_envs_usable_with_to_gymnasium(make_env: MakeE
 @here_and_in_processes
 def test_wrong_given_spaces_raise_on_reset_and_step(make_env: MakeEnv) -> None:
     env = make_env([Silent] * 2, spaces=(Box(-1, 1, (3,), np.float64), Discrete(2)))
-    with pytest.raises(EnvContractError, match=r"state is of shape \(2,\).*says Box.*\(3,\).*give it by spaces="):
+    with pytest.raises(EnvContractError, match=r"state is of shape \(2,\).*space is Box.*\(3,\).*give it as spaces="):
         env.reset(1)
     fitting = make_env([Silent] * 2, spaces=(SPACES[0], Discrete(2)))
     fitting.reset()
@@ -106,9 +106,7 @@ def test_python_ints_are_cast_to_unsigned_dtypes_by_value(make_env: MakeEnv) -> 
     with pytest.raises(ActionError, match="has dtype float64, which does not become uint8"):
         env.step([[1.0, 2.0], [3.0, 4.0]])
     for wrong in (-1, 256):
-        with pytest.raises(
-            EnvContractError, match=rf"state is \[0, {wrong}\] \(list\), but the observation space says"
-        ):
+        with pytest.raises(EnvContractError, match=rf"state is \[0, {wrong}\] \(list\), but the observation space is"):
             make_env([partial(Image, wrong)], spaces=UNSIGNED).reset()
 
 
@@ -121,7 +119,7 @@ def test_recommend_uses_given_spaces() -> None:
     with ParallelEnv([Silent] * 2, "auto", spaces=SPACES) as env:
         assert env.recommendation is not None
         assert env.recommendation.step_cost is not None
-    with pytest.raises(ArgumentError, match="is no pair of spaces"):
+    with pytest.raises(ArgumentError, match="is not a pair of spaces"):
         recommend([Silent], spaces=5)  # type: ignore[arg-type]
 
 
@@ -139,7 +137,7 @@ def test_recommend_uses_given_spaces() -> None:
     ],
 )
 def test_spaces_argument_that_is_not_a_pair_is_refused(spaces: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"is no pair of spaces. Give \(observation_space, action_space\)"):
+    with pytest.raises(ArgumentError, match=r"is not a pair of spaces. Give \(observation_space, action_space\)"):
         ParallelEnv([Silent], spaces=spaces)
 
 

@@ -70,7 +70,7 @@ def make() -> Iterator[Callable[..., ParallelEnv]]:
 
 
 def is_planned(env: ParallelEnv) -> bool:
-    """Whether nothing but planned steps has happened since some step was planned."""
+    """Return whether nothing but planned steps has happened since some step was planned."""
     return any(plan.is_valid() for plan in env.engine.plans.values())
 
 
@@ -100,7 +100,7 @@ def test_results_equal_those_without_plans(mode: str, options: Any, space: Any, 
     other.reset()
     num_planned = 0
     for number in range(80):
-        align: Any = "batch" if number // 8 % 2 else "item"  # each has plans of its own
+        align: Any = "batch" if number // 8 % 2 else "item"  # each has its own plans
         ids = [None, [0, 1, 2], (5, 0), slice(3, 6)][number % 4] if number > 15 else None
         actions = np.full(len(one.engine.ids(ids)), number % 2)
         num_planned += bool(one.engine.plans)

@@ -210,7 +210,7 @@ def test_done_policy_continue_steps_ended_envs(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- requests in flight, pauses
 
 
-def test_reset_drops_what_its_env_has_in_flight(make_env: MakeEnv) -> None:
+def test_reset_drops_the_step_in_flight_of_its_env(make_env: MakeEnv) -> None:
     env = counters(make_env)
     env.reset()
     env.send(ONES)
@@ -241,7 +241,7 @@ def test_calls_without_id_skip_paused_envs(make_env: MakeEnv) -> None:
     env.send([1, 1], [0, 1])
     env.pause([0, 3])
     assert (env.num_unpaused, env.paused.tolist()) == (3, [True, False, False, True, False])
-    assert sorted(drain(env)) == [0, 1]  # what is in flight is received
+    assert sorted(drain(env)) == [0, 1]  # results in flight are received
     assert env.step([1, 1, 1]).env_ids.tolist() == [1, 2, 4]
     with pytest.raises(EnvBusyError, match="3"):
         env.step([1, 1], [3, 4])

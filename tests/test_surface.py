@@ -23,7 +23,7 @@ def test_reference_lists_each_public_method_in_one_group() -> None:
     assert sorted(listed) == sorted(name for name in dir(ParallelEnv) if not name.startswith("_"))
 
 
-def test_each_group_of_the_reference_says_where_to_begin() -> None:
-    groups = PAGE.read_text().split("\n## ")[1:-1]  # the last one is of what stands beside the class
+def test_each_group_of_the_reference_names_where_to_begin() -> None:
+    groups = PAGE.read_text().split("\n## ")[1:-1]  # the last one is about names outside the class
     assert len(groups) == 9
     assert all("**Begin with**" in group for group in groups)

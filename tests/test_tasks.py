@@ -224,7 +224,7 @@ def test_samplers_are_made_in_workers_and_share_nothing(make_pool: MakePool) -> 
 
 
 class Listed(Walks):
-    """Lists the tasks that it gave."""
+    """Lists the tasks that it has given."""
 
     def __init__(self, total: int) -> None:
         super().__init__(total)
@@ -354,7 +354,7 @@ def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: A
     env.next_task()
     env.step([1], id=1)
     env.set_env_attr("seen", values=[seen] * 3)
-    with pytest.raises(EnvContractError, match="the state is .*, but the observation space says Box") as caught:
+    with pytest.raises(EnvContractError, match="the state is .*, but the observation space is Box") as caught:
         env.get_observations()
     assert "env 1 in get_observations()" in "".join(caught.value.__notes__)
     assert caught.value.partial.keys() == {0, 2}  # type: ignore[attr-defined]
@@ -373,7 +373,7 @@ def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
     assert env.attr("task.count") == env.get_env_attr("count") == [2] * 4
     assert env.next_task()[:, 0].tolist() == [8] * 4
     with pytest.raises(
-        AbsentAttributeError, match="TaskEnv has no method 'nothing'.*Nor has its sampler, Walks, or its task"
+        AbsentAttributeError, match="TaskEnv has no method 'nothing'.*Neither has its sampler, Walks, or its task"
     ):
         env.call("nothing")
 

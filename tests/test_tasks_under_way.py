@@ -50,7 +50,7 @@ def test_exhausted_env_is_received_without_state_and_reward(make_pool: MakePool)
     assert (result.states[place], result.rewards[place], bool(result.dones[place]), result.infos[place]) == RESTS
     assert all(info["reset"] for info in np.delete(result.infos, place))
     env.send_reset(2)
-    assert env.get_state() == (TERMINATED, 2)  # no other episode has begun, though ended envs are reset
+    assert env.get_state() == (TERMINATED, 2)  # no other episode has started, though ended envs are reset
 
 
 @pytest.mark.parametrize("auto", [True, False])

@@ -96,7 +96,7 @@ def test_traceback_text_is_the_same_in_every_mode(make_env: MakeEnv, action: int
             with pytest.raises((KeyError, RuntimeError, LookupError)) as caught:
                 env.step([action] * 2)
         text = "".join(traceback.format_exception(caught.value))
-        # The middle of a very deep traceback is not sent; the text says how often a line was repeated.
+        # The middle of a very deep traceback is not sent; the text states how often a line was repeated.
         texts.append(re.sub(r"process \d+|repeated \d+ more times", "", text))
     assert texts[0] == texts[1]
     assert "parallelenv/" not in texts[0].replace(str(Path(__file__).parent), "")

@@ -1,4 +1,4 @@
-"""Trials with real envs: that they run, stay within their limits and leave nothing behind. No time is asserted."""
+"""Trials with real envs: they run, stay within their limits and leave nothing behind. No time is asserted."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def try_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counted(Witness):
-    """Computes for a millisecond, and counts in files what all processes do."""
+    """Computes for a millisecond, and counts the calls of all processes in files."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -141,9 +141,9 @@ def test_number_of_envs_made_does_not_grow_with_the_list(try_all: None, tmp_path
     found = recommend([partial(Counted, tmp_path)] * 1000)
     assert found.label == "subproc, caller_steps"
     counts = counted(tmp_path)
-    assert counts["made"] == 2 + 2 + 2 + 1  # in this thread, in two threads, in two processes, beside the caller
+    assert counts["made"] == 2 + 2 + 2 + 1  # in this thread, in two threads, in two processes, next to the caller
     assert counts["close"] == counts["made"]
-    assert counts["reset"] == counts["made"] - 1  # all but the one that was made to see whether it is new
+    assert counts["reset"] == counts["made"] - 1  # all except the one that was made to check that it is new
     assert not recommending._SHARED
 
 
@@ -286,7 +286,7 @@ class Sleepy(Witness):
         return super().step(action)
 
 
-def test_waiting_is_told_from_computing(try_all: None, tmp_path: Path) -> None:
+def test_waiting_is_distinguished_from_computing(try_all: None, tmp_path: Path) -> None:
     waiting = recommend([Sleepy] * 4, num_cpus=4)
     assert ", mostly waiting." in waiting.reason
     assert waiting.releases_gil is not None

@@ -18,7 +18,7 @@ from parallelenv import registry
 
 SOON = 5.0  # seconds until a traceback is there; 2 are promised, but tests share the machine
 IN_RAY = ("an env raises in step", "an env raises in its constructor", "a mistyped method", "a worker that dies")
-"""What is tried in the Ray modes too, where a mistake takes seconds because Ray has to start actors for it."""
+"""Mistakes that are also tried in the Ray modes, where one takes seconds because Ray has to start actors for it."""
 
 
 every_mode = pytest.mark.parametrize("word", registry.known_modes())
@@ -119,7 +119,7 @@ def test_every_frontend_shows_the_failing_line(tmp_path: Path, frontend: str) ->
     words, ending, typed = FRONTENDS[frontend]
     script = tmp_path / "trying.py"
     script.write_text(SCRIPT + ending)
-    # PYTEST_ADDOPTS and the like of the tests around are not for the pytest that is started here.
+    # PYTEST_ADDOPTS and similar variables of the running tests are not for the pytest that is started here.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [word.format(python=sys.executable, script=script) for word in words],
@@ -131,15 +131,15 @@ def test_every_frontend_shows_the_failing_line(tmp_path: Path, frontend: str) ->
         env={**environment, "IPYTHONDIR": str(tmp_path), "COLUMNS": "120"},
         check=False,
     )
-    said = done.stdout + done.stderr
-    assert "raise ZeroDivisionError(reason)" in said, said
-    assert "env.step([GO_ON, FALL, GO_ON, GO_ON])" in said
-    assert "parallelenv/" not in said
+    output = done.stdout + done.stderr
+    assert "raise ZeroDivisionError(reason)" in output, output
+    assert "env.step([GO_ON, FALL, GO_ON, GO_ON])" in output
+    assert "parallelenv/" not in output
     if frontend != "pdb":
-        assert "the cart fell over" in said
-        assert "Raised by env 1 in step, process " in said
+        assert "the cart fell over" in output
+        assert "Raised by env 1 in step, process " in output
     if frontend == "python":
-        assert len(said.splitlines()) <= 20
+        assert len(output.splitlines()) <= 20
 
 
 @pytest.mark.parametrize("word", [ORACLE, PROCESSES])

@@ -55,7 +55,7 @@ FIT: dict[Any, list[tuple[Any, str]]] = {
 
 
 def envs_of(policy: Any, *, apart: bool) -> tuple[list[Any], list[range], list[bool]]:
-    """Return env fns of all vector envs that fit a done policy, with an env in between; which env ids each of them has,
+    """Return env fns of all vector envs that fit a done policy, with an env in between; the env ids of each,
     and whether it resets a part of them. ``apart``: the same envs one by one."""
     env_fns: list[Any] = []
     whole, resets_some = [], []
@@ -131,7 +131,7 @@ def test_results_equal_those_of_the_envs_one_by_one(policy: Any, make_env: MakeE
 @pytest.mark.parametrize(("make", "autoreset"), ALL, ids=lambda one: getattr(one, "__name__", one))
 def test_vector_envs_that_do_not_fit_the_done_policy_are_refused(make: Any, autoreset: str, policy: Any) -> None:
     if (make, autoreset) not in FIT[policy]:
-        why = "begins the next episode within" if autoreset == SAME else "cannot (step without|begin an episode)"
+        why = "starts the next episode within" if autoreset == SAME else "cannot (step without|start an episode)"
         with pytest.raises(InvalidEnvError, match=rf"envs \[1, 2\] are one vector env.*{autoreset}.*{why}"):
             ParallelEnv([Walk, partial(make, (4, 5), autoreset)], ORACLE, policy)
 
@@ -237,7 +237,7 @@ def test_vector_envs_that_fail_are_restarted(vec: Any, make_env: MakeEnv) -> Non
 
 
 def plain(value: Any) -> Any:
-    """Return a value with Python's numbers in the place of NumPy's, which infos of vector envs have."""
+    """Return a value with Python's numbers in place of NumPy's, which infos of vector envs have."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
@@ -253,7 +253,7 @@ def synced_zoo(kind: Any, autoreset: str, numbers: Any) -> SyncVectorEnv:
 
 @pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize(("policy", "autoreset"), [("restart", SAME), ("restart", NEXT), (None, DISABLED)])
-@pytest.mark.parametrize("kind", [zoo.Sheet, zoo.Words, zoo.Chain, zoo.Net])  # `Sheet` has Dict actions, too
+@pytest.mark.parametrize("kind", [zoo.Sheet, zoo.Words, zoo.Chain, zoo.Net])  # `Sheet` also has Dict actions
 @here_and_in_processes
 def test_states_and_actions_of_any_space(
     kind: Any, policy: Any, autoreset: str, copies: bool, make_env: MakeEnv
@@ -376,7 +376,7 @@ def test_gymnasium_adapter(vec: Any, autoreset: str, how: str) -> None:
                 assert_same(begun[0], begun[1])
 
 
-# ---------------------------------------------------------------- what a vector env may return
+# ---------------------------------------------------------------- results of vector envs
 
 
 class Odd(Walks):
@@ -400,14 +400,14 @@ class Odd(Walks):
     ("change", "message"),
     [
         (lambda items: items.pop(), "Odd returned <tuple of 4 items>, which is not five items"),
-        (lambda items: items.__setitem__(0, items[0][:, :2]), r"of shape \(2,\).*observation space says"),
-        (lambda items: items.__setitem__(0, items[0].astype(complex)), "dtype complex128.*observation space says"),
+        (lambda items: items.__setitem__(0, items[0][:, :2]), r"of shape \(2,\).*observation space is"),
+        (lambda items: items.__setitem__(0, items[0].astype(complex)), "dtype complex128.*observation space is"),
         (
             lambda items: items.__setitem__(0, items[0][:1]),
-            r"states are of shape \(1, 3\).*have to be of shape \(2, 3\)",
+            r"states are of shape \(1, 3\).*must be of shape \(2, 3\)",
         ),
         (lambda items: items.__setitem__(1, items[1][:1]), r"rewards of shape \(1,\) and dtype float64; of 2 envs"),
-        (lambda items: items.__setitem__(2, [None, None]), "terminations .* has to be an array of bool"),
+        (lambda items: items.__setitem__(2, [None, None]), "terminations .* must be an array of bool"),
         (lambda items: items.__setitem__(4, None), "returned the infos None; infos are a dict"),
     ],
 )
@@ -469,10 +469,10 @@ def test_steady_infos_have_columns_and_steps_have_plans(autoreset: str, make_env
     ("make", "error", "message"),
     [
         (lambda: ParallelEnv([partial(Walks, ())]), EnvContractError, "Walks has no envs"),
-        (lambda: ParallelEnv.make_vec(3, 2), InvalidEnvError, "id=3 is no registered id"),  # type: ignore[arg-type]
+        (lambda: ParallelEnv.make_vec(3, 2), InvalidEnvError, "id=3 is neither a registered id"),  # type: ignore[arg-type]
         (lambda: ParallelEnv.make_vec("CartPole-v1", 2, num_workers=3), ArgumentError, "more than num_envs=2"),
         (lambda: ParallelEnv.make_vec("CartPole-v1", 0), ArgumentError, "num_envs=0"),
-        (lambda: ParallelEnv([synced((3, 4), SAME), Walk], ORACLE, "idle"), InvalidEnvError, "vector envs has a table"),
+        (lambda: ParallelEnv([synced((3, 4), SAME), Walk], ORACLE, "idle"), InvalidEnvError, "vector envs lists"),
     ],
 )
 def test_bad_vector_envs_are_refused(make: Callable[[], Any], error: type[Exception], message: str) -> None:
@@ -561,7 +561,7 @@ def test_vector_env_of_another_size_is_refused_by_restart(tmp_path: Path, make_e
     env = make_env([Walk, Growing(file)])
     env.reset()
     for name in ("Walks", "Walk"):
-        with pytest.raises(InvalidEnvError, match=f"^{name} was rebuilt with another number of envs than 2") as caught:
+        with pytest.raises(InvalidEnvError, match=f"^{name} was rebuilt with a number of envs other than 2") as caught:
             env.restart(2)
         assert caught.value.env_ids == (1, 2)  # type: ignore[attr-defined]
     with pytest.raises(InvalidEnvError, match="could not be rebuilt"):
@@ -752,7 +752,7 @@ class Global(Walk):
 
 
 @here_and_in_processes
-def test_vector_envs_have_global_generators_of_their_own(make_env: MakeEnv) -> None:
+def test_vector_envs_have_their_own_global_generators(make_env: MakeEnv) -> None:
     vec = partial(synced, autoreset=SAME, kind=Global)
     env_fns = [partial(vec, (3, 4)), Global, partial(vec, (3,))]
     env = make_env(env_fns, asynchronous="restart", seed=3, seed_globals=True)
@@ -833,11 +833,11 @@ def test_make_vec(make_env: MakeEnv) -> None:
         ParallelEnv.make_vec("CartPole-v1", 3, mode, "restart", num_workers=1)
 
 
-# ---------------------------------------------------------------- workers that are replaced, and hosts that are left
+# ---------------------------------------------------------------- replaced workers and abandoned hosts
 
 
 class Waiting(Walks):
-    """A step that waits, and then returns what no other does."""
+    """Its step waits if asked, and then returns a value that no other step returns."""
 
     release, begun = threading.Event(), threading.Event()
 
@@ -849,7 +849,7 @@ class Waiting(Walks):
         return self._states() + 100, np.full(self.num_envs, 7.0), *np.ones((2, self.num_envs), bool), {}
 
 
-def test_late_step_of_a_vector_env_in_a_thread_that_was_left_changes_nothing() -> None:
+def test_late_step_of_a_vector_env_in_an_abandoned_thread_changes_nothing() -> None:
     with ParallelEnv([Waiting], THREADS, "continue", timeout=0.3) as env:
         env.reset(seed=0)
         with pytest.raises(WorkerTimeoutError):
@@ -863,7 +863,7 @@ def test_late_step_of_a_vector_env_in_a_thread_that_was_left_changes_nothing() -
         assert_same(first, env.engine.latest_states(copies=True))
 
 
-def test_adapter_of_a_worker_without_vector_envs_whose_envs_have_generators_of_their_own() -> None:
+def test_adapter_of_a_worker_of_single_envs_with_own_generators() -> None:
     envs = [partial(Walks, (4, 5), SAME), Walk, Walk, Walk]
     with ParallelEnv(envs, PROCESSES, "restart", num_cpus=2, seed_globals=True) as env:
         adapter: Any = env.to_gymnasium("SameStep")
@@ -871,7 +871,7 @@ def test_adapter_of_a_worker_without_vector_envs_whose_envs_have_generators_of_t
         assert adapter.step(np.zeros(5, int))[1].tolist() == [0.5] * 5
 
 
-def test_loose_leaves_of_a_rebuilt_vector_env_with_generators_of_its_own() -> None:
+def test_loose_leaves_of_a_rebuilt_vector_env_with_own_generators() -> None:
     with ParallelEnv([lambda: SyncVectorEnv([zoo.Words] * 2)], PROCESSES, "continue", seed_globals=True) as env:
         env.reset(seed=0)
         env.restart()
@@ -880,7 +880,7 @@ def test_loose_leaves_of_a_rebuilt_vector_env_with_generators_of_its_own() -> No
 
 
 @pytest.mark.parametrize("vec", [synced, Walks])
-def test_vector_env_restarted_after_a_failure_begins_in_the_next_step(vec: Any) -> None:
+def test_vector_env_restarted_after_a_failure_starts_in_the_next_step(vec: Any) -> None:
     def play(envs: list[Any]) -> list[Any]:
         with ParallelEnv(envs, asynchronous="continue", on_failure="restart") as env:
             adapter: Any = env.to_gymnasium("NextStep")
@@ -915,7 +915,10 @@ def test_env_fn_that_returns_another_vector_env_when_it_is_called_again_is_refus
         kind, options = next(made)
         return kind(**options)
 
-    with ParallelEnv([other]) as env, pytest.raises(InvalidEnvError, match="Walks was rebuilt with another number of"):
+    with (
+        ParallelEnv([other]) as env,
+        pytest.raises(InvalidEnvError, match="Walks was rebuilt with a number of envs other"),
+    ):
         env.restart()
     with ParallelEnv([other]) as env, pytest.raises(InvalidEnvError, match="Walks was rebuilt as another vector env"):
         env.restart()
@@ -934,7 +937,7 @@ def test_action_that_the_dtype_of_a_vector_env_would_change_is_refused() -> None
             env.step([300, 0, 0])
 
 
-def test_autoreset_mode_that_is_none_and_last_states_that_are_missing_are_named() -> None:
+def test_invalid_autoreset_mode_and_missing_last_states_are_named() -> None:
     class Odd(Walks):
         def __init__(self) -> None:
             super().__init__()
@@ -955,7 +958,7 @@ def test_autoreset_mode_that_is_none_and_last_states_that_are_missing_are_named(
 
 
 class Poorly(Walks):
-    """Its answers are not those of a vector env."""
+    """Its results are not those of a vector env."""
 
     def get_attr(self, name: str) -> Any:
         return 3 if name == "lengths" else [1]
@@ -976,8 +979,8 @@ class StatesAlone(Walks):
         (Poorly, lambda env: env.get_env_attr("lengths"), "lengths of Poorly returned 3, not one item each"),
         (Poorly, lambda env: env.get_env_attr("other"), r"other of Poorly returned \[1\], not one item each"),
         (Poorly, lambda env: env.customized_method("tell"), r"tell\(\) of Poorly returned 3, not one item each"),
-        (synced, lambda env: env.customized_method("tell", {"name": 1}), "cannot pass on an argument that is called"),
-        (synced, lambda env: env.reset(options={"reset_mask": 1}), r"Name the envs to reset: reset\(id=mask\)"),
+        (synced, lambda env: env.customized_method("tell", {"name": 1}), "cannot pass on an argument named"),
+        (synced, lambda env: env.reset(options={"reset_mask": 1}), r"Give the envs to reset as id: reset\(id=mask\)"),
     ],
 )
 def test_wrong_answers_and_arguments_are_named(vec: Any, call: Any, message: str) -> None:
@@ -1006,5 +1009,5 @@ def test_object_of_envpools_other_interfaces_is_refused() -> None:
     class Dm:
         all_env_ids = async_reset = reset = step = print
 
-    with pytest.raises(InvalidEnvError, match=r"env 0 is .*, of EnvPool. Make it by envpool.make_gymnasium\(\)"):
+    with pytest.raises(InvalidEnvError, match=r"env 0 is .*, an EnvPool env. Make it with envpool.make_gymnasium\(\)"):
         ParallelEnv([Dm])

@@ -1,6 +1,6 @@
 """The cost of a step: messages, pickles, waits, copies and calls. Counted, as times differ by machine.
 
-A number here that grows is a step that got slower for everybody.
+If a number here grows, steps have become slower for all users.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Constant(gym.Env[Any, Any]):
         return self.answer
 
     def between_steps(self) -> list[list[Event]]:
-        """Return the events of the process from the beginning of each of the latest steps to the next."""
+        """Return the events of the process from the start of each of the latest steps to the next."""
         return [self.log[begin:end] for begin, end in pairwise(self.marks[-NUM_STEPS:])]
 
 
@@ -229,7 +229,7 @@ def test_plain_step_rings_once_and_each_worker_counts_once(spaces: Any, ends: bo
         assert events["eventfd_write"] == NUM_STEPS
         assert events["eventfd_read"] <= NUM_STEPS * (1 + 2)  # the old bell, and the counter once per worker
         for between in env.customized_method("between_steps", id=[0, 4]):
-            # In the first, a worker may read a message that told it of an earlier step, which it had noticed meanwhile.
+            # In the first, a worker may read a message about an earlier step, which it has noticed in the meantime.
             assert between[0] in ([("eventfd_write", 0)], [("eventfd_write", 0), ("read", HEADER)])
             assert between[1:] == [[("eventfd_write", 0)]] * (NUM_STEPS - 2)
 

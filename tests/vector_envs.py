@@ -19,7 +19,7 @@ NEXT, SAME, DISABLED = "NextStep", "SameStep", "Disabled"
 
 
 class Walk(gym.Env[Any, Any]):
-    """Its state has its length, the steps of the episode, and its luck in it. Its infos are of every kind.
+    """Its state has its length, the steps of the episode, and its luck. Its infos are of every kind.
 
     Args:
         length: Steps of an episode. Even ones terminate, odd ones are truncated.
@@ -65,7 +65,7 @@ class Walk(gym.Env[Any, Any]):
 
 
 def act(actions: Any) -> None:
-    """Raise, exit or wait if an action says so."""
+    """Raise, exit or wait if an action requests it."""
     if RAISE in actions:
         raise ZeroDivisionError("fell over")
     if EXIT in actions:
@@ -118,7 +118,7 @@ class Walks(VectorEnv[Any, Any, Any]):
         return np.stack([self.lengths, self.counts, self.luck], axis=1).astype(float)
 
     def _infos(self, mask: Any, begun: Any) -> dict[str, Any]:
-        """Return what a `Walk` tells; most keys are there for some envs only."""
+        """Return the infos of a `Walk`; most keys are there for some envs only."""
         infos: dict[str, Any] = {}
         for number in np.flatnonzero(mask):
             walk = Walk(int(self.lengths[number]))

@@ -52,7 +52,7 @@ class ActionReader:
         others are counted but not read.
 
         It returns ``None``; or, if actions have no fixed form or carry gradients, which rows cannot keep, a list with
-        one action per env that will step. Nothing is written then, nor if an `ActionError` is raised.
+        one action per env that will step. In that case, and if an `ActionError` is raised, nothing is written.
         """
         only = self._only
         if (
@@ -74,8 +74,8 @@ class ActionReader:
             is_module = not is_tensor(parts[0])
             what = f"{type(parts[0]).__name__}, a module" if is_module else f"a tensor {describe_value(parts[0])}"
             raise ActionError(
-                f"action has {what} in it that requires grad, but in this mode actions are copied to another process, "
-                "and gradients do not come back from there. Give tensor.detach(), or step under torch.no_grad(); or "
+                f"action contains {what} that requires grad, but in this mode actions are copied to another process, "
+                "and gradients do not come back from there. Pass tensor.detach(), or step under torch.no_grad(); or "
                 "use para_mode='dummy' or 'thread', where actions reach the envs with their graph."
             )
         if parts or not self._fields:
@@ -115,7 +115,7 @@ class ActionReader:
             except (LookupError, TypeError, ValueError) as error:
                 raise ActionError(f"The batched action does not fit {self._space}: {error}.") from None
         if isinstance(action, (Mapping, Set, str, bytes)):
-            what = f"action is a {type(action).__name__}, which is no batch of actions here"
+            what = f"action is a {type(action).__name__}, which is not a batch of actions"
             raise ActionError(f"{what}. Give a list or an array.")
         self._check_count(action, env_ids)
         # Iterating over a tensor gives views that autograd does not allow to be changed in place.

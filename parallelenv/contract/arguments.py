@@ -28,7 +28,7 @@ Policy = Callable[..., Any]
 """A function from states to actions."""
 
 _LONGEST = 1e8
-"""Seconds, three years: the system's own waiting calls overflow at about 1e10."""
+"""Seconds (three years): the system's own waiting calls overflow at about 1e10."""
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 """Default of arguments for which ``None`` is a value."""
 
@@ -36,7 +36,7 @@ MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 def check_counts(num_cpus: object, num_gpus: object) -> int | None:
     """Return how many cores may be used; ``None`` for all, given as ``None`` or 0. Raise if a count is invalid."""
     if not is_number(num_gpus) or not 0 <= num_gpus < math.inf:
-        raise ArgumentError(f"num_gpus={show(num_gpus)} is no number of GPUs. Give 0 or more; fractions are allowed.")
+        raise ArgumentError(f"num_gpus={show(num_gpus)} is not a number of GPUs. Give 0 or more; it may be a fraction.")
     return None if num_cpus is None or (is_int(num_cpus) and num_cpus == 0) else check_positive("num_cpus", num_cpus)
 
 
@@ -90,8 +90,8 @@ def check_spaces(spaces: object) -> tuple[Space, Space] | None:
     are_spaces = all(isinstance(one, gymnasium.Space) and type(one) is not gymnasium.Space for one in pair)
     if len(pair) != 2 or not are_spaces:
         raise ArgumentError(
-            f"spaces={show(spaces)} is no pair of spaces. Give (observation_space, action_space) of one env, a tuple "
-            "of two of Gymnasium's, or leave it out, and envs are asked for theirs."
+            f"spaces={show(spaces)} is not a pair of spaces. Give (observation_space, action_space) of one env, a "
+            "tuple of two Gymnasium spaces, or leave it out to use each env's own."
         )
     return copy.deepcopy(pair[0]), copy.deepcopy(pair[1])
 
@@ -124,9 +124,9 @@ def check_name(argument: str, name: object) -> None:
     parts = name.split(".") if isinstance(name, str) else [""]
     if not all(map(str.isidentifier, parts)):
         way_out = "Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
-        raise ArgumentError(f"{argument}={name!r} is no name. {way_out}")
+        raise ArgumentError(f"{argument}={name!r} is not a valid name. {way_out}")
     if any(part.startswith("__") and part.endswith("__") for part in parts):
-        raise ArgumentError(f"{argument}={name!r} has a double-underscore name in it, which cannot be reached.")
+        raise ArgumentError(f"{argument}={name!r} contains a double-underscore name, which cannot be accessed.")
 
 
 def absent_attribute(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:
@@ -134,7 +134,7 @@ def absent_attribute(owner: object, name: str, purpose: str = "", default: str =
     ways = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
     hint = hint_at_make_argument(name) or f"{near_attribute(name, type(owner))} {default or ways}"
     message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
-    return AbsentAttributeError(message, name=name)  # with `obj` Python 3.12 adds a hint, too
+    return AbsentAttributeError(message, name=name)  # with `obj`, Python 3.12 also adds a hint
 
 
 def unsettable_attribute(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
@@ -150,7 +150,7 @@ def spread_seeds(seed: object, env_ids: Sequence[int], *, whole: bool) -> list[i
     if is_int(seed):
         return [_check_seed(seed) + env_id for env_id in env_ids]
     if not _is_sequence(seed):
-        raise ArgumentError(f"seed={show(seed)} is no seed. Give an int, or a list with one int or None per env.")
+        raise ArgumentError(f"seed={show(seed)} is not a seed. Give an int, or a list with one int or None per env.")
     if len(seed) != len(env_ids):
         what = f"{were(len(seed), 'seed')} given for {count(len(env_ids), 'env')}"
         raise ArgumentError(f"{what}. Give one each, or an int for all.")
@@ -160,13 +160,13 @@ def spread_seeds(seed: object, env_ids: Sequence[int], *, whole: bool) -> list[i
 def check_base_seed(seed: object) -> int | None:
     """Return the seed from which the seeds of all envs are derived, or ``None`` for none."""
     if seed is not None and not is_int(seed):
-        raise ArgumentError(f"seed={show(seed)} is no int. Env i gets seed + i; for others call seed([...]).")
+        raise ArgumentError(f"seed={show(seed)} is not an int. Env i gets seed + i; for other seeds call seed([...]).")
     return None if seed is None else _check_seed(seed)
 
 
 def _check_seed(seed: object) -> int:
     if not is_int(seed) or seed < 0:
-        raise ArgumentError(f"seed={show(seed)} is no seed. Seeds are ints of 0 or more.")
+        raise ArgumentError(f"seed={show(seed)} is not a seed. Seeds are ints of 0 or more.")
     return int(seed)
 
 
@@ -198,7 +198,7 @@ def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[o
     for one in items:
         has_names = isinstance(one, dict) and all(isinstance(name, str) for name in one)
         if not has_names and not isinstance(one, (list, tuple, type(None))):
-            raise ArgumentError(f"function_args_list has {show(one)} in it. Each item is {expected}.")
+            raise ArgumentError(f"function_args_list contains {show(one)}. Each item must be {expected}.")
     return [((), one) if isinstance(one, dict) else (tuple(one or ()), {}) for one in items]
 
 
@@ -211,14 +211,14 @@ def _spread(
     items = _check_list(name, given, env_ids, expected)
     for item in items:
         if not isinstance(item, kind):
-            raise ArgumentError(f"{name} has {show(item)} in it. Give {expected}.")
+            raise ArgumentError(f"{name} contains {show(item)}. Give {expected}.")
     return items
 
 
 def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list[Any]:
     """Return the value to set on each env: the items of a list or tuple, anything else for all of them.
 
-    An array with as many rows as envs could mean either, so it raises.
+    An array with as many rows as envs could mean either, so it raises an error.
     """
     if (value is MISSING) == (values is None):
         raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
@@ -236,7 +236,7 @@ def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list
     shape = getattr(value, "shape", ())
     if len(env_ids) > 1 and isinstance(shape, tuple) and shape[:1] == (len(env_ids),):
         what = describe_value(value)
-        raise ArgumentError(f"value is {what} for {envs}: one row each, or the whole of it for each? {ways}")
+        raise ArgumentError(f"value is {what} for {envs}: one row for each, or all of it for each? {ways}")
     return [value] * len(env_ids)
 
 
@@ -251,13 +251,13 @@ def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str)
 
 
 def _is_sequence(items: object) -> TypeGuard[Sequence[object]]:
-    """Whether it is a sequence: arrays and tensors without axes have no length."""
+    """Return whether it is a sequence: arrays and tensors without axes have no length."""
     has_items = hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
     return has_items and not isinstance(items, (str, bytes, dict, set))
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a real number of Python or NumPy, and not a bool."""
+    """Return whether a value is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
@@ -271,7 +271,7 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
         try:
             return tuple(range(*argument.indices(num_envs)))
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"{name}={show(argument)} is no usable slice: {error}.") from None
+            raise ArgumentError(f"{name}={show(argument)} is not a valid slice: {error}.") from None
     forms = "Give an int, a list, tuple or array of ints, a slice, or a bool mask."
     given = argument.tolist() if hasattr(argument, "tolist") else argument
     given = [given] if is_int(given) else given
@@ -286,7 +286,7 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
                 )
             items = np.flatnonzero(items).tolist()
         if wrong := [item for item in items if not is_int(item)]:
-            raise ArgumentError(f"{name}={show(argument)} has {show(wrong[0])} in it, which is no int. {forms}")
+            raise ArgumentError(f"{name}={show(argument)} contains {show(wrong[0])}, which is not an int. {forms}")
     env_ids = tuple(map(int, items))
     if outside := [env_id for env_id in env_ids if not 0 <= env_id < num_envs]:
         raise IdRangeError(f"{name}={show(argument)} names env {outside[0]}, but ids run from 0 to {num_envs - 1}.")
@@ -297,7 +297,7 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether a value is an int of Python or NumPy, and not a bool."""
+    """Return whether a value is an int of Python or NumPy, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -309,7 +309,7 @@ def check_shared(shared: object) -> Mapping[str, Array]:
         raise ArgumentError(f"shared is a {type(shared).__name__}. Give a dict of numpy arrays, {{'name': array}}.")
     for name, array in shared.items():
         if not isinstance(name, str):
-            raise ArgumentError(f"shared has the name {name!r}, which is no str.")
+            raise ArgumentError(f"shared has the name {name!r}, which is not a str.")
         what = f"a {type(array).__name__}"
         if isinstance(array, np.ma.MaskedArray):
             way_out = "Give array.data and array.mask as two arrays."
@@ -317,8 +317,8 @@ def check_shared(shared: object) -> Mapping[str, Array]:
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             what = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else what
             raise ArgumentError(
-                f"shared[{name!r}] is {what}. What all workers read in one place is a numpy array of numbers, bools or "
-                "fixed-length texts; anything else goes into the env fns."
+                f"shared[{name!r}] is {what}. Shared values are numpy arrays of numbers, bools or fixed-length "
+                "strings; put anything else into the env fns."
             )
     return dict(shared)
 
@@ -335,4 +335,6 @@ def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         return place(arrays)  # type: ignore[no-any-return]
     except MemoryError as error:
         nbytes = sum(array.nbytes for array in arrays.values())
-        raise WorkerStartError(f"shared= needs {nbytes:,} bytes of memory, which cannot be had. Share less.") from error
+        raise WorkerStartError(
+            f"shared= needs {nbytes:,} bytes of memory, which are not available. Share less."
+        ) from error

@@ -62,7 +62,7 @@ class Layout:
     num_envs: int  #: Number of rows.
     keeps_ended: bool = False  #: Whether the last states of ended episodes are kept as well as the first of the next.
     _: KW_ONLY
-    keeps_types: bool = False  #: Whether these keep the type that the env returned, also where the rows change it.
+    keeps_types: bool = False  #: Whether these keep the type that the env returned, even if the rows change it.
     broadcasts: bool = False  #: Whether states are accepted whose shape broadcasts to that of the space.
     has_infos: bool = False  #: Whether there is room for infos of a steady form.
     #: Number of sub-envs of each item of the user's list, 0 of a single env; empty if none is a vector env.
@@ -125,7 +125,7 @@ class Batch:
         ended_states: Likewise, the last states of the latest ended episodes; empty unless the layout keeps them.
         infos: ``(num_envs, INFO_NBYTES)`` uint8, memory for `InfoColumns`; ``None`` if the layout has none.
         reset_infos: The same, for infos of resets within steps.
-        info_marks: ``(num_envs,)`` uint8: which of the two kinds of the latest step are there.
+        info_marks: ``(num_envs,)`` uint8: which of the two kinds of infos of the latest step are there.
         info_columns: Where hosts write infos of a steady form; ``None``: nowhere.
         reset_columns: The same, for infos of resets within steps.
         rewards: ``(num_envs,)`` float64.
@@ -169,7 +169,7 @@ class Batch:
         try:
             memory = bytearray(layout.nbytes)
         except (MemoryError, OverflowError) as error:
-            text = f"The batch needs {layout.nbytes:,} bytes of memory, which cannot be had."
+            text = f"The batch needs {layout.nbytes:,} bytes of memory, which are not available."
             raise WorkerStartError(f"{text} Use fewer envs or smaller states.") from error
         return cls(layout, memory)
 
@@ -179,7 +179,7 @@ class Batch:
         return tuple(itertools.compress(env_ids, ends.tolist()))
 
     def drop_infos(self, rows: Index) -> None:
-        """Let the columns have no infos of these rows."""
+        """Remove the infos of these rows from the columns."""
         if self.info_marks is not None:
             self.info_marks[rows] = 0
 
@@ -231,7 +231,7 @@ class Batch:
             array[rows] = result
 
     def _result_rows(self, env_ids: Sequence[int]) -> Iterator[tuple[Array, Index]]:
-        """Yield each array of results with the index of rows in it: of ended states only those that the flags say."""
+        """Yield each array of results with the index of its rows: for ended states only rows whose flags are set."""
         selected = self.rows(env_ids)
         yield from ((array, selected) for array in self._results)
         ended = self.ended(env_ids) if self.layout.keeps_ended else ()
@@ -250,7 +250,7 @@ def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Arra
 
 
 def has_true(flags: Array) -> bool:
-    """Whether any of these bools is true. Called at every step: 0.3 us; ``any()`` takes 1.2 us."""
+    """Return whether any of these bools is true. It is called at every step: 0.3 us; ``any()`` takes 1.2 us."""
     return b"\1" in flags.tobytes()
 
 
@@ -292,7 +292,7 @@ def select_rows(array: Array, rows: Index, copy: bool) -> Array:
 
 
 def loose_columns(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra]) -> list[list[Any]]:
-    """Return for each loose leaf its values, in the order of ``env_ids``."""
+    """Return the values of each loose leaf, in the order of ``env_ids``."""
     number = sum(array is None for array in batch.states)
     if not number:
         return []
@@ -336,7 +336,7 @@ class InfoColumn(NamedTuple):
     shape: tuple[int, ...] = ()
 
     def nbytes(self, num_rows: int) -> int:
-        """Return the size of the column, which ends where the next one may begin."""
+        """Return the size of the column, which ends where the next one may start."""
         nbytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64)) * num_rows
         return -(-nbytes // _COLUMN_ALIGNMENT) * _COLUMN_ALIGNMENT
 
@@ -351,7 +351,7 @@ def form_of(info: Mapping[Any, Any]) -> InfoForm | None:
     for key, value in info.items():
         kind = type(value)
         dtype = _PLAIN.get(kind) or getattr(value, "dtype", None)
-        # With an axis: the item of a column of numbers is a number, no array.
+        # With an axis: the item of a column of numbers is a number, not an array.
         is_small_array = kind is np.ndarray and value.ndim > 0 and value.size <= _MOST_ITEMS
         if type(key) is not str or not (is_small_array or kind in _PLAIN or isinstance(value, np.generic)):
             return None
@@ -450,7 +450,7 @@ class InfoColumns:
     ) -> tuple[Sequence[int], list[Info]]:
         """Return the positions of the marked rows among these ``num_rows``, and their infos, as new dicts.
 
-        Each has the ``further`` items, too.
+        Each also has the ``further`` items.
         """
         marks = bytes(self._marks[rows]) if type(rows) is slice else bytes(self._marks[row] for row in rows)
         positions: Sequence[int] = range(num_rows)
@@ -468,7 +468,7 @@ class InfoColumns:
     def gather(self, rows: Index) -> dict[str, Array] | None:
         """Return the infos of these rows as Gymnasium's vector envs do; ``None`` if one of them has no info here.
 
-        It is an array per key, and under ``_key`` which envs have it: here all.
+        The result has an array per key and, as ``_key``, a mask of the envs that have it: here all of them.
         """
         marks: Array = np.asarray(self._marks)[rows]
         if marks.tobytes().count(self._mark) < len(marks) and not (marks & self._mark).all():  # the former takes 0.2 us
@@ -495,7 +495,7 @@ def _dict_maker(keys: tuple[str, ...]) -> Callable[..., list[Info]]:
 
 
 def _access(array: Array, column: InfoColumn) -> tuple[Callable[[int, Any], None], Callable[[Index], list[Any]]]:
-    """Return what writes a value of a column, and what lists the values of rows, each of the very type."""
+    """Return two functions: one writes a value of a column, the other lists the values of rows in their own types."""
     if column.kind is np.ndarray:
 
         def store_array(row: int, value: Array) -> None:

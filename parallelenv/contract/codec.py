@@ -39,7 +39,7 @@ PLAIN_STEPS = frozenset({_STEP, _STEP_AUTORESET, _STEP_OR_RESET_ENDED})
 MOST_SUBSETS = 1023
 """Subsets that get a number."""
 PRINTED = 0x80
-"""Added to the tag of a reply whose host has printed something, which is not part of the message."""
+"""Added to the tag of a reply if its host has printed something that is not part of the message."""
 
 
 class StepSubset(NamedTuple):
@@ -56,7 +56,7 @@ class BroadcastContent(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What is sent between a `MessageChannel` and its host."""
+    """A message between a `MessageChannel` and its host."""
 
     tag: int  #: Kind of message.
     number: int = 0  #: Number of the command that it contains or replies to.
@@ -178,7 +178,7 @@ def decode_reply(message: Message) -> Reply:
     reply: Reply
     try:
         reply, env_ids = copying.Unpickler(head, buffers).load()
-    except Exception as error:  # for example from a user's own space
+    except Exception as error:  # for example from a user's own space class
         raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
     for env_id in env_ids:
         start, left = head.tell(), operator.length_hint(buffers)
@@ -191,7 +191,7 @@ def decode_reply(message: Message) -> Reply:
             )
             failure.__cause__ = error
             reply.failures[env_id] = Failure(failure, env_id, "the copying of its result")
-            head.seek(start)  # go on with the next pickle and its buffers
+            head.seek(start)  # continue with the next pickle and its buffers
             num_own = sum(opcode.name == "NEXT_BUFFER" for opcode, _, _ in pickletools.genops(head))
             buffers = iter(frames[len(frames) - left + num_own :])
     return reply

@@ -47,7 +47,7 @@ def dumps(value: object) -> bytes:
 
 
 def pickles(value: object) -> bool:
-    """Whether a value can be pickled and sent to another process."""
+    """Return whether a value can be pickled and sent to another process."""
     try:
         dumps(value)
     except Exception:  # noqa: BLE001 (the answer is no, whatever the reason)
@@ -59,7 +59,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def is_unchangeable(value: object) -> bool:
-    """Whether a value is a plain immutable one, which can be shared."""
+    """Return whether a value is a plain immutable one, which can be shared."""
     kind = type(value)
     return kind in _IMMUTABLE or (isinstance(value, np.generic) and kind is not np.void)
 
@@ -128,7 +128,7 @@ def deep_copy_but_graph(value: Any) -> Any:
 
 
 def pickle_roundtrip(value: Any) -> Any:
-    """Return a copy as another process would receive it: what cannot be pickled raises here, in every mode."""
+    """Return a copy as another process would receive it; raise, in every mode, if the value cannot be pickled."""
     is_plain = is_unchangeable(value) or _is_plain_array(value) or is_tensor(value)
     return deep_copy(value) if is_plain else loads(dumps(value))
 
@@ -179,15 +179,15 @@ def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception
         operation, argument = f"{argument.name}()", argument[1:]
     argument = _unpicklable_part(argument)
     return UnpicklableError(
-        f"What {operation} was given for env {env_id} is of type {type(argument).__name__} and cannot be copied to the "
-        f"env ({type(error).__name__}: {error}). Nothing was sent. Give plain data."
+        f"The argument of {operation} for env {env_id}, of type {type(argument).__name__}, cannot be copied to the env "
+        f"({type(error).__name__}: {error}). Nothing was sent. Give plain data."
     )
 
 
 def cannot_travel(value: object, error: Exception) -> UnpicklableError:
     """Return the error for a result that cannot be copied out of its env."""
     failure = UnpicklableError(
-        f"The result has a {type(_unpicklable_part(value)).__name__} in it, which cannot be copied to the caller "
+        f"The result contains a {type(_unpicklable_part(value)).__name__}, which cannot be copied to the caller "
         f"({type(error).__name__}: {error}). Return plain data, or ask for a part of it with a dotted name."
     )
     failure.__cause__ = error
@@ -211,12 +211,12 @@ class Broadcast:
     """
 
     def __init__(self, method: str, *arguments: object) -> None:
-        what = f"What {method.rpartition('.')[2]}() was given"
+        what = f"The argument of {method.rpartition('.')[2]}()"
         self.packed: Array | None = pickled((method, arguments), what, "Give plain data.")
         self.stored: object = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out what only the caller uses."""
+        """Leave out the part that only the caller uses."""
         return {"packed": self.packed, "stored": None}
 
     def without_content(self) -> Broadcast:
@@ -234,7 +234,7 @@ class Broadcast:
 def pickled(content: object, what: str, way_out: str) -> Array:
     """Return a pickle, ``(nbytes,)`` uint8, which can be sent to all hosts without a copy for each.
 
-    If it cannot be pickled, the error says ``what`` it is and the ``way_out``.
+    If it cannot be pickled, the error message contains ``what`` it is and the ``way_out``.
     """
     try:
         packed = dumps(content)

@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use, and by which limit.
+"""The number of CPU cores that this process may use, and the limits that determine it.
 
 `os.cpu_count` counts the machine's cores. A process may be allowed fewer: by its CPU affinity (`taskset`, a batch
 scheduler, a cpuset), or by a cgroup's CPU quota (a container started with "1.5 CPUs" still sees every core of the

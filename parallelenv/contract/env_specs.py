@@ -95,13 +95,13 @@ def make_factories(envs: Any) -> tuple[EnvFactory, ...]:
         raise InvalidEnvError(f"envs={show(envs)} is a single {what}. {_as_list(envs)}")
     if isinstance(envs, (set, frozenset, Mapping)):
         raise ArgumentError(
-            f"envs={show(envs)} is a {type(envs).__name__}, which says of no env which id it gets. Give a list: the "
-            "id of an env is its place there."
+            f"envs={show(envs)} is a {type(envs).__name__}, which does not define env ids. Give a list: the id of an "
+            "env is its index."
         )
     try:
         items = list(envs)
     except TypeError:
-        raise InvalidEnvError(f"envs={show(envs)} is no list. Give a list with {_ACCEPTED} each.") from None
+        raise InvalidEnvError(f"envs={show(envs)} is not a list. Give a list; each item is {_ACCEPTED}.") from None
     if not items:
         raise InvalidEnvError(f"envs is empty. Give at least one of: {_ACCEPTED}.")
     factories = tuple(_factory(env_id, item) for env_id, item in enumerate(items))
@@ -111,13 +111,13 @@ def make_factories(envs: Any) -> tuple[EnvFactory, ...]:
         if factory.is_live and first != factory.env_id:
             raise InvalidEnvError(
                 f"envs[{first}] and envs[{factory.env_id}] are the same instance, {show(factory.source)}. Two ids "
-                "cannot share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
+                "cannot share one env. Make one for each: [make() for _ in range(n)], or give env fns: [make] * n."
             )
     return factories
 
 
 def _factory(env_id: int, item: object) -> EnvFactory:
-    if isinstance(item, str):  # looked up in the caller, where the user may have registered it
+    if isinstance(item, str):  # looked up in the caller's process, where the user may have registered it
         try:
             module, colon, name = item.rpartition(":")
             if colon:  # as in gymnasium.make: importing the module registers the env
@@ -130,7 +130,7 @@ def _factory(env_id: int, item: object) -> EnvFactory:
         return EnvFactory(env_id, item, is_live=True)
     is_source = isinstance(item, EnvSpec) or callable(item)
     if not is_source and not is_for_calls(item):
-        raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is no env. Give {_ACCEPTED}.")
+        raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is not an env. Give {_ACCEPTED}.")
     return EnvFactory(env_id, item, is_live=not is_source)
 
 
@@ -140,11 +140,11 @@ def _as_list(item: object) -> str:
         word = show(item) if isinstance(item, str) else "spec"
         return f"Give a list, [{word}] * n, or use ParallelEnv.make({word}, num_envs=n)."
     if is_env(item):
-        return "Give a list, one each, to ParallelEnv: [make() for _ in range(n)]."
+        return "Give ParallelEnv a list of envs: [make() for _ in range(n)]."
     if not callable(item):
-        return f"Give {_ACCEPTED}, in a list, to ParallelEnv."
+        return f"Give ParallelEnv a list; each item is {_ACCEPTED}."
     name = getattr(item, "__name__", "")
-    return f"Give a list, one per env, to ParallelEnv: [{name if name.isidentifier() else 'env_fn'}] * n."
+    return f"Give ParallelEnv a list with one per env: [{name if name.isidentifier() else 'env_fn'}] * n."
 
 
 def registered(
@@ -152,13 +152,13 @@ def registered(
 ) -> EnvSpec:
     """Return the spec of a registered id to call ``gymnasium.make`` with.
 
-    Of the user's ``make_kwargs``, those raise that the env lacks and that are an option of the mode, known from other
-    libraries, or like one of ``own_arguments``, those of ``ParallelEnv.make``.
+    It raises an `ArgumentError` if the env does not take one of the user's ``make_kwargs``, and that is an option of
+    the mode, known from other libraries, or similar to one of ``own_arguments``, the arguments of ``ParallelEnv.make``.
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
-            f"id={show(id)} is no registered id and no EnvSpec. {_as_list(id)} Arguments of an env fn go in by "
-            "functools.partial."
+            f"id={show(id)} is neither a registered id nor an EnvSpec. {_as_list(id)} Pass arguments of an env fn "
+            "with functools.partial."
         )
     spec: EnvSpec = make_factories([id])[0].source
     for name, value in make_kwargs.items():
@@ -166,12 +166,12 @@ def registered(
         if name in option_names:
             hint = f" It is an option of the mode: give it in backend_options={{{name!r}: {show(value)}}}."
         if hint and not _takes(spec, name):
-            raise ArgumentError(f"{name}={show(value)} is no argument of ParallelEnv.make(), nor of {spec.id}.{hint}")
+            raise ArgumentError(f"{name}={show(value)} is not an argument of ParallelEnv.make() or of {spec.id}.{hint}")
     return spec
 
 
 def _takes(spec: EnvSpec, name: str) -> bool:
-    """Whether an env's constructor takes an argument. Called for suspect names only: it imports the env's module."""
+    """Return whether an env's constructor takes an argument. Only for suspect names: it imports the env's module."""
     try:
         creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
         parameters = inspect.signature(creator).parameters.values()
@@ -199,17 +199,17 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
         except Exception as error:  # pickling runs user code, which may raise anything
             attributes = getattr(getattr(source, "unwrapped", source), "__dict__", {})
             guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not pickles(value)]
-            blame = f"To blame: {', '.join(guilty)}. " if guilty else ""
+            blame = f"These cannot be pickled: {', '.join(guilty)}. " if guilty else ""
             raise UnpicklableError(
                 f"env {factory.env_id} cannot move to its worker: its {'instance' if factory.is_live else 'env fn'} "
-                f"{show(source)} does not pickle ({type(error).__name__}: {error}). "
-                f"{blame}Give an env fn that makes such things where it runs, or use para_mode='dummy' or 'thread'."
+                f"{show(source)} cannot be pickled ({type(error).__name__}: {error}). "
+                f"{blame}Give an env fn that makes such objects where it runs, or use para_mode='dummy' or 'thread'."
             ) from error
     return [packed[id(factory.source)] for factory in factories]
 
 
 def _loses_state(env: object) -> bool:
-    """Whether a live env, or one of a vector env, was reset and `EzPickle` would lose its state."""
+    """Return whether a live env, or one of a vector env, was reset and `EzPickle` would lose its state."""
     base, layer = getattr(env, "unwrapped", env), env
     if is_vector_env(env):
         return any(map(_loses_state, getattr(base, "envs", ())))
@@ -260,13 +260,13 @@ def _modules_of_id(text: str) -> list[str]:
 
 
 def is_env(candidate: object) -> bool:
-    """Whether an object can be used as an env: it has callable ``reset`` and ``step``."""
+    """Return whether an object can be used as an env: it has callable ``reset`` and ``step``."""
     methods = [getattr(candidate, name, None) for name in ("reset", "step")]
     return not isinstance(candidate, type) and all(map(callable, methods))
 
 
 def is_for_calls(candidate: object) -> bool:
-    """Whether an object without steps can be used for calls: its class has a public method and is not one of data."""
+    """Return whether an object without steps can be used for calls: it has a public method and is not plain data."""
     kind = type(candidate)
     if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
         return False
@@ -274,19 +274,19 @@ def is_for_calls(candidate: object) -> bool:
 
 
 def is_vector_env(env: object) -> bool:
-    """Whether an env is a vector env: of Gymnasium, or of EnvPool, whose vector envs derive from Gymnasium's."""
+    """Return whether an env is a vector env: of Gymnasium, or of EnvPool, whose vector envs derive from Gymnasium's."""
     return isinstance(env, gymnasium.vector.VectorEnv)
 
 
 def refuse_foreign(env: object, env_id: int) -> None:
-    """Raise an `InvalidEnvError` for PettingZoo's multi-agent envs, which have another contract, and closed envs."""
+    """Raise an `InvalidEnvError` for closed envs, and PettingZoo's multi-agent envs, which have another contract."""
     if any(kind.__module__.partition(".")[0] == "pettingzoo" for kind in type(env).__mro__):
         raise InvalidEnvError(
             f"env {env_id} is {show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side by "
-            "side and is not PettingZoo's ParallelEnv. Wrap it into a gymnasium.Env first."
+            "side and is not PettingZoo's ParallelEnv. Wrap it in a gymnasium.Env first."
         )
     if hasattr(env, "all_env_ids") and hasattr(env, "async_reset") and not is_vector_env(env):
-        raise InvalidEnvError(f"env {env_id} is {show(env)}, of EnvPool. Make it by envpool.make_gymnasium().")
+        raise InvalidEnvError(f"env {env_id} is {show(env)}, an EnvPool env. Make it with envpool.make_gymnasium().")
     if is_vector_env(env) and env.closed:  # type: ignore[attr-defined]
         raise InvalidEnvError(
             f"env {env_id} is {show(env)}, a vector env that is closed. Give a new one, or an env fn."
@@ -300,9 +300,9 @@ def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
         first = seen.setdefault((one.process, one.instance), env_id)
         if first != env_id:
             raise InvalidEnvError(
-                f"The env fns of envs {first} and {env_id} have returned the same instance. Two ids cannot share one "
-                "env: an env fn must make a new one each time. Of fns made in a loop, all see the loop's last value: "
-                "give functools.partial(make, value)."
+                f"The env fns of envs {first} and {env_id} returned the same instance. Two ids cannot share one env: "
+                "an env fn must make a new one each time. Functions made in a loop all see its last value: use "
+                "functools.partial(make, value)."
             )
 
 

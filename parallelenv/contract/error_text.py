@@ -1,4 +1,4 @@
-"""Parts of messages, hints at what may have been meant, and plain text tables."""
+"""Parts of messages, hints for misspelt and foreign names, and plain text tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Repr(reprlib.Repr):
     def repr_instance(self, x: object, level: int) -> str:
         """Describe large arrays and tensors by shape and dtype."""
         shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-        if not hasattr(type(x), "__array__") or shape is None or dtype is None:  # a space has both, too
+        if not hasattr(type(x), "__array__") or shape is None or dtype is None:  # a space also has both
             return super().repr_instance(x, level)
         text = " ".join(repr(x).split()) if math.prod(shape) <= self.maxlist else ""
         return text if 0 < len(text) <= _LONGEST else f"<{type(x).__name__} of shape {tuple(shape)} and dtype {dtype}>"
@@ -42,7 +42,7 @@ _REPR = _Repr()
 
 
 def show(value: object) -> str:
-    """Return a value as a user would write it; if that is long, it is cut, or the type and length. Never raises."""
+    """Return a value as a user would write it; if that is long, shortened, or its type and length. Never raise."""
     try:
         text = _REPR.repr(value)
         if len(text) > _LONGEST and isinstance(value, (list, tuple, set, frozenset, dict)):
@@ -117,25 +117,25 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Seq
 
 
 # ---------------------------------------------------------------- hints for users of other libraries
-# More: ``docs/coming-from.md``. No name is rejected because it is listed here: it may be one of the user's own. What
-# rejects a name looks up a hint.
+# More: ``docs/coming-from.md``. No name is rejected because it is listed here: it may be one of the user's own. The
+# code that rejects a name looks up a hint.
 
 GIVE_SPACES = "give ParallelEnv spaces=(observation_space, action_space)"
 
-SET_ONCE = "It is settled when a ParallelEnv is made. Make another one: ParallelEnv(envs, {0}=...)."
+SET_ONCE = "It is fixed when a ParallelEnv is made. Make another one: ParallelEnv(envs, {0}=...)."
 _OF_MAKE = ("num_envs", "render_mode", "max_episode_steps")
 """Foreign to `ParallelEnv`, but not to `ParallelEnv.make`; and attributes of envs."""
 FOREIGN_SETTINGS = ("training", "update_running_mean", "norm_obs", "norm_reward", "asynchronous", "para_mode")
-"""Wrappers of other libraries can set these; here that would be without effect and without notice."""
-_TABLE = {  # the hint: the words that it is for
+"""Wrappers of other libraries can set these; here that would silently have no effect."""
+_TABLE = {  # hint: the words for which it is shown
     # arguments
     "Give spaces=(observation_space, action_space) of one env.": "observation_space action_space",
     "Give start_method='spawn', to ParallelEnv.make() as backend_options={'start_method': 'spawn'}.": "context",
     "It is an option of para_mode='subproc'; ParallelEnv.make() takes it in backend_options={...}.": "start_method",
-    "Give num_cpus: so many workers, each with a share of the envs.": "num_workers num_threads max_concurrency",
-    "Give asynchronous='restart': an env that ends begins its next episode in the same step.": "autoreset auto_reset",
+    "Give num_cpus: the number of workers, each with a share of the envs.": "num_workers num_threads max_concurrency",
+    "Give asynchronous='restart': an env that ends starts its next episode in the same step.": "autoreset auto_reset",
     "Leave it out: workers use shared memory wherever the spaces allow it.": "shared_memory",
-    "Leave it out: workers end with their caller, and may start processes all the same.": "daemon",
+    "Leave it out: workers exit with their caller, and can start processes anyway.": "daemon",
     "It is an argument of to_gymnasium(); without an adapter give asynchronous='restart'.": "autoreset_mode",
     "It is an argument of to_gymnasium().": "observation_mode",
     "It is an argument of to_tianshou(); without an adapter use recv(min_envs=...).": "wait_num",
@@ -151,37 +151,37 @@ _TABLE = {  # the hint: the words that it is for
     "Put the result of to_sb3() into a VecMonitor, or a RecordEpisodeStatistics around the ParallelEnv.": (
         "monitor_dir monitor_kwargs"
     ),
-    "Give a list with so many items, or use ParallelEnv.make(id, num_envs=n).": "num_envs",
-    "It belongs to each env: ParallelEnv.make(id, num_envs=n, ...) hands it on, or give env fns.": (
+    "Give a list with that many items, or use ParallelEnv.make(id, num_envs=n).": "num_envs",
+    "It belongs to each env: ParallelEnv.make(id, num_envs=n, ...) passes it on, or give env fns.": (
         "render_mode max_episode_steps"
     ),
-    "Give step_trigger, a function of the number of steps: a film shows all envs, whose episodes end apart.": (
+    "Give step_trigger, a function of the number of steps: a video shows all envs, not one episode.": (
         "episode_trigger record_video_trigger"
     ),
     # words of para_mode and asynchronous
     "Gymnasium's 'sync' is 'dummy' here.": "sync",
     "Gymnasium's 'async' is 'subproc' here.": "async",
-    "What it does is 'dummy' here.": "DummyVecEnv SyncVectorEnv DummyVectorEnv",
-    "What it does is 'subproc' here.": "SubprocVecEnv AsyncVectorEnv SubprocVectorEnv",
+    "The equivalent here is 'dummy'.": "DummyVecEnv SyncVectorEnv DummyVectorEnv",
+    "The equivalent here is 'subproc'.": "SubprocVecEnv AsyncVectorEnv SubprocVectorEnv",
     "Give para_mode='subproc', caller_steps=True.": "subproc+caller_steps",
-    "Gymnasium's 'SameStep' is 'restart' here; to_gymnasium('SameStep') has its very form.": "SameStep SAME_STEP",
+    "Gymnasium's 'SameStep' is 'restart' here; to_gymnasium('SameStep') keeps its format.": "SameStep SAME_STEP",
     "Gymnasium's 'NextStep' is to_gymnasium('NextStep') here, whatever asynchronous is.": "NextStep NEXT_STEP",
-    "Gymnasium's 'Disabled' is 'continue' here; to_gymnasium('Disabled') has its very form.": "Disabled DISABLED",
+    "Gymnasium's 'Disabled' is 'continue' here; to_gymnasium('Disabled') keeps its format.": "Disabled DISABLED",
     # attributes and methods
-    "What NormalizeStates and NormalizeRewards count stops by env.frozen = True, set on the outermost wrapper.": (
+    "Set env.frozen = True on the outermost wrapper to stop the statistics of NormalizeStates and NormalizeRewards.": (
         "training update_running_mean"
     ),
-    "Leave out NormalizeStates for it.": "norm_obs",
-    "Leave out NormalizeRewards for it.": "norm_reward",
+    "Leave out NormalizeStates instead.": "norm_obs",
+    "Leave out NormalizeRewards instead.": "norm_reward",
     SET_ONCE.format("asynchronous"): "asynchronous",
     SET_ONCE.format("para_mode"): "para_mode",
     "Here it is customized_method(name, {'argument': value}, id).": "env_method",
     "Here it is to_gymnasium().": "to_gym",
-    "Try run_episodes(policy, num_episodes=n); customized_method('evaluate') calls the envs' own.": "evaluate",
+    "Try run_episodes(policy, num_episodes=n); customized_method('evaluate') calls the envs' own method.": "evaluate",
     "Here it is env.action_space.sample().": "sample_actions",
     "Here it is get_env_attr(name, id).": "get_attr",
     "Here it is set_env_attr(name, value, id).": "set_attr",
-    "get_env_attr(name, default=...) answers the default for envs that do not have it.": "has_attr",
+    "get_env_attr(name, default=...) returns the default for envs that do not have it.": "has_attr",
     "Give them to reset(options=...).": "set_options",
     "Here it is num_envs.": "env_num",
     "Here it is closed.": "is_closed",
@@ -195,15 +195,13 @@ _TABLE = {  # the hint: the words that it is for
     "Here it is call(name, [arguments], id).": "call_at",
     "Here it is attr(name, id).": "attr_at",
     "Here it is command(name, data, id).": "command_at",
-    "Here it is next_task(id), of what ParallelEnv.from_samplers() returns.": "next_task_at",
-    "Collectors of Tianshou take what to_tianshou() returns.": "is_async",
-    "Here it is state_statistics, of NormalizeStates; its mean and variance are those of .leaves[''].": "obs_rms",
-    "Here it is reward_statistics, of NormalizeRewards; its variance is that of .leaves[''].": "return_rms ret_rms",
-    "It is an attribute of NormalizeStates and NormalizeRewards, and there is neither around this.": (
-        "frozen statistics"
-    ),
-    "It is an attribute of NormalizeStates, and there is none around this.": "state_statistics normalizer",
-    "It is an attribute of NormalizeRewards, and there is none around this.": "reward_statistics",
+    "Here it is next_task(id), a method of the result of ParallelEnv.from_samplers().": "next_task_at",
+    "Tianshou's collectors take the result of to_tianshou().": "is_async",
+    "Here it is state_statistics, of NormalizeStates; .leaves[''] has its mean and variance.": "obs_rms",
+    "Here it is reward_statistics, of NormalizeRewards; .leaves[''] has its variance.": "return_rms ret_rms",
+    "It is an attribute of NormalizeStates and NormalizeRewards; this has neither wrapper.": ("frozen statistics"),
+    "It is an attribute of NormalizeStates; this does not have that wrapper.": "state_statistics normalizer",
+    "It is an attribute of NormalizeRewards; this does not have that wrapper.": "reward_statistics",
 }
 _HINTS = {word: hint for hint, words in _TABLE.items() for word in words.split()}
 

@@ -1,4 +1,4 @@
-"""A failure of one env, and how it gets from the host to the user.
+"""A failure of one env, and its way from the host to the user.
 
 An exception keeps its type, its attributes and a traceback that shows the user's own source line, in every mode.
 """
@@ -166,7 +166,7 @@ def _safe_str(exception: BaseException) -> str:
 def _unpack(packed: _Packed, exception: BaseException | None = None) -> BaseException:
     """Return the exception with its traceback and causes; if its class imports only in the worker, an `EnvError`.
 
-    Members of an exception group were loaded with it, and lack only these.
+    The members of an exception group are loaded with the group and lack only these.
     """
     if exception is None:
         with contextlib.suppress(Exception):

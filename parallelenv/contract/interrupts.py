@@ -1,7 +1,7 @@
 """Sections that Ctrl-C must not interrupt.
 
 A `KeyboardInterrupt` can be raised between any two bytecodes of the main thread: for example after a message was
-written but before that was recorded, and the two sides disagree from then on. While the caller *waits*, it may be
+written but before this was recorded; from then on the two sides would disagree. While the caller *waits*, it may be
 interrupted; while it sends, records a reply, or opens or closes system resources, the interrupt is delayed.
 """
 
@@ -18,9 +18,9 @@ _INTERRUPT = int(signal.SIGINT)
 
 
 class DeferSigint:
-    """A context manager that delays SIGINT until its end. Not reentrant; main thread only.
+    """A context manager that delays SIGINT until its end. It is not reentrant.
 
-    In other threads it does nothing, as Python runs signal handlers in the main thread only. The previous handler is
+    Outside of the main thread it does nothing, because Python runs signal handlers only there. The previous handler is
     restored and handles a delayed interrupt.
     """
 

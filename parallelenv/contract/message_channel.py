@@ -149,14 +149,14 @@ class MessageStep:
         self._shield = DeferSigint()  # what was written or read cannot be written or read again
         self._number = 0
         self._pending: dict[MessageChannel, int] = {}  # place of each channel without a reply
-        self._done: list[int] = []  # places of those whose reply was read and says only that the step is done
+        self._done: list[int] = []  # places of those whose reply was read and only reports the end of the step
 
     def send(self, number: int) -> None:  # noqa: D102 (see RepeatedStep)
         with self._shield:
             self._send(number)
 
     def _send(self, number: int) -> None:
-        """Send all messages, or those before one to a host that has died, as its channel tells the next wait."""
+        """Send all messages; a channel whose host has died reports that at the next wait."""
         self._number, self._done = number, []
         self._pending = {channel: place for place, (channel, _) in enumerate(self._parts)}
         for channel, (tag, _, _, subset) in self._parts:
@@ -174,7 +174,7 @@ class MessageStep:
         return True
 
     def _read(self, channel: MessageChannel) -> bool:
-        """Read a reply; return whether it says only that the step is done."""
+        """Read a reply; return whether it only reports the end of the step."""
         if channel.inbox or channel not in self._pending:
             return False
         try:

@@ -1,4 +1,4 @@
-"""What a worker needs to start, in a form that can be sent to another process."""
+"""The data that a worker needs to start, in a form that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PackedSpec(WorkerSpec):
     environment: dict[str, str]
     path: tuple[str, ...]  #: The caller's ``sys.path``: Ray workers know only a part of it.
     registered: dict[str, bytes]  #: Env specs that the caller registered.
-    shared: Any = ()  #: The shared arrays, or what a worker needs to find them.
+    shared: Any = ()  #: The shared arrays, or the data that a worker needs to find them.
 
     @classmethod
     def pack(

@@ -83,7 +83,7 @@ ManageRequest = Literal["save", "load", "loose_leaves", "set_info_forms", "start
 
 
 class Lookup(NamedTuple):
-    """What ``get`` returns of each env."""
+    """The kind of value that ``get`` returns for each env."""
 
     #: Name of an attribute, or several joined by dots; ``None`` if each env has its own among the arguments.
     key: str | None = None
@@ -107,11 +107,11 @@ class Reply:
     """A host's reply to the command with this number."""
 
     number: int
-    #: What the operation returned, by env id, without empty results: a plain step pickles nothing.
+    #: Results of the operation, by env id, without empty ones: a plain step pickles nothing.
     values: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)  #: The failures, by env id.
     rows: Rows | None = None  #: Result rows of the command's env ids, from hosts that do not share the batch.
-    output: Sequence[Printed] = ()  #: What envs printed where the caller does not see it, and each `Remark`.
+    output: Sequence[Printed] = ()  #: Output of envs that the caller does not see, and each `Remark`.
 
 
 class Printed(NamedTuple):
@@ -126,16 +126,16 @@ class Remark(Printed):
 
 
 class NoEffect(Remark):
-    """A warning that something which the user gave has no effect."""
+    """A warning that an argument of the user has no effect."""
 
 
 class Extra(NamedTuple):
-    """What a step or reset of one env returns beyond its rows in the batch; ``None`` where there is nothing."""
+    """Values that a step or reset of one env returns beyond its rows in the batch; ``None`` for those it lacks."""
 
     info: Info | None = None  #: The env's info.
     loose: list[object] | None = None  #: Leaves of its state that are not in the batch, in order.
     reward: tuple[object] | None = None  #: A one-tuple of its reward if that is not a number.
-    ended_loose: list[Any] | None = None  #: Like ``loose``, of the last state of an episode if the env was reset, too.
+    ended_loose: list[Any] | None = None  #: Like ``loose``, of the last state of an episode if the env was also reset.
     reset_info: Info | None = None  #: The info of that reset.
     #: ``True`` if that reset, or the reset that this is the result of, found no further episode. The env's row then
     #: still holds its last state.
@@ -151,7 +151,7 @@ EXHAUSTED = {"exhausted": True}
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What is needed to start one host, the first time or again after it died."""
+    """The data needed to start one host, the first time or again after it died."""
 
     env_ids: tuple[int, ...]  #: Its envs: consecutive ids.
     envs: tuple[EnvFactory, ...]  #: A factory for each of them.
@@ -168,19 +168,19 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What a vector env can do, whose sub-envs have an env id each."""
+    """Properties of a vector env, whose sub-envs have an env id each."""
 
     num_envs: int  #: Number of its sub-envs.
     name: str  #: Its class, for messages.
-    autoreset: str  #: When it begins the next episode of a sub-env: ``"NextStep"``, ``"SameStep"``, ``"Disabled"``.
-    is_assumed: bool = False  #: Whether it does not say so itself.
+    autoreset: str  #: When it starts the next episode of a sub-env: ``"NextStep"``, ``"SameStep"``, ``"Disabled"``.
+    is_assumed: bool = False  #: Whether that is assumed, because its metadata does not contain it.
     steps_some: bool = False  #: Whether it can step some of its sub-envs and not others.
     resets_some: bool = False  #: Whether it can reset some of its sub-envs.
     steps_ended: bool = False  #: Whether it takes a step of sub-envs whose episode has ended, which does not count.
     seeds_each: bool = False  #: Whether it takes a seed for each sub-env, and not one for all.
 
     def does_for_some(self, operation: str) -> bool:
-        """Whether it can do something for some of its sub-envs."""
+        """Return whether it can execute an operation on only some of its sub-envs."""
         return (
             self.resets_some if operation == "reset" else operation == "step" and (self.steps_some or self.steps_ended)
         )
@@ -188,7 +188,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class EnvFacts:
-    """What the caller needs to know of an env that runs elsewhere."""
+    """The facts that the caller needs about an env that runs elsewhere."""
 
     observation_space: Space | None  #: ``None`` if the env declares none.
     action_space: Space | None  #: ``None`` if the env declares none.
@@ -197,32 +197,32 @@ class EnvFacts:
     process: ProcessInfo = UNKNOWN_PROCESS  #: The process that it runs in.
     instance: int = 0  #: Its `id` there, to tell it from other objects.
     has_steps: bool = True  #: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
-    group: GroupFacts | None = None  #: What it can do as a vector env; ``None`` if it is a single env.
+    group: GroupFacts | None = None  #: Its properties as a vector env; ``None`` if it is a single env.
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What is known of the death of a host."""
+    """The known facts about the death of a host."""
 
     pid: int | None = None  #: Process id, if known.
     exitcode: int | None = None  #: Exit code, negative for a signal, if known.
-    detail: str = ""  #: What else is known, one sentence or empty.
+    detail: str = ""  #: Other known facts, one sentence or empty.
     last_lines: str = ""  #: The last lines that it printed, or empty.
 
     def __str__(self) -> str:
         """Return what happened and the likely cause, one or two sentences."""
         if self.exitcode is None:
-            return self.detail or "How it ended is not known."
+            return self.detail or "How it exited is not known."
         if self.exitcode >= 0:
-            what = f"It ended with exit code {self.exitcode}; most likely an env, or a library that it uses, ended the"
+            what = f"Its exit code is {self.exitcode}; most likely an env, or a library that it uses, ended the"
             return f"{what} process. {self.detail}".strip()
         number = -self.exitcode
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         cause = {
             "SIGKILL": "; often the system's out-of-memory killer, or kill -9",
             "SIGSEGV": "; a crash in compiled code that an env uses",
-            "SIGABRT": "; compiled code that an env uses gave up",
-            "SIGTERM": "; somebody asked it to end",
+            "SIGABRT": "; compiled code that an env uses aborted",
+            "SIGTERM": "; a request to terminate",
         }.get(name, "")
         return f"It was killed by {name}{cause}. {self.detail}".strip()
 
@@ -245,14 +245,14 @@ class Channel(Protocol):
     def receive(self) -> Reply:
         """Return the next reply; raise `HostDied` if the host has died and none is left.
 
-        Called only after `Backend.wait` returned this channel.
+        It is called only after `Backend.wait` returned this channel.
         """
 
     def attach(self, batch: Batch) -> None:
-        """Give the host the batch. The rows of later commands are there."""
+        """Give the host the batch that has the rows of later commands."""
 
     def cause_of_death(self) -> Death:
-        """Return what is known of the death of a host for which `HostDied` was raised."""
+        """Return the known facts about the death of a host for which `HostDied` was raised."""
 
     def kill(self) -> None:
         """End the host at once, whatever it is doing, and release its resources."""
@@ -274,15 +274,15 @@ class RepeatedStep(Protocol):
     def wait(self, timeout: float) -> bool:
         """Wait until all hosts have stepped, no longer than ``timeout`` seconds.
 
-        It returns ``True`` if all have and have nothing to say: no reply follows. If ``False``, `leave_to_channels` is
-        called.
+        It returns ``True`` if all have stepped and have nothing to report: no reply follows. If it returns ``False``,
+        `leave_to_channels` is called.
         """
 
     def leave_to_channels(self, number: int) -> None:
         """Let the channels receive the hosts' replies to the step of this number, like those to any other command.
 
-        Called in a section that Ctrl-C does not interrupt; also if `send` or `wait` was interrupted anywhere. The hosts
-        then step in any case, once.
+        It is called in a section that Ctrl-C does not interrupt, also if `send` or `wait` was interrupted anywhere. The
+        hosts then step exactly once.
         """
 
 
@@ -296,7 +296,7 @@ class Backend(Protocol):
     #: Whether all envs run in this process: live instances are used themselves, not copied, and actions with gradients
     #: reach them with their graph.
     uses_live_envs: bool = False
-    placement: str = ""  #: What ``repr`` shows about how hosts are reached; may be empty.
+    placement: str = ""  #: Text that ``repr`` shows about how hosts are reached; may be empty.
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
         """Return how many workers to start for ``num_envs`` envs, from 1 to that number.
@@ -319,8 +319,8 @@ class Backend(Protocol):
         Args:
             channels: Those of such hosts, at least one.
             timeout: Seconds; ``None`` means no limit.
-            wanted: How many replies the caller needs to go on. A backend that wakes for each of them at little cost may
-                wait for so many; it must not wait on for a host that has died or has printed something.
+            wanted: Number of replies that the caller needs to continue. A backend that wakes for each of them at little
+                cost may wait for that many; it must not keep waiting when a host has died or has printed something.
 
         Returns:
             The channels whose `Channel.receive` will not block; empty after ``timeout``.
@@ -337,21 +337,21 @@ class Backend(Protocol):
         """Return a descriptor of the backend's by which an event loop can wait for replies.
 
         It becomes readable when a host replies or dies, and stays so until `wait` has returned that host's channel. It
-        may be readable without need. ``None``: `wait` is called again and again.
+        may be readable without a reply. ``None``: `wait` is called repeatedly.
         """
         return None
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:
-        """Close all envs and end all hosts: ask, then terminate, then kill. May be called again.
+        """Close all envs and end all hosts: ask, then terminate, then kill. It may be called again.
 
         It may raise `KeyboardInterrupt`; it is then called again with a timeout of 0.
 
         Args:
-            channels: All that were launched and not killed; hosts of an interrupted `launch` are ended as well.
+            channels: All that were launched and not killed; hosts of an interrupted `launch` are also ended.
             timeout: Seconds before hosts that have not exited are killed.
 
         Returns:
-            What envs printed where the caller does not see it and that no reply contained.
+            Output of envs that the caller does not see and that no reply contained.
         """
 
 
@@ -359,7 +359,7 @@ class Sharing(Backend, Protocol):
     """A backend that can give all envs the same arrays. The other backends reject ``shared=``."""
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Copy arrays of plain dtypes to where all hosts can read them. Called between `plan_workers` and `launch`.
+        """Copy arrays of plain dtypes to where all hosts can read them, between `plan_workers` and `launch`.
 
         Returns:
             The value for `WorkerSpec.shared`; `launch` gives it to the hosts as read-only arrays.

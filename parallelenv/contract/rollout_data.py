@@ -1,4 +1,4 @@
-"""What caller and hosts of a rollout send each other: a request for some steps, and the chunk of steps that results."""
+"""The messages between the caller and the hosts of a rollout: a request for steps, and the resulting chunk."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from parallelenv.contract.tensors import imported_torch, is_tensor
 from parallelenv.errors import ArgumentError
 
 StepIndex = tuple[int, int]
-"""A step, counted from the beginning of the chunk or rollout, and an env id."""
+"""A step, counted from the start of the chunk or rollout, and an env id."""
 
 
 class RecurrentState(NamedTuple):
     """The recurrent state of a policy for some envs.
 
     ``rows`` is a nest of dicts, tuples and lists of arrays, whose first axis is that of ``env_ids``. Those of the envs
-    in ``begins``, whose episode has not begun, are to be ignored.
+    in ``begins``, whose episode has not started, are ignored.
     """
 
     env_ids: tuple[int, ...]
@@ -69,7 +69,7 @@ class RolloutChunk:
     valid: Array  #: ``(num_steps, k)`` bool: whether the env made this step.
     ended: EpisodeEnds  #: Episodes that ended.
     extras: dict[str, Array] = field(default_factory=dict)  #: The policy's further outputs, ``(num_steps, k, ...)``.
-    said: dict[StepIndex, Extra] = field(default_factory=dict)  #: What steps returned beyond the rows.
+    said: dict[StepIndex, Extra] = field(default_factory=dict)  #: Values that steps returned beyond the rows.
     loose: dict[int, list[object]] = field(default_factory=dict)  #: By env id, loose leaves of the states at the end.
     memory: RecurrentState | None = None  #: The policy's recurrent state after the last step, if it has one.
     seconds: float = 0.0  #: Time that the host needed, without that of messages.
@@ -127,9 +127,9 @@ def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasForm
                 joined[name] = ExtrasFormat(now.shape, np.promote_types(before.dtype, now.dtype))
                 continue
         raise ArgumentError(
-            f"The policy's extras[{name!r}] are of shape {now.shape} and dtype {now.dtype} per env, but before, or of "
-            f"other envs, of shape {before.shape} and dtype {before.dtype}. To be stacked they must be alike in every "
-            "step."
+            f"The policy's extras[{name!r}] have shape {now.shape} and dtype {now.dtype} per env, but earlier, or for "
+            f"other envs, shape {before.shape} and dtype {before.dtype}. They must be alike in every step, so that "
+            "they can be stacked."
         )
     return joined
 

@@ -68,7 +68,7 @@ class Structure:
             self._paths.append(path)
 
     def is_fixed(self, leaf: int) -> bool:
-        """Whether values of this leaf have a fixed shape and dtype; not in subclasses, whose batching may differ."""
+        """Return whether values of this leaf have a fixed shape and dtype. A subclass may batch differently: False."""
         return type(self.leaves[leaf]) in (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
     def describe(self, leaf: int) -> str:
@@ -76,7 +76,7 @@ class Structure:
         return "".join(f"[{key!r}]" for key in self._paths[leaf])
 
     def split(self, value: State) -> list[Any]:
-        """Return the leaves of ``value``, in order; a `LookupError` or `TypeError` says that it lacks one."""
+        """Return the leaves of ``value``, in order; raise a `LookupError` or `TypeError` if it lacks one."""
         return [value] if self.is_single else [functools.reduce(operator.getitem, path, value) for path in self._paths]
 
     def split_state(self, state: object) -> list[Any]:
@@ -99,8 +99,8 @@ class Structure:
         except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors of dtypes that numpy lacks
             fits = False
         if not fits:
-            what = f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space says {space}"
-            raise EnvContractError(f"{what}. Declare the space that the env really has, or give it by spaces=.")
+            what = f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space is {space}"
+            raise EnvContractError(f"{what}. Declare the env's actual space, or give it as spaces=.")
 
     def join(self, leaves: Sequence[object]) -> State:
         """Return the value with these leaves: a dict, a tuple or the only leaf."""
@@ -176,7 +176,7 @@ def object_array(values: Sequence[object]) -> Array:
 
 
 def casts_to(array: Array, dtype: DType) -> bool:
-    """Whether an array can be cast to a dtype: floats may become shorter, as in Gymnasium, ints keep their value."""
+    """Return whether an array can be cast to a dtype: floats may lose precision, as in Gymnasium, ints may not."""
     if array.dtype == dtype:
         return True
     if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: plain ints are int64, another kind than uint8

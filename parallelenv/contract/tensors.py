@@ -1,4 +1,4 @@
-"""Tensors of torch, told from other values without importing torch."""
+"""Recognizes and converts tensors of torch without importing torch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def imported_torch() -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a torch tensor. Never imports torch."""
+    """Return whether ``value`` is a torch tensor, without importing torch."""
     torch = imported_torch()
     return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
 
 
 def is_dlpack(value: object) -> bool:
-    """Whether a value is an array of another library that NumPy can read by DLPack alone."""
+    """Return whether a value is an array of another library that NumPy can read by DLPack alone."""
     return hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
 
 
 def as_array(value: Any) -> Array:
-    """Return a value as an array; tensors and lists of tensors, too, with or without gradients, and DLPack's arrays."""
+    """Return a value as an array; also tensors and lists of tensors, with or without gradients, and DLPack arrays."""
     if is_dlpack(value):
         return np.from_dlpack(value)
     return np.asarray(value if imported_torch() is None else _without_tensors(value))

@@ -49,7 +49,7 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
 
 
 def shortens_tracebacks(function: _Target) -> _Target:
-    """Mark a method that does by itself what `short_tracebacks` would add, with one frame less."""
+    """Mark a method that does the work of `short_tracebacks` itself, with one frame less."""
     vars(function)["has_short_traceback"] = True
     return function
 
@@ -137,7 +137,7 @@ def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
     for one in waiting:
         shown = causes(one)
         if "__cause__" not in shown and id(shown.get("__context__")) in emptied:
-            # It was handled within this package and tells the user nothing. A class may forbid plain assignment.
+            # It was handled within this package and is of no interest to the user. A class may forbid plain assignment.
             vars(BaseException)["__suppress_context__"].__set__(one, True)
 
 
@@ -228,7 +228,7 @@ def pack(error: BaseException) -> list[FrameLine]:
         line, end_line, column, end_column = next(itertools.islice(code.co_positions(), index, None), unknown)
         if line is None or end_line is None or column is None or end_column is None:
             line = end_line = entry.tb_lineno or code.co_firstlineno
-            column = end_column = -1  # unknown, to the compiler too
+            column = end_column = -1  # unknown even to the compiler
         source = linecache.getline(code.co_filename, line, entry.tb_frame.f_globals)
         start = code.co_filename, _module(entry), code.co_name, code.co_firstlineno
         places.append(FrameLine(*start, line, end_line, column, end_column, source))

@@ -1,4 +1,4 @@
-"""What an env can query about its worker while it is made, reset or stepped; and processes, seen from outside."""
+"""Facts that an env can query about its worker while it is made, reset or stepped; and processes, seen from outside."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 _CALLERS_OF_ENVS: set[CodeType] = set()
-"""Code of the functions whose frames tell which host calls envs."""
+"""Code of the functions whose frames show which host calls envs."""
 
 
 def calls_envs(function: _Function) -> _Function:

@@ -44,7 +44,7 @@ class Assembler:
         self._copy = copy
 
     def infos(self, batch: Batch, rows: Index, count: int) -> Array:
-        """Return ``(count,)`` infos, each a separate dict, of envs that said nothing but what is in the columns."""
+        """Return ``(count,)`` infos, each a separate dict, of envs without infos outside the columns."""
         if batch.info_columns is None:
             return self._done_policy.plain_infos(count)
         positions, found = batch.info_columns.read(rows, count, self._done_policy.plain_info)
@@ -56,7 +56,7 @@ class Assembler:
         return infos
 
     def gathered_infos(self, batch: Batch, rows: Index, count: int) -> Array | GatheredInfos:
-        """Return the infos of envs that said nothing but what is in the columns without making a dict for each."""
+        """Return the infos of envs without infos outside the columns, without making a dict for each."""
         gathered = {} if batch.info_columns is None else batch.info_columns.gather(rows)
         return self.infos(batch, rows, count) if gathered is None else GatheredInfos(gathered)
 
@@ -70,7 +70,7 @@ class Assembler:
     def record(self, batch: Batch, outcome: Outcome, *, gathers: bool = False) -> tuple[Index, Flags, Any]:
         """Record a step in the table; return the rows of its envs, and flags and infos of the result.
 
-        With ``gathers`` infos are `GatheredInfos` if they can be.
+        With ``gathers`` infos are `GatheredInfos` if possible.
         """
         table, stepped = self._table, outcome.stepped
         rows = batch.rows(stepped)
@@ -115,9 +115,9 @@ class Assembler:
             infos = object_array([found[one] if one in found else self._table.absent_info(one) for one in env_ids])
         if extras:
             for position, env_id in enumerate(env_ids):
-                said = extras[env_id].info if env_id in extras else None
-                if said:
-                    infos[position] = {**said, **infos[position]}
+                own_info = extras[env_id].info if env_id in extras else None
+                if own_info:
+                    infos[position] = {**own_info, **infos[position]}
         if outcome.resets:
             for position, env_id in enumerate(env_ids):
                 if env_id in outcome.resets:
@@ -129,7 +129,7 @@ class Assembler:
         return infos
 
     def describe_ends(self, batch: Batch, outcome: Outcome, dones: Array, infos: Array) -> None:
-        """Add to the infos of envs whose episode has ended what the reset within the step would hide."""
+        """Add the values that a reset within the step would hide to the infos of envs whose episode has ended."""
         env_ids, extras, table = outcome.env_ids, outcome.extras, self._table
         positions = dones.nonzero()[0].tolist()
         in_columns = batch.read_reset_infos([env_ids[position] for position in positions])

@@ -1,4 +1,4 @@
-"""When a notebook cell runs again: closes what its earlier runs left open.
+"""Closes objects that earlier runs of a notebook cell left open when the cell runs again.
 
 IPython keeps what a cell displayed and the frames of an exception's traceback. After five runs of a cell, five sets of
 workers would be left, though no variable refers to them.
@@ -36,7 +36,7 @@ def current_run() -> CellRun | None:
 
 
 def close_earlier() -> None:
-    """Close what earlier runs of the current cell made and left open, and print a message."""
+    """Close objects that earlier runs of the current cell made and left open, and print a message."""
     run = current_run()
     if run is None:
         return

@@ -70,11 +70,11 @@ def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedSta
     """
     if isinstance(state, WrappedState):
         raise ArgumentError(
-            f"The state is of {state.wrapper}, but here is a ParallelEnv, which has no place for what that remembers. "
-            "Load it through the same wrappers, in the same order, through which it was saved."
+            f"The state is of {state.wrapper}, but this is a ParallelEnv, which cannot restore a wrapper's memory. "
+            "Load it through the same wrappers, in the same order, as when it was saved."
         )
     if not isinstance(state, SavedState):
-        raise ArgumentError(f"state is a {type(state).__name__}. Give what save_state() returned.")
+        raise ArgumentError(f"state is a {type(state).__name__}. Give the result of save_state().")
     if state.version != VERSION:
         raise ArgumentError(
             f"The state has format {state.version}; this version of parallelenv reads format {VERSION}. Load it with "

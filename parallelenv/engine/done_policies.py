@@ -1,7 +1,7 @@
 """Done policies: what happens when an episode ends. Users choose one by ``asynchronous``, MetaBox's word for it.
 
 A done policy decides which envs a step skips, whether hosts reset by themselves, which envs count as done afterwards,
-and what the info contains. No other code depends on which one it is.
+and what the info contains. No other code depends on which done policy it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DonePolicy:
 
     Attributes:
         word: Its word for users.
-        after_end: What an env does after the end of its episode, for messages.
+        after_end: The behaviour of an env after the end of its episode, for messages.
         autoreset: Whether a host resets an env that ended within the same step.
         resets_next: Whether the step after the end of an episode resets the env, whatever its action.
         skips_done: Whether done envs are skipped and return ``(None, None, True, {})``.
@@ -37,7 +37,7 @@ class DonePolicy:
     """
 
     word: str | None = "continue"
-    after_end = "an ended env is stepped on, and begins no other episode"
+    after_end = "an ended env is still stepped, and starts no other episode"
     autoreset = False
     resets_next = False
     skips_done = False
@@ -48,7 +48,7 @@ class DonePolicy:
 
     @property
     def name(self) -> str:
-        """What the user wrote to have it, for messages."""
+        """The argument with which the user chose it, for messages."""
         return f"asynchronous={self.word!r}"
 
     def plain_infos(self, count: int) -> Array:
@@ -61,7 +61,7 @@ class DonePolicy:
         done[rows] = ended
 
     def describe_end(self, info: Info, ended_state: State, reset_info: Info, is_exhausted: bool) -> None:
-        """Add to an info what a reset within the step would hide: the last state of the episode, and the reset's info.
+        """Add the values that a reset within the step would hide to an info: the last state, and the reset's info.
 
         ``is_exhausted``: whether that reset found no further episode.
         """
@@ -84,23 +84,23 @@ class StopAll(DonePolicy):
 
     def mark_done(self, done: Array, rows: Index, ended: Array) -> None:  # noqa: D102 (see DonePolicy)
         if ended.any():
-            done[:] = True  # also for steps that were in flight meanwhile
+            done[:] = True  # also for steps that are in flight
 
 
 class Idle(DonePolicy):
     """``"idle"``: ended envs wait, the others continue."""
 
     word = "idle"
-    after_end = "an ended env rests until it is reset"
+    after_end = "an ended env waits until it is reset"
     skips_done = True
     max_episodes = 1
 
 
 class Restart(DonePolicy):
-    """``"restart"``: ended envs begin their next episode within the same round trip."""
+    """``"restart"``: ended envs start their next episode within the same round trip."""
 
     word = "restart"
-    after_end = "an ended env begins its next episode"
+    after_end = "an ended env starts its next episode"
     autoreset = True
     max_episodes = math.inf
     plain_info: ClassVar[Info] = {"reset": False}
@@ -123,7 +123,7 @@ def make_done_policy(word: str | None) -> DonePolicy:
     """Return the done policy of an ``asynchronous`` argument.
 
     Raises:
-        ArgumentError: If there is none of that name.
+        ArgumentError: If the word is not known.
     """
     if word is None or (isinstance(word, str) and word in _DONE_POLICIES):
         return _DONE_POLICIES[word]()

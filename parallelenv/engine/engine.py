@@ -1,8 +1,8 @@
 """The caller's side of every call, the same in every mode: submit, wait, collect.
 
 *Submit* checks a call, writes its actions and sends its commands; the ticket is in the `EnvTable` before the first
-command is sent. *Wait* can be interrupted anywhere. *Collect* gives what has arrived the user's form, restarts failed
-envs if there is a recovery, and removes the ticket. Some calls make only one or two of the three.
+command is sent. *Wait* can be interrupted anywhere. *Collect* converts the arrived results to the user's form, restarts
+failed envs if there is a recovery, and removes the ticket. Some calls use only one or two of the three.
 
 The ways of a step, each arrow a call:
 
@@ -14,7 +14,7 @@ The ways of a step, each arrow a call:
      v    v          v
     StepPlan.step   submit_step  <--  send, step_async: checks the envs and the actions, and enters a ticket
      |    |          |
-     |    |          |           StepPlan.enter: something unusual happened, so the planned step gets a ticket, too
+     |    |          |           StepPlan.enter: something unusual happened, so the planned step gets a ticket
      |    v          v
      |    finish_step            waits for the ticket
      |          |
@@ -90,7 +90,7 @@ class Engine:
         learns_infos: Whether hosts are sent the form of infos, see `Pool.learn_infos`.
 
     Raises:
-        BaseException: What an env's constructor raised; nothing is left running.
+        BaseException: Any exception raised by an env's constructor; no worker is left running.
     """
 
     plans_steps = True
@@ -151,7 +151,7 @@ class Engine:
         self.plans: dict[Any, StepPlan] = {}
         # Keys of the latest steps that have no plan: with -1, or the `Pool.generation` that cannot repeat them.
         self._unplanned: dict[Any, int] = {}
-        # What the latest step returned beside the batch, and of how many envs: infos to learn from before the next one.
+        # Values of the latest step outside the batch, and its number of envs: infos to learn from before the next one.
         self._latest_extras: tuple[Mapping[int, Extra], int] | None = None
 
     def close(self, timeout: float) -> None:
@@ -190,7 +190,7 @@ class Engine:
             EnvBusyError: If one is paused, or has a step or reset whose result was not returned.
             WorkerDiedError: If the worker of one is dead.
             ResetNeededError: If one has no episode.
-            ExhaustedError: If one has no further episode, and the done policy lets no env rest.
+            ExhaustedError: If one has no further episode, and the done policy does not let envs rest.
             ArgumentError: If they are a part of a vector env that steps only as a whole.
             ActionError: If the actions do not fit. In all cases nothing was sent.
         """
@@ -263,7 +263,7 @@ class Engine:
             raise EnvBusyError(
                 f"envs {list_ids(busy)} have a step or a reset in flight whose result was not received (sent, "
                 f"interrupted or late). Get it with {self.pool.ways_to_wait(len(busy))}, or drop it with reset(). "
-                "Both wait for envs that have not answered: rebuild one that hangs with restart(id)."
+                "Both wait for envs that have not replied: rebuild one that hangs with restart(id)."
             )
 
     # ---------------------------------------------------------------- wait
@@ -292,7 +292,7 @@ class Engine:
                 self._be_late(timeout)
 
     def _deadline(self, timeout: float | None, start: float) -> float | None:
-        """Return until when to wait. Repeated resets have the full time again."""
+        """Return the time until which to wait. Repeated resets have the full time again."""
         limit = self.pool.timeout if timeout is None else timeout
         return None if limit is None else max(start, self._retried_at) + limit
 
@@ -333,7 +333,7 @@ class Engine:
         removed and failures raised: until then another call can do it all again.
 
         Raises:
-            BaseException: What an env raised; ``error.partial`` is the result of the others.
+            BaseException: Any exception raised by an env; ``error.partial`` is the result of the others.
         """
         if outcome.resets:
             outcome = self._fill_reset_rows(outcome)
@@ -351,7 +351,7 @@ class Engine:
                 self.assembler.record(self.pool.batch, Outcome(unpaid, unpaid, outcome.extras, {}, outcome.restarted))
         except (ValueError, TypeError) as error:  # for example from a user's own space
             self.table.release(outcome.env_ids)
-            raise EnvContractError(f"What the envs answered cannot be batched: {error}.") from error
+            raise EnvContractError(f"The envs' results cannot be batched: {error}.") from error
         self.table.release(outcome.env_ids)
         if outcome.restarted and self.recovery is not None:
             self.recovery.forget(outcome.restarted)
@@ -361,7 +361,7 @@ class Engine:
         return result
 
     def _fill_reset_rows(self, outcome: Outcome) -> Outcome:
-        """Write reward and flags of resets, which have none, and return the outcome with exhausted envs at rest."""
+        """Write reward and flags of resets, which have none, and return the outcome with exhausted envs absent."""
         rows = self.pool.batch.rows(outcome.resets)
         self.pool.batch.rewards[rows] = 0.0
         self.pool.batch.flags[rows] = False
@@ -397,9 +397,9 @@ class Engine:
 
         Raises:
             WorkerTimeoutError: If they do not arrive in time. This can be called again.
-            BaseException: What an env raised; ``error.partial`` has the states of the others, whose episodes have
-                begun.
-            ExhaustedError: If an env has no further episode, and the done policy lets no env rest.
+            BaseException: Any exception raised by an env; ``error.partial`` has the states of the others, which
+                have started their episodes.
+            ExhaustedError: If an env has no further episode, and the done policy does not let envs rest.
         """
         env_ids = ticket.env_ids
         while True:
@@ -518,7 +518,7 @@ class Engine:
         tickets = self.table.tickets
         missing = [env_id for env_id in env_ids if env_id not in tickets]
         if missing:
-            raise NothingInFlightError(f"No step of envs {list_ids(missing)} is in flight. Begin one first.")
+            raise NothingInFlightError(f"No step of envs {list_ids(missing)} is in flight. Send one first.")
         self._wait_for_arrivals(len(tickets), timeout)
         return self._collect_arrived(env_ids, align)
 
@@ -540,7 +540,7 @@ class Engine:
         self.pool.enter_planned()
         if not self.table.tickets:
             raise NothingInFlightError(
-                "There is no result to wait for: no step is in flight. Call send() first, or go on with step()."
+                "There is no result to wait for: no step is in flight. Call send() first, or continue with step()."
             )
         return min(min_envs, len(self.table.tickets))
 
@@ -574,7 +574,7 @@ class Engine:
 
     @contextlib.contextmanager
     def with_continue_done_policy(self, env_ids: Sequence[int]) -> Iterator[Self]:
-        """Yield an engine of the same workers under which ended envs are stepped on, whatever the done policy is here.
+        """Yield an engine of the same workers under which ended envs are still stepped, whatever the done policy here.
 
         Steps of these envs still in flight at the end are dropped; the envs need a reset.
         """
@@ -644,12 +644,12 @@ class Engine:
 def _close_dropped(pool: Pool) -> None:
     """Close the pool of an unreferenced object.
 
-    A KeyboardInterrupt meanwhile is raised in the caller a moment later: Python drops what a finalizer raises.
+    A KeyboardInterrupt in between is raised in the caller a moment later: Python drops exceptions of finalizers.
     """
     try:
         pool.close()
     except KeyboardInterrupt:
         interrupt: Any = _thread.interrupt_main
-        if hasattr(signal, "pthread_kill"):  # interrupts a wait, too
+        if hasattr(signal, "pthread_kill"):  # also interrupts a wait
             interrupt = functools.partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
         threading.Timer(_FINALIZED_AFTER, interrupt).start()

@@ -7,7 +7,7 @@ phase          meaning                                                         l
 =============  ==============================================================  =========================================
 NEEDS_RESET    never reset, or its episode was lost with its worker            a reset
 RUNNING        it has an episode                                               a reset, the end of the episode, a loss
-DONE           its episode has ended, and no other has begun by itself         a reset, a loss; with "continue" a step
+DONE           its episode has ended, and no other has started by itself       a reset, a loss; with "continue" a step
 EXHAUSTED      its latest reset found no further episode                       a reset, a loss
 =============  ==============================================================  =========================================
 
@@ -152,7 +152,7 @@ class EnvTable:
 
     @property
     def pending_ids(self) -> list[int]:
-        """Ids of envs whose answer has not arrived."""
+        """Ids of envs whose reply has not arrived."""
         arrived = set(self.arrived)
         return [env_id for env_id in self.tickets if env_id not in arrived]
 
@@ -181,8 +181,8 @@ class EnvTable:
         found = [env_id for env_id in env_ids if env_id in self._stepless] if self._stepless else []
         if found:
             raise AbsentAttributeError(
-                f"envs {list_ids(found)} lack reset() or step(), so they are here for calls and attributes alone: "
-                "customized_method(), call(), get_env_attr(). Name those to step with id=."
+                f"envs {list_ids(found)} lack reset() or step(), so they support only calls and attributes: "
+                "customized_method(), call(), get_env_attr(). Give the envs to step as id=."
             )
 
     def refuse_paused(self, env_ids: Sequence[int]) -> None:
@@ -200,16 +200,16 @@ class EnvTable:
         unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
         if unknown:
             raise ResetNeededError(
-                f"The latest states of envs {list_ids(unknown)} are wanted, and are not known since load_state() or "
-                "since an adapter was made. Step or reset them first."
+                f"The latest states of envs {list_ids(unknown)} are not known after load_state() or after an adapter "
+                "was made. Step or reset these envs first."
             )
 
     def has_first_states(self, env_ids: Iterable[int]) -> bool:
-        """Whether any of these envs was not stepped since its reset or since `load_state`."""
+        """Return whether any of these envs was not stepped since its reset or since `load_state`."""
         return bool(self._unstepped) and not self._unstepped.keys().isdisjoint(env_ids)
 
     def at_beginning(self, env_ids: Sequence[int]) -> Array:
-        """Return ``(k,)`` bool: whether each env is at the beginning of an episode."""
+        """Return ``(k,)`` bool: whether each env is at the start of an episode."""
         new: Array = np.array([env_id in self._unstepped for env_id in env_ids], dtype=bool)
         return new | self.done[list(env_ids)] if self._done_policy.autoreset else new
 
@@ -238,13 +238,13 @@ class EnvTable:
         return [env_id for env_id in env_ids if env_id not in self.exhausted] if self.exhausted else env_ids
 
     def refuse_exhausted(self, env_ids: Sequence[int], partial: Any = None) -> None:
-        """Raise `ExhaustedError` if an env is exhausted, and the done policy lets no env rest."""
+        """Raise `ExhaustedError` if an env is exhausted, and the done policy does not let envs rest."""
         if self._done_policy.lets_rest:
             return
         exhausted = [env_id for env_id in env_ids if env_id in self.exhausted]
         if exhausted:
             error = ExhaustedError(
-                f"envs {list_ids(exhausted)} have no further episode, and what steps them has no answer for envs "
+                f"envs {list_ids(exhausted)} have no further episode, and this adapter or call does not support envs "
                 'that rest. End the loop when an info has "exhausted", give samplers that do not end, or use the '
                 "ParallelEnv itself."
             )
@@ -259,7 +259,7 @@ class EnvTable:
         return dict(EXHAUSTED) if env_id in self.exhausted else {}
 
     def set_paused(self, env_ids: Sequence[int], is_paused: bool) -> None:
-        """Leave envs out from now on, or take them in again."""
+        """Leave envs out from now on, or include them again."""
         self.version += 1
         self.paused[list(env_ids)] = is_paused
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else self.env_ids
@@ -343,7 +343,7 @@ class EnvTable:
         self.record_exhausted(chunk.exhausted)
         known = chunk.valid | chunk.flags.any(axis=2)
         columns = np.flatnonzero(known.any(axis=0))
-        # Only now: a rollout that stops before its first step leaves its envs at the beginning of their episodes.
+        # Only now: a rollout that stops before its first step leaves its envs at the start of their episodes.
         self.record_stepped([*chunk.failed, *(chunk.env_ids[column] for column in columns.tolist())])
         if not len(columns):
             return

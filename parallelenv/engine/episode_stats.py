@@ -54,7 +54,7 @@ class OpenEpisodes:
         return other
 
     def begin(self, rows: Index) -> None:
-        """Begin an episode of each of these envs."""
+        """Start an episode of each of these envs."""
         self.returns[rows], self.lengths[rows], self.are_whole[rows] = 0, 0, True
 
     def add(self, rows: Index, rewards: Array) -> None:
@@ -74,8 +74,8 @@ class OpenEpisodes:
             rewards: ``(num_steps, k)``.
             ended: ``(num_steps, k)`` bool: whether the episode ended with this step.
             valid: ``(num_steps, k)`` bool: whether the step counts; ``None``: all do.
-            begun: ``(num_begun, 2)`` int: step before which an episode began, ``num_steps`` after the last, and column.
-            goes_on: Whether an env whose episode ends begins the next one by itself.
+            begun: ``(num_begun, 2)`` int: step before which an episode starts (after the last: ``num_steps``), column.
+            goes_on: Whether an env whose episode ends starts the next one by itself.
         """
         self._admit(rewards)
         num_steps = len(rewards)
@@ -117,11 +117,11 @@ class OpenEpisodes:
 
 @dataclass(slots=True)
 class _EpisodeParts:
-    """Steps cut where an episode of an env ends or begins, in order, one env after the other; one item per part."""
+    """Steps cut where an episode of an env starts or ends, in order, one env after the other; one item per part."""
 
     owners: Array  #: Its env id.
     is_later: Array  #: Whether an earlier part has the same env.
-    is_begun: Array  #: Whether its first step begins an episode.
+    is_begun: Array  #: Whether its first step starts an episode.
     last: Array  #: Its last step, as a row of the steps.
     ended: Array  #: Whether its last step ends an episode.
     returns: Array  #: Sum of its rewards.
@@ -191,7 +191,7 @@ _NONE_BEGUN: Array = np.zeros((0, 2), np.int64)
 
 
 class EpisodeStats:
-    """Counts the episodes of the envs ``0 .. num_envs-1`` beside their steps.
+    """Counts the episodes of the envs ``0 .. num_envs-1`` as these are stepped.
 
     Each step pays for a copy of its rewards and flags, 0.2 us; sums are made of many steps at once, or when they are
     read.
@@ -206,7 +206,7 @@ class EpisodeStats:
         self._begun: list[tuple[int, Any]] = []
 
     def set_autoreset(self, goes_on: bool) -> None:
-        """Set whether, from now on, an ended env begins its next episode by itself."""
+        """Set whether, from now on, an ended env starts its next episode by itself."""
         self.sum_up()
         self._goes_on = goes_on
 
@@ -217,7 +217,7 @@ class EpisodeStats:
             self.sum_up()
 
     def begin_episodes(self, rows: Index) -> None:
-        """Record that the envs in these rows begin episodes."""
+        """Record that the envs in these rows start episodes."""
         self._begun.append((len(self._log), rows))
         if len(self._begun) > self._room:
             self.sum_up()
@@ -237,7 +237,7 @@ class EpisodeStats:
         self._sums.add(rows, chunk.rewards, ended, valid, _NONE_BEGUN, goes_on=self._goes_on)
 
     def summary(self) -> EpisodeSummary:
-        """Return the counts. Another thread may be stepping meanwhile."""
+        """Return the counts. Another thread may be stepping at the same time."""
         sums = self._sums.copy()
         sums.add(*self._pending(), goes_on=self._goes_on)
         latest = list(sums.latest)

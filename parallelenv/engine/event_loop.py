@@ -1,4 +1,4 @@
-"""Waiting in an event loop, so that its other tasks run meanwhile."""
+"""Waiting in an event loop while its other tasks run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
 
     Args:
         fileno: The descriptor; ``None``: there is none.
-        wakers: Contains the waker of this task meanwhile. It may be called in any thread.
+        wakers: Contains the waker of this task during the sleep. It may be called in any thread.
         waited: Seconds that were waited before: if the descriptor cannot be watched, a nap takes a fraction of them.
         left: Seconds after which to wake up anyway.
     """
@@ -39,7 +39,7 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
         if fileno is not None:
             # NotImplementedError: the usual loop on Windows; OSError: too many open files.
             with contextlib.suppress(NotImplementedError, OSError), DeferSigint():
-                # A copy: a loop has one reader per descriptor, and the backend may close its own meanwhile.
+                # A copy: a loop has one reader per descriptor, and the backend may close its own in between.
                 descriptor = os.dup(fileno)
                 loop.add_reader(descriptor, _finish, woken)
                 nap = min(HEARTBEAT, left)

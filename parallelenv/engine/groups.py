@@ -1,4 +1,4 @@
-"""Vector envs in a pool: which env ids belong together, and what a vector env cannot do.
+"""Vector envs in a pool: which env ids belong together, and which operations a vector env does not support.
 
 The sub-envs of a vector env are a *group*: they have consecutive env ids and live in the same worker.
 """
@@ -54,7 +54,7 @@ class Groups:
         return sorted(chosen.union(*(self._group_of.get(env_id, ()) for env_id in chosen)))
 
     def spread(self, failures: dict[int, Failure], env_ids: Iterable[int]) -> None:
-        """Let those of these envs fail that are in the group of one that failed in a step or a reset."""
+        """Mark those of these envs as failed whose group has an env that failed in a step or a reset."""
         if not self._groups:
             return
         of_group = {self._group_of[env_id]: one for env_id, one in failures.items() if env_id in self._group_of}
@@ -75,7 +75,7 @@ class Groups:
         return fitting
 
     def refuse_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Raise an `ArgumentError` if a vector env that takes one seed for all of its envs would get others."""
+        """Raise an `ArgumentError` if a vector env that takes one seed for all of its envs would get other seeds."""
         given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
         for whole in self._groups if given else ():
             own = [given.get(env_id) for env_id in whole]
@@ -88,7 +88,7 @@ class Groups:
     def refuse_cut(
         self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
     ) -> None:
-        """Raise an `ArgumentError` if some envs of a group are to do what their vector env has only for all of them.
+        """Raise an `ArgumentError` if an operation is for part of a group, but its vector env has it only for all envs.
 
         Arguments: see `Pool.submit`.
         """
@@ -102,7 +102,7 @@ class Groups:
                 raise self._error_of_cut(whole, part, f"{_FOR_ALL[what]} only as a whole")
 
     def refuse_running(self, env_ids: Iterable[int], is_running: Callable[[int], bool]) -> None:
-        """Raise an `ArgumentError` if envs are to step without others of their groups that would step, too."""
+        """Raise an `ArgumentError` if envs are to step without others of their groups that would also step."""
         if not self._groups:
             return
         for whole, part in self._cut(env_ids).items():
@@ -126,7 +126,7 @@ class Groups:
     def refuse_resting(self, call: str, env_ids: Iterable[int], *, autoreset: bool = False) -> None:
         """Raise an `ArgumentError` if an env cannot rest, as a call needs it, while the others of its group step.
 
-        ``autoreset``: whether it has begun its next episode by then.
+        ``autoreset``: whether it has started its next episode by then.
         """
         if not self._groups:
             return
@@ -150,7 +150,7 @@ class Groups:
                 raise InvalidEnvError(
                     f"envs {list_ids(whole)} are one vector env, {facts.name}, whose autoreset mode is {mode}: "
                     f"{lack}. So it does not fit {policy.name} ({policy.after_end}). Choose another autoreset_mode or "
-                    "another policy: the page on vector envs has a table of what fits."
+                    "another done policy: the page on vector envs lists what fits."
                 )
 
 
@@ -160,13 +160,13 @@ def _lack(facts: GroupFacts, policy: DonePolicy) -> str:
         if facts.autoreset == "SameStep" or facts.resets_some:
             return ""
         return (
-            "it cannot begin an episode of some of its envs, for want of options['reset_mask'] (make_vec() gives one "
-            "that can with vectorization_mode='sync')"
+            "it cannot start an episode of only some of its envs, because it lacks options['reset_mask'] (make_vec() "
+            "makes one that has it with vectorization_mode='sync')"
         )
     if facts.autoreset == "SameStep":
-        return "it begins the next episode within the step that ends one"
+        return "it starts the next episode within the step that ends one"
     if policy.resets_next:
-        return "" if facts.autoreset == "NextStep" else "it does not begin the next episode by itself"
+        return "" if facts.autoreset == "NextStep" else "it does not start the next episode by itself"
     if policy.skips_done and not policy.is_shared:
         can = facts.steps_some or facts.steps_ended
         return "" if can else "it cannot step without those of its envs that ended"

@@ -1,4 +1,4 @@
-"""Learns while envs are stepped in which form their infos come."""
+"""Learns the form of infos while envs are stepped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUM_ALIKE = 3
 _NUM_MISSES = 16
 """Steps in a row in which many infos have another form than the columns, before the form is given up."""
 _NUM_TRIES = 64
-"""Steps whose infos have no form for columns, and changes of the form, after which no more are looked at."""
+"""Steps whose infos have no form for columns, and changes of the form, after which learning stops."""
 
 
 class InfoLearner:

@@ -1,6 +1,6 @@
 """Implements ``on_failure="restart"``: envs that failed are rebuilt, which means built anew, and reset.
 
-Only `Engine` and rollouts use this, and returns the episode of such an env to the user as truncated.
+Only `Engine` and rollouts use this; they return the episode of such an env to the user as truncated.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Recovery:
         self._counts.update(dict.fromkeys(given, 0))
 
     def forget(self, env_ids: Iterable[int]) -> None:
-        """Drop the records of envs of which the user begins new episodes."""
+        """Drop the records of envs whose new episodes the user starts."""
         for env_id in env_ids:
             self.unreported.pop(env_id, None)
 
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
-        """Return the envs that cannot continue the episode that the user knows of, and why not."""
+        """Return the envs that cannot continue the episode that the user knows of, and the reason of each."""
         if not (self.unreported or self._pool.dead):  # called at every step
             return NO_FAILURES
         unreported = {env_id: self.unreported[env_id][0] for env_id in env_ids if env_id in self.unreported}
@@ -109,7 +109,7 @@ class Recovery:
         return {env_id: (failure, begun or NOTHING) for env_id, (failure, begun) in restarted.items()}, left
 
     def _has_begun(self, env_id: int) -> bool:
-        """Whether an env has an episode that the user does not know of."""
+        """Return whether an env has an episode that the user does not know of."""
         return self.unreported.get(env_id, (None, None))[1] is not None
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:

@@ -1,14 +1,14 @@
-"""The quick path of a step: what can be decided once for the same envs is decided once.
+"""The fast path of a step: decisions that depend only on the envs are made once.
 
-A `StepPlan` is made when the same envs are stepped for the second time, and is valid until something else than such
-a step happens: a reset, another call on the same envs, a failure, an env that rests, a worker replaced. It has no
-meaning of its own: whatever is unusual within a step, it enters its step in a `Ticket` and lets the engine continue.
+A `StepPlan` is made when the same envs are stepped for the second time, and is valid until anything other than such
+a step happens: a reset, another call on the same envs, a failure, an env that rests, a worker replaced. It adds no
+rules of its own: if anything unusual happens in a step, it enters the step in a `Ticket` and the engine continues.
 
 Three objects prepare such a step, one on each level: the `StepPlan` knows the form of the result; its `RepeatedStep`,
 of the backend, knows how all workers are reached; and a `RunningCommand` of each worker's host knows the envs' rows.
 
-An interrupt needs no protection here: one assignment to `Pool.planned` says that the step is in flight and one that its
-result is complete, and what lies between can be done again.
+An interrupt needs no protection here: one assignment to `Pool.planned` marks the step as in flight and one marks its
+result as complete, and everything in between can be repeated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StepPlan:
     all. ``repeated`` is the step prepared by the backend, whose commands go to the workers of ``shards``.
 
     Attributes:
-        generation: `Pool.generation` for which it is.
+        generation: `Pool.generation` for which it is valid.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class StepPlan:
     # ---------------------------------------------------------------- validity
 
     def is_valid(self) -> bool:
-        """Whether nothing but steps of this plan has happened since `renew`, and none is in flight."""
+        """Return whether nothing but steps of this plan has happened since `renew`, and none is in flight."""
         pool = self._pool
         return (
             self._version == self._table.version

@@ -34,7 +34,7 @@ class Guard:
         is_closed: Whether it can no longer be used.
         home: Id of the process that made it.
         users: Under the key ``""`` the outermost call in progress, if there is one.
-        tracer: Its ``begin()`` and ``end()`` are called when outermost calls begin and end; ``None``: nothing is.
+        tracer: Its ``begin()`` and ``end()`` are called when outermost calls start and end; ``None`` for none.
     """
 
     def __init__(self, name: str = "ParallelEnv", ended: str = "closed", unrepeatable: tuple[str, ...] = ()) -> None:
@@ -47,7 +47,7 @@ class Guard:
         self.home = _process["id"]
 
     def is_usable(self) -> bool:
-        """Whether it is neither closed nor in a process forked from the one that made it."""
+        """Return whether it is neither closed nor in a process forked from the one that made it."""
         return not self.is_closed and _process["id"] == self.home
 
     def check_within(self, use: Use, outermost: Use) -> None:
@@ -60,7 +60,7 @@ class Guard:
             )
         if call in self._unrepeatable:
             raise UsageError(
-                f"{call}() was called within {other}() of this {self._name}, by its policy or what it listens to. "
+                f"{call}() was called within {other}() of this {self._name}, by its policy or a callback. "
                 "Call it afterwards."
             )
 
@@ -69,7 +69,7 @@ class Guard:
         if self.is_closed:
             return ClosedError(f"{call}() was called on a {self._ended} {self._name}. Make a new one.")
         return UsageError(
-            f"{call}() was called in a process forked from the one that made this {self._name}; its workers answer "
+            f"{call}() was called in a process forked from the one that made this {self._name}; its workers reply "
             f"only there. Make a {self._name} in this process."
         )
 
@@ -102,7 +102,7 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
             if not guard.is_usable():
                 raise guard.refusal(name)
             # `setdefault` is atomic. An interrupt right after it, before the assignment, cannot lock this thread out:
-            # `finally` looks in `users`, too.
+            # `finally` also looks in `users`.
             outermost = guard.users.setdefault("", use)
             if outermost is not use:
                 guard.check_within(use, outermost)
@@ -130,6 +130,6 @@ def refuse_copy() -> NoReturn:
     """Refuse to copy or pickle a `ParallelEnv`: two objects cannot share the workers."""
     raise UnpicklableError(
         "A ParallelEnv cannot be copied or pickled: its workers belong to one object in one process. Make another "
-        "one from the same list of env fns. To go on from where this one is: other.load_state(env.save_state()), "
-        "and what save_state() returns can be pickled."
+        "one from the same list of env fns. To continue from its state: other.load_state(env.save_state()). The "
+        "result of save_state() can be pickled."
     )

@@ -1,4 +1,4 @@
-"""One call in flight: its operation and envs, and what has been answered."""
+"""One call in flight: its operation and envs, and the replies so far."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Outcome:
-    """What steps of envs, or resets in place of steps, have returned, before it is given the user's form."""
+    """The results of steps of envs, or of resets in place of steps, before conversion to the user's form."""
 
     env_ids: Sequence[int]  #: The envs, in the order of the result.
     stepped: Sequence[int]  #: Those that were stepped; the others are absent, because they are done or exhausted.
@@ -87,7 +87,7 @@ class Outcome:
 
     @classmethod
     def of(cls, env_ids: Sequence[int], tickets: Mapping[int, Ticket]) -> Outcome:
-        """Return the outcome of envs whose answers have arrived, in their order, from the ticket of each."""
+        """Return the outcome of envs whose replies have arrived, in their order, from the ticket of each."""
         ticket = tickets[env_ids[0]] if env_ids else None
         if ticket is not None and ticket.operation == "step" and all(tickets[one] is ticket for one in env_ids):
             if ticket.env_ids is env_ids:

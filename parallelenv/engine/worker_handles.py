@@ -1,4 +1,4 @@
-"""How envs are split over workers, and what the caller knows of each worker."""
+"""Splits envs over workers, and records what the caller knows about each worker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WorkerHandle:
         self.env_ids = self.spec.env_ids
 
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
-        """Whether waiting for it cannot help to rebuild envs: it is dead, was given up, or is busy with one of them.
+        """Return whether it must be replaced to rebuild envs: it is dead, was given up, or is busy with one of them.
 
         A host in the caller's thread is never given up or busy here: it continues as soon as it is waited for.
         """
@@ -52,7 +52,7 @@ class WorkerHandle:
         owned = list_ids(self.env_ids)
         worker = f"The worker of {name_envs(self.env_ids)} (process {death.pid or 'unknown'})"
         if self.has_built:
-            others = "All other envs go on. " if others_live else ""
+            others = "All other envs continue. " if others_live else ""
             way_out = f"Rebuild with restart({owned}), or leave out with pause({owned})."
             message = f"{worker} is dead. {death} {others}{way_out}"
         else:
@@ -60,7 +60,7 @@ class WorkerHandle:
                 f"{worker} died while its envs were made. {death} Make one of them alone, in this process, to see why."
             )
         if death.last_lines:
-            message += f"\nThe last that it printed:\n{death.last_lines}"
+            message += f"\nIts last output:\n{death.last_lines}"
         return WorkerDiedError(message, self.env_ids, death.pid, death.exitcode)
 
 

@@ -44,7 +44,7 @@ def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
     """
     if word not in ("show", "quiet"):
         raise ArgumentError(
-            f"output={word!r} is not known; expected 'show' (what envs print in workers appears here) or 'quiet'."
+            f"output={word!r} is not known; expected 'show' (output of envs in workers appears here) or 'quiet'."
         )
     has_warned = False
 
@@ -56,6 +56,6 @@ def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
         if remark is not None and not has_warned:
             has_warned = True
             kind = UserWarning if isinstance(remark, NoEffect) else OldApiWarning
-            warn_user(f"{remark.text} Others that do the same are not named.", kind)
+            warn_user(f"{remark.text} Other envs that do the same are not reported.", kind)
 
     return listen

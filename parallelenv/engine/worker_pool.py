@@ -72,7 +72,7 @@ class Pool:
             first built.
         number: Number of the next command.
         is_settled: False from when an operation other than a step is sent until no worker was seen to have a pending
-            command: its wait may be interrupted, or never begin.
+            command: its wait may be interrupted, or never start.
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The plan whose step is in flight and has no ticket.
         dead: Error of each env whose worker is dead, or was replaced and has not built the env yet.
@@ -113,7 +113,7 @@ class Pool:
         if spec.seed_globals and backend.uses_live_envs and num_workers > 1:
             raise ArgumentError(
                 "seed_globals=True gives each env its own state of the generators of random, numpy.random and torch, "
-                f"which all threads of a process share: {num_workers} threads cannot step envs side by side then. "
+                f"which all threads of a process share, so {num_workers} threads cannot step envs at the same time. "
                 "Give num_cpus=1, or para_mode='subproc'."
             )
         threads = max(1, usable_cores() // num_workers)
@@ -154,7 +154,7 @@ class Pool:
         """Build all envs and the batch, with what a done policy needs.
 
         Raises:
-            BaseException: What an env's constructor raised; the pool is closed.
+            BaseException: Any exception raised by an env's constructor; the pool is closed.
             InvalidEnvError: If a vector env does not fit the done policy; likewise.
         """
         try:
@@ -213,7 +213,7 @@ class Pool:
         in the ticket.
 
         Raises:
-            BaseException: What an env raised; ``error.partial`` has the values of the others.
+            BaseException: Any exception raised by an env; ``error.partial`` has the values of the others.
             WorkerDiedError: If a worker is or was found dead.
             WorkerTimeoutError: If not all replied within the pool's timeout; later replies are dropped.
         """
@@ -390,16 +390,16 @@ class Pool:
     def late(self, env_ids: Sequence[int], timeout: float | None, call: str) -> WorkerTimeoutError:
         """Return the error that names the late envs and what the user can do.
 
-        ``call`` is what waits for them: an operation, or a call of the user's that has a way out of its own.
+        ``call`` is the operation that waits for them, or a call of the user that has its own solution.
         """
         ids = tuple(sorted(env_ids))
         wait_on = self.ways_to_wait(len(ids)) if call == "step" else f"{call}()"
-        waiting = f"Wait on with {wait_on}, give a longer timeout, or rebuild with restart({list_ids(ids)})."
+        waiting = f"Continue to wait with {wait_on}, give a longer timeout, or rebuild with restart({list_ids(ids)})."
         ways = {
             **dict.fromkeys(("step", "reset_wait", "call_wait"), waiting),
-            "rollout": f"The steps since the last chunk are lost: begin anew with reset({list_ids(ids)}), after "
+            "rollout": f"The steps since the last chunk are lost: start again with reset({list_ids(ids)}), after "
             f"restart({list_ids(ids)}) if the env hangs, and with a longer timeout if it is only slow.",
-            "run_episodes": "All that played need a reset. Play again with a longer timeout, after "
+            "run_episodes": "All envs that played need a reset. Play again with a longer timeout, after "
             f"restart({list_ids(ids)}) if the env hangs.",
         }
         other = f"Give a longer timeout, or rebuild with restart({list_ids(ids)})."
@@ -445,8 +445,8 @@ class Pool:
             unread = worker.pending.get(error.number)
             env_ids = () if unread is None else unread.pending[error.number]
             cause = UnpicklableError(
-                f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
-                "return plain data."
+                f"Data sent to or from a worker can be pickled but not unpickled ({error.reason}). Give and return "
+                "plain data."
             )
             failures = {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
             reply = Reply(error.number, {}, failures)
@@ -500,7 +500,7 @@ class Pool:
             raise self.dead[dead[0]].about(dead)
 
     def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
-        """End a host that is dead or given up, and fail its pending commands, which would never be answered.
+        """End a host that is dead or given up, and fail its pending commands, which would never get a reply.
 
         Raises:
             ClosedError: If another thread has closed the pool.
@@ -511,7 +511,7 @@ class Pool:
         earlier = [one for one in self._workers if one.death and one is not worker]
         error = worker.death_error(others_live=not earlier and len(self._workers) > 1)
         self.dead.update(dict.fromkeys(worker.env_ids, error))
-        for one in earlier:  # whose message may say that all other envs go on; all envs of one have the same error
+        for one in earlier:  # whose message may state that all other envs continue; the envs of one share an error
             self.dead[one.env_ids[0]].args = one.death_error(others_live=False).args
         for number, ticket in sorted(worker.pending.items()):
             if ticket is not None:
@@ -559,7 +559,7 @@ class Pool:
             worker.has_built |= worker.death is None
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
         replaced = [env_id for worker in broken for env_id in worker.env_ids if env_id not in self.dead]
-        if self.is_traced and replaced:  # they record what their envs do, like the others
+        if self.is_traced and replaced:  # they record their envs, like the others
             self.wait(self.submit("manage", replaced, None, "start_trace"), None)
         return ticket
 
@@ -581,7 +581,7 @@ class Pool:
         """
         self.generation += 1
         if worker.death is None:
-            death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
+            death = Death(detail="It was busy, and was replaced because one of its envs had to be rebuilt.")
             with self.shield:
                 self._mark_dead(worker, death)
         (channel,) = self.backend.launch([worker.spec])
@@ -607,7 +607,7 @@ class Pool:
         """Replace the batch by one of another layout. All states in the old one are lost.
 
         Raises:
-            WorkerTimeoutError: If hosts do not finish, within the pool's timeout, commands that they would answer in
+            WorkerTimeoutError: If hosts do not finish, within the pool's timeout, commands whose replies have
                 the old layout. Nothing was changed.
         """
         self.enter_planned()

@@ -1,6 +1,6 @@
-"""A test suite for backends: every mode, built-in or third-party, must pass it.
+"""A test suite for backends. Every mode, built-in or third-party, must pass it.
 
-Tests of a third-party backend need only this::
+The tests of a third-party backend need only this::
 
     from parallelenv.testing import BackendContract
 
@@ -9,8 +9,8 @@ Tests of a third-party backend need only this::
         backend_options = {"address": "..."}  # if it has options
 
 The suite tests what a backend can break: transport, order, copies, failures, deaths, timeouts, interrupts and `close`.
-The mode ``dummy`` is the oracle: with the same seeds and actions, results must be equal bit for bit. Needs two
-concurrent workers and pytest; the envs write files into ``tmp_path``.
+The mode ``dummy`` is the oracle: with the same seeds and actions, results must be equal bit for bit. The suite needs
+two concurrent workers and pytest; its envs write files into ``tmp_path``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All requirements for a backend, as one test class; and a fixed sequence of calls, to compare two modes by."""
+"""All requirements for a backend, as one test class; and a fixed sequence of calls that compares two modes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class BackendContract:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_results_equal_those_of_the_oracle(self, kind: str, make: Make, make_oracle: Make) -> None:
-        """Bit for bit, for all kinds of envs, done policies, forms of ``id`` and numbers of workers."""
+        """They are equal bit for bit, for all kinds of envs, done policies, forms of ``id`` and numbers of workers."""
         if kind == "tensor":
             pytest.importorskip("torch")
         row = list(KINDS).index(kind)
@@ -141,7 +141,7 @@ class BackendContract:
         play(make(KINDS["dict"](), "restart", copy=False)).assert_equals(play(make_oracle(KINDS["dict"](), "restart")))
 
     def test_rollout_equals_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """Bit for bit, for a recurrent policy, including later calls."""
+        """They are equal bit for bit, for a recurrent policy, including later calls."""
         env, oracle = make(five_env_fns(zoo.Counter), "restart"), make_oracle(five_env_fns(zoo.Counter), "restart")
         for each in (env, oracle):
             each.reset(seed=2)
@@ -151,7 +151,7 @@ class BackendContract:
             assert_same(list(oracle.step(ONES)), list(env.step(ONES)))
 
     def test_calls_equal_those_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """Methods, attributes and frames, through wrappers, in order of ``id``."""
+        """This covers methods, attributes and frames, through wrappers, in order of ``id``."""
         records = []
         for env in (make_oracle(five_env_fns(zoo.wrapped_toolbox)), make(five_env_fns(zoo.wrapped_toolbox))):
             env.reset()
@@ -161,7 +161,7 @@ class BackendContract:
         records[1].assert_equals(records[0])
 
     def test_calls_affect_only_the_envs_in_id(self, make: Make, tmp_path: Path) -> None:
-        """Each of them is called once."""
+        """Each of these envs is called once."""
         env = make(five_env_fns(zoo.Witness, str(tmp_path)))
         env.reset()
         env.reset([3, 0])
@@ -172,7 +172,7 @@ class BackendContract:
     # ---------------------------------------------------------------- ownership
 
     def test_results_of_different_envs_share_no_objects(self, make: Make) -> None:
-        """Even if the envs themselves share them."""
+        """This holds even if the envs themselves share objects."""
         env = make(five_env_fns(zoo.Toolbox), num_cpus=1)
         env.reset()
         infos = env.step(ONES).infos
@@ -182,7 +182,7 @@ class BackendContract:
         assert [info["array"].tolist() for info in infos[[0, 2]]] == [[0, 0]] * 2
 
     def test_values_kept_by_envs_are_independent_of_the_caller(self, make: Make) -> None:
-        """Envs write into copies of arguments, one per env, and keep theirs if the caller changes its own."""
+        """Each env writes into its own copy of the arguments, which does not change with the caller's."""
         env = make(five_env_fns(zoo.Toolbox))
         value = [1]
         env.set_env_attr("box", values=[value] * NUM_ENVS)
@@ -200,7 +200,7 @@ class BackendContract:
         assert env.get_env_attr("box") == [[0, number] for number in range(NUM_ENVS)]
 
     def test_uncopyable_argument_is_refused(self, make: Make) -> None:
-        """Before anything is sent."""
+        """The error is raised before anything is sent."""
         env = make(five_env_fns(zoo.Toolbox))
         stream = (item for item in range(1))
         with pytest.raises(errors.UnpicklableError, match=r"env 4.*generator"):
@@ -211,7 +211,7 @@ class BackendContract:
         assert env.get_env_attr("notes") == [[]] * NUM_ENVS
 
     def test_shared_arrays_are_read_only_and_keep_their_values(self, make: Make) -> None:
-        """Also if the caller changes the originals, and in rebuilt envs."""
+        """They keep them if the caller changes the originals, and in rebuilt envs."""
         arrays: dict[str, Array] = {
             "table": np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-1],
             "nothing": np.zeros((0, 2)),
@@ -227,7 +227,7 @@ class BackendContract:
         assert_same([before] * NUM_ENVS, env.customized_method("look"))
 
     def test_get_worker_info_works_in_every_env_method(self, make: Make) -> None:
-        """In its constructor, reset, step and other calls; envs of one worker get different infos."""
+        """It works in the constructor, reset, step and other calls; envs of one worker get different infos."""
         env = make([zoo.InfoEnv] * NUM_ENVS, "restart", seed=20)
         env.reset()
         env.step(ONES)
@@ -241,7 +241,7 @@ class BackendContract:
             assert one == {"made": place, "reset": place, "step": place, "asked": place, "in a thread": None}
 
     def test_printed_lines_are_shown(self, make: Make, capfd: pytest.CaptureFixture[str]) -> None:
-        """At the latest when the env is closed."""
+        """They are shown at the latest when the env is closed."""
         with make(five_env_fns(zoo.Toolbox)) as env:
             env.customized_method("say", {"text": "greetings from"}, [4, 0])
         printed = capfd.readouterr().out  # threads print their line breaks apart
@@ -250,7 +250,7 @@ class BackendContract:
     # ---------------------------------------------------------------- requests in flight
 
     def test_each_sent_step_is_received_once(self, make: Make) -> None:
-        """At least ``min_envs`` and at most ``max_envs`` at a time."""
+        """A call returns at least ``min_envs`` and at most ``max_envs`` results."""
         env = make(five_env_fns(zoo.Counter))
         env.reset()
         env.send(ONES)
@@ -261,7 +261,7 @@ class BackendContract:
             env.recv()
 
     def test_other_calls_are_possible_while_steps_are_in_flight(self, make: Make) -> None:
-        """They see the env after its step, and results are not mixed up."""
+        """These calls see the env after its step, and results are not mixed up."""
         env = make(five_env_fns(zoo.Sleeper))
         env.reset()
         env.send([10, 0, 0, 0, 10])
@@ -270,7 +270,7 @@ class BackendContract:
         assert {env_id: landed[0][0] for env_id, landed in drain(env).items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
 
     def test_large_messages_do_not_block_each_other(self, make: Make) -> None:
-        """Two pending commands of one worker, larger than a pipe's buffer, with results as large."""
+        """One worker gets two commands larger than a pipe's buffer, with results as large."""
         env = make(five_env_fns(zoo.Ragged), num_cpus=1)
         env.reset(seed=1)
         large = [np.full(50_000, float(number)) for number in range(NUM_ENVS)]
@@ -281,7 +281,7 @@ class BackendContract:
             assert_same(large[number], landed[number][3]["action"])
 
     def test_no_env_starves(self, make: Make) -> None:
-        """An env that gets a new action at once does not keep others from being received."""
+        """Envs that get a new action at once do not keep the others from being received."""
         env = make(five_env_fns(zoo.Counter), "restart", num_cpus=NUM_ENVS)
         env.reset()
         env.send(ONES)
@@ -293,7 +293,7 @@ class BackendContract:
         assert counts.min() >= 3, counts
 
     def test_arecv_can_be_awaited_and_cancelled(self, make: Make) -> None:
-        """Other tasks run meanwhile, and cancelling one loses no result."""
+        """Other tasks run during the wait, and cancelling it loses no result."""
         env = make(five_env_fns(zoo.Sleeper), num_cpus=NUM_ENVS)
         env.send_reset()
 
@@ -339,7 +339,7 @@ class BackendContract:
                 answers = env.customized_method("nap", {"sleep": 0.0, "answer": "new"})
                 assert answers == [f"new{number}" for number in range(NUM_ENVS)]
                 return
-        raise AssertionError("An env that was late for 0.4 s did not come back within 16 s.")
+        raise AssertionError("An env that was late by 0.4 s did not return within 16 s.")
 
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals between processes here")
     def test_envs_are_usable_after_an_interrupt(self, make: Make, make_oracle: Make) -> None:
@@ -382,7 +382,7 @@ class BackendContract:
         assert env.step(ONES).states[:, 1].tolist() == [3] * NUM_ENVS
 
     def test_failed_reset_does_not_affect_other_envs(self, make: Make) -> None:
-        """Nor later resets of the same env."""
+        """It does not affect later resets of the same env either."""
         env = make(_failing_env_fns("reset", [1]))
         with pytest.raises(zoo.TroubleError, match="reset of 1") as caught:
             env.reset()
@@ -395,7 +395,7 @@ class BackendContract:
         ("method", "data", "types"),
         [
             ("method", {"kind": "plain"}, zoo.TroubleError),
-            ("method", {"kind": "uncopyable"}, (zoo.TroubleError, errors.EnvError)),  # as text if it is sent
+            ("method", {"kind": "uncopyable"}, (zoo.TroubleError, errors.EnvError)),  # as a text if it is sent
             ("method", {"kind": "exit"}, SystemExit),
             ("uncopyable", {"only": 3}, errors.UnpicklableError),  # not the exception, but the return value
         ],
@@ -412,7 +412,7 @@ class BackendContract:
         assert env.customized_method("method", id=[4, 0]) == [4, 0]
 
     def test_failed_constructor_closes_envs_already_made(self, make: Make, tmp_path: Path) -> None:
-        """Those of the same worker and of others."""
+        """It closes envs of the same worker and of other workers."""
         env_fns = _failing_env_fns("init", [1])
         env_fns[0], env_fns[4] = five_env_fns(zoo.Witness, str(tmp_path))[::4]
         with pytest.raises(zoo.TroubleError) as caught:
@@ -452,7 +452,7 @@ class BackendContract:
         assert _read_records(tmp_path) == [["made", "closed"]] * NUM_ENVS
 
     def test_close_does_not_wait_for_a_step(self, make: Make, tmp_path: Path) -> None:
-        """Not for long; the envs are closed afterwards."""
+        """It does not wait long, and the envs are closed afterwards."""
         env = make([*five_env_fns(zoo.Sleeper)[:4], partial(zoo.Witness, 4, str(tmp_path))])
         env.reset()
         env.send([20, 0, 0, 0, 1])
@@ -462,7 +462,7 @@ class BackendContract:
         assert _read_records(tmp_path)[0][-1] == "closed"
 
     def test_unreferenced_env_is_closed_by_garbage_collection(self, tmp_path: Path) -> None:
-        """Without a call of `close`."""
+        """No call of `close` is needed."""
         options: Any = {"num_cpus": 2, **self.backend_options}
         env = ParallelEnv(five_env_fns(zoo.Witness, str(tmp_path)), self.para_mode, **options)
         env.reset()
@@ -485,7 +485,7 @@ def _maker(para_mode: ParaMode, options: Mapping[str, object]) -> Iterator[Make]
 
 
 def _counting(states: State, rnn_state: Array | None, done: Array) -> tuple[Array, Array, dict[str, Array]]:
-    """Use the step of the episode as action, and return it as an extra."""
+    """Return the step of the episode as action and as an extra."""
     count = np.where(done, 0, 0 if rnn_state is None else rnn_state)
     return (count + states[:, 0].astype(np.int64)) % 5, count + 1, {"count": count}
 
@@ -530,9 +530,9 @@ class Actions:
 
 
 class AnswerRecord:
-    """The results of calls, and copies made at once.
+    """The results of calls, and copies of them that are made at once.
 
-    With ``overwrites``, every third result is written into, as its owner may. Later results must not show it.
+    With ``overwrites``, every third result is overwritten, as the user may do. This must not affect later results.
     """
 
     def __init__(self, *, overwrites: bool = False) -> None:
@@ -552,11 +552,11 @@ class AnswerRecord:
     def check_unchanged(self, context: str = "") -> None:
         """Fail if a result has changed since it was returned."""
         copies = {label: self._copies[label] for label in self._kept}
-        assert_same(copies, self._kept, f"{context}an answer given earlier, ")
+        assert_same(copies, self._kept, f"{context}an earlier result, ")
 
     def assert_equals(self, expected: AnswerRecord, context: str = "") -> None:
         """Fail if the results differ from those expected."""
-        assert_same(expected._copies, self._copies, f"{context}answer ")
+        assert_same(expected._copies, self._copies, f"{context}result ")
 
 
 def _overwrite(value: object) -> None:
@@ -582,7 +582,7 @@ def items(answer: object) -> object:
 
 
 def assert_same(expected: object, found: object, where: str = "") -> None:
-    """Fail unless two values are equal bit for bit, and say where they first differ."""
+    """Fail unless two values are equal bit for bit; the message contains where they first differ."""
     first = difference(expected, found, where)
     if first is not None:
         raise AssertionError(f"{first} (expected against found)")
@@ -632,7 +632,7 @@ def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> Answer
 
 
 def _send_and_receive(env: ParallelEnv, record: AnswerRecord, actions: Actions) -> None:
-    """Steps and resets in flight together; a reset drops what the same env has in flight."""
+    """Send steps and resets that are in flight together; a reset drops a step of the same env in flight."""
     options = [None if space is None else {"level": 3} for space in env.observation_spaces]  # `Old` takes none
     env.send_reset(seed=[5, None, 7, 8, 9], options=options)
     record.add("sent reset", drain(env))

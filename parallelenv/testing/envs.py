@@ -1,4 +1,4 @@
-"""The envs of the suite: small, deterministic, each with one difficulty.
+"""The envs of the suite. They are small and deterministic, and each has one difficulty.
 
 Every env has a ``number``, which appears in its states, so that results of different envs always differ, and a
 ``length``, the steps of an episode. Even numbers terminate, odd ones are truncated.
@@ -27,7 +27,7 @@ from parallelenv.contract.worker_info import get_worker_info
 
 SteppedEnv = tuple[State, Any, bool, bool, Info]
 LETTERS = "abcdefgh"
-LARGE = 20_000  # number of float64 sent beside a message instead of in it
+LARGE = 20_000  # number of float64 sent separately from a message instead of in it
 
 # ---------------------------------------------------------------- states, actions and rewards of all kinds
 
@@ -50,7 +50,7 @@ class Numbered:
 
 
 class Paced(Numbered, gymnasium.Env[State, Action]):
-    """Base of Gymnasium envs: subclasses say what the states, rewards and infos are."""
+    """Base of Gymnasium envs: subclasses define the states, rewards and infos."""
 
     episode = 0
     options: Info | None = None
@@ -385,7 +385,7 @@ class TroubleError(Exception):
 
 
 class FailingEnv(Toolbox):
-    """Raises in ``"init"``, ``"reset"``, ``"step"`` (the second) or ``"method"``; in a reset or step it raises once."""
+    """Raises in ``"init"``, ``"reset"``, ``"step"`` (the second) or ``"method"``; in a reset or step only once."""
 
     def __init__(self, number: int = 0, where: str = "", length: int = 50) -> None:
         super().__init__(number, length)
@@ -427,7 +427,7 @@ class Witness(Counter):
         return super()._state()
 
     def close(self) -> None:
-        """Close, and fail, which must not matter."""
+        """Close, then raise an error, which must have no effect."""
         self._write("closed")
         raise RuntimeError("close() fails")
 

@@ -32,7 +32,7 @@ class Resettable:
     Attributes:
         env: The env as the user made it.
         step: Returns five items; the env's own ``step`` until that returns four.
-        oddity: What it does like envs of the old gym, and what that means here, a clause each; empty if nothing.
+        oddity: Its behaviour like that of the old gym, and the consequence here, a clause each; empty if there is none.
     """
 
     def __init__(self, env: Env) -> None:
@@ -69,7 +69,7 @@ class Resettable:
             arguments["options"] = options
         elif options:
             raise EnvContractError(
-                f"reset() of {type(self.env).__name__} takes no options; it was given {show(options)}."
+                f"reset() of {type(self.env).__name__} takes no options, but options={show(options)} were given."
             )
         result = self.env.reset(**arguments)
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
@@ -78,7 +78,7 @@ class Resettable:
             if isinstance(result, tuple) and not isinstance(getattr(self.env, "observation_space", None), Tuple):
                 raise EnvContractError(
                     f"reset() of {type(self.env).__name__} returned a tuple of {len(result)}; a gymnasium.Env returns "
-                    "(state, info), info a dict."
+                    "(state, info), where info is a dict."
                 )
             self.oddity = "its reset() returned the state alone, not (state, info)", "The info is taken to be empty"
         return result, {}
@@ -101,7 +101,7 @@ class Resettable:
         size = f" of {len(result)}" if hasattr(result, "__len__") else ""
         raise EnvContractError(
             f"step() returned a {type(result).__name__}{size}; a gymnasium.Env returns (state, reward, terminated, "
-            "truncated, info). Four items, (state, reward, done, info), are taken, too."
+            "truncated, info). Four items, (state, reward, done, info), are also accepted."
         )
 
     def _old_step(self, action: Action) -> EnvStep:
@@ -139,13 +139,13 @@ def adapt(env: Env) -> Resettable:
 
 
 def draws_by_mode(env: Env) -> bool:
-    """Whether an env renders as in the old gym: by ``render(mode="rgb_array")``, without a ``render_mode``."""
+    """Return whether an env renders as in the old gym: by ``render(mode="rgb_array")``, without a ``render_mode``."""
     return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))[0]
 
 
 @contextlib.contextmanager
 def alone_while_drawing() -> Iterator[None]:
-    """Let no other thread draw meanwhile, unless it hangs."""
+    """Let no other thread draw during the block, unless one hangs while drawing."""
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
     try:
         yield
@@ -218,7 +218,7 @@ def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
     found = get_attribute(env, key)
     if found is None:
         wrapped, parts = _owners(env)  # parts of a `TaskEnv`; the text is the same whether it has a task now or not
-        inside = f" Nor has its sampler, {type(parts[-1]).__name__}, or its task." if parts else ""
+        inside = f" Neither has its sampler, {type(parts[-1]).__name__}, or its task." if parts else ""
         raise AbsentAttributeError(
             f"{type(wrapped[-1]).__name__} has no {kind} {key!r}, and no wrapper around it has.{inside}"
             f"{near_name(env, key)}"
@@ -236,7 +236,7 @@ def set_attribute(env: Env, key: str, value: Any) -> bool:
 
     Raises:
         AttributeError: If an object on a dotted path is absent.
-        BaseException: What the env's own ``set_env_attr`` raised.
+        BaseException: Any exception raised by the env's own ``set_env_attr``.
     """
     *way, name = key.split(".")
     if way:
@@ -264,14 +264,14 @@ def get_method(env: Env, key: str) -> Any:
     found = get_existing(env, key, "method")
     if not callable(found):
         raise AbsentAttributeError(
-            f"{key!r} of {type(list(layers(env))[-1]).__name__} is {type(found).__name__}, no method. Read it with "
-            f"get_env_attr({key!r})."
+            f"{key!r} of {type(list(layers(env))[-1]).__name__} is of type {type(found).__name__}, not a method. "
+            f"Read it with get_env_attr({key!r})."
         )
     return found
 
 
 def near_name(env: Env, key: str) -> str:
-    """Return a hint at what an absent name may have meant: a sentence after a space, or an empty string."""
+    """Return a hint at the likely meaning of an absent name: a sentence after a space, or an empty string."""
     way, _, name = key.rpartition(".")
     if not way:
         wrapped, parts = _owners(env)

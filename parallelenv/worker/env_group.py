@@ -28,23 +28,23 @@ _OF_ENVPOOL = frozenset({"env_id", "players"})
 """Infos in which EnvPool numbers its sub-envs; the user has env ids."""
 _ABSENT = object()
 _AT_END = "final_obs", "final_info", "_final_obs", "_final_info"
-"""Infos of a vector env that begins episodes within the step that ends one."""
+"""Infos of a vector env that starts episodes within the step that ends one."""
 
 
 class EnvGroup:
     """Resets and steps the sub-envs of a vector env, writes what they return to rows of the batch, and calls them.
 
     There are three kinds. `SyncVectorEnv` and `AsyncVectorEnv` take a list of seeds and ``options["reset_mask"]``.
-    EnvPool's step and reset any of their sub-envs, by number, and keep the seed that they were made with. Of all others
-    no more is expected than Gymnasium's documentation says: one seed, and the mask if they have no autoreset.
+    EnvPool's step and reset any of their sub-envs, by number, and keep the seed that they were made with. All others
+    are used only as Gymnasium's documentation describes: with one seed, and with the mask if they have no autoreset.
 
     Operations return what envs return beyond their rows, by env id, without empty results.
 
     Attributes:
         env: The vector env as the user made it, maybe wrapped.
-        facts: What it can do.
+        facts: Its properties.
         oddity: See `Resettable`.
-        has_stepped: Whether it has stepped since it was built, and so knows which episodes have ended.
+        has_stepped: Whether it was stepped since it was built, so that it knows which episodes have ended.
     """
 
     has_stepped = False
@@ -87,8 +87,8 @@ class EnvGroup:
     def run(self, share: Share, each: Any, host: Host, running: RunningCommand) -> dict[int, Any]:
         """Run a command for some of the envs.
 
-        What they return is written to the rows of ``host.writer``, which is read after each call of the vector env: a
-        host that was abandoned meanwhile writes elsewhere.
+        Their results are written to the rows of ``host.writer``, which is read after each call of the vector env: a
+        host that was abandoned in the meantime writes elsewhere.
         """
         try:
             return self._run(share, each, host, running)
@@ -118,10 +118,10 @@ class EnvGroup:
     # ---------------------------------------------------------------- resets and steps
 
     def reset(self, share: Share, each: Sequence[tuple[int | None, Info | None]], host: Host) -> dict[int, Extra]:
-        """Begin episodes, and write their first states."""
+        """Start episodes, and write their first states."""
         options = each[0][1]
         if options and "reset_mask" in options:
-            raise EnvContractError("options['reset_mask'] was given. Name the envs to reset: reset(id=mask).")
+            raise EnvContractError("options['reset_mask'] was given. Give the envs to reset as id: reset(id=mask).")
         if any(other is not options and dumps(other) != dumps(options) for _, other in each):
             raise EnvContractError(f"{self.facts.name} takes the same options for all of its envs.")
         states, infos, indices = self._reset(share.numbers, [seed for seed, _ in each], deep_copy(options))
@@ -130,7 +130,7 @@ class EnvGroup:
         return {env_id: Extra(info or None, leaves) for env_id, info, leaves in of_each if info or leaves}
 
     def reset_instead(self, share: Share, each: object, host: Host, running: RunningCommand) -> dict[int, Extra]:
-        """Begin episodes in place of a step, whose flags are cleared already."""
+        """Start episodes in place of a step, whose flags are cleared already."""
         running.doing = "reset"
         values = self.reset(share, [(None, None)] * len(share.env_ids), host)
         host.writer.batch.rewards[share.rows] = 0.0
@@ -176,20 +176,20 @@ class EnvGroup:
     def step(
         self, share: Share, each: Sequence[Action] | None, host: Host, running: RunningCommand
     ) -> dict[int, Extra]:
-        """Step envs, write their results, and begin the next episodes of those that ended if the command says so."""
+        """Step envs, write their results, and start new episodes of those that ended if the command requests it."""
         states, outcomes, infos, indices = self._step(self._actions(share, each, host.writer), share.numbers)
         self.has_stepped, writer = True, host.writer
         loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
         writer.store_outcomes(share.rows, *outcomes)
-        ended: list[int] = []  # positions of envs that begin their next episode within this step
+        ended: list[int] = []  # positions of envs that start their next episode within this step
         if running.command.autoreset:
             ended = np.flatnonzero(writer.batch.flags[share.rows].any(axis=1)).tolist()
         at_end = {key: infos.pop(key) for key in _AT_END if ended and key in infos}
         values: dict[int, Extra] = {}
         are_stored = writer.store_infos(share.rows, self._columns(infos, indices))  # at once, if all have columns
         if not are_stored or writer.has_loose:
-            said = [{}] * len(loose) if are_stored else self._split(infos, indices)
-            for env_id, info, leaves in zip(share.env_ids, said, loose, strict=True):
+            own_infos = [{}] * len(loose) if are_stored else self._split(infos, indices)
+            for env_id, info, leaves in zip(share.env_ids, own_infos, loose, strict=True):
                 left = store_info(writer.infos, env_id - writer.first, info)
                 if left or leaves:
                     values[env_id] = Extra(left, leaves)
@@ -209,7 +209,7 @@ class EnvGroup:
             result = self.env.step(actions)
         elif self.facts.steps_some:
             result = self.env.step(actions, np.array(numbers, np.int32))
-        elif self.facts.steps_ended:  # those at rest take any action, and their result does not count
+        elif self.facts.steps_ended:  # ended sub-envs take any action, and their result does not count
             given = list(iterate(batch_space(self.env.single_action_space, len(numbers)), actions))
             place = {number: index for index, number in enumerate(numbers)}
             items = [given[place.get(number, 0)] for number in range(size)]
@@ -249,9 +249,9 @@ class EnvGroup:
         at_end: Info,
         values: dict[int, Extra],
     ) -> None:
-        """Note the ends of episodes after which the vector env itself has begun the next ones, within the same step.
+        """Record the ends of episodes after which the vector env has itself started the next ones, in the same step.
 
-        Its infos, and what is in rows and ``values``, are then of the resets; ``at_end`` are those of the last steps.
+        Its infos, the rows and ``values`` are then those of the resets; ``at_end`` are the infos of the last steps.
         """
         if "final_obs" not in at_end:
             raise EnvContractError(
@@ -323,7 +323,7 @@ class EnvGroup:
         return columns
 
     def _split(self, infos: Mapping[str, Any], indices: Sequence[int]) -> list[Info]:
-        """Return the info of each env in these places of the vector env's infos: the keys whose mask says so."""
+        """Return the info of each env in these places of the vector env's infos: the keys whose mask includes it."""
         each: list[Info] = [{} for _ in indices]
         size = self._size(indices)
         for key, values in infos.items():
@@ -343,11 +343,11 @@ class EnvGroup:
         return each
 
     def _size(self, indices: Sequence[int]) -> int:
-        """Return how many envs the states and infos are of in which these envs have these places."""
+        """Return the number of envs in the states and infos in which envs have these places."""
         return len(indices) if isinstance(indices, range) else self.facts.num_envs
 
     def _is_bookkeeping(self, key: str, infos: Mapping[str, Any]) -> bool:
-        """Whether an info says only for which envs another one is, or numbers the sub-envs."""
+        """Return whether an info only marks the envs that have another one, or numbers the sub-envs."""
         return (key[:1] == "_" and key[1:] in infos) or (self._is_envpool and key in _OF_ENVPOOL)
 
     # ---------------------------------------------------------------- attributes and methods
@@ -416,14 +416,14 @@ class EnvGroup:
         else:
             call = self._method("call", "methods of its envs cannot be called")
             if "name" in named:
-                raise EnvContractError(f"call() of {self.facts.name} cannot pass on an argument that is called 'name'.")
+                raise EnvContractError(f"call() of {self.facts.name} cannot pass on an argument named 'name'.")
             results = call(first.name, *positional, **named)
         results = self._each(first.name + "()", results)
         numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
         return {env_id: results[number] for env_id, number in zip(share.env_ids, numbers, strict=True)}
 
     def _each(self, name: str, values: Any) -> Any:
-        """Return values, one for each sub-env; an `EnvContractError` if these are not so many."""
+        """Return values, one for each sub-env; raise an `EnvContractError` if their number differs."""
         if not hasattr(values, "__len__") or len(values) != self.facts.num_envs:
             hint = " Make it with a render_mode that returns frames." if name == "render()" and values is None else ""
             raise EnvContractError(f"{name} of {self.facts.name} returned {show(values)}, not one item each.{hint}")

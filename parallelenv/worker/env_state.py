@@ -1,7 +1,7 @@
 """The state of one env as bytes, and its own random generators.
 
 The generators that a whole process shares, ``random``'s, ``numpy.random``'s and torch's, can be separate for each env:
-they are exchanged at the beginning and end of each command to a host, in 50 us, and from env to env, in 15 us.
+they are exchanged at the start and end of each command to a host, in 50 us, and from env to env, in 15 us.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
     generators = others[0] if others else None  # older saved states have none
     if generators is not None and not takes_generators:
         raise EnvContractError(
-            "The state was saved with seed_globals=True, and has that of the env's own generators. Make the "
-            "ParallelEnv with seed_globals=True, too."
+            "The state was saved with seed_globals=True, and includes that of the env's own generators. Make the "
+            "ParallelEnv with seed_globals=True."
         )
     if kind == _WHOLE:
         return content, generators
@@ -69,8 +69,8 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
     names, saved_names = [type(layer).__qualname__ for layer in wrappers], [name for name, _ in of_wrappers]
     if names != saved_names:
         raise EnvContractError(
-            f"The state is of an env inside {saved_names}, but this one is inside {names}. Make the envs as those that "
-            "were saved."
+            f"The state is of an env inside {saved_names}, but this one is inside {names}. Use the same "
+            "wrappers as when it was saved."
         )
     base.set_state(state)
     if np_random is not None:

@@ -1,7 +1,7 @@
-"""The code that owns envs and executes commands on them, the same in every mode.
+"""The code that owns envs and executes commands on them; it is the same in every mode.
 
 A host uses four indices of an env. Its *env id* is the index in the list that `ParallelEnv` was made with, its *slot*
-that in the lists of its host, and its *row* that in the arrays of the batch, which may be those of other hosts, too.
+that in the lists of its host, and its *row* that in the arrays of the batch, which other hosts may share.
 A *cell* is the slice of `RowWriter.flat_states` with the state in a row.
 """
 
@@ -68,7 +68,7 @@ class Host:
     Attributes:
         env_ids: Ids of its envs, ascending.
         running: The present or the latest command.
-        tracer: Records when its envs do what, while it is traced.
+        tracer: Records what its envs do and when, while it is traced.
         writer: The rows that its envs write now; other rows once the host was abandoned.
     """
 
@@ -348,12 +348,12 @@ class Host:
         return share.is_group and getattr(self._envs[share.env_ids[0] - self._first], "has_stepped", False)
 
     def _run_shares(self, begins: Collection[int], running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Run a command for single envs and vector envs, in order; ``begins`` are to begin an episode."""
+        """Run a command for single envs and vector envs, in order; those in ``begins`` start an episode."""
         singles: list[tuple[int, Share]] = []  # that follow each other: they step together
         for number, share in walk:
             if not share.is_group:
                 singles.append((number, share))
-                if self.tracer is None:  # else each has a turn of its own
+                if self.tracer is None:  # else each has its own turn
                     continue
             if singles:
                 self._run_singles(running, singles, begins)
@@ -447,16 +447,16 @@ class Host:
         return envs.row_numbers, envs.cells, steps, actions
 
     def _begins_of(self, command: Command, row_numbers: Sequence[int]) -> Collection[int]:
-        """Return the envs, in these rows, that have ended, however often the step is begun, see `Command.begins_ended`.
+        """Return the envs, in these rows, that have ended, however often a step is started, see `Command.begins_ended`.
 
-        After an interrupt at its beginning their flags may be cleared already.
+        After an interrupt at its start their flags may be cleared already.
         """
         if self._begins[0] != command.number:
             self._begins = command.number, self.writer.ended(row_numbers)
         return self._begins[1]
 
     def _with_resets(self, steps: Sequence[Any], env_ids: Sequence[int], begins: Collection[int]) -> list[Any]:
-        """Replace the steps of envs that are to begin an episode by resets, which return what a step would."""
+        """Replace the steps of envs that start an episode by resets, which return five items like a step."""
 
         def reset_instead(env_id: int, action: Action) -> EnvStep:
             state, info = self._reset_within_step(env_id)
@@ -493,7 +493,7 @@ class Host:
         return result
 
     def _remark(self, env_id: int) -> None:
-        """Queue one warning, for the first env only, if it behaves like those of the old gym."""
+        """Queue one warning, for the first env only, if it behaves like an env of the old gym."""
         env = self._env(env_id)
         if env.oddity and not self._has_remarked:
             self._has_remarked = True
@@ -503,7 +503,7 @@ class Host:
             self._remarks.append(kind((env_id,), f"env {env_id}, {type(env.env).__name__}, {what}. {meaning}."))
 
     def step(self, running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Step envs, and begin the next episode of those that ended if the command says ``autoreset``.
+        """Step envs, and start the next episode of those that ended if the command has ``autoreset``.
 
         The overhead here is paid per env and step: 0.5 us, where CartPole takes 9 us.
         """
@@ -551,7 +551,7 @@ class Host:
         goes_on: bool,
         values: dict[int, Any],
     ) -> None:
-        """Record a step whose flags are not plainly False, most often the last; if it ``goes_on``, begin an episode.
+        """Record a step whose flags are not plainly False, usually the last; if it ``goes_on``, start an episode.
 
         ``other_reward`` is the reward in a one-tuple if it is not a number.
         """
@@ -624,13 +624,13 @@ class Host:
         expected = len(slots) if slots.start in self._groups else 0
         if hasattr(self, "writer") and (0 if group is None else group.num_envs) != expected:
             raise InvalidEnvError(
-                f"{type(env).__name__} was rebuilt with another number of envs than {len(slots)}, which it was built "
-                "with. An env fn has to make the same each time."
+                f"{type(env).__name__} was rebuilt with a number of envs other than {len(slots)}. An env fn must make "
+                "the same vector env each time."
             )
         if isinstance(old, EnvGroup) and old.facts != group:
             raise InvalidEnvError(
                 f"{type(env).__name__} was rebuilt as another vector env, or with another autoreset mode. An env fn "
-                "has to make the same each time."
+                "must make the same vector env each time."
             )
         self._adopt(env_id, adapted)
         self._remark(env_id)
@@ -668,18 +668,18 @@ class Host:
         return self._envs[env_id - self._first] or _not_built()
 
     def _close_env(self, env: Resettable | EnvGroup | None) -> None:
-        """Close an env that is no longer used, and ignore what it raises."""
+        """Close an env that is no longer used, and ignore its exceptions."""
         owner = env if isinstance(env, EnvGroup) else getattr(env, "env", None)
         close = getattr(owner, "close", None)
         try:
             if callable(close):
                 close()
-        except BaseException as error:  # an env that cannot close must not keep the others from it
+        except BaseException as error:  # an env that cannot close must not keep the others from closing
             if isinstance(error, KeyboardInterrupt) and self.in_caller:  # else the env itself raised it
                 raise
 
     def reset(self, env_id: int, each: tuple[int | None, Info | None], common: object) -> Extra | None:
-        """Begin an episode."""
+        """Start an episode."""
         seed, options = each
         if seed is not None:
             self._seeds[env_id] = seed
@@ -754,14 +754,14 @@ class Host:
         self.writer.set_info_forms(forms, self.env_ids)
 
     def start_trace(self, env_id: int, _: object) -> tuple[str, float] | None:
-        """Record from now on what all envs do; return the clock's id and its time, for the first env only."""
+        """Start to record what all envs do; return the clock's id and its time, for the first env only."""
         if env_id != self.env_ids[0]:
             return None
         self.tracer = HostTracer()
         return clock_id(), perf_counter()
 
     def stop_trace(self, env_id: int, _: object) -> WorkerRecord | None:
-        """Record no longer; return the record, for the first env only."""
+        """Stop recording; return the record, for the first env only."""
         tracer, self.tracer = self.tracer, None
         return None if tracer is None else tracer.record(self.env_ids)
 

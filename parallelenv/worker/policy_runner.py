@@ -63,8 +63,8 @@ class PolicyRunner:
         known = found if self.extras_formats is None else self.extras_formats
         if found.keys() != known.keys():
             raise ArgumentError(
-                f"The policy returned the extras {list(found)}, but before {list(known)}. To be stacked they "
-                "must be alike in every step."
+                f"The policy returned the extras {list(found)}, but earlier {list(known)}. They must be alike in "
+                "every step, so that they can be stacked."
             )
         self.extras_formats = known if found == known else join_forms(known, found)
         return arrays
@@ -74,7 +74,7 @@ class PolicyRunner:
         try:
             loose = self._reader.write(batch, actions, env_ids, env_ids, None)
         except ActionError as error:
-            what = f"What the policy returned does not fit the states of {len(env_ids)} envs"
+            what = f"The policy's result does not fit the states of {len(env_ids)} envs"
             raise ActionError(f"{what}: {error}") from None
         return None if loose is None else [deep_copy(action) for action in loose]
 
@@ -102,8 +102,8 @@ def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
     if len(answer) != 3 or not isinstance(answer[2], Mapping | None):
         last = f", the last of them a {type(answer[2]).__name__}" if len(answer) == 3 else ""
         raise ActionError(
-            f"The policy returned a tuple of {len(answer)}{last}. A tuple is always (actions, rnn_state, extras), the "
-            "last a dict or None. Give actions alone as an array or a list, and those of a Tuple space as "
+            f"The policy returned a tuple of {len(answer)}{last}. A tuple must be (actions, rnn_state, extras), where "
+            "extras are a dict or None. Give actions alone as an array or a list, and those of a Tuple space as "
             "(actions, None, None)."
         )
     return answer

@@ -80,7 +80,7 @@ class RowWriter:
         return actions if actions.ndim == 1 else actions.copy()  # items of a vector are numbers, made as they are taken
 
     def set_info_forms(self, forms: InfoForms, env_ids: Sequence[int]) -> None:
-        """Write infos of these forms to columns, those of other forms not."""
+        """Write infos of these forms to columns from now on."""
         marks = self.batch.info_marks
         if marks is not None:
             self.batch.drop_infos(self.batch.rows(env_ids))
@@ -144,9 +144,7 @@ class RowWriter:
             if given.shape != target[rows].shape or not casts_to(given, target.dtype):
                 self._structure.check_leaf(index, given[0] if given.ndim else given)  # which most often raises
                 what = f"The states{self._structure.describe(index)} are {describe_value(given)}"
-                raise EnvContractError(
-                    f"{what}, but have to be of shape {target[rows].shape} and dtype {target.dtype}."
-                )
+                raise EnvContractError(f"{what}, but must be of shape {target[rows].shape} and dtype {target.dtype}.")
             target[rows] = given
 
     def store_ended(self, row: int, state: State) -> list[Any] | None:
@@ -171,13 +169,13 @@ class RowWriter:
             target = array[rows]
             if values.shape != target.shape or values.dtype.kind not in "biuf":
                 raise EnvContractError(
-                    f"step() returned {name} {describe_value(given)}; of {len(target)} envs it has to be an array of "
-                    f"{array.dtype} with one for each."
+                    f"step() returned {name} {describe_value(given)}; for {len(target)} envs it must be an array of "
+                    f"{array.dtype} with one item each."
                 )
             array[rows] = values
 
     def store_infos(self, rows: Index, columns: Mapping[str, Array] | None) -> bool:
-        """Write infos, an array per key, to their columns; return whether nothing is left to say.
+        """Write infos, an array per key, to their columns; return whether no info is left over.
 
         ``None`` stands for infos that are not arrays.
         """
@@ -200,7 +198,7 @@ class RowWriter:
             ended[row] = array[row]
 
     def as_given(self, state: State) -> tuple[Any] | None:
-        """Return a last state in a one-tuple if the rows would change its type. Wanted if `keeps_types`."""
+        """Return a last state in a one-tuple if the rows would change its type. It is called if `keeps_types`."""
         for array, leaf in zip(self.batch.states, self._structure.split_state(state), strict=True):
             if array is not None:
                 kind = np.ndarray if array.ndim > 1 else array.dtype.type

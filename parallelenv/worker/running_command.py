@@ -1,4 +1,4 @@
-"""The command that a host executes, and how far it has come."""
+"""The command that a host executes, and its progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallelenv.contract.protocol import Command, Reply
 Run = Callable[["RunningCommand", Iterator[Any]], None]
 """Executes a command for the envs of an iterator, `RunningCommand.remaining`, and counts them in ``num_started``."""
 Columns = tuple[Sequence[Any], ...]
-"""What a command needs of each of its envs."""
+"""The data that a command needs of each of its envs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class RunningCommand:
     Args:
         command: The command. The number of a prepared step is set anew for each step.
         run: Executes it.
-        columns: What ``run`` needs of each env.
+        columns: The data that ``run`` needs of each env.
         envs: Where a prepared step finds its envs.
-        shares: Of a host with vector envs, what starts one after the other instead of single envs.
+        shares: For a host with vector envs: the parts that start one after the other, instead of single envs.
 
     Attributes:
-        counts: From 1 to the number of what starts one after the other.
+        counts: From 1 to the number of parts or envs that start one after the other.
         number: Number of the command that this object is the state of. It is set last, so if an interrupt came earlier,
             the host starts the command anew.
         num_started: Number of envs that have started. The last of them is the current one.
-        doing: What this env is doing, for messages.
+        doing: The operation of this env, for messages.
         reply: The reply so far.
     """
 
@@ -83,7 +83,7 @@ class RunningCommand:
     @property
     def current_ids(self) -> tuple[int, ...]:
         """The env that has started last, or all envs of a vector env that has; empty before the first."""
-        number = self.num_started  # read once, since this is called in other threads, too
+        number = self.num_started  # read once, since this is also called in other threads
         if self.shares is not None:
             return self.shares[number - 1].env_ids if number else ()
         return self.command.env_ids[max(0, number - 1) : number]

@@ -1,4 +1,4 @@
-"""A host's record of when each of its envs does what, for `ParallelEnv.profile`.
+"""A host's record of what each of its envs does and when, for `ParallelEnv.profile`.
 
 Recording a command takes some 4 us, each of its envs 0.6 us more, and each reset within a step 1 us. A host that is not
 traced pays one comparison per command.
@@ -24,12 +24,12 @@ from parallelenv.worker.running_command import Run, RunningCommand
 MOST_TURNS = 1_000_000
 """Turns of envs that a host keeps; older commands are dropped. They take 8 MB, and commands as much."""
 Span = tuple[float, float, str, tuple[int, ...], "array[float]"]
-"""Begin and end of a command, its operation, its envs, and when the turn of each began, as far as they had one."""
+"""Begin and end of a command, its operation, its envs, and when the turn of each started, if it had one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
-    """What a worker did. Times are in seconds of one `time.perf_counter`."""
+    """The record of a worker. Times are in seconds of one `time.perf_counter`."""
 
     env_ids: tuple[int, ...]  #: Its envs.
     process: ProcessInfo  #: Its process.
@@ -72,7 +72,7 @@ class HostTracer:
         self._is_cut = False
         self._spans: deque[Span] = deque()
         self._num_turns = 0
-        self._moments: list[float] = []  # when each env's turn began in the present command
+        self._moments: list[float] = []  # when each env's turn started in the present command
         # Evaluated for each env, in C: `append` returns None, which is made true.
         self._clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 

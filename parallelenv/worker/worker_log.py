@@ -72,7 +72,7 @@ class WorkerLog:
     # ---------------------------------------------------------------- the worker's end
 
     def has_grown(self) -> bool:
-        """Whether anything was printed since the last call. Takes 0.2 us."""
+        """Return whether anything was printed since the last call: 0.2 us."""
         size = os.lseek(self.fileno, 0, os.SEEK_END)
         changed, self._position = size != self._position, size
         return changed and size > 0
@@ -82,7 +82,7 @@ class WorkerLog:
     def take_output(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
         """Return what was printed since the last time by a worker with these envs.
 
-        ``is_idle`` says that the worker waits for a command: it does not write, and the last line is complete.
+        ``is_idle``: whether the worker waits for a command; it then does not write, and the last line is complete.
         """
         text = self._read()
         if not is_idle:

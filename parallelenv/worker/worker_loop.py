@@ -96,7 +96,7 @@ class MessageHost:
             self.host.close()
 
     def execute(self, message: Message) -> Message | None:
-        """Execute the command in a message; return the reply, or ``None`` if it was no command."""
+        """Execute the command in a message; return the reply, or ``None`` if it was not a command."""
         command = self.decode(message)
         if not isinstance(command, Command):
             return command
@@ -113,7 +113,7 @@ class MessageHost:
         return self.encode(reply)
 
     def decode(self, message: Message) -> Command | Message | None:
-        """Return the command in a message; the reply, if it cannot be read; ``None`` if it was no command."""
+        """Return the command in a message; the reply, if it cannot be read; ``None`` if it was not a command."""
         try:
             command = decode_command(message, self.subsets)
         except UnreadableError as error:
@@ -159,11 +159,11 @@ def prepare_worker(packed: PackedSpec) -> None:
 
 
 def forget_launcher() -> None:
-    """Remove the variables that mark this process as one that an MPI launcher has started.
+    """Remove the variables that mark this process as started by an MPI launcher.
 
-    A worker is not such a process, but inherits the variables of the caller, which may be. An env that imports `mpi4py`
-    would then take the caller's place in its job, and hang or end it. It is done in the worker, before envs are made:
-    the caller's variables are never changed, since other threads may be reading them.
+    A worker inherits the variables of the caller, which may have been started so. An env that imports `mpi4py` would
+    then take the caller's place in its job, and hang or end it. The variables are removed in the worker, before envs
+    are made: the caller's are never changed, since other threads may be reading them.
     """
     for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
         del os.environ[name]

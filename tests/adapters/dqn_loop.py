@@ -16,7 +16,7 @@ class Learned(NamedTuple):
 
 
 def learn(venv: Any, num_steps: int, seed: int = 1) -> Learned:
-    """Learn on a vector env of Tianshou's kind, whose actions are `Discrete`, for so many steps of all envs in all."""
+    """Learn on a vector env like Tianshou's, with `Discrete` actions, for a total number of steps of all envs."""
     data, trainer = require("tianshou.data"), require("tianshou.trainer")
     venv.seed(seed)
     with seeded(seed):

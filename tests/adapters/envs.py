@@ -1,7 +1,7 @@
 """Envs for comparing an adapter with the vector env that it replaces, step for step.
 
-What they return is new each time: where the neighbours' vector envs hand on what an env goes on to change, they are
-not to be equalled.
+They return new objects each time: the neighbours' vector envs pass on objects that an env changes later, and the
+adapters need not imitate that.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Varied(gym.Env[Any, Any]):
         """Return an info whose keys differ from step to step."""
         if luck < 0.3:
             return {}
-        said = {"total": self.total, "count": int(10 * luck), "lucky": luck > 0.7, "part": {"luck": np.float32(luck)}}
+        info = {"total": self.total, "count": int(10 * luck), "lucky": luck > 0.7, "part": {"luck": np.float32(luck)}}
         if luck > 0.5:
-            said |= {"word": "much", "array": np.full(2, luck)}
+            info |= {"word": "much", "array": np.full(2, luck)}
         if not self.is_plain:
-            said |= {"odd": [1, 1.5, None, "word", np.zeros(int(10 * luck)), True][int(6 * luck)]}
-        return said
+            info |= {"odd": [1, 1.5, None, "word", np.zeros(int(10 * luck)), True][int(6 * luck)]}
+        return info
 
 
 def weight(action: Any) -> float:

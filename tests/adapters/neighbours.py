@@ -1,4 +1,4 @@
-"""Packages that an adapter is compared with, if they are installed."""
+"""Packages with which an adapter is compared, if they are installed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def require(module: str) -> Any:
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global random number generators, and restore them afterwards.
 
-    Within it torch computes in one thread: for networks this small a second one gains nothing, and where other
-    processes want the cores it took ten times as long.
+    In the block torch computes in one thread: for networks this small a second one gains nothing, and it took ten
+    times as long when other processes needed the cores.
     """
     torch = require("torch")
     drawn, num_threads = np.random.get_state(), torch.get_num_threads()

@@ -75,7 +75,7 @@ def test_envs_step_and_reset_by_number(policy: Any) -> None:
             counts[over] = 0
 
 
-def test_continued_envs_begin_anew_in_the_step_after_an_end() -> None:
+def test_continued_envs_restart_in_the_step_after_an_end() -> None:
     with ParallelEnv([poles], asynchronous="continue") as env:
         first = env.reset()
         for _ in range(7):
@@ -122,7 +122,7 @@ def test_calls_of_many_steps(make_env: MakeEnv) -> None:
     assert_same(states[4:], env.reset([4, 5]))
 
 
-def test_what_a_pool_cannot_do_is_refused() -> None:
+def test_unsupported_calls_of_a_pool_are_refused() -> None:
     with pytest.raises(EnvContractError, match="made with batch_size=2 and num_envs=4.*Leave out batch_size"):
         ParallelEnv([partial(poles, batch_size=2)])
     with ParallelEnv([poles]) as env:

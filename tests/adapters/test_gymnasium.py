@@ -336,8 +336,8 @@ def test_episode_of_restarted_env_is_truncated(autoreset_mode: str, make: Any) -
     assert rewards.tolist() == [4, 0, 4]
     assert truncations.tolist() == [False, True, False]
     assert not terminations.any()
-    said = infos if autoreset_mode == "NextStep" else infos["final_info"]
-    assert isinstance(said["failure"][1], KeyError)
+    last_infos = infos if autoreset_mode == "NextStep" else infos["final_info"]
+    assert isinstance(last_infos["failure"][1], KeyError)
     assert "final_obs" not in infos  # the last state is unknown
     assert env.step(ZEROS)[0].tolist() == [[3], [0 if autoreset_mode == "NextStep" else 1], [3]]
 

@@ -1,4 +1,4 @@
-"""Asynchronous calls of the adapter for Gymnasium, and the calls that are refused meanwhile."""
+"""Asynchronous calls of the adapter for Gymnasium, and the calls that are refused in the meantime."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_waits_can_be_repeated_after_timeout(name: str, expected: list[float], m
     }
     begin[name]()
     wait = getattr(env, f"{name}_wait")
-    message = rf"did not answer within 0.05 s\. Wait on with {name}_wait\(\), give a longer timeout, or rebuild"
+    message = rf"did not answer within 0.05 s\. Continue to wait with {name}_wait\(\), give a longer timeout"
     with pytest.raises(multiprocessing.TimeoutError, match=message) as caught:
         wait(timeout=0.05)
     assert isinstance(caught.value, WorkerTimeoutError)

@@ -22,7 +22,7 @@ from adapters.twins import GymnasiumTwins
 NUM_ENVS = 4
 BOUNDS = np.array([-1, 1], np.float32)
 LISTS_STATISTICS = not gym.__version__.startswith(("1.1.", "1.2.0", "1.2.1"))
-"""Whether Gymnasium's `DictInfoToList` takes what its `RecordEpisodeStatistics` adds."""
+"""Whether Gymnasium's `DictInfoToList` accepts the infos that its `RecordEpisodeStatistics` adds."""
 
 
 def pendulum() -> Any:
@@ -80,7 +80,7 @@ WRAPPERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 
 
 def both(make_env: MakeEnv, env_fn: Any, autoreset_mode: str) -> tuple[Any, Any]:
-    """Return an adapter and the vector env that it is to equal."""
+    """Return an adapter and the vector env that it must equal."""
     ours = make_env([env_fn] * NUM_ENVS, num_cpus=2).to_gymnasium(autoreset_mode)
     return ours, gym.vector.SyncVectorEnv([env_fn] * NUM_ENVS, autoreset_mode=autoreset_mode)
 

@@ -19,7 +19,7 @@ MakeEnv = Callable[..., ParallelEnv]
 
 @pytest.fixture(autouse=True, scope="module")
 def _jax() -> None:
-    """Import JAX before the first test: it sets an environment variable, which would be found to be left."""
+    """Import JAX before the first test: it sets an environment variable, which would be reported as a leak."""
     import gymnax  # noqa: F401
 
 
@@ -55,7 +55,7 @@ def test_results_equal_those_of_the_vector_env_itself(make_env: MakeEnv) -> None
             found = [info["final_observation"] for info in result.infos[rows]]
             assert_same(list(np.asarray(infos["final_observation"])), found)
     assert result.states.flags.writeable
-    assert num_ends > 5  # each time it begins the next episode itself
+    assert num_ends > 5  # each time it starts the next episode itself
 
 
 def test_results_are_plain_numpy() -> None:

@@ -38,7 +38,7 @@ def failed(step: Callable[[Any], Any], env: Any) -> Any:
     again = pickle.loads(pickle.dumps(left))
     assert again.env_ids.tolist() == [0, 2]
     assert difference(tuple(again), tuple(left)) is None
-    env.step(ONE_ONE * 0)  # the others and this one are usable
+    env.step(ONE_ONE * 0)  # all envs are usable
     return left
 
 

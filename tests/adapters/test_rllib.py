@@ -18,7 +18,7 @@ pytestmark = pytest.mark.neighbours
 @pytest.fixture
 def rllib() -> Iterator[Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its own, many
+        warnings.simplefilter("ignore")  # RLlib's own, many
         yield require("ray.rllib.algorithms.ppo"), require("ray.rllib.env.single_agent_env_runner")
     ParallelEnv.close_all()
 

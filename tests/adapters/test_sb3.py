@@ -96,7 +96,7 @@ def test_attributes_and_methods_are_reached_by_index(make_env: MakeEnv) -> None:
         env.get_attr("nonsense")
     with pytest.raises(AttributeError, match="no method 'nonsense'"):
         env.env_method("nonsense")
-    with pytest.raises(AttributeError, match="'length' of Looped is int, no method"):
+    with pytest.raises(AttributeError, match="'length' of Looped is of type int, not a method"):
         env.env_method("length")
 
 
@@ -117,9 +117,9 @@ def test_invalid_arguments_are_refused(make_env: MakeEnv) -> None:
             env.get_attr("length", indices)
         with pytest.raises(ArgumentError, match="^indices="):
             env.env_method("add", 1, indices=indices)
-    with pytest.raises(ArgumentError, match="attr_name=5 is no name"):
+    with pytest.raises(ArgumentError, match="attr_name=5 is not a valid name"):
         env.has_attr(5)
-    with pytest.raises(ArgumentError, match="method_name=5 is no name"):
+    with pytest.raises(ArgumentError, match="method_name=5 is not a valid name"):
         env.env_method(5)
     with pytest.raises(ArgumentError, match="wrapper_class=5 is not a class"):
         env.env_is_wrapped(5)

@@ -92,7 +92,7 @@ def test_vec_monitor_writes_the_same_as_on_dummy_vec_env(make_env: MakeEnv, tmp_
 
 def _episodes(path: Path) -> list[tuple[str, str]]:
     with path.open() as file:
-        next(file)  # when it began
+        next(file)  # its start time
         return [(row["r"], row["l"]) for row in csv.DictReader(file)]
 
 

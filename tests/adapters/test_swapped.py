@@ -234,7 +234,7 @@ def test_step_before_the_first_reset_is_passed_to_the_envs(adapted: Adapter, mak
 def test_reset_mask_that_skips_env_without_state_is_refused(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 2).to_gymnasium()
     mask = {"reset_mask": np.array([True, False])}
-    with pytest.raises(ResetNeededError, match=r"latest states of envs \[1\] are wanted"):
+    with pytest.raises(ResetNeededError, match=r"latest states of envs \[1\] are not known"):
         env.reset(options=mask)
     env.step(np.zeros(2, int))
     assert env.reset(options=mask)[0].tolist() == [[0], [1]]

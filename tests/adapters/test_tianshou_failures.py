@@ -117,7 +117,7 @@ def test_interrupted_step_can_be_received_or_dropped(make_env: MakeEnv) -> None:
 def test_late_step_can_be_received_with_action_none(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3, timeout=0.1).to_tianshou()
     env.reset()
-    with pytest.raises(WorkerTimeoutError, match=r"Wait on with step\(None\), give a longer timeout"):
+    with pytest.raises(WorkerTimeoutError, match=r"Continue to wait with step\(None\), give a longer timeout"):
         env.step(ONE_ONE)
     while env.waiting_id:
         with contextlib.suppress(WorkerTimeoutError):

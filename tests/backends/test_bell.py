@@ -1,4 +1,4 @@
-"""Steps that are announced by a bell: what happens when workers, the caller or the counter do not behave."""
+"""Steps that are announced by a bell: faults of workers, the caller and the counter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not _bell.HAS_BELL, reason="there is no bell on 
 
 
 class Meddler(gym.Env[Any, Any]):
-    """Counts its steps. An action above 0 does something to its worker's side of the bell first.
+    """Counts its steps. An action above 0 first disturbs its worker's side of the bell.
 
     Actions: 1 counts once more, 2 fills the counter, 3 writes the word without counting, 4 kills the worker before it
     counts, 5 prints, 6 has an info.
@@ -94,7 +94,7 @@ def bell_of(env: ParallelEnv) -> Any:
 
 
 @pytest.mark.parametrize("meddling", [1, 2])
-def test_counter_that_is_too_high_confuses_no_step(meddling: int) -> None:
+def test_too_high_counter_affects_no_step(meddling: int) -> None:
     with make() as env:
         for number in range(2, 12):
             assert env.step([meddling, 0, 0, meddling]).states[:, 0].tolist() == [number] * 4
@@ -120,7 +120,7 @@ def test_worker_that_dies_between_ring_and_count_is_an_error_and_can_be_replaced
 
 
 @pytest.mark.parametrize("action", [5, 6])
-def test_worker_with_something_to_say_replies_over_its_pipe(action: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_worker_with_a_message_replies_over_its_pipe(action: int, capfd: pytest.CaptureFixture[str]) -> None:
     with make() as env:
         for number in range(2, 6):
             result = env.step([action, 0, 0, 0])
@@ -191,12 +191,12 @@ def test_fork_of_the_caller_while_a_step_is_under_way_leaves_it_alone() -> None:
 
 
 @pytest.mark.parametrize("eventfd", [None, 1, "yes"])
-def test_eventfd_that_is_no_bool_is_refused(eventfd: Any) -> None:
+def test_eventfd_must_be_a_bool(eventfd: Any) -> None:
     with pytest.raises(ArgumentError, match="eventfd"):
         ParallelEnv([Meddler], "subproc", eventfd=eventfd)
 
 
-def test_eventfd_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eventfd_is_refused_on_systems_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallelenv.backends.subproc.HAS_BELL", False)
     with pytest.raises(ArgumentError, match=r"eventfd=True needs Linux on an x86-64 processor\. Leave it out"):
         ParallelEnv([Meddler], "subproc", eventfd=True)
@@ -216,7 +216,7 @@ def test_too_few_descriptors_for_the_bell_are_an_error_and_leave_none_open(
         return opened[-1]
 
     monkeypatch.setattr(os, "eventfd", limited)
-    with pytest.raises(WorkerStartError, match=r"What wakes workers could not be opened .*ulimit -n"):
+    with pytest.raises(WorkerStartError, match=r"The workers' eventfds could not be opened .*ulimit -n"):
         ParallelEnv([Meddler] * 2, "subproc", num_cpus=2)
     for descriptor in opened:
         with pytest.raises(OSError, match="Bad file descriptor"):

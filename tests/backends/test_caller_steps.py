@@ -23,7 +23,7 @@ INTERRUPT = 4  # an action
 
 
 class TestCallerSteps(BackendContract):
-    """With two workers, as by default: envs 0, 1 and 2 live in a process, envs 3 and 4 in the caller."""
+    """The contract with two workers, the default: envs 0, 1 and 2 live in a process, envs 3 and 4 in the caller."""
 
     para_mode = "subproc"
     backend_options = {"caller_steps": True}  # noqa: RUF012 (a `Mapping`, as in the suite)

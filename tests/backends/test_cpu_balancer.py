@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(len(USABLE) < 2, reason="nothing can be moved apart on one core, or where cores cannot be set"),
 ]
 
-# It names itself as a process might that wants to be taken for another state, and says when it is ready.
+# It gives itself a name that could be parsed as another process state, and prints a line when it is ready.
 SPIN = "open('/proc/self/comm', 'w').write('w) S 1 (x'); print(flush=True)\nwhile True: pass"
 SLEEP = "import time; print(flush=True); time.sleep(60)"
 Start = Callable[[str], int]
@@ -63,7 +63,7 @@ class Moves(list[tuple[int, set[int]]]):
 
 
 def pretend_runnable(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Let the system say that so many of its threads are runnable."""
+    """Let the system report this number of runnable threads."""
     monkeypatch.setattr(
         _cpu_balancer, "_read", lambda path: b"0 0 0 %d/9 9" % number if path == LOADAVG else read(path)
     )
@@ -89,9 +89,9 @@ def crowd(pids: list[int]) -> int:
 
 
 def look_until(moves: Moves, pids: list[int]) -> int:
-    """Put processes on one core and look at once, again and again until one was moved; return that core.
+    """Put processes on one core and check at once, repeatedly until one was moved; return that core.
 
-    The system may be quicker to move one, and then there is nothing to do.
+    The system may move one sooner, and then there is nothing to do.
     """
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:

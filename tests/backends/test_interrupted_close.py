@@ -1,6 +1,6 @@
 """Ctrl-C at any line of starting and closing workers, in the modes that run on this machine alone.
 
-What is left behind is found at the end of each test, as at that of any test.
+Leaks are found at the end of each test, as in every test file.
 """
 
 from __future__ import annotations

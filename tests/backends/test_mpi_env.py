@@ -39,7 +39,7 @@ class Reporter(Counter):
         return {name: os.environ[name] for name in ALL if name in os.environ}
 
     def of_child(self) -> str:
-        """Return the environment that C code sees, and passes on."""
+        """Return the environment that C code sees and passes on."""
         return os.popen("env").read()
 
 
@@ -47,7 +47,7 @@ REPORTERS = [partial(Reporter, number) for number in range(2)]
 
 
 def without_test() -> dict[str, str]:
-    """Return the environment, but for what pytest keeps changing."""
+    """Return the environment without the variables that pytest keeps changing."""
     return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 

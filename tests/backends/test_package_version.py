@@ -43,7 +43,7 @@ forkserver.set_forkserver_preload(["this"])
 import atexit
 atexit.register(lambda: print(forkserver._forkserver._preload_modules))
 """
-OTHER_FIRST = "import parallelenv"  # before a folder comes first that has another
+OTHER_FIRST = "import parallelenv"  # before a folder with another copy comes first
 
 
 FOUND = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])

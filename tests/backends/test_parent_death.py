@@ -1,4 +1,4 @@
-"""The connections of an actor on the caller's machine; by its lifeline it detects the caller's death."""
+"""The connections of an actor on the caller's machine; its lifeline shows it the caller's death."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_other_processes_are_not_admitted(listener: socket.socket) -> None:
     actor.close()
 
 
-def test_connecting_to_a_caller_that_has_gone_raises() -> None:
+def test_connecting_to_a_caller_that_stopped_listening_raises() -> None:
     with listening(1) as listener:
         assert listener is not None
         address = listener.getsockname(), machine()

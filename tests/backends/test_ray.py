@@ -95,7 +95,7 @@ def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
         ({"num_gpus": 1000}, r"1000 GPU.*the cluster has 0"),
         (
             {"ray_options": {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}},
-            r"1 of 1 Ray actors found no place: one needs 1 flux \(the cluster has 0, .*Change ray_options\.",
+            r"1 of 1 Ray actors could not be placed: one needs 1 flux \(the cluster has 0, .*Change ray_options\.",
         ),
         ({"ray_options": {"accelerator_type": "A100"}}, r"accelerator_type:A100 \(the cluster has 0"),
         (
@@ -113,7 +113,7 @@ def test_actor_that_cannot_be_scheduled_raises(
         ParallelEnv([Small], mode, **arguments)
 
 
-NOT_ACCEPTED = "ray_options=.*are not what Ray accepts"
+NOT_ACCEPTED = "ray_options=.*were rejected by Ray"
 
 
 @in_ray_modes
@@ -123,7 +123,7 @@ NOT_ACCEPTED = "ray_options=.*are not what Ray accepts"
         ({"direct": "yes"}, "direct='yes' must be True or False"),
         ({"direct": 1}, "direct=1 must be True or False"),
         ({"direct": None}, "direct=None must be True or False"),
-        ({"ray_options": {"num_cpus": "many"}}, "ray_options=.*'many'.*are not what Ray accepts"),
+        ({"ray_options": {"num_cpus": "many"}}, "ray_options=.*'many'.*were rejected by Ray"),
         ({"ray_options": {"no_such_option": 1}}, NOT_ACCEPTED),
     ],
 )
@@ -161,7 +161,7 @@ def test_actor_that_does_not_start_raises(mode: str, monkeypatch: pytest.MonkeyP
             raise OSError("no room for a worker")
 
     monkeypatch.setattr(RayBackend, "actor_class", Stillborn)
-    with pytest.raises(WorkerStartError, match=r"A Ray actor did not start\. Ray says: (.|\n)*no room for a worker"):
+    with pytest.raises(WorkerStartError, match=r"A Ray actor did not start\. Ray reports: (.|\n)*no room for a worker"):
         ParallelEnv([Small], mode)
 
 
@@ -244,7 +244,7 @@ def test_death_of_actor_fails_all_of_its_workers(mode: str, direct: bool, tmp_pa
         for error, pid in zip(caught.value.exceptions, (workers[0].pid, workers[2].pid), strict=True):
             assert isinstance(error, WorkerDiedError)
             assert error.pid == pid
-            assert "Ray says: The actor died" in str(error)
+            assert "Ray reports: The actor died" in str(error)
         assert psutil.wait_procs(workers, timeout=2.0)[1] == []
         assert env.restart([0]) == (0, 1)
         assert env.restart([3]) == (2, 3)
@@ -270,7 +270,7 @@ def test_a_step_is_one_call_of_each_remote_actor(mode: str) -> None:
         env.reset()
         actors = env.engine.pool.backend._started  # type: ignore[attr-defined]
         before = [one.calls._next_call for one in actors]
-        for _ in range(3):  # none ends
+        for _ in range(3):  # no episode ends
             env.step([0] * 4)
         assert [one.calls._next_call for one in actors] == [number + 3 for number in before]
         assert len(actors) == (2 if mode == "ray" else 1)
@@ -407,7 +407,7 @@ assert dict(os.environ) == before
 def test_ray_init_arguments_that_ray_rejects_raise(word: str) -> None:
     pytest.importorskip("ray")
     out, err, _ = run(REFUSED, word)
-    assert out.startswith("ray_init={'no_such_argument': 1} is not what Ray accepts"), err
+    assert out.startswith("ray_init={'no_such_argument': 1} was rejected by Ray"), err
 
 
 @pytest.mark.parametrize("word", ["ray", "ray-subproc"])

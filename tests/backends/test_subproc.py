@@ -329,7 +329,7 @@ def test_used_env_that_pickles_without_its_state_warns() -> None:
 
 
 def test_too_large_shared_memory_raises(tmp_path: Path) -> None:
-    with pytest.raises(WorkerStartError, match="bytes of shared memory, which cannot be had"):
+    with pytest.raises(WorkerStartError, match="bytes of shared memory, which are not available"):
         SharedMemory.create(1 << 60)
 
 

@@ -18,9 +18,9 @@ from typing import Any
 PATIENCE = 60.0  # seconds for a page, or for a cell
 _TOKEN = "of-a-test"
 _SETTINGS: dict[str, dict[str, Any]] = {
-    # Else cells that are out of sight are not in the page.
+    # Otherwise cells outside the visible part are not in the page.
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
-    # Else it asks the network for news.
+    # Otherwise it looks for news on the network.
     "@jupyterlab/apputils-extension/notification": {
         "fetchNews": "false",
         "checkForUpdates": False,
@@ -81,7 +81,7 @@ class Notebook:
         self.page = page
         page.goto(f"{address}/lab/tree/{name}?token={_TOKEN}&reset")
         page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=1000 * PATIENCE)
-        # Until then the kernel is not connected, and what is run is not run.
+        # Until then the kernel is not connected, and cells that are run have no effect.
         page.get_by_text("Python 3 | Idle").wait_for(timeout=1000 * PATIENCE)
 
     def cell(self, text: str) -> Any:

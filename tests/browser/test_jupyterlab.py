@@ -60,11 +60,11 @@ env.reset(seed=3)
 env.rollout(hover, 60)""",
     "env.close()\nenv",
 )
-"""What a newcomer may run first; the front page shows it."""
+"""Code that a newcomer may run first; the front page shows it."""
 
 
 def _chromium() -> str:
-    """Return where the system's Chromium is; skip, or fail where it is required, if there is none."""
+    """Return the path of the system's Chromium; if there is none, skip the test, or fail where it is required."""
     missing = [name for name in ("jupyterlab", "playwright") if find_spec(name) is None]
     found = shutil.which("chromium") or shutil.which("chromium-headless-shell")
     if found and not missing:
@@ -77,7 +77,7 @@ def _chromium() -> str:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Any]:
-    """A window of Chromium; what it shows at the end is kept beside the test's files."""
+    """A window of Chromium; a picture of it at the end is kept with the test's files."""
     executable = _chromium()
     from playwright.sync_api import sync_playwright
 
@@ -105,7 +105,7 @@ def address(page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     first_look = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in _FIRST_LOOK])  # type: ignore[no-untyped-call]
     first_look.metadata = book.metadata  # which names the kernel
     nbformat.write(first_look, tmp_path / "first_look.ipynb")  # type: ignore[no-untyped-call]
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # else SDL says in each worker that it is not set
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # otherwise SDL warns in each worker that it is not set
     with serve(tmp_path) as address:
         yield address
     psutil.wait_procs(marked(mark), timeout=10)
@@ -139,10 +139,10 @@ def test_notebooks_in_jupyterlab(page: Any, address: str, tmp_path: Path) -> Non
     cells = page.locator(".jp-CodeCell")
     uncaught = cells.nth(cells.count() - 2)
     fourth.rerun(uncaught)
-    said = fourth.output(uncaught)
-    assert "ValueError: the door does not close" in said
-    assert 'raise ValueError("the door does not close")' in said
-    assert len(said.splitlines()) <= 35
+    text = fourth.output(uncaught)
+    assert "ValueError: the door does not close" in text
+    assert 'raise ValueError("the door does not close")' in text
+    assert len(text.splitlines()) <= 35
     _keep(page, "uncaught.png", uncaught)
 
 
@@ -165,9 +165,9 @@ def test_pictures_of_the_front_page_in_jupyterlab(page: Any, address: str) -> No
     assert not _number_of(LOOKS["running"].colour, closed)
 
     made = notebook.cell("num_envs=6")
-    said = notebook.output(made)
-    assert re.search(r"\d running\s*✓\s*\d done\s", said), said
-    assert re.search(r"\d+ steps of all envs together", said), said
+    text = notebook.output(made)
+    assert re.search(r"\d running\s*✓\s*\d done\s", text), text
+    assert re.search(r"\d+ steps of all envs together", text), text
     frames = _pixels(notebook.cell("env.show").locator(".jp-OutputArea-output img"))
     assert abs(frames.shape[1] - 800) <= 2
     is_grey = (np.abs(frames.astype(int) - 128) < 3).all(axis=2)
@@ -238,7 +238,7 @@ def _await_file(path: Path) -> None:
 
 
 def _keep(page: Any, name: str, cell: Any, until: Any = None) -> None:
-    """Keep a picture of the window, or of what is above a cell, where ``PARALLELENV_SCREENSHOTS`` says."""
+    """Save a picture of the window, or of the part above a cell, to the folder ``PARALLELENV_SCREENSHOTS``."""
     folder = os.environ.get("PARALLELENV_SCREENSHOTS")
     if folder:
         cell.scroll_into_view_if_needed()

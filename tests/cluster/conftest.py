@@ -16,7 +16,7 @@ import pytest
 from cluster.nodes import Nodes
 
 SIGN = "PARALLELENV_TEST_CLUSTER"
-"""Environment variable of all processes that descend from this one, also of those that have lost their parents."""
+"""Environment variable of all processes that descend from this one, also of those whose parents have exited."""
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ class Nodes:
         self.cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
     def renew(self) -> None:
-        """Reset the cluster to the nodes ``a`` and ``b`` with two cores each, and wait until Ray has noticed."""
+        """Reset the cluster to the nodes ``a`` and ``b`` with two cores each, and wait until Ray has noticed it."""
         for name in self._nodes.keys() - {"a", "b"}:
             self.remove(name)
         for name in ("a", "b"):

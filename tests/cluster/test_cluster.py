@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cluster
 modes = pytest.mark.parametrize("mode", ON_RAY)
 # Clusters are joined, and actors placed, by the code of `ray`, which the other mode inherits.
 in_ray = pytest.mark.parametrize("mode", [RAY, pytest.param(RAY_POOLS, marks=pytest.mark.long)])
-# Past Ray they are reached as workers of `subproc` are, which tests/backends/test_ray.py sees to.
+# Without Ray's calls they are reached like workers of `subproc`, which tests/backends/test_ray.py covers.
 ways = pytest.mark.parametrize("direct", [pytest.param(True, marks=pytest.mark.long), False])
 
 NUM_ENVS = 8

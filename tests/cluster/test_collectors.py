@@ -1,4 +1,4 @@
-"""Collectors on a cluster of two nodes: weights fetched once by each, steps sent back, a node that dies."""
+"""Collectors on a cluster of two nodes: each fetches weights once and sends steps back, and a node dies."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from faults.context import Fault
 
 PLUGIN = "fault-table"
-"""By which the tests know that they are to fill the table."""
+"""The plugin's name, by which the tests know that they must fill the table."""
 _HERE = Path(__file__).parent
 _NUM_SHOWN = 12
-"""Lines that are shown of what went wrong in a cell."""
+"""Number of lines shown of an error in a cell."""
 _LEGEND = """
 Seconds from the fault until all envs were stepped again, or until what had to end was gone. SLOW: it took more than
 1 s beyond the user's timeout or that of close(), 3.3 s; where the caller was killed, 2 s. Ray gets 2.5 s more where the
@@ -39,7 +39,7 @@ class Table:
     """A plugin of pytest that records the outcome of each cell."""
 
     def __init__(self, modes: Sequence[str]) -> None:
-        self.__name__ = PLUGIN  # what pytest calls the plugin
+        self.__name__ = PLUGIN  # pytest's name of the plugin
         self._modes = modes
         self.faults: dict[Fault, None] = {}
         self.columns: dict[Column, None] = {}
@@ -55,7 +55,7 @@ class Table:
         if report.failed:
             print(report.longreprtext, file=sys.stderr)
 
-    @pytest.hookimpl(trylast=True)  # after those were left out that do not match -k
+    @pytest.hookimpl(trylast=True)  # after those that do not match -k were left out
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Drop the modes that were not selected."""
         items[:] = [item for item in items if self._take(item)]
@@ -87,7 +87,7 @@ class Table:
             )
             print(f"{cell[1]}: {cell[0]}: {outcome}", file=sys.stderr, flush=True)
 
-    # ---------------------------------------------------------------- what is printed
+    # ---------------------------------------------------------------- printing
 
     def text(self, fault: Fault, column: Column) -> str:
         """Return the text of a cell."""
@@ -115,7 +115,7 @@ class Table:
 
 def _print(table: Table) -> bool:
     """Print the table; return whether all cells passed."""
-    from faults.cases import FAULTS  # not before pytest has: it lets their asserts say what was wrong
+    from faults.cases import FAULTS  # not before pytest has: it makes their asserts explain failures
 
     faults, columns = [fault for fault in FAULTS if fault in table.faults], list(table.columns)
     rows = [["", *(column.name for column in columns)]]
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--mode", nargs="+", choices=modes, default=modes, help="only the columns of these modes")
     parser.add_argument("-k", dest="expression", default="", help="only the rows that match, as with pytest")
     arguments = parser.parse_args()
-    # As an installed package is: in a fresh checkout every process that starts would compile it, for 0.15 s each.
+    # As for an installed package: in a fresh checkout every process that starts would compile it, for 0.15 s each.
     for package in (parallelenv, backends):
         compileall.compile_dir(next(iter(package.__path__)), quiet=1)
     table = Table(arguments.mode)

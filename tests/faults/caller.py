@@ -18,7 +18,7 @@ import psutil
 from faults.columns import Column
 
 _PATIENCE = 60.0
-"""Seconds for what may be slow: Ray's start."""
+"""Seconds for slow operations: Ray's start."""
 
 
 class Caller:

@@ -34,7 +34,7 @@ class Column:
         return 2.5 if self.needs_ray else 0.0
 
     def startup(self, what: str) -> float:
-        """Seconds that Ray needs to start what a fault replaces: an empty actor took 1.7 to 2.7 on a busy machine."""
+        """Seconds that Ray needs to start a replacement: an empty actor took 1.7 to 2.7 on a busy machine."""
         has_actor = {"": False, "worker": self.mode == RAY, "pool": self.needs_ray}[what]
         return 2.0 if has_actor else 0.0
 

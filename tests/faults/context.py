@@ -23,9 +23,9 @@ from parallelenv import ParallelEnv
 from parallelenv.errors import WorkerDiedError
 
 PATIENCE = 10.0
-"""Seconds after which a fault that does not come about is given up."""
+"""Seconds after which a fault that does not happen is given up."""
 CLOSE_PATIENCE = 3.3
-"""Seconds that `ParallelEnv.close` gives envs to close and workers to leave."""
+"""Seconds that `ParallelEnv.close` gives envs to close and workers to exit."""
 
 NO_WORKERS = {ORACLE: "its envs live in the caller", THREADS: "its envs live in the caller"}
 IN_THREAD_OF_CALLER = {ORACLE: "a call in the caller's own thread cannot be given up"}
@@ -76,12 +76,12 @@ class Context:
         return PROCESSES in self.mode
 
     def has(self, what: str, number: int = 0) -> bool:
-        """Whether an env has made the file of an event."""
+        """Return whether an env has made the file of an event."""
         return (self.folder / f"{what}-{number}").exists()
 
     @contextmanager
     def once_begun(self, act: Callable[[], None], number: int = 0) -> Iterator[list[float]]:
-        """Do something as soon as an env has begun; give a list with the time of that."""
+        """Call a function as soon as an env has started; yield a list that gets the time of the call."""
         moments: list[float] = []
 
         def note_and_act() -> None:
@@ -96,8 +96,8 @@ class Context:
         assert isinstance(error, WorkerDiedError)
         assert error.env_ids == env_ids
         text = str(error)
-        parts = ["The worker of envs 0, 1", f"process {pid}", "is dead", "All other envs go on", "restart([0, 1])"]
-        if self.is_process:  # of an actor Ray says what it knows
+        parts = ["The worker of envs 0, 1", f"process {pid}", "is dead", "All other envs continue", "restart([0, 1])"]
+        if self.is_process:  # for an actor the message has the text of Ray
             parts.append(ending)
         assert [part for part in parts if part not in text] == [], text
 
@@ -113,14 +113,14 @@ class Fault:
     """A row of the table.
 
     Attributes:
-        name: What happens.
-        provoke: Lets it happen, checks everything that is promised for it, and returns the seconds from
-            the fault until all envs were stepped again, or whatever had to end has ended.
-        impossible: Why it cannot happen, by mode.
+        name: The fault.
+        provoke: Provokes it, checks everything that is promised for it, and returns the seconds from the fault
+            until all envs were stepped again, or everything that had to end has ended.
+        impossible: The reasons why it cannot happen, by mode.
         patience: Seconds that a timeout of the user's, or that of `close`, adds to the limit.
         limit: Seconds that are promised beyond that.
-        ends_interpreter: Whether what the mode runs on ends with it, which takes its own time.
-        replaces: What must start before all envs step again, a ``"worker"`` or a whole ``"pool"``; empty if nothing.
+        ends_interpreter: Whether the mode's own services end with the interpreter, which takes additional time.
+        replaces: The part that must start before all envs step again, a ``"worker"`` or a ``"pool"``; empty if none.
         is_slow: Whether the everyday tests leave out some columns.
     """
 

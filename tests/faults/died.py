@@ -50,8 +50,8 @@ def _die(
     Args:
         act: The call.
         rest: Returns the envs in the partial result.
-        ending: What the error says of a process.
-        is_killed: Whether the worker is killed as soon as env 0 has begun; else it ends by itself.
+        ending: The cause of death in the error, for a process.
+        is_killed: Whether the worker is killed as soon as env 0 has started; else it ends by itself.
         context: How to run envs.
     """
     env = context.make()
@@ -87,7 +87,7 @@ for _name, _act, _rest, _ending in (
 def killed_while_sending(context: Context) -> float:
     env = context.make()
     victim = env.customized_method("pid", id=0)[0]
-    in_pipe = context.mode == PROCESSES  # which is only read during calls: it holds a thousandth of the result
+    in_pipe = context.mode == PROCESSES  # the pipe is only read during calls: it can contain a thousandth of the result
     env.send(actions("hand_out_much" if in_pipe else "hand_out_slowly"))
     assert poll(lambda: context.has("began"))
     if in_pipe:
@@ -126,7 +126,7 @@ def left_at_birth(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(WorkerDiedError, match="The worker of envs 0, 1 .* died while its envs were made") as caught:
         context.make(faulty(context.folder, number=1, birth="leave"))
-    assert "restart" not in str(caught.value)  # there is no env that could be
+    assert "restart" not in str(caught.value)  # no env could be restarted
     if context.is_process:
         assert "exit code 7" in str(caught.value)
     told = time.monotonic()
@@ -146,7 +146,7 @@ def actor_killed(context: Context) -> float:
         env.step(actions("wait"))
     assert caught.value.env_ids == (0, 1)
     assert caught.value.pid == workers[0]
-    assert "Ray says: The actor died" in str(caught.value)
+    assert "Ray reports: The actor died" in str(caught.value)
     assert check_gone(workers) - moments[0] < 2.0
     assert env.restart(0) == (0, 1)
     with pytest.raises(WorkerDiedError, match=rf"The worker of envs 2, 3 \(process {workers[1]}\) is dead"):

@@ -37,7 +37,7 @@ def _kill(program: str, begun: tuple[str, ...], context: Context) -> float:
 
 
 def _leave(program: str, context: Context) -> float:
-    """Let a program exit with open envs; return the seconds that this took."""
+    """Let a program exit with open envs; return the seconds that it took."""
     caller = context.call(program)
     facts = caller.read()
     gone = check_gone([caller.process.pid, *facts["pids"]])

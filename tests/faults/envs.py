@@ -33,11 +33,11 @@ ACTIONS = [
     "print_from_c",
     "close_stdin",
 ]
-"""What a step can do: `Faulty.do`."""
+"""The deeds of a step: see `Faulty.do`."""
 LARGE = 1 << 27
-"""Bytes of a result that is underway for a while."""
+"""Bytes of a result that takes a while to send."""
 _FOR_EVER = 60.0
-"""Seconds after which an env that waits goes on all the same, so that a test that fails leaves nothing."""
+"""Seconds after which a waiting env continues anyway, so that a failed test leaves nothing behind."""
 
 
 class TwoArguments(Exception):
@@ -65,14 +65,14 @@ class Holding(Exception):
 
 
 class Faulty(gym.Env[Any, Any]):
-    """Does what its action, its reset's options, or a call of `do` name; it tells what happens by files.
+    """Causes the fault that its action, the options of a reset, or a call of `do` names; it reports events by files.
 
     Args:
-        number: Which env it is; its state starts with that.
-        folder: For the files ``began-0`` (it holds the process id), ``closed-0`` and ``go``.
-        birth: What to do in the constructor.
-        end: What to do in `close`.
-        picture: What to do in `render`.
+        number: The index of the env; its state starts with it.
+        folder: For the files ``began-0`` (which contains the process id), ``closed-0`` and ``go``.
+        birth: The fault in the constructor.
+        end: The fault in `close`.
+        picture: The fault in `render`.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -95,9 +95,9 @@ class Faulty(gym.Env[Any, Any]):
         return self._state(), {}
 
     def step(self, action: Any) -> Any:
-        said = self.do(action if isinstance(action, str) else ACTIONS[action])
+        result = self.do(action if isinstance(action, str) else ACTIONS[action])
         self.steps += 1
-        return self._state(), 1.0, False, False, {} if said is None else {"said": said}
+        return self._state(), 1.0, False, False, {} if result is None else {"said": result}
 
     def render(self) -> Any:
         return self.do(self.picture)

@@ -1,6 +1,6 @@
 """Programs of an interpreter that is killed, interrupted or starved: ``python -m faults.programs``.
 
-Each program tells how it goes in lines of JSON; moments are those of `time.monotonic`, which all
+Each program reports its progress in lines of JSON; times are those of `time.monotonic`, which all
 processes of a machine share.
 """
 
@@ -30,7 +30,7 @@ from parallelenv import ParallelEnv
 from parallelenv.errors import EnvBusyError, EnvInterruptedError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
 
 MANY = 8
-"""Workers that are asked for where the limits allow fewer."""
+"""Number of workers requested where the limits allow fewer."""
 
 
 class Stage:
@@ -64,7 +64,7 @@ class Stage:
         (self.folder / "go").touch()
 
     def pids_of_begun(self) -> list[int]:
-        """Return the processes of the envs that have begun."""
+        """Return the processes of the envs that have started."""
         return [int(path.read_text()) for path in self.folder.glob("began-?")]
 
 
@@ -131,7 +131,7 @@ def interrupt_construction(stage: Stage) -> None:
     workers = stage.pids_of_begun()
     env = stage.build()
     tell(told=told, usable=begin_all(env), pids=[pid for pid in workers if pid != os.getpid()])
-    sys.stdin.readline()  # they are looked for while this process lives
+    sys.stdin.readline()  # the test looks for them while this process is alive
     env.close()
 
 
@@ -286,7 +286,7 @@ def _complaint(make: Callable[[], Any]) -> str:
         make()
     except ParallelEnvError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 (to be told)
+    except Exception as error:  # noqa: BLE001 (to be reported)
         return f"not ours: {type(error).__name__}: {error}"
     return "nothing"
 
@@ -317,7 +317,7 @@ def _restart_with_too_little(env: ParallelEnv) -> None:
 
 @contextlib.contextmanager
 def _limited(limit: int, allowed: int) -> Iterator[None]:
-    """Limit this process, and afterwards lift the limit, also for helpers started meanwhile."""
+    """Limit this process, and afterwards lift the limit, also for helpers started in the meantime."""
     before = resource.getrlimit(limit)
     resource.setrlimit(limit, (allowed, before[1]))
     try:
@@ -329,13 +329,13 @@ def _limited(limit: int, allowed: int) -> Iterator[None]:
 
 
 def _num_tasks(uid: int) -> int:
-    """Return how many threads a user has, as they count against the limit on processes."""
+    """Return the number of threads of a user, which count against the limit on processes."""
     found = psutil.process_iter(["uids", "num_threads"])
     return sum(process.info["num_threads"] for process in found if process.info["uids"].real == uid)
 
 
 def _highest_descriptor(spare: int) -> int:
-    """Return below which number ``spare`` descriptors are free."""
+    """Return the number below which ``spare`` descriptors are free."""
     used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
     free = (number for number in itertools.count() if number not in used)
     return next(itertools.islice(free, spare, None))

@@ -134,7 +134,7 @@ def keyboard_interrupt(context: Context) -> float:
 
 
 def _close(number: int, what: str, closed: range, context: Context) -> float:
-    """Close envs, in the close of one of which something happens; check that others were closed too."""
+    """Close envs of which one fails in `close`; check that the others were also closed."""
     env = context.make(faulty(context.folder, number=number, end=what))
     began = time.monotonic()
     env.close()
@@ -159,7 +159,7 @@ enter(
 
 
 def _lock_in(act: Callable[[Any], Any], context: Context) -> float:
-    """Check that an object with a lock in it fails only its env and its call."""
+    """Check that an object that contains a lock fails only its env and its call."""
     env = context.make()
     began = time.monotonic()
     with pytest.raises(UnpicklableError, match="cannot be copied") as caught:

@@ -29,7 +29,7 @@ _NO_FILES = {
 _NO_PROCESSES = {ORACLE: "starts nothing", RAY: _RAY_NEEDS_MORE, RAY_POOLS: _RAY_NEEDS_MORE}
 _RIGHTS = "-all,+dac_override"
 _AS_NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", f"--inh-caps={_RIGHTS}", f"--ambient-caps={_RIGHTS}")
-"""Runs a command as a user whose processes are counted, root's are not, and who may read what root may."""
+"""Runs a command as a user whose processes are limited, unlike root's, and who may read all that root may."""
 
 
 # ---------------------------------------------------------------- standard streams
@@ -86,7 +86,7 @@ def few_processes(context: Context) -> float:
 def _lack(program: str, spare: tuple[int, ...], advice: str, context: Context, prefix: tuple[str, ...] = ()) -> float:
     """Run a program that lacks something, and check that the error gives advice; return the longest recovery.
 
-    It runs once for each number in ``spare``: how much there is beyond what is used already. The last is too little.
+    It runs once for each number in ``spare``, the amount that is free beyond that in use. The last is too little.
     """
     recoveries, wrong = [], []
     for number in spare:
@@ -118,7 +118,7 @@ def forked(context: Context) -> float:
     began = time.monotonic()
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of newer Pythons, of fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of a fork in a process with threads
         child = os.fork()
     if child == 0:
         try:

@@ -16,7 +16,7 @@ RECOVERY = 10.0
 """Seconds that a recovery may take here at least: other things run on the machine."""
 
 NUM_MEASURED = 3
-"""How often a recovery is measured that took too long at first: once says as much of the machine as of it."""
+"""How often a recovery that took too long is measured again: a single time depends on the machine as well."""
 
 
 def _is_for_the_table(config: pytest.Config) -> bool:
@@ -24,18 +24,18 @@ def _is_for_the_table(config: pytest.Config) -> bool:
 
 
 def _cells(*, of_all: bool) -> Iterator[Any]:
-    """Return the cells; those of Ray last, so that it does not slow down the others. What takes its time is long."""
+    """Return the cells; those of Ray last, so that it does not slow down the others. Slow cells are marked long."""
     for column in COLUMNS:
         for fault in FAULTS:
             is_spared = fault.is_slow and (column.needs_ray or column.start_method in ("spawn", "fork"))
             if column.mode not in fault.impossible and (of_all or not is_spared):
                 is_long = fault.is_slow or column.start_method in ("spawn", "fork")
-                marks = [pytest.mark.long] if is_long else []  # in the Ray modes all are, but for some
+                marks = [pytest.mark.long] if is_long else []  # in the Ray modes all are, except for some
                 yield pytest.param(fault, column, id=f"{fault.name}-{column.name}", marks=marks)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each cell; of all only for the table, as some are slow."""
+    """Make a test of each cell; all cells only for the table, as some are slow."""
     cells = list(_cells(of_all=_is_for_the_table(metafunc.config)))
     metafunc.parametrize(("fault", "column"), cells)
 

@@ -34,7 +34,7 @@ LIMIT = 900.0  # seconds for one run; Ray's workers each import MetaBox
 def main() -> int:
     """Run everything, print the table and return whether all is as expected."""
     parser = argparse.ArgumentParser(prog="python -m tests.metabox", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME")  # [] is what none come to
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME")  # [] is the value without any
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
     parser.add_argument("--keep", type=Path, help="keep what the runs print and write in this folder")
     given = parser.parse_args()
@@ -58,7 +58,7 @@ class Bench:
         for name in UNUSED:
             (stubs / f"{name}.py").touch()
         paths = (str(stubs), os.getcwd())
-        # One thread each: with more, sums of torch come out otherwise, and small networks gain nothing.
+        # One thread each: with more, sums of torch differ, and small networks gain nothing.
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
     def row(self, name: str, modes: Any) -> tuple[str, dict[str, Any], dict[str, str]]:
@@ -67,7 +67,7 @@ class Bench:
         with ThreadPoolExecutor(2) as pool:
             found = dict(zip(light, pool.map(lambda one: self.run(name, *one), light), strict=True))
         for mode in modes:
-            if mode in ON_RAY:  # whose own start keeps the cores busy
+            if mode in ON_RAY:  # Ray's start keeps the cores busy
                 found["ours", mode] = self.run(name, "ours", mode)
         own = found["own", ORACLE]
         cells = {mode: self._compare(name, own, found["ours", mode], mode) for mode in modes}
@@ -75,7 +75,7 @@ class Bench:
         return name, own, cells
 
     def run(self, name: str, whose: str, mode: str) -> dict[str, Any]:
-        """Run one trainer; return where its arrays are, how many of them it has changed, or the error it ended with."""
+        """Run one trainer; return the place of its arrays and the number of those it has changed, or its error."""
         folder = self._root / f"{name}-{whose}-{mode}"
         folder.mkdir(exist_ok=True)
         out, log = folder / "learned.npz", folder / "log.txt"

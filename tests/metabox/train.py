@@ -1,6 +1,6 @@
 """One run of MetaBox in a process of its own: ``python -m tests.metabox.train NAME MODE own|ours OUT``.
 
-NAME is a trainer, or ``Tester``. What came of it goes to OUT. MetaBox is used as it is installed; with ``ours`` the
+NAME is a trainer, or ``Tester``. The results are written to OUT. MetaBox is used as it is installed; with ``ours`` the
 name ``ParallelEnv`` in its modules is ours, as if the line that imports it had been changed.
 """
 
@@ -21,13 +21,13 @@ from modes import RAY, THREADS
 
 NUM_ENVS = 4
 BUDGET = 1000  # evaluations of an episode: 20,000 are usual, and take minutes
-BUDGETS = {"DEDDQN": 300}  # which learns after each of them
+BUDGETS = {"DEDDQN": 300}  # it learns after each of them
 DIFFERENTIATED = ("RNNOPT", "GLHF", "B2OPT")
 """Their gradients go through the envs, so their problems are in torch."""
 UNSEEDED = ("RLDAS", "SYMBOL", "RLHPSDE")
 """Their envs also draw from NumPy's generator of the process (`scipy.stats.cauchy.rvs`): no env's seed reaches it."""
 TESTED = "RLPSO"
-"""Whose agent the tester tests, beside two optimizers that learn nothing."""
+"""The trainer whose agent the tester tests, together with two optimizers that learn nothing."""
 
 
 def main(name: str, mode: str, whose: str, out: str) -> None:
@@ -66,7 +66,7 @@ def main(name: str, mode: str, whose: str, out: str) -> None:
     optimizer = getattr(optimizers, f"{trainer}_Optimizer")(config)
     if hasattr(agent, "warm_up_size"):
         agent.warm_up_size = min(agent.warm_up_size, 128)  # transitions before it learns: 10,000 are usual
-    random.seed(0)  # from which it draws transitions to replay, and which it does not seed
+    random.seed(0)  # it draws transitions to replay from this generator, but does not seed it
     before = dict(learned(agent))
     began = time.perf_counter()
     if is_test:
@@ -87,7 +87,7 @@ def swap_import(mode: str | None) -> None:
     """Give every module of MetaBox our class where it has imported its own.
 
     Args:
-        mode: What stands for the one that MetaBox asks for: its tester always says ``"ray"``.
+        mode: The mode that replaces the one requested by MetaBox: its tester always requests ``"ray"``.
     """
     import parallelenv
 
@@ -126,7 +126,7 @@ def measured(results: Any) -> Iterator[tuple[str, Any]]:
             continue
         for problem, by_agent in by_problem.items():
             for agent, runs in by_agent.items():
-                for run, value in enumerate(runs if agent != "CMAES" else ()):  # which is seeded by the clock
+                for run, value in enumerate(runs if agent != "CMAES" else ()):  # it is seeded by the clock
                     yield f"{what}.{problem}.{agent}.{run}", np.asarray(value)
 
 

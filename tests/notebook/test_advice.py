@@ -20,7 +20,7 @@ WAYS = {ROLLOUT, MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}
 
 
 def worker(number: int, process: ProcessInfo, operations: Sequence[str], seconds: float) -> WorkerRecord:
-    """Return a worker whose operations all begin at once and end with the last one."""
+    """Return a worker whose operations all start at once and end with the last one."""
     spans = np.tile([0.0, seconds], (len(operations), 1))
     count = len(operations)
     owners, resets = np.full(count, number), np.zeros((0, 3))
@@ -81,7 +81,7 @@ def test_advice_names_the_callers_own_code() -> None:
     assert "your own code takes 60% of the time" in said
 
 
-def test_advice_does_not_suggest_send_where_envs_go_on_alone() -> None:
+def test_advice_does_not_suggest_send_if_envs_are_stepped_separately() -> None:
     workers = [worker(0, AWAY, ["step"] * 5, 1.0), worker(1, AWAY, ["step"], 0.5)]
     said = summarise(Recording(0.0, 1.0, False, np.array([[0.0, 1.0]]), workers, ())).advice
     assert "do not wait for each other; workers are idle for 25% of it" in said

@@ -96,7 +96,7 @@ def test_profile_has_sent_steps_and_those_that_raise(make_env: MakeEnv) -> None:
         env.recv(4)
         env.step([GO_ON, RAISE, GO_ON, GO_ON])
 
-    with pytest.raises(ZeroDivisionError), env.profile() as profile:  # which keeps its recording
+    with pytest.raises(ZeroDivisionError), env.profile() as profile:  # the profile keeps its recording
         send_and_step()
     assert turns_of(profile) == {(env_id, "step"): 2 for env_id in range(4)}
 
@@ -246,7 +246,7 @@ class Gate(Counter):
 
 @contextlib.contextmanager
 def in_a_step(env: ParallelEnv) -> Iterator[None]:
-    """Run a step in another thread meanwhile."""
+    """Run a step in another thread during the block."""
     Gate.is_in.clear()
     Gate.is_open.clear()
     thread = threading.Thread(target=env.step, args=([1, 1],))
@@ -420,13 +420,13 @@ def recorded() -> Profile:
 
 def test_saved_trace_has_the_format_of_perfetto(recorded: Profile, tmp_path: Path) -> None:
     events = json.loads(recorded.save(tmp_path / "trace.json").read_text())["traceEvents"]
-    said = {(event["name"], event["tid"]): event["args"] for event in events if event["ph"] == "M"}
-    assert said["process_name", 1] == {"name": "ParallelEnv"}
-    assert said["thread_name", 1] == {"name": "caller"}  # Perfetto would overlay thread 0 with another one
+    names = {(event["name"], event["tid"]): event["args"] for event in events if event["ph"] == "M"}
+    assert names["process_name", 1] == {"name": "ParallelEnv"}
+    assert names["thread_name", 1] == {"name": "caller"}  # Perfetto would overlay thread 0 with another one
     for number, worker in enumerate(recorded.recording.workers, start=2):
         name = f"worker of envs {2 * number - 4}-{2 * number - 3} ({worker.process.pid})"
-        assert said["thread_name", number] == {"name": name}
-        assert said["thread_sort_index", number] == {"sort_index": number}
+        assert names["thread_name", number] == {"name": name}
+        assert names["thread_sort_index", number] == {"sort_index": number}
     spans = [event for event in events if event["ph"] == "X"]
     threads = {event["name"]: event["tid"] for event in spans}
     assert (threads["in a call"], threads["own code"], threads["env 0: step"], threads["env 3: step"]) == (1, 1, 2, 3)

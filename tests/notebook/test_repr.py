@@ -1,4 +1,4 @@
-"""The repr of a `ParallelEnv` in a notebook, and that it has no side effects."""
+"""The repr of a `ParallelEnv` in a notebook, which has no side effects."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_repr_shows_each_env_state_in_its_colour_and_sign(make_env: MakeEnv) -> 
             ],
         ),
         (
-            ["done"] * 2,  # the rewards were no numbers
+            ["done"] * 2,  # the rewards were not numbers
             EpisodeSummary(8, 4, None, 2.0),
             [
                 "envs      2 done",

@@ -1,6 +1,6 @@
 """The events of each turn, drawn from the seed alone: the same seed gives the same events.
 
-What a turn finds, say which envs have a step under way, depends on timing; what it wants does not.
+The situation of a turn, such as the envs that have a step in flight, depends on timing; its intention does not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from modes import IN_WORKERS, ORACLE, THREADS
 from .envs import CUT, END, EXIT, KNOT, QUIT, RAISE, STUMBLE, WAIT
 
 PERIOD = 8
-"""Turns of which one brings a disturbance."""
+"""One in so many turns brings a disturbance."""
 _BRIEFLY = 0.08
-"""Seconds that an env waits so that something can happen to it meanwhile."""
+"""Seconds that an env waits so that something can happen to it in the meantime."""
 
 _HARMLESS = {
     "step": 40,
@@ -47,21 +47,21 @@ class Turn:
 
     Attributes:
         number: Counts from 0.
-        call: What to call.
-        disturbance: What the adversary does, empty for nothing.
-        rank: All env ids: who comes first where some have to be picked.
-        count: How many envs to name; ``None``: all, without naming them if that is possible.
+        call: The name of the call.
+        disturbance: The adversary's action; empty for none.
+        rank: All env ids, in the order in which some are picked.
+        count: Number of envs to name; ``None``: all, without naming them if that is possible.
         window: Arguments ``min_envs`` and ``max_envs`` of ``recv``.
         align: As in ``step``.
-        form: How ids are given: as a list, tuple, array or mask.
-        deeds: What the first envs named are to do, and for how many seconds.
+        form: The form of ids: a list, tuple, array or mask.
+        deeds: The deeds of the first envs named, and their seconds.
         interrupt_after: Seconds after which the call is interrupted, ``None`` if it is not.
-        kill: What is killed: ``"worker"``, ``"node"`` or ``"all"``; empty for nothing.
-        kill_after: Seconds after which; ``None``: before the call.
-        seconds: That the first env named takes for its reset or method.
+        kill: The target that is killed: ``"worker"``, ``"node"`` or ``"all"``; empty for none.
+        kill_after: Seconds after which it is killed; ``None``: before the call.
+        seconds: Seconds that the first env named takes for its reset or method.
         fails: Whether its reset fails.
         timeout: Seconds that ``recv`` waits, ``None`` for the pool's own limit.
-        mood: Evenly distributed in [0, 1): for choices that depend on what a turn finds.
+        mood: Evenly distributed in [0, 1): for choices that depend on the situation of a turn.
     """
 
     number: int
@@ -94,7 +94,7 @@ class Adversary:
             self._kinds += _WITH_CLOCK
         if mode in IN_WORKERS:
             self._kinds += _WITH_PROCESSES
-        # A thread cannot be ended: its env has to come back before the soak looks for leaks.
+        # A thread cannot be ended: its env has to return before the soak looks for leaks.
         self._for_long = 3 * timeout if mode == THREADS else 60.0
 
     def dice(self, *what: Any) -> random.Random:

@@ -1,4 +1,4 @@
-"""Makes calls, interrupts them on request, and kills workers meanwhile."""
+"""Makes calls, interrupts them on request, and kills workers during them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 from .tally import Tally
 
 PATIENCE = 60
-"""Seconds after which a call is held to hang for ever."""
+"""Seconds after which a call is assumed to hang for ever."""
 
 
 class StuckError(BaseException):
@@ -31,7 +31,7 @@ class Interrupter:
     """Sends SIGINT to this process while a call runs, and to nothing else.
 
     Attributes:
-        is_asked_to_stop: Whether one came that this program had not sent: the user wants an end.
+        is_asked_to_stop: Whether one came that this program had not sent: the user wants to stop.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ def node_of(pid: int) -> int:
 
 
 class Caller:
-    """Makes calls, and ends those that do not return. A context: outside of it signals are dealt with as ever."""
+    """Makes calls, and ends those that do not return. A context manager: outside of it signals are handled as usual."""
 
     def __init__(self, tally: Tally, note: Callable[[str], None]) -> None:
         self.note = note
@@ -133,11 +133,11 @@ class Caller:
         self._interrupter.__exit__(*error)
 
     def make(self, call: Callable[[], Any]) -> Any:
-        """Make a call and return its answer.
+        """Make a call and return its result.
 
         Raises:
             KeyboardInterrupt: If it was interrupted before it had one.
-            StopError: If it was the user who interrupted it.
+            StopError: If the user interrupted it.
         """
         interrupt_after, self.interrupt_after = self.interrupt_after, None
         answer: list[Any] = []

@@ -39,7 +39,7 @@ class Client:
         demand(settled in (None, sorted(env_ids)), f"step of {sorted(env_ids)} answered for", settled)
 
     def send(self, actions: Sequence[Action], env_ids: list[int], named_ids: Any) -> None:
-        """Begin a step of envs. Arguments as in `step`."""
+        """Send a step of envs. Arguments as in `step`."""
         self.ledger.depart(env_ids, actions)
         self._settle(partial(self.env.send, np.array(actions), named_ids), env_ids)
 
@@ -63,7 +63,7 @@ class Client:
             is_glance: Whether it waits less than the pool's timeout, so that no env is late for it.
 
         Returns:
-            Whose steps came to an end; ``None`` if that is for later calls.
+            The envs whose steps ended; ``None`` if later calls must find out.
         """
         try:
             result = self.caller.make(call)
@@ -108,7 +108,7 @@ class Client:
             self._bury(error)
 
     def _after_interrupt(self, asked: Sequence[int]) -> None:
-        """Receive all steps in flight, and check steps interrupted at their beginning or end."""
+        """Receive all steps in flight, and check steps interrupted at their start or end."""
         self.ledger.blur()
         while self.ledger.in_flight:
             try:
@@ -207,7 +207,7 @@ class Client:
     # ---------------------------------------------------------------- other calls
 
     def ask(self, call: Callable[[], list[Any]]) -> list[Any]:
-        """Make a call by name and return its answer, nothing if there is none."""
+        """Make a call by name and return its result, nothing if there is none."""
         try:
             answer: list[Any] = self.caller.make(call)
         except KeyboardInterrupt:

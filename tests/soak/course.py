@@ -35,10 +35,10 @@ from .tally import Tally
 _TIMEOUT = 1.0
 _TIMEOUTS = {RAY: 2.0, RAY_POOLS: 2.0}
 _PATIENCE = 10.0
-"""Seconds that what is ending gets to be gone: a Ray actor takes its time."""
+"""Seconds for the end of processes: a Ray actor takes long."""
 _MOST_REPORTS = 5
 _GROWTH = 1.3, 30.0
-"""What memory may grow by between the second quarter and the last: a factor, and MB."""
+"""The allowed growth of memory between the second quarter and the last: a factor, and MB."""
 _SAMPLES_EVERY = 0.5
 _LINES_EVERY = 5.0
 
@@ -57,7 +57,7 @@ class Course:
         self._events: deque[str] = deque(maxlen=30)
         self._tokens = itertools.count(1)
         self._options = ""
-        self._is_lost = False  # after a violation, of which the ledger can make no sense
+        self._is_lost = False  # after a violation, which the ledger cannot account for
         self._begin = time.monotonic()
         self._samples: list[tuple[float, float]] = []
         self._caller = Caller(self._tally, self._note)
@@ -99,7 +99,7 @@ class Course:
                 self._say(f"{where}: {self._tally.line()}, {self._samples[-1][1]:.0f} MB")
             try:
                 self._take_turn()
-            except (Exception, StuckError) as error:  # noqa: BLE001 (whatever comes here is no answer for a user)
+            except (Exception, StuckError) as error:  # noqa: BLE001 (anything caught here is not an acceptable result for a user)
                 self._report(error)
                 self._is_lost = True
             self._tally.turns += 1
@@ -208,7 +208,7 @@ class Course:
 
 
 def megabytes() -> float:
-    """Return the memory of this process: its proportional share where the system tells, else what is resident."""
+    """Return the memory of this process: its proportional share if the system reports it, else the resident size."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:

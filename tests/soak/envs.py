@@ -11,13 +11,13 @@ import gymnasium as gym
 import numpy as np
 
 GO, END, CUT, WAIT, RAISE, KNOT, QUIT, EXIT, STUMBLE = range(9)
-"""Deeds: step on; terminate; truncate; sleep first; raise; raise what cannot travel; raise `SystemExit`; end
-the process; terminate, and raise in the reset that follows."""
+"""Deeds: step on; terminate; truncate; sleep first; raise; raise an error that cannot be pickled; raise
+`SystemExit`; end the process; terminate, and raise in the reset that follows."""
 
 ENDINGS = (END, CUT, STUMBLE)
 TROUBLES = (RAISE, KNOT, QUIT)
 NO_TOKEN = -1.0
-"""In a state: the place of the action's token where there was no action."""
+"""In a state: the value in place of the action's token if there was no action."""
 
 ENV_ID, BIRTH, EPISODE, STEP, TOKEN, PID = range(6)
 """Places in a state."""
@@ -110,5 +110,5 @@ def _sleep_until(moment: float) -> None:
 
 
 def speaks(step: int) -> bool:
-    """Whether a step has an info, so that results with and without infos mix."""
+    """Return whether a step has an info, so that results with and without infos mix."""
     return step % 3 == 0

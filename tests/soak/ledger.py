@@ -18,11 +18,11 @@ _NOTE = re.compile(r"Raised by env \d+(?: and \d+ others?)? in (.*), process \d+
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """One error, without the group that it may have come in."""
+    """One error, without the group that may contain it."""
 
     error: BaseException
     env_ids: tuple[int, ...]
-    operation: str  # empty if it is not about something that an env did
+    operation: str  # empty if it is not about an operation of an env
 
     @property
     def is_of_death(self) -> bool:
@@ -82,16 +82,16 @@ class Flight:
 
 @dataclass(slots=True)
 class Account:
-    """What the caller knows of one env."""
+    """The caller's knowledge about one env."""
 
     env_id: int
     birth: float | None = None
     episode: int = 0
     step: int = 0  # the latest delivered
-    pid: int = 0  # of the process that gave the latest answer
+    pid: int = 0  # of the process that gave the latest result
     flight: Flight | None = None
-    is_new: bool = True  # rebuilt since its latest answer
-    is_blurred: bool = False  # episodes may have begun that were not reported, as the call was given up
+    is_new: bool = True  # rebuilt since its latest result
+    is_blurred: bool = False  # unreported episodes may have started, because the call was given up
     needs_reset: bool = True
     is_over: bool = False  # its episode ended, and it is left out of steps
     is_dead: bool = False
@@ -213,7 +213,7 @@ class Ledger:
         account.pid = int(found[PID])
 
     def _end(self, account: Account) -> None:
-        """Note the end of an episode, as the done policy says."""
+        """Note the end of an episode, according to the done policy."""
         ended = self.accounts if self._done_policy is None else [account]
         for other in ended:
             other.is_over = self._skips_done
@@ -268,7 +268,7 @@ class Ledger:
     # ---------------------------------------------------------------- episodes and rebuilds
 
     def drop(self, env_ids: Iterable[int]) -> None:
-        """Record that a reset of envs has begun: their steps are dropped, and they need a reset until it is done."""
+        """Record that a reset of envs has started: their steps are dropped, and they need a reset until it is done."""
         for env_id in env_ids:
             account = self.accounts[env_id]
             if account.flight:
@@ -286,7 +286,7 @@ class Ledger:
             self.accounts[account.env_id] = account
 
     def blur(self) -> None:
-        """Note that a call was interrupted in which the pool may have begun episodes of envs that failed."""
+        """Note that a call was interrupted in which the pool may have started episodes of envs that failed."""
         for account in self.accounts:
             account.is_blurred |= self.is_tough and account.flight is not None
 
@@ -307,8 +307,8 @@ class Ledger:
             is_next = episode >= lowest if account.is_blurred or self.is_tough else episode == lowest
             demand(is_next, f"episode {lowest} of env {env_id} was expected:", found)
             info = infos[env_id]
-            said = {"birth": birth, "episode": episode, "seed": seed}
-            demand(info == said, f"the reset info {said} was expected:", info)
+            expected = {"birth": birth, "episode": episode, "seed": seed}
+            demand(info == expected, f"the reset info {expected} was expected:", info)
             account.birth, account.episode, account.step, account.pid = birth, episode, 0, int(found[PID])
             account.is_new = account.is_blurred = account.needs_reset = account.is_over = account.is_dead = False
 

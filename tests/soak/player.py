@@ -149,7 +149,7 @@ class Player:
     # ---------------------------------------------------------------- actions
 
     def _choose(self, turn: Turn) -> tuple[list[int], Any]:
-        """Return which envs step, and the form of ``id``."""
+        """Return the envs to step, and the form of ``id``."""
         accounts = self._ledger.accounts
         everyone = [account.env_id for account in accounts if not account.is_paused]
         able = [env_id for env_id in turn.rank if accounts[env_id].can_step]
@@ -163,7 +163,7 @@ class Player:
         return chosen, forms[turn.form](chosen)
 
     def _actions(self, turn: Turn, env_ids: list[int]) -> list[Action]:
-        """Return an action per env; the first in rank do what the turn requires."""
+        """Return an action per env; the first in rank do the turn's deeds."""
         first = sorted(env_ids, key=turn.rank.index)
         deeds = dict(zip(first, turn.deeds, strict=False))
         actions = []
@@ -173,7 +173,7 @@ class Player:
         return actions
 
     def _allowed(self, env_id: int, deed: int, seconds: float) -> tuple[int, float]:
-        """Return what an env may do in its mode: the caller's own thread cannot be ended or abandoned."""
+        """Return a deed that an env may do in its mode: the caller's own thread cannot be ended or abandoned."""
         account = self._ledger.accounts[env_id]
         if account.is_over:
             return deed, seconds
@@ -189,5 +189,5 @@ class Player:
 
 
 def _must_be_refused(account: Account) -> bool:
-    """Whether a step is certainly refused: after an abandoned reset there may be an episode."""
+    """Return whether a step is certainly refused: after an abandoned reset there may be an episode."""
     return bool(account.flight or account.is_paused or (account.needs_reset and not account.is_blurred))

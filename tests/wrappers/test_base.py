@@ -301,9 +301,9 @@ def test_state_of_other_wrappers_is_refused_and_changes_nothing(make_env: MakeEn
         StackStates(env.unwrapped, 2).load_state(saved)
     bares: list[Any] = [env.unwrapped, Doubled(env.unwrapped)]
     for bare in bares:
-        with pytest.raises(ArgumentError, match="is of RecordEpisodeStatistics, but here is .*the same wrappers"):
+        with pytest.raises(ArgumentError, match="is of RecordEpisodeStatistics, but this is .*the same wrappers"):
             bare.load_state(saved)
-    with pytest.raises(ArgumentError, match="state is a dict. Give what save_state"):
+    with pytest.raises(ArgumentError, match="state is a dict. Give the result of save_state"):
         bares[0].load_state({})
     longer = wrapped(env.unwrapped, stack_size=3)
     with pytest.raises(ArgumentError, match="saved state of StackStates has the form .*same arguments"):

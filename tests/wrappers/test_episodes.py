@@ -49,8 +49,8 @@ def play(env: Any) -> list[Any]:
             result = env.recv(2)
         else:
             result = env.step(actions[2:], id=2, align="batch")
-            said = [item[3]["episode"] for item in result if "episode" in item[3]]
-            told.append([(2, one["r"], one["l"]) for one in said])
+            episodes = [item[3]["episode"] for item in result if "episode" in item[3]]
+            told.append([(2, one["r"], one["l"]) for one in episodes])
             continue
         pairs = zip(result.env_ids.tolist(), (info.get("episode") for info in result.infos), strict=True)
         told.append(sorted((env_id, one["r"], one["l"]) for env_id, one in pairs if one))
@@ -67,8 +67,8 @@ def test_statistics_match_those_of_a_wrapper_around_each_env(asynchronous: Any, 
     assert [[(i, length) for i, _, length in step] for step in expected] == [
         [(i, length) for i, _, length in step] for step in found
     ]
-    returns = [said[1] for step in found for said in step]
-    assert returns == pytest.approx([said[1] for step in expected for said in step])
+    returns = [episode[1] for step in found for episode in step]
+    assert returns == pytest.approx([episode[1] for step in expected for episode in step])
     assert len(returns) == ours.episode_count == len(ours.length_queue) > 0
     assert list(ours.return_queue) == returns
 
@@ -90,7 +90,7 @@ def test_done_policy_continue_reports_an_episode_once(make_env: MakeEnv) -> None
     for _ in range(2):
         env.reset()
         told = [env.step([1]).infos[0].get("episode") for _ in range(5)]
-        assert [said["l"] if said else None for said in told] == [None, 2, None, None, None]
+        assert [episode["l"] if episode else None for episode in told] == [None, 2, None, None, None]
     assert env.episode_count == 2
     assert len(env.return_queue) == 1
 

@@ -177,7 +177,7 @@ def test_frozen_on_the_outermost_wrapper_freezes_all() -> None:
         one.step([1.0])
         assert (one.state_statistics.count, one.reward_statistics.count) == (2, 0)
     with RecordEpisodeStatistics(ParallelEnv([Sensor])) as bare:
-        with pytest.raises(AttributeError, match="'frozen'.*neither around this"):
+        with pytest.raises(AttributeError, match="'frozen'.*neither wrapper"):
             bare.frozen = True
         assert not hasattr(bare, "frozen")
 

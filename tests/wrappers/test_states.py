@@ -146,7 +146,7 @@ class Outer(AnswerWrapper):
 
 @here_and_in_processes
 @pytest.mark.parametrize("align", ["item", "batch"])
-def test_error_in_process_is_raised_as_it_is_and_asks_for_a_reset(align: Any, make_env: MakeEnv) -> None:
+def test_error_in_process_is_raised_unchanged_and_asks_for_a_reset(align: Any, make_env: MakeEnv) -> None:
     envs = make_env([partial(Counter, number, 9) for number in range(2)], asynchronous="restart")
     inner = Wrong(envs, ZeroDivisionError("mine"))
     env = Outer(StackStates(inner, 2))

@@ -1,1 +1,1 @@
-"""The tests of other libraries, run with our adapters in the place of their vector envs."""
+"""The tests of other libraries, run with our adapters in place of their vector envs."""

@@ -1,8 +1,8 @@
 """Run the tests of Gymnasium, Stable-Baselines3 and Tianshou against the adapters, and compare with the known failures.
 
-``python -m tests.adapters.suites FOLDER [--suite NAME] [--mode MODE] [--only TEXT]``: the folder holds a checkout of
-each. Nothing of them is kept here. A test that fails and is not in `known_failures.txt`, or is there and passes, is an
-error.
+``python -m tests.adapters.suites FOLDER [--suite NAME] [--mode MODE] [--only TEXT]``: the folder contains a checkout of
+each. Nothing of them is stored here. A test that fails and is not in `known_failures.txt`, or is there and passes, is
+an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Known(NamedTuple):
 
 
 def read_known() -> list[Known]:
-    """Return what `known_failures.txt` lists."""
+    """Return the entries of `known_failures.txt`."""
     known, suite, reason = [], "", ""
     for line in (HERE / "known_failures.txt").read_text().splitlines():
         text = line.partition("#")[0].strip()
@@ -84,7 +84,7 @@ def run(folder: Path, suite: str, mode: str, only: str) -> dict[str, str]:
 
 
 def compare(suite: str, mode: str, outcomes: dict[str, str], known: list[Known]) -> tuple[Counter[str], list[str]]:
-    """Return how many tests passed or failed for each reason, and the deviations from the list."""
+    """Return the number of tests that passed, or failed for each reason, and the deviations from the list."""
     counts: Counter[str] = Counter()
     wrong = [] if outcomes else ["No test has run."]
     for test, outcome in sorted(outcomes.items()):

@@ -1,7 +1,7 @@
-"""A pytest plugin that puts our adapters in the place of a neighbour's vector envs before its tests are collected.
+"""A pytest plugin that replaces a neighbour's vector envs by our adapters before its tests are collected.
 
-The environment says how: ``SUITES_MODE`` is a ``para_mode``, or ``theirs``, and then nothing is replaced;
-``SUITES_NAME`` says whose tests these are. Outcomes are written to ``SUITES_OUTCOMES``, a line per test.
+Environment variables configure it: ``SUITES_MODE`` is a ``para_mode``, or ``theirs`` to replace nothing;
+``SUITES_NAME`` is the name of the suite. Outcomes are written to ``SUITES_OUTCOMES``, a line per test.
 """
 
 from __future__ import annotations
