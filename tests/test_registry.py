@@ -40,7 +40,7 @@ def test_class_that_is_not_a_backend_is_refused() -> None:
 
     with pytest.raises(
         ArgumentError,
-        match=r"is a class that lacks plan_workers\(\), .*not a protocol.Backend.*does is 'subproc' here",
+        match=r"is a class that lacks plan_workers\(\), .*not a protocol.Backend.*The equivalent here is .subproc.",
     ):
         ParallelEnv(["CartPole-v1"], SubprocVecEnv)  # type: ignore[arg-type]
 
