@@ -67,6 +67,7 @@ lint: $(VENV)/.lint ## Check style, format, types, and imports between modules.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/prose.py
 
 docs: $(VENV)/.docs ## Build the documentation into build/docs; a warning is an error.
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --jobs auto docs build/docs

@@ -47,20 +47,21 @@ def notebook(text: str) -> Iterator[Text]:
 def python(path: Path) -> Iterator[Text]:
     """Yield comments that follow each other as one, strings that have spaces, and the names of tests as words."""
     comment: list[str] = []
+    first = 0  # its line
     with path.open("rb") as file:
         tokens = list(tokenize.tokenize(file.readline))
     for token in tokens:
-        line = token.start[0]
         if token.type == tokenize.COMMENT:
+            first = first if comment else token.start[0]
             comment.append(token.string.lstrip("#: "))
             continue
         if token.type == tokenize.NL:
             continue
         if comment:
-            yield line - len(comment), _CODE.sub(_blank, "\n".join(comment))
+            yield first, _CODE.sub(_blank, "\n".join(comment))
             comment = []
         if token.type == tokenize.STRING and " " in token.string:
-            yield line, _CODE.sub(_blank, token.string)
+            yield token.start[0], _CODE.sub(_blank, token.string)
     for match in _TEST.finditer(path.read_text()):
         yield path.read_text()[: match.start()].count("\n") + 1, match[1].replace("_", " ")
 
@@ -94,9 +95,10 @@ def findings(path: Path, rules: Sequence[Rule]) -> Iterator[str]:
         flat, lines = flattened(first, text)
         for pattern, instead, allowed in rules:
             for match in pattern.finditer(flat):
-                around = flat[max(0, match.start() - 50) : match.end() + 50].strip()
-                if not any(phrase in around for phrase in allowed):
-                    yield f"{path}:{lines[match.start()]}: {match[0]!r}; write: {instead}\n    {around}\n"
+                begin, end = match.span()
+                if not any(phrase in flat[max(0, end - len(phrase)) : begin + len(phrase)] for phrase in allowed):
+                    around = flat[max(0, begin - 50) : end + 50].strip()
+                    yield f"{path}:{lines[begin]}: {match[0]!r}; write: {instead}\n    {around}\n"
 
 
 def main() -> int:

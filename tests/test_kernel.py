@@ -48,7 +48,7 @@ def hold(sign, permission, limit=60):
         time.sleep(0.01)
 
 class Patient(gym.Env):
-    '''Waits where it is told to; its state tells which env it is and how often it was stepped.'''
+    '''Waits when its action says so; its state tells which env it is and how often it was stepped.'''
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(4)

@@ -304,7 +304,7 @@ class Choosy(Sleepy):
     def step(self, action: Any) -> Any:
         pid, thread = self.place
         if os.getpid() != pid or thread not in (None, threading.get_ident()):
-            raise OSError("the licence server said no")
+            raise OSError("the licence server refused")
         return super().step(action)
 
 
@@ -312,7 +312,7 @@ def test_mode_that_fails_is_not_chosen(try_all: None) -> None:
     found = recommend([partial(Choosy, os.getpid(), threading.get_ident())] * 4)
     assert found.mode == ORACLE
     for what in ("Threads", "Other processes"):
-        text = f"{what} cannot be used: a trial of them failed (OSError: the licence server said no)."
+        text = f"{what} cannot be used: a trial of them failed (OSError: the licence server refused)."
         assert text in found.reason
 
 

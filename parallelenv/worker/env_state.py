@@ -45,7 +45,7 @@ def save_env(env: Env, generators: Any = None) -> bytes | None:
         return None  # only the constructor's arguments
     try:
         return cloudpickle.dumps((_WHOLE, env, generators))  # type: ignore[no-any-return]
-    except Exception:  # noqa: BLE001 (pickling runs user code; the caller is told that there is no state)
+    except Exception:  # noqa: BLE001 (pickling runs user code; the caller then reports that there is no state)
         return None
 
 

@@ -251,7 +251,7 @@ BAD: dict[str, Refused] = {
     "a mask that is a list": (TypeError, MASK, lambda env: env.reset(options={"reset_mask": [True] * 3})),
     "a mask of numbers": (TypeError, MASK, lambda env: env.reset(options={"reset_mask": np.ones(3)})),
     "a mask that is too short": (ValueError, MASK, lambda env: env.reset(options={"reset_mask": np.ones(2, bool)})),
-    "a mask of nobody": (ValueError, MASK, lambda env: env.reset(options={"reset_mask": np.zeros(3, bool)})),
+    "a mask without True": (ValueError, MASK, lambda env: env.reset(options={"reset_mask": np.zeros(3, bool)})),
     "too few actions": (ValueError, "2 actions", lambda env: env.step(ZEROS[:2])),
     "too many actions": (ValueError, "4 actions", lambda env: env.step(np.zeros(4, int))),
     "too few values": (ValueError, "2 items for 3 envs", lambda env: env.set_attr("length", [1, 2])),

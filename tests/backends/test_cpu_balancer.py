@@ -23,7 +23,9 @@ set_affinity: Any = getattr(os, "sched_setaffinity", None)  # not counted among 
 PATIENCE = 20.0  # seconds until a worker must have been moved; on a quiet machine it takes one look
 
 pytestmark = [
-    pytest.mark.skipif(not Path(LOADAVG).exists(), reason="no /proc/loadavg to see in who wants to run"),
+    pytest.mark.skipif(
+        not Path(LOADAVG).exists(), reason="no /proc/loadavg to count the processes that are ready to run"
+    ),
     pytest.mark.skipif(len(USABLE) < 2, reason="nothing can be moved apart on one core, or where cores cannot be set"),
 ]
 
@@ -99,7 +101,7 @@ def look_until(moves: Moves, pids: list[int]) -> int:
         CpuBalancer(caller_steps=False).balance(pids)
         if moves:
             return core
-    pytest.fail("nobody was moved")
+    pytest.fail("no worker was moved")
 
 
 def test_balancer_moves_one_of_two_busy_workers_off_a_shared_core(start: Start, moves: Moves) -> None:

@@ -341,12 +341,12 @@ from parallelenv import progress as bars
 from parallelenv.errors import WorkerDiedError, WorkerStartError
 
 def say(env, call, *args):
-    said = set()
+    texts = set()
     try:
         getattr(env, call)(*args)
     except* (WorkerDiedError, WorkerStartError) as group:
-        said = {"Ray was shut down after this ParallelEnv was made." in str(error) for error in group.exceptions}
-    return said
+        texts = {"Ray was shut down after this ParallelEnv was made." in str(error) for error in group.exceptions}
+    return texts
 
 before = dict(os.environ)
 ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
@@ -361,8 +361,8 @@ for again in (False, True):
     if again:
         ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
     for env in envs:
-        said = [say(env, "step", [1, 1]), say(env, "restart"), say(env, "reset")]
-        assert said == [{True}] * 3, (env, said)
+        texts = [say(env, "step", [1, 1]), say(env, "restart"), say(env, "reset")]
+        assert texts == [{True}] * 3, (env, texts)
         assert ray.is_initialized() == again
     if again:
         late = ParallelEnv(["CartPole-v1"] * 2, "ray")

@@ -220,7 +220,7 @@ def _check_frames(notebook: Notebook) -> None:
     image.scroll_into_view_if_needed()
     found = _pixels(image)
     assert found.shape[1:] == (expected.width, 3)
-    assert 0 <= found.shape[0] - expected.height <= 1, "it may stand between two rows of the screen"
+    assert 0 <= found.shape[0] - expected.height <= 1, "it may be between two rows of the screen"
     rows = [found[i : i + expected.height] for i in range(found.shape[0] - expected.height + 1)]
     likeness = max(np.corrcoef(some.ravel(), np.asarray(expected).ravel())[0, 1] for some in rows)
     assert likeness > 0.98, "a step before or after it is 0.97, a row too low 0.85"

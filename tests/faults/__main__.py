@@ -28,8 +28,8 @@ _NUM_SHOWN = 12
 _LEGEND = """
 Seconds from the fault until all envs were stepped again, or until what had to end was gone. SLOW: it took more than
 1 s beyond the user's timeout or that of close(), 3.3 s; where the caller was killed, 2 s. Ray gets 2.5 s more where the
-interpreter ends, as it then ends itself, and 2 s where it starts an actor. What took more at first was measured three
-times: *, the median.
+interpreter ends, as it then ends itself, and 2 s where it starts an actor. A fault that took more at first was measured
+three times: *, the median.
 """
 
 Cell = tuple[str, str]  # names of a fault and a column

@@ -29,7 +29,7 @@ _NO_FILES = {
 _NO_PROCESSES = {ORACLE: "starts nothing", RAY: _RAY_NEEDS_MORE, RAY_POOLS: _RAY_NEEDS_MORE}
 _RIGHTS = "-all,+dac_override"
 _AS_NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", f"--inh-caps={_RIGHTS}", f"--ambient-caps={_RIGHTS}")
-"""Runs a command as a user whose processes are limited, unlike root's, and who may read all that root may."""
+"""Runs a command as a user with limited processes, unlike root, that may read everything that root may."""
 
 
 # ---------------------------------------------------------------- standard streams
@@ -76,7 +76,7 @@ def no_memory(context: Context) -> float:
 def few_processes(context: Context) -> float:
     is_root = os.getuid() == 0
     if is_root and shutil.which("setpriv") is None:
-        pytest.skip("root is not limited, and there is no setpriv to be someone else")
+        pytest.skip("root is not limited, and setpriv, which changes the user, is missing")
     if is_root:
         context.folder.chmod(0o777)
     prefix = _AS_NOBODY if is_root else ()

@@ -103,7 +103,7 @@ class Client:
         """Record which envs are late. Their steps continue."""
         self._note(f"  {describe(error)}")
         strangers = set(error.env_ids) - set(self.ledger.in_flight)
-        demand(not strangers, f"envs {sorted(strangers)} are said to be late, but owe nothing:", error)
+        demand(not strangers, f"envs {sorted(strangers)} are reported as late, but have nothing in flight:", error)
         if not is_glance:
             self._bury(error)
 

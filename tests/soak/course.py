@@ -170,7 +170,7 @@ class Course:
         self._tally.leaks += len(left)
         self._tally.rebuilds += 1
         self._make_pool()
-        demand(kept is None, "a pool that nobody needs any more was kept")
+        demand(kept is None, "an unused pool was kept")
         demand(not left, "these processes outlived their pool:", left)
 
     def _release(self, *, is_abandoned: bool) -> weakref.ref[ParallelEnv] | None:
