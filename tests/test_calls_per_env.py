@@ -316,7 +316,7 @@ def test_object_without_step_cannot_be_reset_or_stepped(make_env: MakeEnv) -> No
         "run_episodes": lambda: env.run_episodes(lambda states: [0] * len(states), 3),
     }
     for name, call in calls.items():
-        with pytest.raises(AbsentAttributeError, match=r"envs \[0, 2\] lack reset\(\) or step\(\).*with id="):
+        with pytest.raises(AbsentAttributeError, match=r"envs \[0, 2\] lack reset\(\) or step\(\).*as id="):
             call()
         assert env.attr("notes", 1) == [[]], name
     env.reset(1)

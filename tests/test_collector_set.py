@@ -816,7 +816,7 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
 def test_unpicklable_collector_set_argument_is_named_in_the_error(name: str) -> None:
     lock = threading.Lock()
     arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4}
-    with pytest.raises(UnpicklableError, match=f"_thread.lock.* makes such things(.|\n)* {name}=.* cannot be pickled"):
+    with pytest.raises(UnpicklableError, match=f"_thread.lock.* makes such objects(.|\n)* {name}=.* cannot be pickled"):
         CollectorSet(1, **{**arguments, name: lambda: lock})
 
 

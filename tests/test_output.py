@@ -207,7 +207,7 @@ def test_output_is_shown_during_the_call(started: ParallelEnv, tmp_path: Path, m
     assert started.customized_method("say_and_wait", arguments, id=1) == ["heard"]
 
 
-@pytest.mark.parametrize(("how", "told"), [("exit", "exit code 9"), ("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
+@pytest.mark.parametrize(("how", "told"), [("exit", "exit code is 9"), ("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
 def test_worker_died_error_includes_the_last_output(started: ParallelEnv, how: str, told: str) -> None:
     with pytest.raises(errors.WorkerDiedError, match=told) as caught:
         started.customized_method("speak_and_die", {"how": how}, id=0)

@@ -421,8 +421,8 @@ def test_invalid_arguments_are_refused_before_any_sampler_is_made() -> None:
         (Walks, "ab", "is not a list"),
         (Walks, 4, "sampler_fn_args=4 is not a list"),
         (Walks, [], "sampler_fn_args is empty"),
-        (Walks, [{}, 3], r"sampler_fn_args\[1\] is 3, no dict"),
-        (Walks, [{1: 2}], r"sampler_fn_args\[0\] is {1: 2}, no dict"),
+        (Walks, [{}, 3], r"sampler_fn_args\[1\] is 3, not a dict"),
+        (Walks, [{1: 2}], r"sampler_fn_args\[0\] is {1: 2}, not a dict"),
     ]
     for make_sampler_fn, sampler_fn_args, message in cases:
         with pytest.raises(ArgumentError, match=message):

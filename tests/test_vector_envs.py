@@ -406,7 +406,7 @@ class Odd(Walks):
             lambda items: items.__setitem__(0, items[0][:1]),
             r"states are of shape \(1, 3\).*must be of shape \(2, 3\)",
         ),
-        (lambda items: items.__setitem__(1, items[1][:1]), r"rewards of shape \(1,\) and dtype float64; of 2 envs"),
+        (lambda items: items.__setitem__(1, items[1][:1]), r"rewards of shape \(1,\) and dtype float64; for 2 envs"),
         (lambda items: items.__setitem__(2, [None, None]), "terminations .* must be an array of bool"),
         (lambda items: items.__setitem__(4, None), "returned the infos None; infos are a dict"),
     ],

@@ -12,7 +12,11 @@ import pytest
 
 
 def require(module: str) -> Any:
-    """Return a module of the extra `neighbours`; skip the test where it is missing, unless that is forbidden."""
+    """Return a module of the extra `neighbours`; skip the test if it is missing, unless that is forbidden.
+
+    Environment variables that its import sets are restored: with EnvPool's ``MPLBACKEND`` kernels would show no plots.
+    """
+    before = dict(os.environ)
     reason = f"{module} is missing: pip install 'parallelenv[neighbours]'"
     try:
         return pytest.importorskip(module, reason=reason)
@@ -20,6 +24,9 @@ def require(module: str) -> Any:
         if os.environ.get("PARALLELENV_REQUIRE_NEIGHBOURS") == "1":
             pytest.fail(reason)
         raise
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextmanager

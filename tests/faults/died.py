@@ -78,7 +78,7 @@ for _name, _act, _rest, _ending in (
         *(lambda states: states[:, 0], "SIGKILL"),
     ),
     ("SIGSEGV in a step", lambda env: env.step(actions("crash")), _stepped, "SIGSEGV"),
-    ("os._exit in a step", lambda env: env.step(actions("leave")), _stepped, "exit code 7"),
+    ("os._exit in a step", lambda env: env.step(actions("leave")), _stepped, "exit code is 7"),
 ):
     enter(_name, _die, _act, _rest, _ending, _ending == "SIGKILL", impossible=NO_WORKERS, replaces="worker")
 
@@ -128,7 +128,7 @@ def left_at_birth(context: Context) -> float:
         context.make(faulty(context.folder, number=1, birth="leave"))
     assert "restart" not in str(caught.value)  # no env could be restarted
     if context.is_process:
-        assert "exit code 7" in str(caught.value)
+        assert "exit code is 7" in str(caught.value)
     told = time.monotonic()
     return max(told - began, begin_all(context.make()) - told)
 

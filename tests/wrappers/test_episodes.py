@@ -129,7 +129,9 @@ def test_clashing_keys_and_invalid_rewards_are_refused(make_env: MakeEnv) -> Non
     twice.reset()
     twice.step([0])
     twice.step([0])
-    with pytest.raises(EnvContractError, match=r"info of envs \[0\] has 'episode' .*another stats_key") as caught:
+    with pytest.raises(
+        EnvContractError, match=r"info of envs \[0\] already has the key 'episode'.*another stats_key"
+    ) as caught:
         twice.step([0])
     error: Any = caught.value
     assert error.partial.infos[0]["episode"]["l"] == 3

@@ -126,7 +126,7 @@ def test_error_names_the_envs_and_the_places(make_env: MakeEnv) -> None:
     kinds = [partial(Echo, state=INF), partial(Echo, reward=NAN, state=NAN), partial(Echo, reward=2.0)]
     env = CheckFinite(make_env(kinds))
     env.reset()
-    places = r"in: state\['a'\] of envs 0, 1; reward of env 1\. Look at error\.partial"
+    places = r"in: state\['a'\] of envs 0, 1; reward of env 1\. See error\.partial"
     with pytest.raises(EnvContractError, match=places) as caught:
         env.step([0, 0, 0], [2, 1, 0], align="batch")
     error: Any = caught.value

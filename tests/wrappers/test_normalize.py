@@ -354,7 +354,7 @@ def test_states_that_spoil_the_statistics_are_refused(wrong: float, make_env: Ma
     env = NormalizeStates(make_env(kinds), clip=np.inf)
     env.reset()
     env.step([0, 0])
-    with pytest.raises(EnvContractError, match=r"envs \[0\] would make .* leaves \[''\] nan") as caught:
+    with pytest.raises(EnvContractError, match=r"envs \[0\] would make .* leaves \[''\] permanently nan") as caught:
         env.step([0, 0])
     error: Any = caught.value
     assert difference(error.partial.states, np.array([[wrong], [6.0]])) is None
