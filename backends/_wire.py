@@ -24,10 +24,11 @@ sched_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 def spin(ready: Callable[[], T], limit: float) -> T:
-    """Call a function until its result is true, at most ``limit`` seconds, yielding the core in between.
+    """Call a function until its result is true, for at most ``limit`` seconds, yielding the core in between.
 
-    A sleeping core takes 35 us and more to wake, on a virtual machine, and then runs cold: two workers of 86 us on 2
-    cores made a round in 178 us when all slept, in 140 us when the caller spun, in 109 us when the workers did too.
+    On a virtual machine, a sleeping core takes 35 us or more to wake, and then runs cold. With two workers that compute
+    for 86 us on 2 cores, a round took 178 us when all processes slept, 140 us when the caller spun, and 109 us when the
+    workers spun too.
     Processes that have work to do get the core.
     """
     end = time.perf_counter() + limit

@@ -80,7 +80,7 @@ class RayBackend:
         ray_init: Arguments of ``ray.init``, used if Ray is not running.
         ray_options: Options of the actors, as for ``actor.options(...)``.
         direct: Whether actors on this machine are reached over a socket and shared memory, like workers of ``subproc``,
-            instead of by Ray's calls. Ray still places and ends them.
+            instead of through Ray calls. Ray still places and ends them.
     """
 
     uses_live_envs = False

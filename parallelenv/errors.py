@@ -135,7 +135,7 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
         self.exitcode = exitcode
 
     def about(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
-        """Return the same error, for a call that needed these envs."""
+        """Return this error with a message about a call that needed these envs."""
         return WorkerDiedError(str(self), env_ids, self.pid, self.exitcode)
 
 

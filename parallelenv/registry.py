@@ -115,10 +115,10 @@ def _accepted(kind: type[Any]) -> list[str]:
 
 
 def load_backend(para_mode: Any) -> type[Any]:
-    """Return the backend class of a mode, which is imported, or the class itself if one was given.
+    """Import and return the backend class of a mode; if a class was given, return it.
 
     Raises:
-        ArgumentError: If the word is not known, or the class is not a `protocol.Backend`.
+        ArgumentError: If the mode is unknown, or the class is not a `protocol.Backend`.
         MissingDependencyError: If a package that the mode needs is not installed.
     """
     if isinstance(para_mode, type):

@@ -405,7 +405,7 @@ class Trial:
         for mode, why in self._failed.items():
             parts.append(f"{'Threads' if mode == 'thread' else 'Other processes'} cannot be used: {why}.")
         if best.options:
-            parts.append("The caller steps a share of the envs itself, which are not isolated from it.")
+            parts.append("The caller steps a share of the envs itself; these are not isolated from it.")
         return " ".join(parts)
 
 

@@ -33,7 +33,7 @@ class ActionReader:
     def __init__(
         self,
         layout: Layout,
-        order: str = "env asked to step, in the order of id (without id: of all envs that are not paused)",
+        order: str = "env that steps, in the order of id; without id, one for each env that is not paused",
         keeps_graphs: bool | None = None,
         as_given: bool = False,
     ) -> None:
@@ -135,7 +135,7 @@ class ActionReader:
         except TypeError:
             raise ActionError(
                 f"action={show(action)} is a single action, but actions are given as a batch: one for each of the "
-                f"envs asked to step, {len(env_ids)} here. For one env write [action]."
+                f"envs that step, {len(env_ids)} here. For one env write [action]."
             ) from None
         if given != len(env_ids):
             what = f"{were(given, 'action')} given for {count(len(env_ids), 'env')}"

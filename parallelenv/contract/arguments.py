@@ -264,8 +264,8 @@ def is_number(value: object) -> TypeGuard[float]:
 def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
     """Return the env ids that an ``id`` argument names, in the order given; ``None`` is handled by the caller.
 
-    It is an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``, else an error is raised
-    with the public ``name`` of the argument.
+    The argument must be an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``; otherwise
+    an error that contains its public ``name`` is raised.
     """
     if isinstance(argument, slice):
         try:

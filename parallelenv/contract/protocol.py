@@ -122,7 +122,7 @@ class Printed(NamedTuple):
 
 
 class Remark(Printed):
-    """A warning for the caller, rather than printed text."""
+    """A text that is issued as a warning in the caller's process instead of being printed."""
 
 
 class NoEffect(Remark):

@@ -84,7 +84,7 @@ class RolloutChunk:
         return len(self.rewards)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields, with infos of a steady form as arrays: 800 infos pickle in 0.9 ms, as dicts in 7 ms."""
+        """Return the fields, with infos of one form as arrays: 800 infos then pickle in 0.9 ms instead of 7 ms."""
         said, table = dict(self.said), None
         plain = {place: extra.info for place, extra in said.items() if extra.info and not any(extra[1:])}
         form = form_of(next(iter(plain.values()), {}))
@@ -199,7 +199,7 @@ def check_rows(name: str, nest: object, num_envs: int) -> None:
 
 
 def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
-    """Return rows of recurrent states, each given by its `RecurrentState` and its position there, as one nest.
+    """Join rows of recurrent states, each given by a `RecurrentState` and a position in it, into one nest.
 
     ``None`` means no state: a row of zeros. The result is ``None`` if all are. If the nests differ in structure, it
     raises an `ArgumentError`.

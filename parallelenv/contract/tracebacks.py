@@ -63,7 +63,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 class ShortTracebacks:
-    """Base of this package's classes whose public methods, also in subclasses, have short tracebacks."""
+    """Base class that gives short tracebacks to the public methods of its subclasses, including users' own."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Shorten the tracebacks of this package's subclasses only: users' frames must be visible."""

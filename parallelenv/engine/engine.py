@@ -574,7 +574,7 @@ class Engine:
 
     @contextlib.contextmanager
     def with_continue_done_policy(self, env_ids: Sequence[int]) -> Iterator[Self]:
-        """Yield an engine of the same workers under which ended envs are still stepped, whatever the done policy here.
+        """Yield an engine that uses the same workers but keeps stepping ended envs, whatever the done policy here.
 
         Steps of these envs still in flight at the end are dropped; the envs need a reset.
         """

@@ -278,7 +278,7 @@ class EnvTable:
         self._needs_reset.difference_update(env_ids)
 
     def record_unknown_states(self) -> None:
-        """Mark all envs as within an episode whose state is not known."""
+        """Record that all envs are in the middle of an episode whose state is not known."""
         self.record_running(self.env_ids)
         self._unstepped = dict.fromkeys(self.env_ids, False)
 

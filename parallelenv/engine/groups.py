@@ -45,7 +45,7 @@ class Groups:
             self._items += [item] * len(env_ids)
 
     def item(self, env_id: int) -> int:
-        """Return the index in the user's list of an env, or of the vector env that it is a part of."""
+        """Return the index that an env, or the vector env that it is part of, has in the user's list."""
         return self._items[env_id] if self._items else env_id
 
     def complete(self, env_ids: Iterable[int]) -> list[int]:

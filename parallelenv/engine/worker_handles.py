@@ -35,9 +35,10 @@ class WorkerHandle:
         self.env_ids = self.spec.env_ids
 
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
-        """Return whether it must be replaced to rebuild envs: it is dead, was given up, or is busy with one of them.
+        """Return whether this worker must be replaced to rebuild envs: it is dead, given up on, or busy.
 
-        A host in the caller's thread is never given up or busy here: it continues as soon as it is waited for.
+        A host in the caller's thread is never given up on and never counts as busy, because it
+        continues as soon as the caller waits for it.
         """
         if self.death is not None or self.channel.in_caller:
             return self.death is not None

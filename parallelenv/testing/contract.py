@@ -270,7 +270,7 @@ class BackendContract:
         assert {env_id: landed[0][0] for env_id, landed in drain(env).items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
 
     def test_large_messages_do_not_block_each_other(self, make: Make) -> None:
-        """One worker gets two commands larger than a pipe's buffer, with results as large."""
+        """One worker gets two commands larger than a pipe's buffer, and returns results that are just as large."""
         env = make(five_env_fns(zoo.Ragged), num_cpus=1)
         env.reset(seed=1)
         large = [np.full(50_000, float(number)) for number in range(NUM_ENVS)]
@@ -443,7 +443,7 @@ class BackendContract:
     # ---------------------------------------------------------------- close
 
     def test_close_closes_each_env_once(self, make: Make, tmp_path: Path) -> None:
-        """Errors in closing are not reported, and `close` may be repeated."""
+        """Errors raised while closing are not reported, and `close` may be repeated."""
         env = make(five_env_fns(zoo.Witness, str(tmp_path)))
         assert not env.closed
         env.close()

@@ -103,7 +103,7 @@ class Counter(Paced):
 
 
 class Sheet(Paced):
-    """Dict states with a text among arrays, overwritten in place, Dict actions and float32 rewards."""
+    """Dict states (arrays and a text, overwritten in place), Dict actions and float32 rewards."""
 
     observation_space = Dict(
         {

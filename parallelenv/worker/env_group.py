@@ -176,7 +176,7 @@ class EnvGroup:
     def step(
         self, share: Share, each: Sequence[Action] | None, host: Host, running: RunningCommand
     ) -> dict[int, Extra]:
-        """Step envs, write their results, and start new episodes of those that ended if the command requests it."""
+        """Step envs, write their results and, if the command requests it, start new episodes where one ended."""
         states, outcomes, infos, indices = self._step(self._actions(share, each, host.writer), share.numbers)
         self.has_stepped, writer = True, host.writer
         loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
@@ -403,7 +403,7 @@ class EnvGroup:
         return {}
 
     def call(self, share: Share, calls: Sequence[MethodCall]) -> dict[int, Any]:
-        """Call a method of sub-envs, by ``render`` or ``call`` of the vector env, with the same arguments for all."""
+        """Call a method of the sub-envs through the vector env's ``render`` or ``call``, with the same arguments."""
         first = calls[0]
         if any(other is not first and dumps(other) != dumps(first) for other in calls):
             raise EnvContractError(

@@ -415,7 +415,7 @@ class Host:
     # ---------------------------------------------------------------- steps
 
     def _find(self, env_ids: tuple[int, ...]) -> StepEnvs:
-        """Return where a step finds these envs."""
+        """Return what a step looks up of these envs: rows, cells and slots."""
         known_ids, found = self._found  # one tuple: two threads may use an abandoned host
         if env_ids == known_ids:
             return found  # type: ignore[no-any-return]

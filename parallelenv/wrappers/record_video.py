@@ -21,20 +21,20 @@ from parallelenv.wrappers.batching import States
 class RecordVideo(ParallelWrapper):
     """Records videos of the envs, all in one picture, with Pillow only.
 
-    Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards; it waits for envs in the middle of
-    a step. Frames stay in memory until the video is full, or `close` or `save` ends it; then it is written. If that
-    fails, it is kept for the next `save`.
+    Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards; the call first waits for envs that
+    are in the middle of a step. Frames stay in memory until the video is full, or `close` or `save` ends it; then it is
+    written. If that fails, it is kept for the next `save`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Make its envs with ``render_mode="rgb_array"``.
         video_folder: Folder for videos, created if it does not exist. Files are named ``<name_prefix>-step-<first
             step>.<video_format>``. Existing files are kept; the new one is then ``...-step-<first step>-2`` and so on.
-        step_trigger: Called once with each number of steps and receives so far, before the next frame is added; returns
+        step_trigger: Called before each frame is added, with the number of `step` and `recv` calls so far; returns
             whether to start a video. ``None`` records one video, from the start.
         video_length: Frames per video.
         name_prefix: Prefix of file names.
         fps: Frames per second; ``None`` takes the envs' ``metadata["render_fps"]``, or else 30. At most 50 for GIF and
-            90 for WebP and PNG, because browsers play faster ones at 10.
+            90 for WebP and PNG, because browsers slow faster animations down to 10.
         video_format: ``"webp"``, ``"gif"``, ``"png"`` or, with imageio-ffmpeg installed, ``"mp4"``.
         id: Envs to record; ``None`` means all.
 
