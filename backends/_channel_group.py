@@ -160,7 +160,14 @@ class ChannelGroup:
             if self._spinning_pays and not ready:  # else the system has time to find a core for each
                 self.spread()
             left = _HEARTBEAT if deadline is None else min(_HEARTBEAT, deadline - time.monotonic())
-            found = self._look(0.0 if len(ready) >= wanted else max(0.0, left))
+            seen = self._glance()
+            if not seen and left > 0 and len(ready) < wanted:
+                begin = time.perf_counter()
+                seen = spin(self._glance, min(_SPIN, left)) if self._spinning_pays else []
+                seen = seen or self.poll(left * 1000)
+                if self.awaits_first:
+                    self.awaits_first, self._spinning_pays = False, time.perf_counter() - begin < _SPIN
+            found = [self._watched[fileno] for fileno, _ in seen]  # the bell, or channels with something to read
             if self.bell is not None and self.bell in found:
                 self.bell.silence()
                 found.remove(self.bell)
@@ -173,17 +180,6 @@ class ChannelGroup:
             ready = ready or [channel for channel in channels if channel.receive_output() or not channel.is_alive()]
             if ready or left <= 0:
                 return ready
-
-    def _look(self, timeout: float) -> list[Any]:
-        """Return the channels and bell that have something to read or a closed pipe; none after ``timeout`` seconds."""
-        found = self._glance()
-        if not found and timeout:
-            begin = time.perf_counter()
-            found = spin(self._glance, min(_SPIN, timeout)) if self._spinning_pays else []
-            found = found or self.poll(timeout * 1000)
-            if self.awaits_first:
-                self.awaits_first, self._spinning_pays = False, time.perf_counter() - begin < _SPIN
-        return [self._watched[fileno] for fileno, _ in found]
 
     # ---------------------------------------------------------------- the end
 

@@ -164,7 +164,15 @@ class _Server:
         try:
             self._leave(report)
             if environment is None:
-                _reseed_generators(numbers)
+                # Generators differ from those of other workers, unless imports have seeded them. Python has reseeded
+                # `random` in the forked process.
+                if numbers[1][:-1] != _PRISTINE[0]:
+                    random.setstate(numbers)
+                if _generator_state()[1] == _PRISTINE[1]:
+                    np.random.seed()
+                for generator in _UNSEEDED:
+                    fresh: Any = type(generator.bit_generator)
+                    generator.bit_generator.state = fresh().state
             else:
                 random.setstate(numbers)
                 os.environ.clear()
@@ -198,7 +206,14 @@ class _Server:
         show, hide = warnings.showwarning, lambda *_, **__: None
         warnings.showwarning = hide if silence else show
         begin = time.time_ns()
-        error, files = _import(module)
+        error, files = "", set[str]()
+        try:
+            importlib.invalidate_caches()
+            importlib.import_module(module)
+        except BaseException as failure:  # noqa: BLE001 (the worker imports it again, and raises it to the user)
+            error = f"{type(failure).__name__}: {failure}"
+            files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(failure.__traceback__)}
+            files.add(str(getattr(failure, "filename", "")))  # for a SyntaxError
         end = time.time_ns()
         if warnings.showwarning is hide:
             warnings.showwarning = show
@@ -221,34 +236,10 @@ class _Server:
         return ImportResult((end - begin) / 1e9, frozenset(modules), states, error, reason)
 
 
-def _import(module: str) -> tuple[str, set[str]]:
-    """Import a module; return the error that it raised, or an empty text, and the files that this comes from."""
-    try:
-        importlib.invalidate_caches()
-        importlib.import_module(module)
-    except BaseException as error:  # noqa: BLE001 (the worker imports it again, and raises it to the user)
-        files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
-        files.add(str(getattr(error, "filename", "")))  # for a SyntaxError
-        return f"{type(error).__name__}: {error}", files
-    return "", set()
-
-
 def _generator_state() -> list[object]:
     """Return the part of both global generators' state that seeding changes, but not drawing a few numbers."""
     state: Any = np.random.get_state(legacy=True)
     return [random.getstate()[1][:-1], state[1].tobytes()]
-
-
-def _reseed_generators(numbers: Any) -> None:
-    """Make random generators differ from those of other workers, unless imports have seeded them."""
-    # `numbers` is the state of `random` in the server; Python reseeds it in each forked process.
-    if numbers[1][:-1] != _PRISTINE[0]:
-        random.setstate(numbers)
-    if _generator_state()[1] == _PRISTINE[1]:
-        np.random.seed()
-    for generator in _UNSEEDED:
-        fresh: Any = type(generator.bit_generator)
-        generator.bit_generator.state = fresh().state
 
 
 def _unforkable_resources() -> set[tuple[str, str]]:

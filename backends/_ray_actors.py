@@ -422,10 +422,16 @@ class RayChannel(MessageChannel):
         self._content: object = None  # of the broadcast in the message that is being sent
 
     def pack(self, command: Command) -> tuple[Message, object]:
-        content = None
+        content: object = None
         if isinstance(command.common, Broadcast):
-            content = _store(command.common) if self.actor.cluster.is_connected else None
-            command.common = command.common.without_content()
+            broadcast = command.common
+            if self.actor.cluster.is_connected:
+                import ray
+
+                if broadcast.stored is None:  # each node fetches it from the object store only once
+                    broadcast.stored = ray.put(broadcast.packed)
+                content = broadcast.stored
+            command.common = broadcast.without_content()
         return super().pack(command), content
 
     def send(self, packed: tuple[Message, object]) -> None:
@@ -457,15 +463,6 @@ class RayChannel(MessageChannel):
     def kill(self) -> None:
         self.actor.terminate()
         self.actor.close()
-
-
-def _store(broadcast: Broadcast) -> object:
-    """Put a broadcast into Ray's object store, unless it is there; each node then fetches it only once."""
-    import ray
-
-    if broadcast.stored is None:
-        broadcast.stored = ray.put(broadcast.packed)
-    return broadcast.stored
 
 
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:

@@ -47,7 +47,18 @@ class Cluster:
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         before = set(os.environ)  # importing Ray also changes it
-        _import_quietly()
+        if "ray" not in sys.modules:
+            # Without its two warnings, by tqdm and by its log, that a notebook has no ipywidgets.
+            log = logging.getLogger("ray.widgets.util")
+            level = log.level
+            log.setLevel(logging.ERROR)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    import tqdm.auto  # noqa: F401 (Ray imports it, and it warns where ipywidgets is absent)
+                import ray  # while its log is off
+            finally:
+                log.setLevel(level)
         import ray
 
         self._is_users = ray.is_initialized()
@@ -155,22 +166,6 @@ def _connect(arguments: dict[str, Any]) -> None:
         random.setstate(drawn)
         if in_main and handler is not None:
             signal.signal(signal.SIGTERM, handler)
-
-
-def _import_quietly() -> None:
-    """Import Ray without its two warnings, by tqdm and by its log, that a notebook has no ipywidgets."""
-    if "ray" in sys.modules:
-        return
-    log = logging.getLogger("ray.widgets.util")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import tqdm.auto  # noqa: F401 (Ray imports it, and it warns where ipywidgets is absent)
-        import ray  # noqa: F401 (for what it says at that)
-    finally:
-        log.setLevel(level)
 
 
 def resources(kind: str) -> dict[str, float]:

@@ -45,7 +45,17 @@ class SharedMemory:
                 else:
                     with tempfile.TemporaryFile() as file:
                         fileno = os.dup(file.fileno())
-                _reserve(fileno, nbytes)
+                # Allocate the pages, if possible, so that a lack is an error now, not SIGBUS later.
+                lines: list[str] = []
+                with contextlib.suppress(OSError):  # not Linux, or no descriptor is left to read it
+                    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+                available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+                if available and nbytes > available[0]:  # the system may then kill a process, not return an error
+                    raise OSError(errno.ENOMEM, f"{available[0]:,} bytes of memory are available")
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(fileno, 0, nbytes)
+                else:
+                    os.ftruncate(fileno, nbytes)
                 owned, fileno = fileno, -1
                 return cls(owned, nbytes)  # which closes it, also if it cannot be mapped
             except OSError as error:
@@ -77,20 +87,6 @@ class BatchAccess(NamedTuple):
     """Announces to a worker that `SharedMemory.send` follows, with the memory of a batch of this layout."""
 
     layout: Layout
-
-
-def _reserve(fileno: int, nbytes: int) -> None:
-    """Set a file's size and, if possible, allocate its pages, so that a lack is an error now, not SIGBUS later."""
-    lines: list[str] = []
-    with contextlib.suppress(OSError):  # not Linux, or no descriptor is left to read it
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    if available and nbytes > available[0]:  # the system may then kill a process, not return an error
-        raise OSError(errno.ENOMEM, f"{available[0]:,} bytes of memory are available")
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fileno, 0, nbytes)
-    else:
-        os.ftruncate(fileno, nbytes)
 
 
 _ALIGNMENT = 64

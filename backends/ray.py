@@ -171,8 +171,20 @@ class RayBackend:
         before = len(self._started)
         try:
             self._start_actors(vacant, cluster)
-            started = self._start_workers(slots, packed)
-            return [channel for actor, workers in started for channel in self._reach(actor, workers)]
+            channels: list[Channel] = []
+            for actor, workers in self._start_workers(slots, packed):
+                if actor.is_near and self._goes_direct:  # past Ray, because it runs on this machine
+                    if HAS_BELL:
+                        self._group.use_bell(sum(slot.num_workers for slot in self._slots))
+                    direct = self.connect(actor, workers)
+                    for channel in direct:
+                        channel.connect_bell()
+                    channels += direct
+                else:
+                    if actor.calls not in self._relays:
+                        self._relays.append(actor.calls)
+                    channels += [self.relayed(actor, worker) for worker in workers]
+            return channels
         except BaseException:
             for actor in self._started[before:]:
                 actor.terminate()
@@ -183,7 +195,13 @@ class RayBackend:
         """Start the actors of slots, and wait until they have introduced themselves."""
         import ray
 
-        options = [self._options_of(slot) for slot in slots]
+        options: list[ActorOptions] = []
+        for slot in slots:
+            share = self._cores_per_worker * slot.num_workers
+            # Ray accepts whole numbers of cores, or fractions below 1.
+            cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
+            own = {"num_cpus": cores, "num_gpus": self._gpus_per_actor, "max_restarts": 0}
+            options.append({**own, **self._options})
         try:
             kinds = [ray.remote(**one)(self.actor_class) for one in options]
         except (TypeError, ValueError) as error:
@@ -207,12 +225,6 @@ class RayBackend:
             if listener is not None:
                 admit(listener, [actor for actor in actors if actor.is_near])
 
-    def _options_of(self, slot: _ActorSlot) -> ActorOptions:
-        share = self._cores_per_worker * slot.num_workers
-        # Ray accepts whole numbers of cores, or fractions below 1.
-        cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
-        return {"num_cpus": cores, "num_gpus": self._gpus_per_actor, "max_restarts": 0, **self._options}
-
     def _start_workers(
         self, slots: Sequence[_ActorSlot], packed: Mapping[tuple[int, ...], PackedSpec]
     ) -> list[tuple[ActorHandle, list[StartedWorker]]]:
@@ -234,19 +246,6 @@ class RayBackend:
             env_ids = [spec.env_ids for spec in wanted]
             started.append((actor, list(map(StartedWorker, env_ids, numbers, actor.get_started(call)))))
         return started
-
-    def _reach(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[Channel]:
-        """Return the channels to workers of an actor: past Ray if it runs on this machine, else by Ray's calls."""
-        if not (actor.is_near and self._goes_direct):
-            if actor.calls not in self._relays:
-                self._relays.append(actor.calls)
-            return [self.relayed(actor, worker) for worker in workers]
-        if HAS_BELL:
-            self._group.use_bell(sum(slot.num_workers for slot in self._slots))
-        channels = self.connect(actor, workers)
-        for channel in channels:
-            channel.connect_bell()
-        return list(channels)
 
     def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
         """Return a channel to a worker that is reached by Ray's calls."""

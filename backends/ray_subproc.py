@@ -172,14 +172,15 @@ class RelayActor(RayActor):
 
     async def hand_over(self, host_numbers: Sequence[int], caller: int) -> None:
         """Give workers to the caller, by its process id; `RaySubprocBackend.connect` receives them."""
+
+        def give(host_number: int, channel: PipeChannel) -> None:
+            self.commands.send(host_number)
+            self._lives[channel.items] = channel.hand_over(self.commands, caller)
+
         for number in host_numbers:
             worker = self._workers.pop(number)
             worker.unwatch()
-            await asyncio.to_thread(self._hand_over, number, worker.channel, caller)
-
-    def _hand_over(self, host_number: int, channel: PipeChannel, caller: int) -> None:
-        self.commands.send(host_number)
-        self._lives[channel.items] = channel.hand_over(self.commands, caller)
+            await asyncio.to_thread(give, number, worker.channel)
 
     async def relay(
         self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None

@@ -100,22 +100,7 @@ class SubprocBackend(Backend):
         packed = PackedSpec.pack(specs, shared=headers)
         if self._caller_steps and not self._callers_share:
             self._callers_share = packed[-1].env_ids  # the smallest share, as the caller has other work
-        workers = self._start_all([spec for spec in packed if spec.env_ids != self._callers_share], shared)
-        own: list[Channel] = []
-        for spec in specs:
-            if spec.env_ids == self._callers_share:
-                # Live envs are copied each time, as in workers. Nothing is unpickled: that would overwrite a notebook's
-                # classes with their state at pickling.
-                envs = [
-                    EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
-                    if env.is_live
-                    else env
-                    for env in spec.envs
-                ]
-                own.append(CallerChannel(dataclasses.replace(spec, envs=tuple(envs))))
-        return [*workers, *own]
-
-    def _start_all(self, packed: Sequence[PackedSpec], shared: Mapping[str, Array]) -> list[Channel]:
+        packed = [spec for spec in packed if spec.env_ids != self._callers_share]
         if packed and multiprocessing.current_process().daemon:
             raise WorkerStartError(
                 "This process is a daemonic process of multiprocessing, which cannot start processes. Use "
@@ -126,17 +111,29 @@ class SubprocBackend(Backend):
         try:
             if packed and self._eventfd:
                 self._group.use_bell(len(packed))
-            channels = self._start_processes(packed)
-            for channel, spec in zip(channels, packed, strict=True):
+            workers = self._start_processes(packed)
+            for worker, sent in zip(workers, packed, strict=True):
                 with contextlib.suppress(OSError):  # if it has died, its first command reports it
-                    channel.notify(spec)
+                    worker.notify(sent)
                     if isinstance(shared, SharedArrays):
-                        shared.send(channel.wire.connection, channel.process.pid)
-                    channel.connect_bell()
+                        shared.send(worker.wire.connection, worker.process.pid)
+                    worker.connect_bell()
         except BaseException:
             self._group.end(wanted)
             raise
-        return list(channels)
+        channels: list[Channel] = [*workers]
+        for spec in specs:
+            if spec.env_ids == self._callers_share:
+                # Live envs are copied each time, as in workers. Nothing is unpickled: that would overwrite a notebook's
+                # classes with their state at pickling.
+                envs = [
+                    EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
+                    if env.is_live
+                    else env
+                    for env in spec.envs
+                ]
+                channels.append(CallerChannel(dataclasses.replace(spec, envs=tuple(envs))))
+        return channels
 
     def _start_processes(self, packed: Sequence[PackedSpec]) -> list[PipeChannel]:
         channels: list[PipeChannel] = []

@@ -113,8 +113,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+    known = compare.comparable_words()
+    # Separated by spaces or commas; the oracle comes first.
+    words = [word for item in arguments.modes for word in item.split(",") if word] or known
+    for word in words:
+        if word not in known:
+            hint = did_you_mean(word, known)
+            raise ArgumentError(f"--modes {word} is not known; expected some of {', '.join(known)}.{hint}")
+    modes = tuple(dict.fromkeys([compare.ORACLE, *words]))
     given = {name: getattr(arguments, name) for name in ("num_envs", "num_cpus", "steps", "seconds", "seed")}
-    settings = compare.ComparisonSettings(modes=_modes(arguments.modes), **given)
+    settings = compare.ComparisonSettings(modes=modes, **given)
     if arguments.plot is not None:
         compare.check_plot(arguments.plot)
     for name in arguments.envs:  # before any is measured
@@ -142,17 +150,6 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([comparison.as_dict() for comparison in comparisons], indent=2))
     return 0 if all(comparison.is_sound for comparison in comparisons) else 1
-
-
-def _modes(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the requested modes without duplicates, the oracle first. Words may also be separated by commas."""
-    known = compare.comparable_words()
-    asked = [word for item in words for word in item.split(",") if word] or known
-    for word in asked:
-        if word not in known:
-            hint = did_you_mean(word, known)
-            raise ArgumentError(f"--modes {word} is not known; expected some of {', '.join(known)}.{hint}")
-    return tuple(dict.fromkeys([compare.ORACLE, *asked]))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from parallelenv.autotune.compare import Comparison, ComparisonRow
 from parallelenv.autotune.recommend import TimedEnv
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.errors import MissingDependencyError, WorkerStartError
+from parallelenv.errors import ArgumentError, MissingDependencyError, WorkerStartError
 from parallelenv.registry import known_modes
 
 QUICK = ["--num-envs", "3", "--steps", "40", "--seconds", "0.05"]
@@ -199,9 +199,12 @@ def test_invalid_numbers_are_refused(words: str, capsys: pytest.CaptureFixture[s
     assert f"argument {option}: {value!r} must be " in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_modes_are_listed_once_after_the_oracle() -> None:
-    assert cli._modes([f"{OTHER},dummy", OTHER]) == (ORACLE, OTHER)
-    assert cli._modes([]) == compare.comparable_words()
+def test_modes_are_listed_once_after_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Mock(side_effect=ArgumentError("seen"))
+    monkeypatch.setattr(compare, "ComparisonSettings", settings)
+    for words, expected in (["--modes", f"{OTHER},dummy", OTHER], (ORACLE, OTHER)), ([], compare.comparable_words()):
+        assert main(["compare", "CartPole-v1", *words]) == 2
+        assert settings.call_args.kwargs["modes"] == expected
     assert [word for word in compare.comparable_words() if word != "subproc+caller_steps"] == list(known_modes())
 
 

@@ -165,19 +165,17 @@ def registered(
         hint = hint_at_make_argument(name) or did_you_mean(name, [*own_arguments, *option_names])
         if name in option_names:
             hint = f" It is an option of the mode: give it in backend_options={{{name!r}: {show(value)}}}."
-        if hint and not _takes(spec, name):
+        if not hint:
+            continue
+        try:  # only for suspect names, because it imports the env's module
+            creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+            parameters = inspect.signature(creator).parameters.values()
+        except (ImportError, AttributeError, TypeError, ValueError):  # unavailable here: the call itself will raise
+            continue
+        is_taken = any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
+        if name not in spec.kwargs and not is_taken:
             raise ArgumentError(f"{name}={show(value)} is not an argument of ParallelEnv.make() or of {spec.id}.{hint}")
     return spec
-
-
-def _takes(spec: EnvSpec, name: str) -> bool:
-    """Return whether an env's constructor takes an argument. Only for suspect names: it imports the env's module."""
-    try:
-        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
-        parameters = inspect.signature(creator).parameters.values()
-    except (ImportError, AttributeError, TypeError, ValueError):  # unavailable here: the call itself will raise
-        return True
-    return name in spec.kwargs or any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:

@@ -91,20 +91,16 @@ class Assembler:
         else:
             infos = self._infos(batch, outcome, rows, flags[2])
         if reborn:
-            self._note_reset_infos(batch, outcome, reborn, infos)
+            if type(infos) is not GatheredInfos:
+                places = {env_id: place for place, env_id in enumerate(outcome.env_ids)}
+                found = [deep_copy(infos[places[env_id]]) for env_id in reborn]
+            elif batch.info_columns is not None and infos:
+                found = batch.info_columns.read([env_id - batch.layout.first for env_id in reborn], len(reborn))[1]
+            else:
+                found = [{} for _ in reborn]
+            for env_id, info in zip(reborn, found, strict=True):  # of the resets that took the place of steps
+                table.reset_infos[env_id] = info
         return rows, flags, infos
-
-    def _note_reset_infos(self, batch: Batch, outcome: Outcome, reborn: Sequence[int], infos: Any) -> None:
-        """Note the infos of resets that took the place of steps."""
-        if type(infos) is not GatheredInfos:
-            places = {env_id: place for place, env_id in enumerate(outcome.env_ids)}
-            found = [deep_copy(infos[places[env_id]]) for env_id in reborn]
-        elif batch.info_columns is not None and infos:
-            found = batch.info_columns.read([env_id - batch.layout.first for env_id in reborn], len(reborn))[1]
-        else:
-            found = [{} for _ in reborn]
-        for env_id, info in zip(reborn, found, strict=True):
-            self._table.reset_infos[env_id] = info
 
     def _infos(self, batch: Batch, outcome: Outcome, rows: Index, dones: Array) -> Array:
         """Return the infos, a separate dict for each env, even where an env's own is empty."""

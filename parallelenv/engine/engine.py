@@ -336,7 +336,17 @@ class Engine:
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the others.
         """
         if outcome.resets:
-            outcome = self._fill_reset_rows(outcome)
+            # Resets have no reward and no flags. Envs that are exhausted are absent from the result.
+            batch, table = self.pool.batch, self.table
+            rows = batch.rows(outcome.resets)
+            batch.rewards[rows] = 0.0
+            batch.flags[rows] = False
+            batch.drop_infos(rows)
+            exhausted = [env_id for env_id in outcome.exhausted if env_id in outcome.resets]
+            table.record_exhausted(exhausted)
+            for env_id in exhausted:
+                table.reset_infos[env_id] = table.absent_info(env_id)
+            outcome = outcome.with_resting(exhausted) if exhausted else outcome
         wrong: Sequence[int] = ()  # envs that have stepped, with a reward that is refused
         if self.reward_dtype is not None:
             outcome, wrong = refuse_other_rewards(self.pool.batch, outcome, self.reward_dtype)
@@ -359,18 +369,6 @@ class Engine:
             self.table.require_reset(env_id for env_id, failure in failures.items() if failure.operation != "step")
             raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
         return result
-
-    def _fill_reset_rows(self, outcome: Outcome) -> Outcome:
-        """Write reward and flags of resets, which have none, and return the outcome with exhausted envs absent."""
-        rows = self.pool.batch.rows(outcome.resets)
-        self.pool.batch.rewards[rows] = 0.0
-        self.pool.batch.flags[rows] = False
-        self.pool.batch.drop_infos(rows)
-        exhausted = [env_id for env_id in outcome.exhausted if env_id in outcome.resets]
-        self.table.record_exhausted(exhausted)
-        for env_id in exhausted:
-            self.table.reset_infos[env_id] = self.table.absent_info(env_id)
-        return outcome.with_resting(exhausted) if exhausted else outcome
 
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
         """Restart failed envs: their episodes count as truncated, and their states are the first of the next ones."""

@@ -84,30 +84,27 @@ class OpenEpisodes:
         found = EndedEpisodes(self.returns[:0], self.lengths[:0], self.are_whole[:0])
         if num_steps:
             parts = _EpisodeParts.of(rows, rewards, ended, valid, begun, goes_on)
-            found = self._add_parts(parts, num_steps, goes_on)
+            # The first part of an env may continue its episode, and its last may leave one open.
+            are_whole = parts.is_begun.copy()
+            continues = ~(parts.is_later | parts.is_begun)
+            owners = parts.owners[continues]
+            are_whole[continues] = self.are_whole[owners]
+            returns = parts.returns
+            if self.returns.dtype == object:  # the sum of one reward is the reward itself, which is the user's
+                returns = object_array(deep_copy(returns.tolist()))
+            with np.errstate(all="ignore"):
+                returns[continues] += self.returns[owners]
+            parts.lengths[continues] += self.lengths[owners]
+            final = np.flatnonzero(parts.last == num_steps - 1)
+            owners, is_over = parts.owners[final], parts.ended[final]
+            self.returns[owners] = np.where(is_over, 0, returns[final])
+            self.lengths[owners] = np.where(is_over, 0, parts.lengths[final])
+            self.are_whole[owners] = np.where(is_over, goes_on, are_whole[final])
+            over = np.flatnonzero(parts.ended)
+            over = over[np.argsort(parts.last[over], kind="stable")]
+            found = EndedEpisodes(returns[over], parts.lengths[over], are_whole[over])
         self.begin(rows[begun[begun[:, 0] >= num_steps, 1]])
         return found
-
-    def _add_parts(self, parts: _EpisodeParts, num_steps: int, goes_on: bool) -> EndedEpisodes:
-        """Count parts of episodes: the first of an env may continue its episode, and its last may leave one open."""
-        are_whole = parts.is_begun.copy()
-        continues = ~(parts.is_later | parts.is_begun)
-        owners = parts.owners[continues]
-        are_whole[continues] = self.are_whole[owners]
-        returns = parts.returns
-        if self.returns.dtype == object:  # the sum of one reward is the reward itself, which is the user's
-            returns = object_array(deep_copy(returns.tolist()))
-        with np.errstate(all="ignore"):
-            returns[continues] += self.returns[owners]
-        parts.lengths[continues] += self.lengths[owners]
-        final = np.flatnonzero(parts.last == num_steps - 1)
-        owners, is_over = parts.owners[final], parts.ended[final]
-        self.returns[owners] = np.where(is_over, 0, returns[final])
-        self.lengths[owners] = np.where(is_over, 0, parts.lengths[final])
-        self.are_whole[owners] = np.where(is_over, goes_on, are_whole[final])
-        ended = np.flatnonzero(parts.ended)
-        ended = ended[np.argsort(parts.last[ended], kind="stable")]
-        return EndedEpisodes(returns[ended], parts.lengths[ended], are_whole[ended])
 
     def _admit(self, rewards: Array) -> None:
         if rewards.dtype == object and self.returns.dtype != object:

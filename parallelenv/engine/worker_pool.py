@@ -264,7 +264,18 @@ class Pool:
             if begins:
                 command.begins = tuple(env_id for env_id in part if env_id in begins)
             packed.append((worker, command, worker.channel.pack(command)))
-        self._dispatch(ticket, packed, announce)
+        with self.shield:  # sends all commands, or none if interrupted before `announce` is called
+            for _, command, _ in packed:
+                ticket.pending[command.number] = command.env_ids
+            announce(ticket)
+            for worker, command, message in packed:
+                worker.pending[command.number] = ticket
+                try:
+                    worker.channel.send(message)
+                except HostDied:
+                    self._mark_dead(worker)
+            if self._flush is not None:
+                self._flush()
         return ticket
 
     def prepare_step(
@@ -330,23 +341,6 @@ class Pool:
         if type(env_ids) is tuple:
             self._shards[env_ids] = shards
         return shards
-
-    def _dispatch(
-        self, ticket: Ticket, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
-    ) -> None:
-        """Send all commands of a call, or none if interrupted before ``announce`` is called with it."""
-        with self.shield:
-            for _, command, _ in packed:
-                ticket.pending[command.number] = command.env_ids
-            announce(ticket)
-            for worker, command, message in packed:
-                worker.pending[command.number] = ticket
-                try:
-                    worker.channel.send(message)
-                except HostDied:
-                    self._mark_dead(worker)
-            if self._flush is not None:
-                self._flush()
 
     # ---------------------------------------------------------------- replies
 

@@ -144,7 +144,19 @@ class Performance:
 
     def record(self, path: str | Path | None) -> Film:
         """Run the policy and return a film of it."""
-        video_format = _checked_format(path)
+        if path is None:
+            video_format = "mp4" if has_ffmpeg() else "webp"
+            check_format(video_format)
+        else:
+            if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+                raise ArgumentError(f"path={show(path)} is not the path of a file.")
+            video_format, target = format_of(path), Path(path)
+            if not target.parent.is_dir():
+                raise FileNotFoundError(f"path={str(path)!r}: the folder {str(target.parent)!r} does not exist.")
+            if target.is_dir():
+                raise IsADirectoryError(f"path={str(path)!r} is a folder. Give the name of a file in it.")
+            if not os.access(target if target.exists() else target.parent, os.W_OK):
+                raise PermissionError(f"path={str(path)!r} cannot be written: permission denied.")
         frames: list[Array] = []
 
         def see(picture: Array, fps: float) -> None:
@@ -186,21 +198,3 @@ class Performance:
             each = engine.reset_arguments(env_ids, self.seed, None)
             runner = EpisodeRunner(dict.fromkeys(env_ids, math.inf), goes_on=goes_on)
             return runner.play(engine, self.policy, each), fps
-
-
-def _checked_format(path: object) -> str:
-    """Return the format of a film to write, after checking that it can be written."""
-    if path is None:
-        video_format = "mp4" if has_ffmpeg() else "webp"
-        check_format(video_format)
-        return video_format
-    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
-        raise ArgumentError(f"path={show(path)} is not the path of a file.")
-    video_format, target = format_of(path), Path(path)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"path={str(path)!r}: the folder {str(target.parent)!r} does not exist.")
-    if target.is_dir():
-        raise IsADirectoryError(f"path={str(path)!r} is a folder. Give the name of a file in it.")
-    if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise PermissionError(f"path={str(path)!r} cannot be written: permission denied.")
-    return video_format

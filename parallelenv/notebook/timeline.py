@@ -153,7 +153,14 @@ class Timeline:
             )
         stretches = [(first, min(last, seconds))]
         if begin is None and end is None and len(recording.calls) > 4 * _STEPS_IN_DETAIL:
-            stretches.append(_some_steps(recording))
+            # Below it some consecutive calls in detail: of all intervals with as many calls, one of median length.
+            calls = merge(recording.calls) - recording.begin
+            number = min(_STEPS_IN_DETAIL, len(calls))
+            spans = calls[number - 1 :, 1] - calls[: len(calls) - number + 1, 0]
+            place = int(np.argsort(spans)[len(spans) // 2])
+            since, until = calls[place, 0], calls[place + number - 1, 1]
+            margin = 0.02 * (until - since)
+            stretches.append((max(0.0, since - margin), until + margin))
         parts: list[str] = []
         height = 0
         tracks = list(recording.tracks())
@@ -189,17 +196,6 @@ class Timeline:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return the picture as HTML that uses the colours of its surroundings."""
         return {"text/plain": repr(self), "text/html": self.svg}
-
-
-def _some_steps(recording: Recording) -> tuple[float, float]:
-    """Return an interval of some consecutive calls, of median length among such intervals."""
-    calls = merge(recording.calls) - recording.begin
-    number = min(_STEPS_IN_DETAIL, len(calls))
-    spans = calls[number - 1 :, 1] - calls[: len(calls) - number + 1, 0]
-    place = int(np.argsort(spans)[len(spans) // 2])
-    begin, end = calls[place, 0], calls[place + number - 1, 1]
-    margin = 0.02 * (end - begin)
-    return max(0.0, begin - margin), end + margin
 
 
 def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:

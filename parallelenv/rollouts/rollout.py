@@ -346,7 +346,15 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
     for history, column in zip(histories, columns, strict=True):
         steps = np.cumsum([0, *map(len, history[:-1])]).tolist()
         offsets += [(step, column) for step in steps]
-        cuts += _cut_episodes(history, steps, column)
+        # The ends of episodes that a part left open although the next part starts others at its first step.
+        dones = np.concatenate([part.dones for part in history])
+        made = np.concatenate([part.valid for part in history]) | dones
+        for before, later, step in zip(history, history[1:], steps[1:], strict=False):
+            last = step - 1 - made[:step][::-1].argmax(axis=0)
+            is_open = made[:step].any(axis=0) & ~dones[last, np.arange(len(last))]
+            chosen = np.flatnonzero(later.starts & is_open)
+            states = _join_nests(before.states, [before.final_states], partial(_take_rows, rows=chosen))
+            cuts.append((states, np.column_stack([last[chosen], chosen + column])))
     own = [slice(column, column + len(last.env_ids)) for column, last in zip(columns, lasts, strict=True)]
     join_envs = partial(_put_together, places=own, shape=(num_envs,))
     memories = [last.rnn_state for last in lasts]
@@ -357,18 +365,6 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
         final_states=_join_nests(first.states, [last.final_states for last in lasts], join_envs),
         rnn_state=None if any(one is None for one in memories) else _join_nests(memories[0], memories, join_envs),
     )
-
-
-def _cut_episodes(history: Sequence[Rollout], steps: Sequence[int], column: int) -> Iterator[Ends]:
-    """Yield the ends of episodes that a part left open although the next part starts others at its first step."""
-    dones = np.concatenate([part.dones for part in history])
-    made = np.concatenate([part.valid for part in history]) | dones
-    for before, later, step in zip(history, history[1:], steps[1:], strict=False):
-        last = step - 1 - made[:step][::-1].argmax(axis=0)
-        is_open = made[:step].any(axis=0) & ~dones[last, np.arange(len(last))]
-        chosen = np.flatnonzero(later.starts & is_open)
-        states = _join_nests(before.states, [before.final_states], partial(_take_rows, rows=chosen))
-        yield states, np.column_stack([last[chosen], chosen + column])
 
 
 def _take_rows(leaves: Sequence[Nest], rows: Array) -> Nest:

@@ -208,7 +208,12 @@ class RunningRollout:
         """Record the result of a chunk; return the number of episodes that ended."""
         table = self._table
         chunks: list[RolloutChunk] = [ticket.values[env_id] for env_id in sorted(ticket.values)]  # not by arrival
-        lost = _find_lost(ticket, asked, chunks)
+        lost: dict[int, Failure] = {}  # envs whose steps did not arrive, and why
+        if ticket.failures:  # a chunk that cannot be copied counts as a failure of one of its envs
+            known = {env_id for chunk in chunks for env_id in chunk.env_ids}
+            other = next(iter(ticket.failures.values()))
+            causes = {env_id: ticket.failures.get(env_id, other) for env_id in asked if env_id not in known}
+            lost = {env_id: Failure(cause.exception, env_id, cause.operation) for env_id, cause in causes.items()}
         left = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()} | lost
         restarted: dict[int, tuple[Failure, Extra]] = {}
         if left and self._recovery is not None:
@@ -223,7 +228,13 @@ class RunningRollout:
                 self._cut_off(chunk, env_id, *restarted[env_id], is_lost=env_id in lost)
             self._builder.add(self._num_made, chunk)
             table.record_chunk(chunk)
-            num_ended += self._count_ended(chunk)
+            num_ended += len(chunk.ended.columns)
+            for column in chunk.ended.columns.tolist():
+                env_id = chunk.env_ids[column]
+                if self._done_policy.skips_done:
+                    self._episodes_left[env_id] = 0
+                elif share := self._episodes_left[env_id]:
+                    self._episodes_left[env_id] = share - 1
         for env_id, (_, begun) in restarted.items():
             table.reset_infos[env_id] = begun.info or {}
         table.record_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
@@ -248,17 +259,6 @@ class RunningRollout:
         end = EpisodeEnds(np.array([step]), np.array([column]), [leaf[step, [column]] for leaf in chunk.states])
         chunk.ended = join_ends([chunk.ended, end], self._pool.batch.states)
 
-    def _count_ended(self, chunk: RolloutChunk) -> int:
-        """Subtract the episodes that ended from the envs' shares; return their number."""
-        for column in chunk.ended.columns.tolist():
-            env_id = chunk.env_ids[column]
-            left = self._episodes_left[env_id]
-            if self._done_policy.skips_done:
-                self._episodes_left[env_id] = 0
-            elif left:
-                self._episodes_left[env_id] = left - 1
-        return len(chunk.ended.columns)
-
     def _result(self) -> Rollout:
         """Return all steps that were made, or raise the failure."""
         running = {env_id for env_id in self._env_ids if not self._table.done[env_id]}.difference(self._failures)
@@ -279,17 +279,6 @@ class RunningRollout:
             raise failure.exception
         raise_failures([self._failures[env_id] for env_id in sorted(self._failures)], partial=rollout)
         return rollout
-
-
-def _find_lost(ticket: Ticket, asked: Sequence[int], chunks: Sequence[RolloutChunk]) -> dict[int, Failure]:
-    """Return the envs whose steps did not arrive, and why."""
-    known = {env_id for chunk in chunks for env_id in chunk.env_ids}
-    lost = {}
-    for env_id in asked if ticket.failures else ():
-        if env_id not in known:  # a chunk that cannot be copied counts as a failure of one of its envs
-            cause = ticket.failures.get(env_id) or next(iter(ticket.failures.values()))
-            lost[env_id] = Failure(cause.exception, env_id, cause.operation)
-    return lost
 
 
 def _invalid_chunk(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from parallelenv.contract.arguments import Ids, spread_seeds
-from parallelenv.contract.batch import Layout
 from parallelenv.contract.error_text import show
 from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import MethodCall
@@ -102,37 +101,27 @@ class TaskPool(ParallelEnv):
         env_ids = self.engine.ids(id)
         self.engine.refuse_busy(env_ids)
         self.engine.table.refuse_without_episode(env_ids)
-        values = self.engine.pool.ask("call", env_ids, [MethodCall("_observe")] * len(env_ids)).values
+        found = self.engine.pool.ask("call", env_ids, [MethodCall("_observe")] * len(env_ids)).values
         if not env_ids:
             return self.engine.latest_states(())
-        return _batch_states(self.engine.pool.layout, values, env_ids, self.engine.table.exhausted)
-
-
-def _batch_states(
-    layout: Layout, states: Mapping[int, State], env_ids: Sequence[int], absent: Collection[int]
-) -> State:
-    """Return observations in the form of states; ``absent`` envs get ``None``.
-
-    Raises:
-        EnvContractError: If one does not fit its space; ``error.partial`` maps the ids of the others to their states.
-    """
-    structure, leaves, failures = layout.states, {}, []
-    for env_id in env_ids:
-        if env_id in absent:
-            continue
-        try:
-            leaves[env_id] = structure.split_state(states.get(env_id))
-            for index, leaf in enumerate(leaves[env_id]):
-                structure.check_leaf(index, leaf)
-        except EnvContractError as error:
-            failures.append(Failure(error, env_id, "get_observations()"))
-    if failures:
-        failed = {failure.env_id for failure in failures}
-        raise_failures(failures, {env_id: states.get(env_id) for env_id in leaves if env_id not in failed})
-    if len(leaves) < len(env_ids):
-        return object_array([None if env_id in absent else states.get(env_id) for env_id in env_ids])
-    columns = zip(*leaves.values(), strict=True)
-    return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
+        structure, absent = self.engine.pool.layout.states, self.engine.table.exhausted
+        leaves, failures = {}, []
+        for env_id in env_ids:
+            if env_id in absent:
+                continue
+            try:
+                leaves[env_id] = structure.split_state(found.get(env_id))
+                for index, leaf in enumerate(leaves[env_id]):
+                    structure.check_leaf(index, leaf)
+            except EnvContractError as error:
+                failures.append(Failure(error, env_id, "get_observations()"))
+        if failures:
+            failed = {failure.env_id for failure in failures}
+            raise_failures(failures, {env_id: found.get(env_id) for env_id in leaves if env_id not in failed})
+        if len(leaves) < len(env_ids):
+            return object_array([None if env_id in absent else found.get(env_id) for env_id in env_ids])
+        columns = zip(*leaves.values(), strict=True)
+        return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
 
 
 def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Callable[[], TaskEnv]]:

@@ -626,23 +626,18 @@ def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> Answer
                 over = np.flatnonzero(env.done)[::-1].tolist()
                 record.add(f"reset, id={over}", env.reset(over, seed=[turn + env_id for env_id in over]))
                 record.add("reset_infos", [env.reset_infos, env.done])
-        _send_and_receive(env, record, actions)
+        options = [None if space is None else {"level": 3} for space in env.observation_spaces]  # `Old` takes none
+        env.send_reset(seed=[5, None, 7, 8, 9], options=options)
+        record.add("sent reset", drain(env))
+        record.add("reset_infos", env.reset_infos)
+        for ids in ([1, 3], [4, 0, 2]):
+            env.send(actions.draw(ids), ids)
+        env.send_reset([3, 0], seed=9)  # in flight together with steps; it drops the steps of these envs
+        record.add("reset", env.reset([4], seed=6))
+        record.add("send and recv", drain(env, max_envs=2))
+        record.add("step", env.step(actions.draw(range(NUM_ENVS))))
     record.add("number", env.get_env_attr("number", default="absent"))
     return record
-
-
-def _send_and_receive(env: ParallelEnv, record: AnswerRecord, actions: Actions) -> None:
-    """Send steps and resets that are in flight together; a reset drops a step of the same env in flight."""
-    options = [None if space is None else {"level": 3} for space in env.observation_spaces]  # `Old` takes none
-    env.send_reset(seed=[5, None, 7, 8, 9], options=options)
-    record.add("sent reset", drain(env))
-    record.add("reset_infos", env.reset_infos)
-    for ids in ([1, 3], [4, 0, 2]):
-        env.send(actions.draw(ids), ids)
-    env.send_reset([3, 0], seed=9)
-    record.add("reset", env.reset([4], seed=6))
-    record.add("send and recv", drain(env, max_envs=2))
-    record.add("step", env.step(actions.draw(range(NUM_ENVS))))
 
 
 def drain(env: ParallelEnv, **arguments: Any) -> dict[int, Any]:

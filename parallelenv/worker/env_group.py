@@ -194,8 +194,23 @@ class EnvGroup:
                 if left or leaves:
                     values[env_id] = Extra(left, leaves)
         if ended and self.facts.autoreset == AutoresetMode.SAME_STEP.value:
+            # The vector env has itself started the next episodes. Its infos, the rows and `values` are those of the
+            # resets; `at_end` are the infos of the last steps.
+            if "final_obs" not in at_end:
+                raise EnvContractError(
+                    f"{self.facts.name} has the autoreset mode SameStep, but its infos lack 'final_obs', the last "
+                    "states."
+                )
+            env_ids = [share.env_ids[position] for position in ended]
             chosen = [indices[position] for position in ended]
-            self._store_ends(writer, [share.env_ids[position] for position in ended], chosen, infos, at_end, values)
+            last_infos = self._split({"info": at_end.get("final_info", {})}, chosen)
+            for env_id, index, last_info in zip(env_ids, chosen, last_infos, strict=True):
+                row, extra = env_id - writer.first, values.get(env_id, NOTHING)
+                last_loose = writer.store_ended(row, pick_rows(at_end["final_obs"], index))
+                writer.batch.drop_infos([row])
+                info = store_info(writer.infos, row, last_info.get("info"))
+                values[env_id] = Extra(info, extra.loose, ended_loose=last_loose)
+            self._store_reset_infos(writer, env_ids, self._split(infos, chosen), values)
         elif ended:
             running.doing = "reset"
             self._begin_next(host, share, ended, values)
@@ -239,32 +254,6 @@ class EnvGroup:
                     raise EnvContractError(f"The action {show(item)} does not fit {space}: its dtype would change it.")
         empty: Any = create_empty_array(space, len(items))
         return concatenate(space, items, empty)
-
-    def _store_ends(
-        self,
-        writer: RowWriter,
-        env_ids: Sequence[int],
-        indices: Sequence[int],
-        infos: Info,
-        at_end: Info,
-        values: dict[int, Extra],
-    ) -> None:
-        """Record the ends of episodes after which the vector env has itself started the next ones, in the same step.
-
-        Its infos, the rows and ``values`` are then those of the resets; ``at_end`` are the infos of the last steps.
-        """
-        if "final_obs" not in at_end:
-            raise EnvContractError(
-                f"{self.facts.name} has the autoreset mode SameStep, but its infos lack 'final_obs', the last states."
-            )
-        last_infos = self._split({"info": at_end.get("final_info", {})}, indices)
-        for env_id, index, last_info in zip(env_ids, indices, last_infos, strict=True):
-            row, extra = env_id - writer.first, values.get(env_id, NOTHING)
-            last_loose = writer.store_ended(row, pick_rows(at_end["final_obs"], index))
-            writer.batch.drop_infos([row])
-            info = store_info(writer.infos, row, last_info.get("info"))
-            values[env_id] = Extra(info, extra.loose, ended_loose=last_loose)
-        self._store_reset_infos(writer, env_ids, self._split(infos, indices), values)
 
     def _begin_next(self, host: Host, share: Share, ended: Sequence[int], values: dict[int, Extra]) -> None:
         """Reset the envs in these positions, whose episodes have ended, and write their first states."""

@@ -339,13 +339,13 @@ class Host:
         if command.operation != "step":
             return ()
         begins: Collection[int] = command.begins
-        if command.begins_ended and not all(self._resets_by_itself(share) for share in shares):
+        if command.begins_ended and not all(
+            share.is_group and getattr(self._envs[share.env_ids[0] - self._first], "has_stepped", False)
+            for share in shares
+        ):
             begins = self._begins_of(command, range(rows.start, rows.stop) if isinstance(rows, slice) else rows)
         self.writer.start_step(rows)
         return begins
-
-    def _resets_by_itself(self, share: Share) -> bool:
-        return share.is_group and getattr(self._envs[share.env_ids[0] - self._first], "has_stepped", False)
 
     def _run_shares(self, begins: Collection[int], running: RunningCommand, walk: Iterator[Any]) -> None:
         """Run a command for single envs and vector envs, in order; those in ``begins`` start an episode."""
@@ -385,7 +385,11 @@ class Host:
         each: Any = None if command.each is None else [command.each[position] for position in share.positions]
         if operation not in ("build", "manage"):
             if operation == "reset":
-                self._note_seeds(share.env_ids, [seed for seed, _ in each])
+                seeds = {one: seed for one, (seed, _) in zip(share.env_ids, each, strict=True) if seed is not None}
+                self._seeds.update(seeds)
+                if self._generators is not None and seeds:  # the first seed is that of its global generators
+                    generators = self._generators[first]
+                    generators.run(generators.seed, next(iter(seeds.values())))
             group: EnvGroup = self._env(first)
             if operation == "step" and not group.has_stepped and first in begins:  # built since its last episodes
                 run: Any = group.reset_instead
@@ -399,14 +403,6 @@ class Host:
             if first in values:  # of a state the first env gets that of all
                 others = values[first] if operation == "build" else b""
                 values.update(dict.fromkeys(share.env_ids[1:], others))
-
-    def _note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Note the seeds of a reset of a vector env, and seed its global generators by the first, if it has any."""
-        given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
-        self._seeds.update(given)
-        if self._generators is not None and given:
-            generators = self._generators[env_ids[0]]
-            generators.run(generators.seed, next(iter(given.values())))
 
     def _with_generators(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a call that runs with an env's own global generators, if envs have their own."""
@@ -511,8 +507,12 @@ class Host:
         for running.num_started, row, cell, step, action in walk:
             result = step(action)
             writer = self.writer  # read after the step: an abandoned host writes elsewhere
-            if type(result) is not tuple or len(result) != 5:
-                result = self._five_items(row + writer.first, result)
+            if type(result) is not tuple or len(result) != 5:  # from now on the env's ``step`` itself returns five
+                env_id = row + writer.first
+                env: Resettable = self._env(env_id)
+                result = env.five(result)
+                self._steps[env_id - self._first] = self._with_generators(env_id, env.step)
+                self._remark(env_id)
             state, reward, terminated, truncated, info = result
             loose = other_reward = None
             try:
@@ -531,14 +531,6 @@ class Host:
                 infos = writer.infos
                 if infos is None or loose or other_reward or not infos.write(row, info):
                     values[row + writer.first] = _extra(info, loose, other_reward)
-
-    def _five_items(self, env_id: int, result: Any) -> EnvStep:
-        """Return a step's result as five items; from now on the env's ``step`` itself returns five."""
-        env: Resettable = self._env(env_id)
-        five = env.five(result)
-        self._steps[env_id - self._first] = self._with_generators(env_id, env.step)
-        self._remark(env_id)
-        return five
 
     def _end_episode(
         self,

@@ -31,7 +31,16 @@ class PolicyRunner:
     def __init__(self, policy: Policy, memory: RecurrentState | None, layout: Layout) -> None:
         self._policy = policy
         self._reader = ActionReader(layout, "env, in the order of the states")
-        self._names, self._num_positional = _recurrent_arguments(policy)
+        # Which of ``rnn_state`` and ``done`` the policy takes by name; if none, how many of them by position.
+        try:
+            parameters: Mapping[str, inspect.Parameter] = inspect.signature(policy).parameters
+            if any(one.kind in _OPEN for one in parameters.values()) and hasattr(policy, "forward"):
+                parameters = inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
+        except (TypeError, ValueError):  # a builtin without a signature
+            parameters = {}
+        required = [one for one in parameters.values() if one.kind in _POSITIONAL and one.default is one.empty]
+        self._names = tuple(name for name in _NAMES if name in parameters)
+        self._num_positional = 0 if self._names else max(0, min(len(required) - 1, 2))
         self.extras_formats: dict[str, ExtrasFormat] | None = None
         self._memory_ids, self._memory, new = memory or RecurrentState((), None)  # the envs of its rows
         self._in_episode = set(self._memory_ids) - new  # envs whose rows belong to their present episode
@@ -52,13 +61,7 @@ class PolicyRunner:
             self._in_episode = set(env_ids)
         actions, memory, extras = _parts(answer)
         check_rows("In the policy's tuple (actions, rnn_state, extras) the rnn_state", memory, len(env_ids))
-        arrays = self._read_extras(extras or {}, len(env_ids))
-        self._memory, self._memory_ids = memory, env_ids
-        return actions, arrays
-
-    def _read_extras(self, extras: Mapping[str, Any], num_envs: int) -> Extras:
-        """Return copies of the policy's extras, as arrays that can be stacked."""
-        arrays = {name: _read_extra(name, value, num_envs) for name, value in extras.items()}
+        arrays = {name: _read_extra(name, value, len(env_ids)) for name, value in (extras or {}).items()}
         found = {name: ExtrasFormat(array.shape[1:], array.dtype) for name, array in arrays.items()}
         known = found if self.extras_formats is None else self.extras_formats
         if found.keys() != known.keys():
@@ -67,7 +70,8 @@ class PolicyRunner:
                 "every step, so that they can be stacked."
             )
         self.extras_formats = known if found == known else join_forms(known, found)
-        return arrays
+        self._memory, self._memory_ids = memory, env_ids
+        return actions, arrays
 
     def write_actions(self, actions: Action, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
         """Write actions to the rows of their envs; return them as a list if they are loose."""
@@ -145,19 +149,3 @@ def _copy(what: str, value: Any) -> Any:
 _NAMES = ("rnn_state", "done")
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-def _recurrent_arguments(policy: Policy) -> tuple[tuple[str, ...], int]:
-    """Return which of ``rnn_state`` and ``done`` a policy takes by name; if none, how many of them by position.
-
-    If a policy takes any arguments, as a torch module does, its ``forward`` decides.
-    """
-    try:
-        parameters = inspect.signature(policy).parameters
-        if any(one.kind in _OPEN for one in parameters.values()) and hasattr(policy, "forward"):
-            parameters = inspect.signature(policy.forward).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
-        return (), 0
-    required = [one for one in parameters.values() if one.kind in _POSITIONAL and one.default is one.empty]
-    named = tuple(name for name in _NAMES if name in parameters)
-    return named, 0 if named else max(0, min(len(required) - 1, 2))

@@ -78,18 +78,8 @@ class HostRollout:
         except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
             _record_policy_failure(error, host, recorder.chunk)
             return recorder.finish({})
-        runner = self._policy
-        self._make_steps(runner, host, command.common, recorder)
-        try:
-            recorder.chunk.memory = runner.memory
-        except BaseException as error:  # noqa: BLE001 (copying runs user code)
-            _record_policy_failure(error, host, recorder.chunk)
-        return recorder.finish(runner.extras_formats or {})
-
-    def _make_steps(
-        self, runner: PolicyRunner, host: StepSource, request: RolloutRequest, recorder: ChunkRecorder
-    ) -> None:
-        writer = host.writer
+        runner, writer = self._policy, host.writer
+        request: RolloutRequest = command.common
         self.has_stopped = self._is_over(0)
         while recorder.env_ids and recorder.count < request.num_steps and not self.has_stopped:
             env_ids = recorder.env_ids
@@ -99,11 +89,16 @@ class HostRollout:
                 recorder.record_decision(each, extras)
             except BaseException as error:  # noqa: BLE001 (the policy is user code)
                 _record_policy_failure(error, host, recorder.chunk)
-                return
+                break
             if host.writer is not writer:  # abandoned in the meantime: its result is no longer wanted
-                return
+                break
             runner.forget(recorder.record_step(host.run_step(env_ids, each, request.autoreset)))
             self.has_stopped = self._is_over(len(env_ids))
+        try:
+            recorder.chunk.memory = runner.memory
+        except BaseException as error:  # noqa: BLE001 (copying runs user code)
+            _record_policy_failure(error, host, recorder.chunk)
+        return recorder.finish(runner.extras_formats or {})
 
 
 def _record_policy_failure(error: BaseException, host: StepSource, chunk: RolloutChunk) -> None:
@@ -206,27 +201,25 @@ class ChunkRecorder:
         for column, (env_id, failure) in zip(failed, failures.items(), strict=True):
             chunk.failed[env_id] = step, failure
             chunk.rewards[step, column], chunk.flags[step, column], chunk.valid[step, column] = 0.0, False, False
-        ended = self._record_ends(step, reply) if chunk.flags[step].any() else []
+        ended: list[int] = []  # columns of the episodes that ended
+        if chunk.flags[step].any():
+            columns = np.flatnonzero(chunk.flags[step].any(axis=1))
+            ended = columns.tolist()
+            env_ids = [chunk.env_ids[column] for column in ended]
+            autoreset = self._request.autoreset
+            if autoreset:
+                loose = {env_id: reply.values.get(env_id, NOTHING).ended_loose or [] for env_id in env_ids}
+            else:
+                loose = self._loose(env_ids)
+            leaves = iter(zip(*loose.values(), strict=True)) if self._has_loose else iter(())
+            rows = np.array(env_ids, dtype=np.intp) - self._writer.first
+            arrays = self._batch.ended_states if autoreset else self._batch.states
+            states = [object_array(deep_copy(next(leaves))) if array is None else array[rows] for array in arrays]
+            self._ends.append(EpisodeEnds(np.full(len(ended), step), columns, states))
         out = {column for column in ended if not self._goes_on(column)}.union(failed)
         if out:
             self._select([column for column in self._active if column not in out])
         return [chunk.env_ids[column] for column in (*ended, *failed)]
-
-    def _record_ends(self, step: int, reply: Reply) -> list[int]:
-        """Record the last states of the episodes that ended in a step; return their columns."""
-        columns = np.flatnonzero(self.chunk.flags[step].any(axis=1))
-        env_ids = [self.chunk.env_ids[column] for column in columns.tolist()]
-        autoreset = self._request.autoreset
-        if autoreset:
-            loose = {env_id: reply.values.get(env_id, NOTHING).ended_loose or [] for env_id in env_ids}
-        else:
-            loose = self._loose(env_ids)
-        leaves = iter(zip(*loose.values(), strict=True)) if self._has_loose else iter(())
-        rows = np.array(env_ids, dtype=np.intp) - self._writer.first
-        arrays = self._batch.ended_states if autoreset else self._batch.states
-        states = [object_array(deep_copy(next(leaves))) if array is None else array[rows] for array in arrays]
-        self._ends.append(EpisodeEnds(np.full(len(columns), step), columns, states))
-        return columns.tolist()
 
     def _goes_on(self, column: int) -> bool:
         """Subtract the episode that ended; return whether the env makes further steps."""

@@ -203,7 +203,7 @@ def test_probing_for_repr_methods_sends_nothing_to_workers(make_env: MakeEnv, mo
         raise AssertionError("a worker was asked")
 
     with monkeypatch.context() as patched:
-        patched.setattr(env.engine.pool, "_dispatch", refuse)
+        patched.setattr(env.engine.pool, "submit", refuse)
         patched.setattr(env.engine.pool, "pump", refuse)
         for name in PROBES:
             assert not hasattr(env, name)
