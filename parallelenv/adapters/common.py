@@ -80,7 +80,7 @@ class EndedEpisode(NamedTuple):
 
 
 class SameStep(Restart):
-    """``"restart"`` for adapters: infos are the envs' own; if an episode ended, the key `EndedEpisode` holds its end."""
+    """``"restart"`` for adapters: infos are the envs' own, with the key `EndedEpisode` if an episode ended."""
 
     name = "this adapter"
     lets_rest = False
@@ -286,7 +286,7 @@ class PartialStep(tuple):  # type: ignore[type-arg]
 def convert_step(
     convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
 ) -> _Step:
-    """Return the result of a method of `AdapterCalls` in the adapter's form, or ``None`` if the method only starts a step.
+    """Return the result of an `AdapterCalls` method in the adapter's form; ``None`` if it only starts a step.
 
     Raises:
         PendingCallError, NothingInFlightError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
@@ -323,7 +323,7 @@ def convert_partial(error: BaseException, convert: Callable[[Any], Any]) -> None
 
 
 def raises_first(adapter: _Class) -> _Class:
-    """Make an adapter raise only the first env's exception if several failed, as its library does; notes name the rest."""
+    """Make an adapter raise only the first env's exception, as its library does; notes name the other failed envs."""
 
     def first_of(error: BaseException) -> BaseException:
         if not isinstance(error, BaseExceptionGroup) or not hasattr(error, "failures"):

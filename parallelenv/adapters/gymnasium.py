@@ -108,7 +108,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
     ) -> tuple[State, Info]:
-        """Start new episodes. Return observations of all envs (the latest ones of envs not reset) and infos of reset envs.
+        """Start new episodes. Return observations of all envs (the latest if not reset) and infos of the envs reset.
 
         Args:
             seed: Int ``s`` gives env i the seed ``s + i``. A list has one seed per env.
@@ -317,7 +317,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             warn_user(f"close() was called while {name}_async() waits for {name}_wait(): its result is lost.")
 
     def __del__(self) -> None:
-        """Leave the `ParallelEnv` open, because other code may use it. Before Gymnasium 1.3, the base class closed it."""
+        """Leave the `ParallelEnv` open: other code may use it. Before Gymnasium 1.3, the base class closed it."""
 
     # ---------------------------------------------------------------- calls in flight
 

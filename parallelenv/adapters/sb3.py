@@ -122,7 +122,7 @@ class SB3VecEnv(VecEnv):
     # ---------------------------------------------------------------- attributes and methods
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return an attribute of envs, looked up through wrappers; raise an `AttributeError` if an env does not have it."""
+        """Return an attribute of envs, looked up through wrappers; raise an `AttributeError` if an env lacks it."""
         return self._each(indices, lambda ids: self._calls.existing_attr(attr_name, ids))
 
     def has_attr(self, attr_name: str) -> bool:
@@ -142,7 +142,7 @@ class SB3VecEnv(VecEnv):
         arguments.check_name("method_name", method_name)
         call = MethodCall(method_name, method_args, method_kwargs)
         calls, ids = self._calls, positions(indices, self.num_envs, "indices")
-        rounds = [ids] if len(set(ids)) == len(ids) else [[one] for one in ids]  # an env whose index is repeated is called twice
+        rounds = [ids] if len(set(ids)) == len(ids) else [[one] for one in ids]  # repeated envs are called twice
         return [answer for some in rounds for answer in calls.call_wait(calls.call_async(call, some), None)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:

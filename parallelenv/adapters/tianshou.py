@@ -89,7 +89,7 @@ class TianshouVectorEnv:
     @property
     @short_tracebacks
     def workers(self) -> tuple[Worker, ...]:
-        """One `Worker` per env, with its ``env``; raises an `AbsentAttributeError` if the envs are in other processes."""
+        """One `Worker` per env, with its ``env``; raises `AbsentAttributeError` if they are in other processes."""
         return tuple(map(Worker, self._calls.envs("workers", "get_env_attr() or set_env_attr()")))
 
     @property
@@ -195,7 +195,7 @@ class TianshouVectorEnv:
         return self.get_env_attr("reward_range")
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
-        """Return an attribute of envs, looked up through wrappers; raise an `AttributeError` if an env does not have it."""
+        """Return an attribute of envs, looked up through wrappers; raise an `AttributeError` if an env lacks it."""
         return self._calls.existing_attr(key, self._ready(id))
 
     def set_env_attr(self, key: str, value: object, id: Ids = None) -> None:

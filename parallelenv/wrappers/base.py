@@ -53,7 +53,7 @@ _BYPASSING = {
 
 
 def space_of(env: object) -> Space:
-    """Return the observation space shared by all envs, or ``None``; raise an `ArgumentError` if ``env`` cannot be wrapped."""
+    """Return the space that all envs share, or ``None``; raise an `ArgumentError` if ``env`` cannot be wrapped."""
     if isinstance(env, type) or not hasattr(env, "customized_method"):
         raise ArgumentError(
             f"env={show(env)} is not a ParallelEnv or a wrapper of one. Wrap single envs where you make them."
@@ -62,7 +62,7 @@ def space_of(env: object) -> Space:
 
 
 def shared_structure(env: object, problem: str) -> Structure:
-    """Return the structure of the space that all envs share; if they share none, raise an error with the ``problem``."""
+    """Return the structure of the space that all envs share; if there is none, raise an error with the ``problem``."""
     structure = Structure(space_of(env))
     if structure.space is None:
         raise ArgumentError(
@@ -105,7 +105,7 @@ class ParallelWrapper(ShortTracebacks):
     # ---------------------------------------------------------------- hooks
 
     def on_send(self, action: object, id: Ids) -> None:
-        """Check the actions given to `step`, `send` or `step_async` before they are sent; raise an error to refuse them."""
+        """Check actions of `step`, `send` or `step_async` before they are sent; raise an error to refuse them."""
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Return the states that a reset should return.
@@ -259,7 +259,7 @@ class ParallelWrapper(ShortTracebacks):
 
     @property
     def frozen(self) -> bool:
-        """Whether the statistics of all `NormalizeStates` and `NormalizeRewards`, from this wrapper inwards, are frozen.
+        """Whether the statistics of all `NormalizeStates` and `NormalizeRewards` from this wrapper inwards are frozen.
 
         Setting this attribute, which is possible at any time, sets it for all of these wrappers.
 
@@ -346,7 +346,7 @@ class ParallelWrapper(ShortTracebacks):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the wrapped object; in place of a method that would bypass this wrapper, one that raises."""
+        """Return the wrapped object's attribute; for a method that would bypass this wrapper, one that raises."""
         if name in _BYPASSING:
             return partial(self._refuse, name)
         if name.startswith("_") or name == "env":

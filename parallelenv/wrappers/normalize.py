@@ -27,7 +27,7 @@ _PRIOR = 1e-4
 
 @dataclass
 class Moments:
-    """Count, mean and variance of arrays that share a shape. ``squares`` is the sum of squared distances from the mean."""
+    """Count, mean and variance of arrays of one shape. ``squares`` is the sum of squared distances from the mean."""
 
     count: int
     mean: Array
@@ -148,7 +148,7 @@ class RunningStatistics:
         return {name: moments.plus(others[name]) for name, moments in leaves.items()}
 
     def save(self, path: str | Path) -> None:
-        """Write the statistics to a file in numpy's ``.npz`` format. An existing file is replaced once the new one is complete.
+        """Write the statistics to a file in numpy's ``.npz`` format. An existing file is replaced only at the end.
 
         Raises:
             OSError: If the file cannot be written; no partial file remains.

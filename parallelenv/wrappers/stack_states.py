@@ -22,8 +22,8 @@ class StackStates(StateWrapper):
     """Stacks the latest ``stack_size`` states of each env, newest last, on a new axis after the env axis.
 
     A stack contains states of one episode only: a new stack starts with each episode, after a reset or an automatic
-    restart. ``info["ended_state"]`` is the stack at the end of the episode. With ``"continue"``, an ended env keeps its
-    stack until its reset.
+    restart. ``info["ended_state"]`` is the stack at the end of the episode. With ``"continue"``, an ended env keeps
+    adding to its stack until its reset.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space of fixed shape.
