@@ -1,4 +1,4 @@
-"""Ray actors, reached by Ray's calls or, on the caller's machine, by a socket.
+"""Ray actors, reached through Ray calls or, on the caller's machine, over a socket.
 
 Ray places the actors, gives them their resources and ends them. A call of the user makes at most one call of each
 actor, with the messages for all of its hosts. Hosts of actors on this machine get them over a `PipeChannel` instead,
@@ -469,7 +469,7 @@ def _store(broadcast: Broadcast) -> object:
 
 
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
-    """Wait for a call of an actor of these channels, at most ``timeout`` seconds; give its replies to the channels."""
+    """Wait at most ``timeout`` seconds for a call to an actor of these channels; give its replies to the channels."""
     import ray
 
     calls = {call: one for one in {channel.actor.calls for channel in channels} for call in one.under_way}

@@ -1,4 +1,4 @@
-"""Ray itself: joined if it runs, else started without output; it then stays for later pools until this process ends."""
+"""Ray itself. It is joined if it runs, or else started without output; it then stays until this process ends."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Cluster:
     def join(cls, arguments: dict[str, Any]) -> Cluster:
         """Join the running cluster, or start one with these arguments of ``ray.init``.
 
-        A connection that no pool uses any more is ended first if it was made here with other arguments.
+        A connection that no pool uses any more is ended first, if this process made it with different arguments.
 
         Raises:
             ArgumentError: If Ray rejects them.
@@ -131,7 +131,7 @@ def _connection_ids() -> tuple[str, str] | None:
 def _connect(arguments: dict[str, Any]) -> None:
     """Start or join Ray without a dashboard and log lines, and restore signal handlers and `random`.
 
-    Ray draws ports from `random`: a seeded trainer would draw other numbers than in other modes.
+    Ray draws ports from `random`; without this, a seeded trainer would draw different numbers than in other modes.
     """
     import ray
 
@@ -193,8 +193,8 @@ def cores_of_nodes() -> list[int]:
 class Reservation:
     """Resources for all actors, or for none: a placement group with a bundle for each, by the options of each.
 
-    Ray keeps such a group until the program ends, even if nothing refers to it: a group that Ctrl-C has cut off from
-    its pool would hold its cores for good. So the group is removed with this object.
+    Ray keeps such a group until the program ends, even if nothing refers to it. A group that Ctrl-C has cut off from
+    its pool would hold its cores permanently, so the group is removed together with this object.
     """
 
     def __init__(self, options: Sequence[ActorOptions], strategy: str, cluster: Cluster) -> None:
@@ -213,7 +213,7 @@ class Reservation:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def await_room(self) -> None:
-        """Wait until there is room for all actors, even after a node was lost; else raise `WorkerStartError`."""
+        """Wait until there is room for all actors, even after a node was lost; otherwise raise `WorkerStartError`."""
         if self._group.wait(START_TIMEOUT):
             return
         bundles = [", ".join(f"{name}={amount:g}" for name, amount in bundle_of(one).items()) for one in self._options]

@@ -1,4 +1,4 @@
-"""Ray between machines, worker processes within each.
+"""Ray between machines, and worker processes within each machine.
 
 An actor on each node starts worker processes and ends them. On the caller's machine it hands them over: the caller
 reaches them like those of `subproc`. On the other machines it relays their messages: one Ray call per node and step,
@@ -98,7 +98,7 @@ class RelayedWorker:
             reply.set_result(RelayedReply(number, answer, output))
 
     def check(self) -> None:
-        """Find its death if the pipe does not show it."""
+        """Find out whether the worker has died, if the pipe does not show it."""
         if self._death is None and not self.channel.is_alive() and not self.channel.wire.connection.poll(0):
             self._die(self.channel.cause_of_death())
 
@@ -184,7 +184,7 @@ class RelayActor(RayActor):
     async def relay(
         self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None
     ) -> list[RelayedReply]:
-        """Send messages to workers and return their replies, some of them if others take much longer.
+        """Send messages to workers and return their replies, or only some of them if others take much longer.
 
         Arguments: see `ActorCalls`.
         """
@@ -303,7 +303,7 @@ class RaySubprocBackend(RayBackend):
         return apportion(num_workers, sorted(parts, reverse=True)[:num_workers])
 
     def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
-        """Return a channel to a worker that is reached by Ray's calls."""
+        """Return a channel to a worker that is reached through Ray calls."""
         return RelayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:

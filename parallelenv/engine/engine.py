@@ -88,7 +88,7 @@ class Engine:
         adapter: The call that made an adapter for this engine, such as ``"to_sb3()"``; ``None`` if there is no adapter.
         plans: Plans of steps that were repeated. The key is align, for all envs that are not paused, or align and env
             ids.
-        learns_infos: Whether hosts are told the form of infos, see `Pool.learn_infos`.
+        learns_infos: Whether hosts get the form of infos, see `Pool.learn_infos`.
 
     Raises:
         BaseException: Any exception raised by an env's constructor; no worker is left running.

@@ -37,7 +37,7 @@ class InfoLearner:
         the number of steps since the last call; the other steps had no values.
 
         Returns:
-            Whether hosts must be told the form.
+            Whether hosts must get the form.
         """
         is_told = not self.form or generation == self._generation
         if not infos and is_told:

@@ -273,7 +273,7 @@ def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0)
 def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> bytes:
     """Encode frames, each ``(height, width, 3)`` uint8, as a film, which loops forever unless it is an MP4.
 
-    Smaller frames are padded with black, to the right and below. The film is no faster than browsers can play it.
+    Smaller frames are padded with black, to the right and below. The film plays at most as fast as browsers can.
     """
     if not len(frames):
         raise ArgumentError("There are no frames to write.")

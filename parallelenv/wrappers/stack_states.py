@@ -28,8 +28,8 @@ class StackStates(StateWrapper):
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space of fixed shape.
         stack_size: Number of states.
-        padding_type: What fills a stack before it has enough states: ``"reset"`` repeats the first state, ``"zero"``
-            uses zeros.
+        padding_type: Padding of a stack that does not have enough states yet: ``"reset"`` repeats the first state,
+            ``"zero"`` uses zeros.
 
     Raises:
         ArgumentError: If the envs share no space, part of the space has no fixed shape, or an argument has an invalid
