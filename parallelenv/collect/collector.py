@@ -94,9 +94,10 @@ class CollectorBase(ShortTracebacks):
             ``(num_workers,)``, one per collector, and ``info`` also has
 
             * ``staleness``, ``(num_workers,)``: how many versions a policy is behind the latest one, or ahead of it if
-            negative; * ``lost_samples``: upper bound on the samples that collectors had made but not sent when they
-            died: all samples requested from them, which are about 0.5 s of work each or, in `stream`, a whole
-            collection; * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
+              negative;
+            * ``lost_samples``: upper bound on the samples that collectors had made but not sent when they died: all
+              samples requested from them, which are about 0.5 s of work each or, in `stream`, a whole collection;
+            * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
             ArgumentError: If an argument has an invalid value, or the collections of a set cannot be joined because
