@@ -23,14 +23,14 @@ from typing import Any
 from parallelenv.contract.interrupts import DeferSigint
 
 _REPORT_TIMEOUT = 1.0
-"""Seconds for the fork server to report the end of a process."""
+"""Seconds that the fork server has to report the end of a process."""
 _CHECK_INTERVAL = 0.05
 """Seconds between checks that a process has ended, if a child of its own keeps its sentinel open."""
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 UNKNOWN = 255
 """Exit code of a process whose fork server can no longer report it."""
 CLOSED_IN_CHILDREN: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Connections that forked children close: they would hide the caller's death from the processes at the other ends."""
+"""Connections that forked children close: these would hide the caller's death from the processes at the other ends."""
 _STARTING = threading.Lock()
 _HIDDEN: dict[str, object] = {}  # attributes of the main module that are removed while a process is being started
 
@@ -80,7 +80,7 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """Return the known facts about its death besides its exit code."""
+        """Return the known facts about the death of the process, apart from the exit code."""
         return ""
 
     def hand_over(self, connection: Connection, pid: int) -> object:
@@ -131,7 +131,7 @@ class ForkedProcess:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Return whether it is running: its end was not reported."""
+        """Return whether the process is running, that is, whether its end was not reported."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:

@@ -19,12 +19,12 @@ from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import ArgumentError, WorkerStartError
 
 ActorOptions = dict[str, Any]
-"""Options as for ``actor.options(...)`` of Ray."""
+"""Options as in Ray's ``actor.options(...)``."""
 SHUT_DOWN = "Ray was shut down after this ParallelEnv was made. Make a new one."
 START_TIMEOUT = 10.0
 """Seconds after which an actor that was not placed is an error, if resources are lacking."""
 LONGEST_START = 60.0
-"""Seconds after which it is always an error, unless a ``runtime_env`` must be set up, which takes time."""
+"""Seconds after which this is always an error, unless a ``runtime_env`` must be set up, which takes time."""
 _SETTLING = 3.0
 """Seconds that Ray has to finish making a placement group before it is removed.
 
@@ -39,14 +39,14 @@ class Cluster:
     Requests for objects of an earlier connection would make Ray start again, which is not wanted: see `is_connected`.
 
     Attributes:
-        is_own: Whether the cluster was started here, not only joined.
+        is_own: Whether this process started the cluster and did not only join it.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _present: ClassVar[Cluster | None] = None
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        before = set(os.environ)  # importing Ray also changes it
+        before = set(os.environ)  # importing Ray changes it as well
         _import_quietly()
         import ray
 
@@ -96,7 +96,7 @@ class Cluster:
             return cls._present
 
     def leave(self) -> None:
-        """End a membership. The last member disconnects from a cluster that was joined; one started here stays."""
+        """End a membership. The last one disconnects from a cluster that was joined; one that was started here stays."""
         with self._lock, DeferSigint():
             self._num_members -= 1
             if not self._num_members and not self.is_own:
@@ -245,7 +245,7 @@ def bundle_of(options: ActorOptions) -> dict[str, float]:
 
 
 def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
-    """Return which ``"cluster_resources"`` or free ``"available_resources"`` are too few for any of these actors."""
+    """Return which ``"cluster_resources"`` or free ``"available_resources"`` do not suffice for one of these actors."""
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
     lacking = {
         f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)": None

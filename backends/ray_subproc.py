@@ -1,8 +1,8 @@
 """Ray between machines, and worker processes within each machine.
 
-An actor on each node starts worker processes and ends them. On the caller's machine it hands them over: the caller
-reaches them like those of `subproc`. On the other machines it relays their messages: one Ray call per node and step,
-however many cores the node has.
+An actor on each node starts worker processes and ends them. On the caller's machine, it hands them over: the caller
+reaches them like workers of `subproc`. On other machines, it relays their messages: there is one Ray call per node and
+step, however many cores the node has.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class RelayActor(RayActor):
                 reply.set_result(RelayedReply(message.number, Death()))
 
     async def rest(self, call_number: int) -> list[RelayedReply]:
-        """Return replies to the messages of a call that it did not return."""
+        """Return those replies to the messages of a call that the call itself did not return."""
         return await self._gather(call_number, self._waiting.pop(call_number))
 
     async def _gather(self, call_number: int, waiting: set[asyncio.Future[RelayedReply]]) -> list[RelayedReply]:
@@ -231,13 +231,13 @@ class RelayActor(RayActor):
         return [reply.result() for reply in done]
 
     async def end(self, host_number: int) -> None:
-        """End a worker at once, if it is one of those that were not handed over."""
+        """End a worker at once, if it was not handed over."""
         worker = self._workers.pop(host_number, None)
         if worker is not None:
             worker.end()
 
     async def close(self, timeout: float) -> list[Printed]:
-        """Close the envs and end the workers; return what they print in the meantime."""
+        """Close the envs and end the workers; return what the envs print in the meantime."""
         for worker in self._workers.values():
             worker.unwatch()
         return list(await asyncio.to_thread(self._backend.close, (), timeout))
