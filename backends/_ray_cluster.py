@@ -96,7 +96,7 @@ class Cluster:
             return cls._present
 
     def leave(self) -> None:
-        """End a membership. The last one disconnects from a cluster that was joined; one that was started here stays."""
+        """End a membership. The last member disconnects from a joined cluster; one that was started here stays."""
         with self._lock, DeferSigint():
             self._num_members -= 1
             if not self._num_members and not self.is_own:
