@@ -1,4 +1,4 @@
-"""The caller's end of a pipe to a host that is also woken by the bell, and a step of such hosts."""
+"""The caller's end of a pipe to a host that the bell can wake as well, and a step of such hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from parallelenv.backends._channel_group import ChannelGroup
 
 _BELL_SPIN = 1e-3
-"""Seconds that the caller spins for workers that the bell wakes before it sleeps, if the last step took less.
+"""Seconds that the caller spins for workers woken by the bell before it sleeps, if the last step took less.
 
 On 2 cores, 64 CartPoles made 1.39 times the steps of a bare loop with it and 1.14 times with 200 us; envs of 100 us
 1.79 and 1.75 times. While another program kept a core busy, 16 CartPoles made 0.36 instead of 0.44 times.
@@ -42,7 +42,7 @@ _CHECK_INTERVAL = 0.001
 
 
 class BellChannel(PipeChannel):
-    """A pipe to a host that is also woken by a bell, if all of its envs step and no message is needed.
+    """A pipe to a host that a bell wakes instead, if all of the host's envs step and no message is needed.
 
     Attributes:
         line: Index of the first of the worker's words.
@@ -69,7 +69,7 @@ class BellChannel(PipeChannel):
 
     def send(self, packed: Message) -> None:
         if self.is_behind or packed.frames or packed.tag not in PLAIN_STEPS:
-            self._is_behind = False  # the reply to this command comes after all that was sent before
+            self._is_behind = False  # the reply to this command comes after everything that was sent before
             super().send(packed)
             return
         self._group.queue.append((self, packed))
@@ -82,7 +82,7 @@ class BellChannel(PipeChannel):
         return self._is_behind or self._num_unread > 0
 
     def announce(self, word: int) -> None:
-        """Write the word of a step. It may be repeated: the worker does each step once."""
+        """Write the word of a step. This may be repeated, because the worker does each step once."""
         self.word = self._bell.words[self.line + COMMAND] = word
         self._was_told = False
         self._num_unread = 1
@@ -98,7 +98,7 @@ class BellChannel(PipeChannel):
         return self.word != 0 and self._bell.words[self.line + DONE] == self.word
 
     def tell(self) -> None:
-        """Send the worker a message to look for its step, if it has not started it: it may have missed the ring."""
+        """If the worker has not started its step, send it a message to look for it: it may have missed the ring."""
         if not self._was_told and not self.has_begun:
             self._was_told = True  # once: messages to a worker that does not run would fill its pipe
             with contextlib.suppress(OSError):  # if it has died, the next wait finds out
@@ -117,7 +117,7 @@ class BellChannel(PipeChannel):
         while self.word and not self.has_finished and not self.found_dead:
             if self.wire.connection.poll(_CHECK_INTERVAL):
                 break
-        if self.has_finished:  # also if the pipe has a message: it is a reply to a later command
+        if self.has_finished:  # even if the pipe has a message, which is a reply to a later command
             return Message(codec.DONE, self._take())
         message = super().receive_message()
         self.word = 0  # the worker has something to report
@@ -134,10 +134,11 @@ class BellChannel(PipeChannel):
 
 
 class BellStep:
-    """A `RepeatedStep` of workers that are woken by the bell.
+    """A `RepeatedStep` of workers that the bell wakes.
 
-    Nothing here needs protection from interrupts: a word can be written and the bell rung again, and nothing is read
-    that could not be read again. ``parts``: each worker's channel, and the message of its step without its number.
+    Nothing in this class needs protection from interrupts: words can be written again, the bell can be rung again, and
+    nothing is read that could not be read again. ``parts``: each worker's channel, and the message of its step without
+    its number.
     """
 
     def __init__(self, group: ChannelGroup, bell: Bell, parts: Sequence[tuple[BellChannel, Message]]) -> None:
@@ -145,11 +146,11 @@ class BellStep:
         self._bell = bell
         self._words = bell.words
         self._parts = parts
-        # Of each worker: the index of its word, and the value to which the number of a step is added.
+        # For each worker: the index of its word, and the value to which the number of a step is added.
         self._commands = [
             (channel.line + COMMAND, word_of(message, offset)) for offset, (channel, message) in enumerate(parts)
         ]
-        self._awaited: list[tuple[int, int]] = []  # of each worker: the index and the word that marks the step as done
+        self._awaited: list[tuple[int, int]] = []  # for each worker: the index and the word that marks the step as done
         self._spinning_pays = True
         self._has_told = False
 

@@ -1,4 +1,4 @@
-"""All channels of a pool to hosts in other processes of this machine: steps of several, and waits for any of them."""
+"""All channels of a pool to hosts in other processes of this machine: steps of several hosts, and waits for any."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ keep the pipe open."""
 TERMINATE_TIMEOUT = 0.3
 """Seconds from terminating a worker until it is killed, and for a dying fork server to disappear."""
 _SPIN = 200e-6
-"""Seconds that the caller spins for a reply before it sleeps, if the latest ones came so quickly.
+"""Seconds that the caller spins for a reply before it sleeps, if the latest replies came that quickly.
 
 Otherwise it would only slow down the workers: on 2 cores it cost 2 workers 10 % of steps of 2.4 ms."""
 
@@ -36,7 +36,7 @@ class ChannelGroup:
     """The channels of a pool to hosts in other processes of this machine, and their bell.
 
     Attributes:
-        channels: All living ones, including those that `Backend.launch` has not returned yet.
+        channels: All living channels, including those that `Backend.launch` has not returned yet.
         bell: The `Bell` that announces plain steps; ``None``: the pipes do.
         queue: Steps to announce by the bell with the next `flush`.
         poll: Waits for any pipe and the bell, as ``poll.poll`` does.
@@ -61,20 +61,20 @@ class ChannelGroup:
     # ---------------------------------------------------------------- what is watched
 
     def use_bell(self, num_workers: int) -> None:
-        """Let a bell announce plain steps from now on; raise `WorkerStartError` if there are not enough descriptors."""
+        """Announce plain steps with a bell; raise `WorkerStartError` if there are not enough descriptors."""
         if self.bell is None:
             self.bell = Bell(num_workers)
             self.watch(self.bell)
 
     def connect(self, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]) -> PipeChannel:
-        """Return a new channel, to a host that the bell wakes if there is one. Arguments: see `PipeChannel`."""
+        """Return a new channel to a host, which the bell wakes if there is one. See `PipeChannel` for the arguments."""
         arguments = process, pipe, log, env_ids
         channel = PipeChannel(self, *arguments) if self.bell is None else BellChannel(self, self.bell, *arguments)
         self.channels = [*(known for known in self.channels if not known.is_closed), channel]
         return channel
 
     def watch(self, channel: PipeChannel | Bell) -> None:
-        """Also wait for it from now on."""
+        """Include a channel in waits."""
         self._watched[channel.fileno] = channel
         if isinstance(channel, PipeChannel):
             self._pids.append(channel.process.pid)
@@ -83,7 +83,7 @@ class ChannelGroup:
             self._epoll.register(channel.fileno, select.EPOLLIN)
 
     def unwatch(self, channel: PipeChannel | Bell) -> None:
-        """Stop waiting for it, before its descriptor is closed."""
+        """Stop waiting for a channel, before its descriptor is closed."""
         if self._watched.pop(channel.fileno, None) is None:
             return
         if isinstance(channel, PipeChannel):
@@ -93,7 +93,7 @@ class ChannelGroup:
             self._epoll.unregister(channel.fileno)
 
     def fileno(self) -> int | None:
-        """Return a descriptor that is readable while a pipe is, ``None`` where there is none. See `Backend`."""
+        """Return a descriptor that is readable while a pipe is, or ``None`` where none exists. See `Backend`."""
         if self._epoll is None and hasattr(select, "epoll"):
             self._epoll = select.epoll()
             for fileno in self._watched:
@@ -125,7 +125,7 @@ class ChannelGroup:
         return steps if own is None else JointStep(steps, own, len(parts))
 
     def flush(self) -> None:
-        """Announce all queued steps: by one ring, or over the pipes if it would wake more workers than needed."""
+        """Announce all queued steps with one ring, or over the pipes if a ring would wake more workers than needed."""
         if self.bell is None or not self.queue:
             return
         queue, self.queue = self.queue, []
@@ -149,15 +149,15 @@ class ChannelGroup:
     # ---------------------------------------------------------------- replies
 
     def spread(self) -> None:
-        """Move workers apart that share a core needlessly."""
+        """Move workers that share a core needlessly apart."""
         self._balancer.balance(self._pids)
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int) -> Sequence[Any]:
-        """Wait as `Backend.wait` does, also for hosts in the caller, which work during the wait."""
+        """Wait as `Backend.wait` does, including for hosts in the caller, which work during the wait."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ready = [channel for channel in channels if channel.advance()]
         while True:
-            if self._spinning_pays and not ready:  # else the system has time to find a core for each
+            if self._spinning_pays and not ready:  # otherwise the system has time to find a core for each
                 self.spread()
             left = _HEARTBEAT if deadline is None else min(_HEARTBEAT, deadline - time.monotonic())
             seen = self._glance()

@@ -1,10 +1,10 @@
 """Moves workers apart if they wait for the same core while another is idle.
 
 The system often wakes a worker on the core of the caller that called it. Both then alternate on this core without ever
-sleeping, which no load balancing ends for hundreds of steps: a round of 44 us of work in two processes took 93 us
-instead of 47 us on 2 idle cores, by pipe, eventfd or shared memory alike. Pinned workers would be 2 to 3 times slower
-as soon as another process needs a core, so no worker is pinned: it is moved once, and only while nothing but the pool
-itself is runnable.
+sleeping, and for hundreds of steps no load balancing separates them. A round of 44 us of work in two processes took 93
+us instead of 47 us on 2 idle cores, whether over a pipe, an eventfd or shared memory. Pinned workers would be 2 to 3
+times slower as soon as another process needs a core, so no worker is pinned: it is moved once, and only while nothing
+but the pool itself is runnable.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _STATE, _PROCESSOR = 0, 36  # fields of /proc/PID/stat after the name
 
 
 class CpuBalancer:
-    """Checks regularly where workers run, and moves those apart that share a core needlessly.
+    """Regularly checks where workers run, and moves workers that share a core needlessly apart.
 
-    With ``caller_steps`` the caller's own core also counts as taken.
+    With ``caller_steps``, the caller's own core counts as taken as well.
     """
 
     def __init__(self, caller_steps: bool) -> None:

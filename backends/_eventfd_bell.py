@@ -1,20 +1,21 @@
-"""One bell that wakes all workers of a pool, and one counter of those that have finished; on Linux.
+"""One bell that wakes all workers of a pool, and one counter of workers that have finished; on Linux.
 
 A plain step needs no message to each worker: the caller writes a word for each into shared memory and rings once. A
-worker that has nothing to report but the end of the step also writes a word, and adds one to the counter. Everything
-else goes over the pipes, which stay in the same poll sets: other commands, infos, texts, failures, and deaths. With two
-workers that do nothing a round takes 11 us; over pipes, which wake each worker separately, 124 us.
+worker that has nothing to report except the end of the step writes a word as well, and adds one to the counter.
+Everything else goes over the pipes, which stay in the same poll sets: other commands, infos, text, failures, and
+deaths. With two workers that do nothing, a round takes 11 us; over pipes, which wake each worker separately, it takes
+124 us.
 
-The shared memory is words of 8 bytes. The first is the number of rings. Each worker has a line of its own: `COMMAND` is
-the word of the step that is announced to it; it copies it to `TAKEN` when it starts, and to `DONE`, with `HAS_MESSAGE`
-if its pipe has a reply, when it has finished; `SEEN` is the number of rings when it last looked. The word of a step is
-its number, the number of its envs (see `StepSubset`) and the tag of its message. It is never written twice for another
-step, so every side can read or write a word again after an interrupt.
+The shared memory consists of words of 8 bytes. The first word is the number of rings. Each worker has its own line of
+words. `COMMAND` is the word of the step that is announced to the worker. The worker copies it to `TAKEN` when it starts
+the step, and to `DONE` when it has finished, with `HAS_MESSAGE` if its pipe has a reply. `SEEN` is the number of rings
+when the worker last looked. The word of a step is its number, the number of its envs (see `StepSubset`) and the tag of
+its message. No two steps have the same word, so each side can read or write a word again after an interrupt.
 
-The bell is two eventfds that take turns: the caller silences the one that it rang last and rings the other. So a worker
-waits for the one that is rung next, and no worker has to read it, which would wake the others late or not at all. A
-worker that has not noticed the last ring when the next one comes may wait for the wrong eventfd: the caller sees that,
-and sends it a message over its pipe.
+The bell consists of two eventfds that take turns: the caller silences the eventfd that it rang last and rings the other
+one. So a worker waits for the eventfd that is rung next, and no worker has to read it, which would wake the others late
+or not at all. A worker that has not noticed the last ring when the next one comes may wait for the wrong eventfd; the
+caller sees this, and sends the worker a message over its pipe.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from parallelenv.contract.codec import Message
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import WorkerStartError
 
-# Elsewhere a processor may show a worker's word before what the worker wrote earlier.
+# Other processors may show a worker's word before the data that the worker wrote earlier.
 HAS_BELL = hasattr(os, "eventfd") and platform.machine() in ("x86_64", "AMD64")
 LOOK = Message(0x3F)
 """A message for a worker that may have missed the bell."""
@@ -46,16 +47,16 @@ cores, 16 CartPoles made 0.67 of the steps without, and 200 us slowed down busy 
 _WORDS = 8
 """Words of a worker: a cache line. The first line has the number of rings."""
 COMMAND, TAKEN, DONE, SEEN = range(4)
-"""Indices in a worker's line: the steps announced, started, and done, and the latest ring that it has noticed."""
+"""Indices in a worker's line: the steps announced, started and done, and the latest ring that it has noticed."""
 _NEVER = 2**64 - 1
 HAS_MESSAGE = 1 << 63
-"""In the word of a step that is done: there is also a message in the pipe."""
+"""In the word of a step that is done: the pipe contains a message as well."""
 _TAG_BITS, _SUBSET_BITS = 8, 10
 _TAG_MASK, _SUBSET_MASK = (1 << _TAG_BITS) - 1, (1 << _SUBSET_BITS) - 1
 OTHER_BITS = _TAG_BITS + _SUBSET_BITS
 """Bits of a word below the number of the step."""
 _NUM_LOOKS = 8
-"""Checks of a word of shared memory, of 0.4 us each, before one of the pipe, of 1 us."""
+"""Number of checks of a word in shared memory, at 0.4 us each, for every check of the pipe, at 1 us."""
 
 
 class BellAccess(NamedTuple):
@@ -102,14 +103,14 @@ class Bell:
         return line
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Give a new worker access, over its pipe; `BellEnd.receive` is the counterpart."""
+        """Give a new worker access over its pipe; `BellEnd.receive` is the counterpart."""
         if self._memory is not None:
             self._memory.send(connection, pid)
         for descriptor in self._descriptors:
             reduction.send_handle(connection, descriptor, pid)
 
     def ring(self) -> None:
-        """Wake all workers that wait for the bell. After an interrupt it is called again."""
+        """Wake all workers that wait for the bell. Called again after an interrupt."""
         rings = self.words[0] + 1
         self.words[0] = rings
         os.eventfd_write(self._descriptors[1 + (rings & 1)], 1)
@@ -126,7 +127,7 @@ class Bell:
             return
 
     def close(self) -> None:
-        """Release memory and descriptors; workers keep theirs until they end. It may be called again."""
+        """Release memory and descriptors; workers keep theirs until they end. May be called repeatedly."""
         with DeferSigint():
             while self._descriptors:
                 os.close(self._descriptors.pop())
@@ -139,7 +140,7 @@ class Bell:
 
 
 class BellEnd:
-    """A worker's side, which watches its pipe too. ``descriptors``: the counter and the two eventfds."""
+    """A worker's side, which watches the pipe as well. ``descriptors`` are the counter and the two eventfds."""
 
     def __init__(self, line: int, memory: SharedMemory, descriptors: Sequence[int], pipe: int) -> None:
         self._words = memoryview(memory.map).cast("Q")

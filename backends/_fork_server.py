@@ -2,7 +2,7 @@
 
 A root is started once and imports only what every worker needs. Servers are forked from it, in about 10 ms each; they
 import the modules that envs come from and then fork workers. The effects of an import on a server cannot be undone, so
-each set of packages has a server of its own. Which server imports what is decided in `_fork_server_client`.
+each set of packages has its own server. `_fork_server_client` decides which server imports what.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from parallelenv.worker.worker_loop import end_with_caller, forget_launcher
 
 ServeWorker = Callable[[Connection, WorkerLog], None]
 _SEED_SIZE = 1 << 64
-"""Entropy above this is from the system: users write smaller seeds."""
+"""Entropy above this comes from the system, because users write smaller seeds."""
 FileState = tuple[int, int]
 """Time of the latest change, and size of a file."""
 CHANGED: FileState = (-1, -1)
@@ -47,12 +47,12 @@ class ImportResult(NamedTuple):
     seconds: float
     modules: frozenset[str]  # the new ones in ``sys.modules``
     files: dict[str, FileState]  # theirs, each with its state when it was read
-    error: str  # the one that it raised; empty if none
+    error: str  # the error that the import raised; empty if none
     reason: str  # why workers must not be forked from this server any more; empty if they may
 
 
 def serve_forks(requests: Connection, serve: ServeWorker) -> None:
-    """Run a server: import and fork on request, until the caller closes the pipe or dies. ``serve`` runs a worker.
+    """Import and fork on request, until the caller closes the pipe or dies. ``serve`` runs a worker.
 
     A request is the name of a method of `_Server`, its arguments, and the number of descriptors that follow.
     """
@@ -125,13 +125,13 @@ class _Server:
         return frozenset(sys.modules)
 
     def fork_worker(self, settings: dict[str, Any], sentinel: int, report: int, pipe: int, log: int) -> int:
-        """Fork a worker with these ends of a pipe and a log; return its process id. Other arguments: see `_fork`."""
+        """Fork a worker with these ends of a pipe and a log; return its process id. See `_fork` for other arguments."""
         return self._fork(lambda: self._serve(Connection(pipe), WorkerLog(log)), settings, None, sentinel, report)
 
     def fork_server(
         self, settings: dict[str, Any], environment: Mapping[str, str], sentinel: int, report: int, requests: int
     ) -> int:
-        """Fork a server with these environment variables; return its process id. Other arguments: see `_fork`."""
+        """Fork a server with these environment variables; return its process id. See `_fork` for other arguments."""
         return self._fork(
             lambda: serve_forks(Connection(requests), self._serve), settings, environment, sentinel, report
         )
@@ -151,7 +151,7 @@ class _Server:
             settings: For `multiprocessing.spawn`.
             environment: The environment variables of a server; ``None`` for a worker, which gets the caller's later.
             sentinel: A descriptor that becomes readable when the caller dies.
-            report: One for its exit code.
+            report: A descriptor for the exit code.
         """
         context: Any = multiprocessing.get_context("forkserver")
         child = context.Process(target=target, name=settings["name"])
@@ -182,7 +182,7 @@ class _Server:
             # Private, but called in a new process by all start methods of `multiprocessing`: nothing public makes a
             # process object from here that is not a child of this process and has the caller's sentinel.
             code = child._bootstrap(parent_sentinel=sentinel)
-        except BaseException:  # noqa: BLE001 (whatever it is: this copy of the server must not go on)
+        except BaseException:  # noqa: BLE001 (whatever it is, this copy of the server must not go on)
             traceback.print_exc()
         finally:
             os._exit(code)
@@ -202,7 +202,7 @@ class _Server:
         redirect_descriptors(log)
         redirect_streams(lambda: None, (1, 2))
         known, before = set(sys.modules), _unforkable_resources()
-        # Warnings are not hidden by a filter, which the workers of a later pool may not want.
+        # No filter hides warnings, because the workers of a later pool may not want it.
         show, hide = warnings.showwarning, lambda *_, **__: None
         warnings.showwarning = hide if silence else show
         begin = time.time_ns()
@@ -273,5 +273,5 @@ def _state(file: str) -> FileState:
 
 
 def have_changed(files: Mapping[str, FileState]) -> bool:
-    """Return whether any of these files has another state now."""
+    """Return whether the state of any of these files has changed."""
     return any(state != _state(file) for file, state in files.items())

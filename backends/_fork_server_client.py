@@ -23,7 +23,7 @@ from parallelenv.worker.worker_log import WorkerLog
 _VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
 """Prefixes of variables that change with every test, or when Ray starts: they must not cause new imports."""
 _MOST_SERVERS = 4
-"""Not counting the root; the least recently used one is dropped first."""
+"""Maximum number of servers, without the root; the least recently used server is dropped first."""
 
 Surroundings = tuple[tuple[str, ...], str, dict[str, str]]
 """The settings that affect imports: ``sys.path``, the current folder if that is relative, environment variables."""
@@ -36,10 +36,10 @@ def _surroundings() -> Surroundings:
 
 
 class ForkServer:
-    """A server, as seen by the caller. It ends when nothing refers to this object any more.
+    """A server as seen by the caller. The server ends when nothing refers to this object any more.
 
     Attributes:
-        surroundings: Those of its imports, ``None`` for the root.
+        surroundings: The surroundings of its imports; ``None`` for the root.
         packages: The packages from which it may import.
         loaded: Modules that it has imported on request, with the seconds that each took.
         files: Files of its imports, each with its state at that time.
@@ -71,7 +71,8 @@ class ForkServer:
             with theirs:
                 root = context.Process(target=serve_forks, args=(theirs, serve), name="parallelenv-fork-server")
                 root.start()
-            # Private: else it is in `multiprocessing.active_children()`, and joining all of them never ends.
+            # Private; otherwise the server would be in `multiprocessing.active_children()`, and joining all of these
+            # would never end.
             vars(process)["_children"].discard(root)
             return cls(root, ours)
 
@@ -87,7 +88,7 @@ class ForkServer:
             return server
 
     def fork_worker(self, connection: Connection, log: WorkerLog) -> ForkedProcess:
-        """Return a worker forked from this server. Errors: see `fork_server`."""
+        """Return a worker forked from this server. See `fork_server` for errors."""
         arguments = (_settings("parallelenv-worker"),)
         return self._fork("fork_worker", arguments, connection.fileno(), log.fileno)
 
@@ -134,7 +135,7 @@ class ForkServer:
         return answer
 
     def end(self) -> None:
-        """End it at once. Its workers continue."""
+        """End the server at once. Its workers continue."""
         with DeferSigint():
             self._requests.close()
             if self._process.is_alive():
@@ -201,7 +202,7 @@ class ForkServers:
                     raise
                 if missing is not None:
                     return server, missing
-                self.servers.remove(server)  # and try another one, without the module that has just been refused
+                self.servers.remove(server)  # and try a new server, without the module that has just been refused
 
     def _server(self, root: ForkServer, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
         """Return the server for these packages; a new one is forked from the one that has most of them."""
@@ -213,7 +214,7 @@ class ForkServers:
         return server
 
     def _load(self, server: ForkServer, wanted: Sequence[str], log: WorkerLog, silence: bool) -> dict[str, str] | None:
-        """Let a server import modules; return why some are missing, ``None`` if workers must not be forked from it."""
+        """Make a server import modules; return why some are missing, ``None`` if workers must not be forked from it."""
         missing: dict[str, str] = {}
         for module in wanted:
             if server.knows(module):

@@ -1,4 +1,4 @@
-"""Code shared by hosts in the caller's own process: replies are copied as between processes."""
+"""Code shared by hosts in the caller's own process, where replies are copied as between processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class InProcessChannel:
 
 
 class CallerChannel(InProcessChannel):
-    """A queue of commands to a host in the caller's own thread, which works when the caller waits."""
+    """A queue of commands to a host in the caller's own thread. The host works when the caller waits."""
 
     in_caller = True
 
@@ -94,7 +94,7 @@ class CallerStep:
 
     @classmethod
     def of(cls, channel: CallerChannel, command: Command) -> CallerStep | None:
-        """Return the step of a command, ``None`` if its host cannot prepare it."""
+        """Return the step of a command, or ``None`` if the host cannot prepare it."""
         prepared = channel.host.prepare(command)
         return None if prepared is None else cls(channel, prepared)
 
@@ -168,7 +168,7 @@ def copy_values(reply: Reply) -> Reply:
                 reply.values[env_id] = Extra(**copies)
             elif type(value) is not EnvFacts:
                 reply.values[env_id] = deep_copy(value)
-        except Exception as error:  # noqa: BLE001 (copying runs user code: anything may come)
+        except Exception as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
     return reply

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from parallelenv.backends._channel_group import ChannelGroup
 
 _NO_COMMAND = 0
-"""Number that no command has: they count from 1."""
+"""A number that no command has, because commands are numbered from 1."""
 
 
 class PipeChannel(MessageChannel):
@@ -77,7 +77,7 @@ class PipeChannel(MessageChannel):
     def attach(self, batch: Batch) -> None:
         self.number_envs(batch)
         memory: SharedMemory = batch.owner
-        # After an interrupt in between the worker would wait for good for the announced memory.
+        # After an interrupt in between, the worker would wait forever for the announced memory.
         with contextlib.suppress(OSError), DeferSigint():  # OSError: if it has died, its next command reports it
             self.notify(BatchAccess(batch.layout))
             memory.send(self.wire.connection, self.process.pid)
@@ -99,12 +99,12 @@ class PipeChannel(MessageChannel):
         return not self.found_dead
 
     def join(self, timeout: float) -> None:
-        """Wait for the process to end, at most ``timeout`` seconds. Another thread may close it in the meantime."""
+        """Wait at most ``timeout`` seconds for the process to end. Another thread may close it in the meantime."""
         with contextlib.suppress(ValueError):
             self.process.join(timeout)
 
     def hand_over(self, connection: Connection, pid: int) -> object:
-        """Give the host to another process, over a connection to that. Return what keeps it alive.
+        """Give the host to a different process over a connection to it. Return the object that keeps the host alive.
 
         The other process makes a new channel of the three descriptors: of the pipe, the log, and the exit code.
         """

@@ -30,11 +30,11 @@ class PipeHost(MessageHost):
         self.wire = wire
         self._log = log
         self._bell: BellEnd | None = None
-        self._is_woken = False  # whether the present command came by the bell
+        self._is_woken = False  # whether the current command came by the bell
         self._prepared: dict[tuple[object, ...], RunningCommand] = {}  # by tag and subset
 
     def obey(self, receive: Any, send: Any) -> None:
-        """Execute commands until the connection is closed, see `MessageHost`.
+        """Execute commands until the connection is closed. See `MessageHost`.
 
         A plain step is executed here: three calls from this one to the env's ``step``.
         """
@@ -94,7 +94,7 @@ class PipeHost(MessageHost):
             self._bell.finish(has_message=has_message)
 
     def decode(self, message: Message) -> Command | Message | None:
-        """Return the command in a message, see `MessageHost.decode`."""
+        """Return the command in a message. See `MessageHost.decode`."""
         command: object = super().decode(message)
         if isinstance(command, BellAccess):
             self._bell = BellEnd.receive(self.wire.connection, command)

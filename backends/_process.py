@@ -23,14 +23,14 @@ from typing import Any
 from parallelenv.contract.interrupts import DeferSigint
 
 _REPORT_TIMEOUT = 1.0
-"""Seconds for the fork server to report the end of a process."""
+"""Seconds that the fork server has to report the end of a process."""
 _CHECK_INTERVAL = 0.05
 """Seconds between checks that a process has ended, if a child of its own keeps its sentinel open."""
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 UNKNOWN = 255
 """Exit code of a process whose fork server can no longer report it."""
 CLOSED_IN_CHILDREN: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Connections that forked children close: they would hide the caller's death from the processes at the other ends."""
+"""Connections that forked children close: these would hide the caller's death from the processes at the other ends."""
 _STARTING = threading.Lock()
 _HIDDEN: dict[str, object] = {}  # attributes of the main module that are removed while a process is being started
 
@@ -53,13 +53,13 @@ class WorkerProcess:
             return self._process.exitcode
 
     def is_alive(self) -> bool:
-        """Return whether it is running."""
+        """Return whether the process is running."""
         with DeferSigint():
             # Another part of this process may have reaped it; then `multiprocessing` never learns of its end.
             return self._process.is_alive() and process_exists(self.pid)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, at most ``timeout`` seconds; ``None``: no limit."""
+        """Wait at most ``timeout`` seconds for the process to end; ``None``: no limit."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (left := deadline - time.monotonic()) > 0:
             if connection.wait([self._process.sentinel], min(left, _CHECK_INTERVAL)):
@@ -70,21 +70,21 @@ class WorkerProcess:
             connection.wait([self._process.sentinel], _REPORT_TIMEOUT)
 
     def terminate(self) -> None:
-        """Ask it to end, if it has not ended."""
+        """Ask the process to end, if it has not ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """End the process, if it has not ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """Return the known facts about its death besides its exit code."""
+        """Return the known facts about the death of the process, apart from the exit code."""
         return ""
 
     def hand_over(self, connection: Connection, pid: int) -> object:
-        """Give another process its exit code, over a connection to that. Return what keeps it alive.
+        """Give a different process the exit code over a connection to it. Return the object that keeps it alive.
 
         It is only for a process of a fork server, which must not be used here afterwards.
         """
@@ -94,7 +94,7 @@ class WorkerProcess:
         return forked
 
     def close(self) -> None:
-        """Release its resources; raise `ValueError` if it runs."""
+        """Release the resources of the process; raise `ValueError` if it is running."""
         with DeferSigint():
             self._process.close()
 
@@ -131,16 +131,16 @@ class ForkedProcess:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Return whether it is running: its end was not reported."""
+        """Return whether the process is running, that is, whether its end was not reported."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, at most ``timeout`` seconds; ``None``: no limit."""
+        """Wait at most ``timeout`` seconds for the process to end; ``None``: no limit."""
         if self.exitcode is None:
             connection.wait([self.sentinel], timeout)
 
     def close(self) -> None:
-        """Release its resources; raise `ValueError` if it runs."""
+        """Release the resources of the process; raise `ValueError` if it is running."""
         if self.is_alive():
             raise ValueError(f"process {self.pid} is still running")
         self.sentinel.close()

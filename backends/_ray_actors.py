@@ -1,8 +1,8 @@
-"""Ray actors, reached by Ray's calls or, on the caller's machine, by a socket.
+"""Ray actors, reached through Ray calls or, on the caller's machine, over a socket.
 
-Ray places the actors, gives them their resources and ends them. A call of the user makes at most one call of each
-actor, with the messages for all of its hosts. Hosts of actors on this machine get them over a `PipeChannel` instead,
-like those of worker processes.
+Ray places the actors, gives them their resources and ends them. A call by the user makes at most one call to each
+actor, with the messages for all of the actor's hosts. Hosts of actors on this machine get their messages over a
+`PipeChannel` instead, like hosts in worker processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from parallelenv.worker.worker_log import WorkerLog, redirect_streams
 from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare_worker
 
 _END_TIMEOUT = 1.0
-"""Seconds for Ray to end an actor."""
+"""Seconds that Ray has to end an actor."""
 _CONNECT_TIMEOUT = 10.0
 """Seconds to wait for a connection that an actor has announced."""
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -74,7 +74,7 @@ def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
 
 
 def machine() -> str:
-    """Return a text that identifies this machine since its start, or the container, in all of its processes."""
+    """Return text that identifies this machine since its start, or this container, in all of its processes."""
     namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "mnt")]
     return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text(), *namespaces])
 
@@ -115,7 +115,7 @@ class RayActor:
             die_with_caller(self._lifeline.fileno())
 
     def introduce(self) -> tuple[int, bool]:
-        """Return the id of the actor's process, and whether it has connected to the caller."""
+        """Return the id of the actor's process, and whether the actor has connected to the caller."""
         return os.getpid(), self._has_connected
 
 
@@ -149,7 +149,7 @@ class RayHost(RayActor):
     def relay(
         self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None
     ) -> list[RelayedReply]:
-        """Execute the commands in messages. Arguments: see `ActorCalls`."""
+        """Execute the commands in messages. See `ActorCalls` for the arguments."""
         replies = []
         for _, message, has_content in messages:
             self._host.content = content if has_content else None
@@ -180,7 +180,7 @@ class _ActorHost(MessageHost):
         return super().encode(reply)
 
     def take_output(self) -> list[Printed]:
-        """Return the text printed since the last time."""
+        """Return the text printed since the last call."""
         return [] if self._log is None else self._log.take_output(self.packed.env_ids, is_idle=True)
 
 
@@ -217,7 +217,7 @@ class ActorHandle:
         self._serving: Any = None
 
     def serve(self) -> tuple[Connection, WorkerLog]:
-        """Let it execute commands from a socket; return the socket and its log."""
+        """Make the actor execute commands from a socket; return the socket and the actor's log."""
         with DeferSigint():
             log: Any = WorkerLog.create()
             with contextlib.suppress(OSError):  # if it has died, its first command reports it
@@ -227,7 +227,7 @@ class ActorHandle:
             return self.commands, log
 
     def get_started(self, call: Any) -> Any:
-        """Return the result of a call that starts something in it; raise `WorkerStartError` if that failed."""
+        """Return the result of a call that starts something in the actor; raise `WorkerStartError` if that failed."""
         import ray
 
         try:
@@ -248,14 +248,14 @@ class ActorHandle:
         )
 
     def join(self, timeout: float = _END_TIMEOUT) -> None:
-        """Wait until it has stopped serving a socket."""
+        """Wait until the actor has stopped serving a socket."""
         import ray
 
         if self.cluster.is_connected:
             ray.wait([self._serving], timeout=timeout)
 
     def terminate(self) -> None:
-        """Make Ray end it, without waiting."""
+        """Make Ray end the actor, without waiting."""
         import ray
 
         self.is_terminated = True
@@ -363,7 +363,7 @@ class ActorCalls:
         self._content = self._content if content is None else content
 
     def flush(self) -> None:
-        """Make a call of the messages that were added, if there are any."""
+        """Send the messages that were added, if there are any, in one call."""
         outgoing, content = self._outgoing, self._content
         if not outgoing or not self.actor.cluster.is_connected:
             return
@@ -466,7 +466,7 @@ class RayChannel(MessageChannel):
 
 
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
-    """Wait for a call of an actor of these channels, at most ``timeout`` seconds; give its replies to the channels."""
+    """Wait at most ``timeout`` seconds for a call to an actor of these channels; give its replies to the channels."""
     import ray
 
     calls = {call: one for one in {channel.actor.calls for channel in channels} for call in one.under_way}
@@ -479,7 +479,7 @@ def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
 
 
 def close_and_wait(actors: Iterable[ActorHandle], timeout: float) -> list[Printed]:
-    """Close the envs of actors, wait at most ``timeout`` seconds, and return what they printed in the meantime."""
+    """Close the envs of actors, wait at most ``timeout`` seconds, and return what the envs printed in the meantime."""
     import ray
 
     closing = [actor.handle.close.remote(timeout) for actor in actors]

@@ -1,4 +1,4 @@
-"""Ray itself: joined if it runs, else started without output; it then stays for later pools until this process ends."""
+"""Ray itself. It is joined if it runs, or else started without output; it then stays until this process ends."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import ArgumentError, WorkerStartError
 
 ActorOptions = dict[str, Any]
-"""Options as for ``actor.options(...)`` of Ray."""
+"""Options as in Ray's ``actor.options(...)``."""
 SHUT_DOWN = "Ray was shut down after this ParallelEnv was made. Make a new one."
 START_TIMEOUT = 10.0
 """Seconds after which an actor that was not placed is an error, if resources are lacking."""
 LONGEST_START = 60.0
-"""Seconds after which it is always an error, unless a ``runtime_env`` must be set up, which takes time."""
+"""Seconds after which this is always an error, unless a ``runtime_env`` must be set up, which takes time."""
 _SETTLING = 3.0
 """Seconds that Ray has to finish making a placement group before it is removed.
 
@@ -39,7 +39,7 @@ class Cluster:
     Requests for objects of an earlier connection would make Ray start again, which is not wanted: see `is_connected`.
 
     Attributes:
-        is_own: Whether the cluster was started here, not only joined.
+        is_own: Whether this process started the cluster and did not only join it.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -91,7 +91,7 @@ class Cluster:
     def join(cls, arguments: dict[str, Any]) -> Cluster:
         """Join the running cluster, or start one with these arguments of ``ray.init``.
 
-        A connection that no pool uses any more is ended first if it was made here with other arguments.
+        A connection that no pool uses any more is ended first, if this process made it with different arguments.
 
         Raises:
             ArgumentError: If Ray rejects them.
@@ -107,7 +107,7 @@ class Cluster:
             return cls._present
 
     def leave(self) -> None:
-        """End a membership. The last member disconnects from a cluster that was joined; one started here stays."""
+        """End a membership. The last member disconnects from a joined cluster; one that was started here stays."""
         with self._lock, DeferSigint():
             self._num_members -= 1
             if not self._num_members and not self.is_own:
@@ -142,7 +142,7 @@ def _connection_ids() -> tuple[str, str] | None:
 def _connect(arguments: dict[str, Any]) -> None:
     """Start or join Ray without a dashboard and log lines, and restore signal handlers and `random`.
 
-    Ray draws ports from `random`: a seeded trainer would draw other numbers than in other modes.
+    Ray draws ports from `random`; without this, a seeded trainer would draw different numbers than in other modes.
     """
     import ray
 
@@ -188,8 +188,8 @@ def cores_of_nodes() -> list[int]:
 class Reservation:
     """Resources for all actors, or for none: a placement group with a bundle for each, by the options of each.
 
-    Ray keeps such a group until the program ends, even if nothing refers to it: a group that Ctrl-C has cut off from
-    its pool would hold its cores for good. So the group is removed with this object.
+    Ray keeps such a group until the program ends, even if nothing refers to it. A group that Ctrl-C has cut off from
+    its pool would hold its cores permanently, so the group is removed together with this object.
     """
 
     def __init__(self, options: Sequence[ActorOptions], strategy: str, cluster: Cluster) -> None:
@@ -208,7 +208,7 @@ class Reservation:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def await_room(self) -> None:
-        """Wait until there is room for all actors, even after a node was lost; else raise `WorkerStartError`."""
+        """Wait until there is room for all actors, even after a node was lost; otherwise raise `WorkerStartError`."""
         if self._group.wait(START_TIMEOUT):
             return
         bundles = [", ".join(f"{name}={amount:g}" for name, amount in bundle_of(one).items()) for one in self._options]
@@ -240,7 +240,7 @@ def bundle_of(options: ActorOptions) -> dict[str, float]:
 
 
 def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
-    """Return which ``"cluster_resources"`` or free ``"available_resources"`` are too few for any of these actors."""
+    """Return which ``"cluster_resources"`` or free ``"available_resources"`` do not suffice for one of these actors."""
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
     lacking = {
         f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)": None

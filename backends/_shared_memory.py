@@ -57,7 +57,7 @@ class SharedMemory:
                 else:
                     os.ftruncate(fileno, nbytes)
                 owned, fileno = fileno, -1
-                return cls(owned, nbytes)  # which closes it, also if it cannot be mapped
+                return cls(owned, nbytes)  # this closes it, even if it cannot be mapped
             except OSError as error:
                 if fileno >= 0:
                     os.close(fileno)
@@ -110,7 +110,7 @@ class SharedArrays(dict[str, Array]):
 
     @classmethod
     def place(cls, arrays: Mapping[str, Array]) -> SharedArrays:
-        """Return copies of arrays in new memory; raise `WorkerStartError` if there is not enough."""
+        """Return copies of arrays in new memory; raise `WorkerStartError` if there is not enough memory."""
         headers = tuple((name, array.shape, array.dtype) for name, array in arrays.items())
         memory = SharedMemory.create(_offsets(headers)[-1], "shared= needs", "Share less")
         for name, writable in _arrays(headers, memory.map).items():

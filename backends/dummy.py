@@ -1,4 +1,4 @@
-"""All envs in this process, stepped by the caller one after the other.
+"""All envs in this process, stepped by the caller one after another.
 
 This is the reference: all other modes must give the same results. It is also the fastest mode if a step takes less time
 than a message, about 10 us.
@@ -32,7 +32,7 @@ class DummyBackend(Backend):
         return Batch.private(layout)
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:
-        """Work instead of waiting. The time limit has no effect, since nothing else could check it."""
+        """Work instead of waiting. The time limit has no effect, because nothing else could check it."""
         return [channel for channel in channels if channel.advance()]
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:  # noqa: D102 (see Backend)

@@ -1,7 +1,7 @@
 """Envs in long-lived Ray actors, several in each, anywhere in a cluster.
 
-One message per actor and step: the actions of its envs one way, their result rows the other. The envs themselves are
-sent once, when the actor starts.
+Each step exchanges one message with each actor: the actions of its envs are sent one way, the result rows the other
+way. The envs themselves are sent once, when the actor starts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _ActorSlot:
 
 
 class RayBackend:
-    """One actor per core of the cluster, several envs each.
+    """One actor per core of the cluster, with several envs in each.
 
     Args:
         ray_init: Arguments of ``ray.init``, used if Ray is not running.
@@ -110,7 +110,7 @@ class RayBackend:
         self._reservation: Reservation | None = None
         self._slots: list[_ActorSlot] = []  # one per bundle of the reservation
         self._host_numbers = itertools.count()  # see `RelayedMessage`
-        self._relays: list[ActorCalls] = []  # of the actors that are reached by Ray's calls
+        self._relays: list[ActorCalls] = []  # of the actors that are reached through Ray calls
         self._shared: object = {}  # arrays, or Ray's reference to them
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
@@ -127,7 +127,7 @@ class RayBackend:
 
     @property
     def placement(self) -> str:
-        """The number of living actors that are reached directly, not by Ray's calls, as text."""
+        """Text with the number of living actors that are reached directly, not through Ray calls."""
         living = [actor for actor in self._started if not actor.is_terminated]
         return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"
 
@@ -248,7 +248,7 @@ class RayBackend:
         return started
 
     def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
-        """Return a channel to a worker that is reached by Ray's calls."""
+        """Return a channel to a worker that is reached through Ray calls."""
         return RayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
@@ -269,7 +269,7 @@ class RayBackend:
                 raise WorkerStartError(
                     f"{len(waiting)} of {len(calls)} Ray actors could not be placed: {lacking} Change ray_options."
                 )
-            # Else they are slow to start or wait for others to end; the user has chosen where they run.
+            # Otherwise actors are slow to start or wait for others to end; the user has chosen where they run.
             waited = time.monotonic() - begin
             if waited >= _ray_cluster.LONGEST_START and "runtime_env" not in self._options:
                 raise WorkerStartError(
@@ -317,7 +317,7 @@ class RayBackend:
         self._group.flush()
 
     def fileno(self) -> int | None:
-        """Return a descriptor, see `Backend`, if no actor is reached by Ray's calls, which have none."""
+        """Return a descriptor (see `Backend`), unless an actor is reached through Ray calls, which have none."""
         return None if any(not one.actor.is_terminated for one in self._relays) else self._group.fileno()
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)

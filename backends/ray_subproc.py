@@ -1,8 +1,8 @@
-"""Ray between machines, worker processes within each.
+"""Ray between machines, and worker processes within each machine.
 
-An actor on each node starts worker processes and ends them. On the caller's machine it hands them over: the caller
-reaches them like those of `subproc`. On the other machines it relays their messages: one Ray call per node and step,
-however many cores the node has.
+An actor on each node starts worker processes and ends them. On the caller's machine, it hands them over: the caller
+reaches them like workers of `subproc`. On other machines, it relays their messages: there is one Ray call per node and
+step, however many cores the node has.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RelayedWorker:
             reply.set_result(RelayedReply(number, answer, output))
 
     def check(self) -> None:
-        """Find its death if the pipe does not show it."""
+        """Find out whether the worker has died, if the pipe does not show it."""
         if self._death is None and not self.channel.is_alive() and not self.channel.wire.connection.poll(0):
             self._die(self.channel.cause_of_death())
 
@@ -185,7 +185,7 @@ class RelayActor(RayActor):
     async def relay(
         self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None
     ) -> list[RelayedReply]:
-        """Send messages to workers and return their replies, some of them if others take much longer.
+        """Send messages to workers and return their replies, or only some of them if others take much longer.
 
         Arguments: see `ActorCalls`.
         """
@@ -212,7 +212,7 @@ class RelayActor(RayActor):
                 reply.set_result(RelayedReply(message.number, Death()))
 
     async def rest(self, call_number: int) -> list[RelayedReply]:
-        """Return replies to the messages of a call that it did not return."""
+        """Return those replies to the messages of a call that the call itself did not return."""
         return await self._gather(call_number, self._waiting.pop(call_number))
 
     async def _gather(self, call_number: int, waiting: set[asyncio.Future[RelayedReply]]) -> list[RelayedReply]:
@@ -232,13 +232,13 @@ class RelayActor(RayActor):
         return [reply.result() for reply in done]
 
     async def end(self, host_number: int) -> None:
-        """End a worker at once, if it is one of those that were not handed over."""
+        """End a worker at once, if it was not handed over."""
         worker = self._workers.pop(host_number, None)
         if worker is not None:
             worker.end()
 
     async def close(self, timeout: float) -> list[Printed]:
-        """Close the envs and end the workers; return what they print in the meantime."""
+        """Close the envs and end the workers; return what the envs print in the meantime."""
         for worker in self._workers.values():
             worker.unwatch()
         return list(await asyncio.to_thread(self._backend.close, (), timeout))
@@ -304,7 +304,7 @@ class RaySubprocBackend(RayBackend):
         return apportion(num_workers, sorted(parts, reverse=True)[:num_workers])
 
     def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
-        """Return a channel to a worker that is reached by Ray's calls."""
+        """Return a channel to a worker that is reached through Ray calls."""
         return RelayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:

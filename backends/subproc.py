@@ -1,4 +1,4 @@
-"""Envs in worker processes on this machine, several in each; optionally some in the caller.
+"""Envs in worker processes on this machine, several in each; optionally, some envs are in the caller's process.
 
 Commands and replies go over one pipe per worker; actions, states, rewards and flags of fixed form are in shared memory.
 A step is one small message to each worker and one back.
@@ -38,20 +38,20 @@ from parallelenv.worker.worker_log import WorkerLog
 
 
 class SubprocBackend(Backend):
-    """One process per usable core, several envs each.
+    """One process per usable core, with several envs in each.
 
     Args:
         start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. Default: ``"forkserver"`` if available, else
-            ``"spawn"``. With any of them a script needs no ``if __name__ == "__main__"`` guard: the caller's main
-            module is not imported again.
-        caller_steps: Whether the caller is one of the workers: instead of waiting it steps its share of the envs in
-            this process, and no worker has to yield its core to it. 16 CartPoles on 2 cores make 180,000 steps/s
+            ``"spawn"``. With any start method, a script needs no ``if __name__ == "__main__"`` guard, because the
+            caller's main module is not imported again.
+        caller_steps: Whether the caller is one of the workers: instead of waiting, it steps its share of the envs in
+            this process, and no worker has to yield a core to the caller. 16 CartPoles on 2 cores make 180,000 steps/s
             instead of 140,000. Anything that such an env does to its process affects the caller, and no time limit
             interrupts it.
         preload: Names of modules to import once, before workers are forked, in addition to those of the pickled envs:
             modules that envs import later. With ``"forkserver"`` on Linux.
-        eventfd: Whether a step is announced to all workers at once by an eventfd, rather than over a pipe to each.
-            Default: on Linux with an x86-64 processor.
+        eventfd: Whether an eventfd announces a step to all workers at once, instead of a pipe to each worker. Default:
+            on Linux with an x86-64 processor.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class SubprocBackend(Backend):
                 if log is not None:
                     log.close()
                 if isinstance(error, ConnectionError) and time.monotonic() < deadline:
-                    server = None  # the fork server has died: start another
+                    server = None  # the fork server has died: start a new one
                     continue
                 raise WorkerStartError(
                     f"A worker process could not be started ({type(error).__name__}: {error}); {len(packed)} were "

@@ -62,7 +62,7 @@ class ThreadChannel(InProcessChannel):
         super().attach(batch)
 
     def kill(self) -> None:
-        """Let the thread end after its present command; a thread cannot be killed.
+        """Make the thread end after its current command; a thread cannot be killed.
 
         Its later writes go to a batch that is not read.
         """
@@ -72,7 +72,7 @@ class ThreadChannel(InProcessChannel):
 
 
 class ThreadBackend(Backend):
-    """One thread per usable core, several envs each."""
+    """One thread per usable core, with several envs in each."""
 
     uses_live_envs = True
     channel_class: type[ThreadChannel] = ThreadChannel

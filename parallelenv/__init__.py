@@ -44,7 +44,7 @@ __all__ = [
     "vector_entry_point",
 ]
 
-# Imported on first access, so that a worker process, which needs none of them, does not import them.
+# These names are imported on first access, so a worker process, which needs none of them, does not import them.
 _HOMES = {
     "CLOSE": "rollouts.stream",
     "RESET": "rollouts.stream",
@@ -70,7 +70,7 @@ _SUBMODULES = ("errors", "wrappers")
 
 
 def __dir__() -> list[str]:
-    """List the names that users need; the submodules have many others."""
+    """List only the names that users need, not the many others in submodules."""
     return [*__all__, "__version__", *_SUBMODULES]
 
 

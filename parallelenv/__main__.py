@@ -1,4 +1,4 @@
-"""The commands ``parallelenv compare``, ``recommend`` and ``doctor``, also run with ``python -m parallelenv``.
+"""The commands ``parallelenv compare``, ``recommend`` and ``doctor``, which ``python -m parallelenv`` runs as well.
 
 Exit codes: 0 success; 1 a mode failed, or its results differ from those of the plain loop; 2 the command was invalid;
 130 interrupted.
@@ -125,12 +125,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     settings = compare.ComparisonSettings(modes=modes, **given)
     if arguments.plot is not None:
         compare.check_plot(arguments.plot)
-    for name in arguments.envs:  # before any is measured
+    for name in arguments.envs:  # before any env is measured
         try:
             gymnasium.make(name).close()
         except Exception as error:
             raise InvalidEnvError(f"The env {name!r} cannot be made: {one_line(error)}") from error
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # not of the measurement itself
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # but not errors of the measurement itself
     comparisons = []
     # Keep the output of envs out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():

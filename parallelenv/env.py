@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import functools
 import inspect
-import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
+import multiprocessing.util  # noqa: F401 (its exit handler joins workers; ours is registered later, so it runs first)
 import threading
 import time
 import weakref
@@ -79,26 +79,28 @@ _Batch = Literal["batch"]
 class ParallelEnv:
     """Runs a list of environments in parallel; `para_mode` selects how.
 
-    Env ids are positions in the list, ``0 .. n-1``, and never change. An ``id`` argument is ``None`` (every env that is
-    not paused), an int, a list, tuple or array of ints, a slice, or a bool mask of length n. Results are in the order
-    of ``id``.
+    An env's id is its position in the list, ``0 .. n-1``, and never changes. An ``id`` argument is ``None`` (every env
+    that is not paused), an int, a list, tuple or array of ints, a slice, or a bool mask of length n. Results are in the
+    order of ``id``.
 
     The same seeds and actions give identical results in every mode, with any number of workers.
 
     Args:
         envs: Envs, env fns (callables without arguments that return an env), registered ids or `EnvSpec` objects, in
             any mixture. Env fns are called where the env will live. Objects with ``reset()`` and the old 4-tuple
-            ``step()`` are also accepted; a `gymnasium.Env` that has these, or whose ``reset`` takes no ``seed`` or
-            ``options``, is used through the old API, with an `OldApiWarning`. Objects without them only support calls
-            and attributes. Each env of a `gymnasium.vector.VectorEnv` has its own id; they step together.
+            ``step()`` are accepted as well; a `gymnasium.Env` that has these methods, or whose ``reset`` takes no
+            ``seed`` or ``options``, is used through the old API, with an `OldApiWarning`. Objects without ``reset()``
+            and ``step()`` only support method calls and attributes. Each env in a `gymnasium.vector.VectorEnv` has its
+            own id; these envs step together.
         para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a mode that another
             package adds, a backend class, or ``"auto"``: the mode that `recommend` chooses after a trial of one second.
         asynchronous: The done policy: what happens when an episode ends. ``None``: all episodes end with the first one;
-            until their reset all envs return ``(None, None, True, {})``. ``"idle"``: only that env returns this; the
-            others continue. ``"restart"``: the env is reset within the same step, and ``info["ended_state"]`` is its
-            last state. ``"continue"``: the env is still stepped.
+            until they are reset, all envs return ``(None, None, True, {})``. ``"idle"``: only that env returns ``(None,
+            None, True, {})`` until its reset; the others continue. ``"restart"``: the env is reset within the same
+            step, and ``info["ended_state"]`` is the last state of the ended episode. ``"continue"``: the env keeps
+            being stepped.
         num_cpus: Cores the envs may use; there are ``min(num_cpus, n)`` workers. ``None`` or 0: all usable cores. A
-            larger number than there are cores helps if envs spend their time waiting.
+            number larger than the number of cores helps if envs spend their time waiting.
         num_gpus: GPUs shared evenly among Ray workers; fractions are allowed.
         no_warning: Whether to drop warnings raised in worker processes.
         timeout: Seconds a call may take before it raises `WorkerTimeoutError`; ``None``: no limit.
@@ -106,29 +108,31 @@ class ParallelEnv:
             ``"raise"``: the call raises. ``"restart"``: that env, and any that shared a dead worker with it, is rebuilt
             and reset, and its episode counts as truncated: the state is the first of the new episode, the reward is 0,
             done and truncated are ``True``, ``info["failure"]`` is the exception, and ``info["ended_state"]``, with
-            ``asynchronous="restart"``, is ``None``. If it was seeded, its new seed is derived from that seed.
-        max_restarts: Number of restarts allowed per env within ten minutes, each after a longer pause than the last, up
-            to 5 s. The next failure is raised.
+            ``asynchronous="restart"``, is ``None``. If the env was seeded, its new seed is derived from the old one.
+        max_restarts: Number of restarts allowed per env within ten minutes. The pause before each restart is longer
+            than the last one, up to 5 s. Once the number is used up, the next failure is raised.
         output: ``"show"``: lines that envs print in worker processes appear on ``sys.stdout`` during the same call,
-            each prefixed with ``[env 3]``. ``"quiet"``: they are dropped. In both cases the error for a dead worker
-            contains its last lines. Envs in this process print as usual.
+            each prefixed with ``[env 3]``. ``"quiet"``: they are dropped. In both cases, the error for a dead worker
+            contains the last lines that it printed. Envs in this process print as usual.
         copy: ``False`` makes ``step`` and ``reset`` return states as read-only views that are valid until the next
             call.
         spaces: ``(observation_space, action_space)`` of every env, for envs that declare none or are slow to declare
-            them. The envs' own spaces are then not read. A state that does not fit raises `EnvContractError`, an action
-            `ActionError`.
-        keep: If a notebook cell is run again and makes another `ParallelEnv`, those that its previous run left open are
-            closed. ``True`` keeps this one open.
-        seed: Seed of the first episodes, as set by `seed`; `get_worker_info` returns it while envs are built.
+            them. The envs' own spaces are then not read. A state that does not fit raises `EnvContractError`; an action
+            that does not fit raises `ActionError`.
+        keep: When a notebook cell is run again and makes a new `ParallelEnv`, each one that the previous run of the
+            cell left open is closed. ``True`` keeps this one open.
+        seed: Seed of the first episodes, as if set with the method `seed`; `get_worker_info` returns it while envs are
+            built.
         shared: Read-only arrays by name, copied once to where all workers can read them:
             ``get_worker_info().shared["name"]``.
         seed_globals: Whether each env has its own state of the process-wide random generators: those of ``random`` and
             ``numpy.random`` and, from the first call after the env has imported torch, torch's CPU generator. A reset
-            with seed ``s`` seeds them like ``random.seed(s)``; before that they are seeded with ``seed`` plus the env
-            id, or by the system. The env's state is active while the env is built, reset, stepped or called; then the
-            process's own is restored. `save_state` saves it. Envs that draw from these generators then give the same
-            results in every mode. The cost is about 60 us per command and 15 us per env step. Threads share generators:
-            ``"thread"`` needs ``num_cpus=1``, and the caller must not draw from them during a step.
+            with seed ``s`` seeds them like ``random.seed(s)``; before the first reset they are seeded with ``seed``
+            plus the env id, or by the system. The env's state is active while the env is built, reset, stepped or
+            called; afterwards the state of the process is restored. `save_state` saves the env's state. With this
+            option, envs that draw from these generators give the same results in every mode. The cost is about 60 us
+            per command and 15 us per env step. Threads share generators: ``"thread"`` needs ``num_cpus=1``, and the
+            caller must not draw from the generators during a step.
         **backend_options: Options of the chosen backend.
 
     Raises:
@@ -198,7 +202,7 @@ class ParallelEnv:
 
     @property
     def engine(self) -> Engine:
-        """The engine: the caller's side of every call, used by adapters, wrappers and displays."""
+        """The engine, which runs the caller's side of every call; adapters, wrappers and displays use it."""
         return self._engine
 
     @classmethod
@@ -213,14 +217,14 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of ``num_envs`` envs made by ``gymnasium.make(id, ...)``.
 
-        ``id`` is a registered id or an `EnvSpec`. Arguments of the constructor are accepted by the same names, and
-        options of the mode as the dict ``backend_options``; all other keyword arguments are passed to
+        ``id`` is a registered id or an `EnvSpec`. Arguments of the constructor are accepted under the same names, and
+        options of the mode in the dict ``backend_options``; all other keyword arguments are passed to
         ``gymnasium.make``.
 
         Raises:
-            InvalidEnvError: If ``id`` is not registered, or not an id.
+            InvalidEnvError: If ``id`` is not registered, or is neither an id nor an `EnvSpec`.
             ArgumentError: If a keyword argument is an option of the mode, or an argument of ``make_vec_env`` or
-                ``make_vec``, and not an argument of the env.
+                ``make_vec``, but not an argument of the env.
         """
         arguments.check_positive("num_envs", num_envs)
         options = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
@@ -242,23 +246,25 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of vector envs, one per worker, with ``num_envs`` envs in total.
 
-        Each is made by ``gymnasium.make_vec(id, k, vectorization_mode, ...)`` where it will live, with an even share of
-        the envs. See the page on vector envs for the done policies that fit.
+        Each vector env is made by ``gymnasium.make_vec(id, k, vectorization_mode, ...)`` where it will live, with an
+        even share of the envs. See the page on vector envs for the done policies that can be used.
 
         Args:
             id: A registered id or an `EnvSpec`.
             num_envs: Number of envs.
             para_mode: See the constructor.
             *args: Further arguments of the constructor, by position.
-            num_workers: Number of vector envs. ``None``: one if envs live in this process, else ``num_cpus``, by
-                default one per usable core, and at most ``num_envs``.
-            vectorization_mode: ``"vector_entry_point"``, ``"sync"`` or ``"async"``; ``None``: the first if the id has a
-                vector entry point, else the second.
+            num_workers: Number of vector envs. ``None``: one if envs live in this process; otherwise ``num_cpus`` (by
+                default one per usable core), but at most ``num_envs``.
+            vectorization_mode: ``"vector_entry_point"``, ``"sync"`` or ``"async"``; ``None``: ``"vector_entry_point"``
+                if the id has one, else ``"sync"``.
             backend_options: Options of the mode.
-            **kwargs: Arguments of the constructor by name; all others are passed to ``gymnasium.make_vec``.
+            **kwargs: Arguments of the constructor, by name; all other keyword arguments are passed to
+                ``gymnasium.make_vec``.
 
         Raises:
-            InvalidEnvError: If ``id`` is not registered, or not an id, or the vector env does not fit ``asynchronous``.
+            InvalidEnvError: If ``id`` is not registered or is neither an id nor an `EnvSpec`, or if the vector env does
+                not support the chosen ``asynchronous``.
             ArgumentError: If a number is less than 1, or there are more workers than envs.
         """
         arguments.check_positive("num_envs", num_envs)
@@ -294,7 +300,7 @@ class ParallelEnv:
 
         Args:
             make_sampler_fn: Returns a `TaskSampler`. It is called where the sampler will live.
-            sampler_fn_args: Its keyword arguments: one dict per env. They are copied.
+            sampler_fn_args: Keyword arguments of ``make_sampler_fn``: one dict per env. The dicts are copied.
             para_mode: See the constructor.
             auto_resample_when_done: ``True``: the sampler's next task starts within the step that ends the current one,
                 as with ``asynchronous="restart"``. ``False``: the env is idle until `TaskPool.next_task`, as with
@@ -304,7 +310,7 @@ class ParallelEnv:
         Raises:
             ArgumentError: If ``sampler_fn_args`` is not a sequence of dicts, or ``asynchronous`` is given.
             InvalidEnvError: If ``make_sampler_fn`` did not return a sampler.
-            BaseException: Any error of the constructor.
+            BaseException: Any error that the constructor raises.
         """
         from parallelenv.tasks.task_pool import TaskPool, make_env_fns  # TaskPool is a subclass
 
@@ -321,7 +327,7 @@ class ParallelEnv:
     def replicate(
         cls, env: Any, num_envs: int, para_mode: ParaMode = "dummy", *args: Any, seed: int | None = None, **kwargs: Any
     ) -> ParallelEnv:
-        """Return a `ParallelEnv` of ``num_envs`` copies of one env, each with a rank.
+        """Return a `ParallelEnv` of ``num_envs`` copies of one env. Each copy has a rank.
 
         The rank is the env id; the env can read it with `get_worker_info`. An env fn with parameters ``rank``,
         ``world_size`` or ``seed`` is called with the rank, ``num_envs``, and ``seed`` plus the rank. Besides an env fn,
@@ -330,7 +336,7 @@ class ParallelEnv:
 
         Raises:
             InvalidEnvError: If ``env`` is not an env.
-            UnpicklableError: If it cannot be copied.
+            UnpicklableError: If ``env`` cannot be copied.
         """
         arguments.check_positive("num_envs", num_envs)
         copies = env_specs.replicate(env, num_envs, arguments.check_base_seed(seed))
@@ -340,26 +346,26 @@ class ParallelEnv:
 
     @single_threaded
     def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> State:
-        """Start new episodes and return their first states, without the infos that Gymnasium's ``reset`` also returns.
+        """Start new episodes and return their first states alone; Gymnasium's ``reset`` returns the infos as well.
 
         A step of these envs that is in flight or was interrupted is dropped.
 
         Args:
             id: Which envs.
-            seed: Int ``s``: env i gets ``s + i``. A list: one per env of ``id``. ``None``: the seeds set by `seed`,
-                else no seed.
-            options: A dict for all, or a list with one per env of ``id``.
+            seed: Int ``s``: env i gets ``s + i``. A list: one seed per env of ``id``. ``None``: the seeds set with the
+                method `seed`, if any.
+            options: A dict for all envs, or a list with one dict per env of ``id``.
 
         Returns:
             States as in `step`, in the order of ``id``. The infos are in `reset_infos`; the ``reset`` of `to_gymnasium`
-            returns a pair. If an env's own ``reset`` raises `ExhaustedError`, it has no further episode: its state is
-            ``None``, and it is `exhausted`. Until a reset finds an episode, it returns ``(None, None, True,
-            {"exhausted": True})`` with any ``asynchronous``.
+            returns a pair. If an env's own ``reset`` raises `ExhaustedError`, the env has no further episode: its state
+            is ``None``, and it is `exhausted`. Until a later reset starts an episode, its steps return ``(None, None,
+            True, {"exhausted": True})``, whatever ``asynchronous`` is.
 
         Raises:
-            ArgumentError: If ``seed`` or ``options`` do not fit, or the result is unpacked into a pair as in Gymnasium;
-                nothing was reset.
-            BaseException: Any exception raised by an env; ``error.partial`` has the states of the others, whose
+            ArgumentError: If ``seed`` or ``options`` are invalid, or the result is unpacked into a pair as in
+                Gymnasium; nothing was reset.
+            BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
                 episodes have started.
         """
         try:
@@ -375,11 +381,11 @@ class ParallelEnv:
     def seed(self, seed: int | Sequence[int | None]) -> list[int | None]:
         """Set the seeds that the next reset of each env uses, and return them in env id order.
 
-        Int ``s``: env i gets ``s + i``. A list: one per env.
+        Int ``s``: env i gets ``s + i``. A list: one seed per env.
 
         Raises:
-            ArgumentError: If ``seed`` is neither, or has separate seeds for a vector env that accepts only one for all
-                of its envs.
+            ArgumentError: If ``seed`` is neither an int nor such a list, or has separate seeds for a vector env that
+                accepts only one seed for all of its envs.
         """
         seeds = arguments.spread_seeds(seed, self._engine.env_ids, whole=True)
         self._engine.pool.groups.refuse_seeds(self._engine.env_ids, seeds)
@@ -395,9 +401,9 @@ class ParallelEnv:
         """Step envs and wait for all of them.
 
         Args:
-            action: One action per env, in the order of ``id``: a batch as ``action_space.sample()`` returns it, or a
-                list. Tensors that require grad, and torch modules whose parameters do, reach envs in this process
-                unchanged.
+            action: One action per env, in the order of ``id``: a batch like the one ``action_space.sample()`` returns,
+                or a list. Tensors that require grad, and torch modules whose parameters require grad, reach envs in
+                this process unchanged.
             id: Which envs.
             align: ``"item"`` or ``"batch"``.
 
@@ -409,19 +415,20 @@ class ParallelEnv:
         Raises:
             ResetNeededError: If an env was never reset.
             EnvBusyError: If a step of an env is in flight or was interrupted, or ``id`` names a paused env.
-            ActionError: If the actions do not fit, or carry gradients that cannot reach the envs. In these cases
-                nothing was stepped.
-            BaseException: Any exception raised by an env; ``error.partial`` is the result of the others.
+            ActionError: If the actions do not fit, or carry gradients that cannot reach the envs. After any of these
+                three errors, nothing was stepped.
+            BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
             WorkerDiedError: If a worker died.
-            WorkerTimeoutError: If the pool's timeout passed; `recv` continues the wait.
+            WorkerTimeoutError: If the step took longer than the ``timeout`` of the `ParallelEnv`; `recv` continues the
+                wait.
         """
         engine, guard = self._engine, self._guard
         use, outermost, call = (threading.get_ident(), "step"), None, ""
-        # Like `single_threaded`, without its frame. See there for the reason for `setdefault` and for the two
+        # Like `single_threaded`, but without its frame. Its comments give the reason for `setdefault` and for the two
         # conditions in `finally` (an interrupt between `setdefault` and the assignment). As long as `use` is in
         # `guard.users`, calls from other threads are refused, so a plan that is valid then stays valid until its step
-        # is done. A call within another one finds the outer `use` there and takes the general path; so does a traced
-        # call.
+        # is done. A call within another one finds the outer `use` there and takes the general path; a traced call takes
+        # it too.
         try:
             plan = engine.plans.get(align) if id is None and type(align) is str else engine.plan_of(id, align)
             if plan is not None and guard.tracer is None:
@@ -448,7 +455,7 @@ class ParallelEnv:
         """Start a step of envs and return without waiting, like `ParallelEnv.send`; `step_wait` returns the results.
 
         Raises:
-            The errors of `ParallelEnv.step`, before anything is sent.
+            The errors of `ParallelEnv.step`, raised before anything is sent.
         """
         env_ids = self._engine.ids(id)
         self._engine.submit_step(action, env_ids, separately=True)
@@ -462,12 +469,13 @@ class ParallelEnv:
     def step_wait(self, timeout: float | None = None, align: Align = "item") -> StepResult | StepBatch:
         """Wait for the envs of the latest `step_async`; return their results like `step`, in the order of its ``id``.
 
-        ``timeout`` is in seconds; ``None`` means the pool's own.
+        ``timeout`` is in seconds; ``None`` means the ``timeout`` of the `ParallelEnv`.
 
         Raises:
-            NothingInFlightError: If there was no `step_async`, or a later `recv` or `reset` took its results.
-            WorkerTimeoutError: If they do not arrive in time; call this again to continue the wait.
-            BaseException: Any exception raised by an env; ``error.partial`` is the result of the others.
+            NothingInFlightError: If there was no `step_async`, or a later `recv` or `reset` took or dropped its
+                results.
+            WorkerTimeoutError: If the results do not arrive in time; call this method again to continue the wait.
+            BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
         """
         arguments.check_align(align)
         limit = arguments.check_timeout(timeout)
@@ -482,7 +490,7 @@ class ParallelEnv:
         """Start a step of envs and return without waiting; `recv` returns the results.
 
         Raises:
-            The errors of `step`, before anything is sent.
+            The errors of `step`, raised before anything is sent.
         """
         self._engine.submit_step(action, self._engine.ids(id), separately=True)
 
@@ -490,12 +498,12 @@ class ParallelEnv:
     def send_reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> None:
         """Start new episodes and return without waiting; `recv` returns the first states.
 
-        An undelivered step of these envs is dropped. In the result each env has its first state, reward 0, is not done,
-        and its info is that of the reset, with ``info["reset"]`` ``True``. It has no ``info["ended_state"]``, because
-        no episode ended. Arguments: see `reset`.
+        A step of these envs whose result was not received is dropped. In the result of `recv`, each of these envs has
+        its first state, reward 0, and is not done; its info is the info of the reset, with ``info["reset"]`` set to
+        ``True``. There is no ``info["ended_state"]``, because no episode ended. See `reset` for the arguments.
 
         Raises:
-            ArgumentError: If ``seed`` or ``options`` do not fit; nothing was sent.
+            ArgumentError: If ``seed`` or ``options`` are invalid; nothing was sent.
             WorkerDiedError: If the worker of an env has died; nothing was sent.
         """
         env_ids = self._engine.ids(id)
@@ -517,9 +525,9 @@ class ParallelEnv:
         """Return the results of envs that have finished their step or reset, in the order in which they finish.
 
         Args:
-            min_envs: Number of envs to wait for, or all that are in flight if those are fewer.
-            max_envs: Maximum number to return; the rest stays for the next call.
-            timeout: Seconds to wait; ``None`` means the pool's own timeout.
+            min_envs: Number of envs to wait for; if fewer are in flight, all of them.
+            max_envs: Maximum number of envs to return; the rest stay for the next call.
+            timeout: Seconds to wait; ``None`` means the ``timeout`` of the `ParallelEnv`.
             align: See `step`.
 
         Returns:
@@ -528,7 +536,7 @@ class ParallelEnv:
         Raises:
             NothingInFlightError: If nothing was sent.
             WorkerTimeoutError: If fewer than ``min_envs`` finished in time; nothing is lost.
-            BaseException: Any exception raised by an env; ``error.partial`` is the result of the others.
+            BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
         """
         arguments.check_align(align)
         arguments.check_window(min_envs, max_envs)
@@ -545,14 +553,16 @@ class ParallelEnv:
     async def arecv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
     ) -> StepResult | StepBatch:
-        """Return the result of `recv`, while other tasks of the event loop run. Cancelling it loses nothing.
+        """Return the result of `recv` while other tasks of the event loop run. Cancelling the call loses nothing.
 
-        The event loop watches a file descriptor that becomes readable when a worker replies. If there is none (on
-        Windows, and for actors reached by Ray's calls), it polls: a result is found after at most an eighth more time,
-        and at most 0.25 s late. No thread waits. In mode ``"dummy"`` the envs step inside this call.
+        The event loop watches a file descriptor that becomes readable when a worker replies. If there is no such
+        descriptor (on Windows, and for actors reached through Ray calls), this method polls instead; that makes the
+        wait at most one eighth longer, and never more than 0.25 s longer. No thread waits. In mode ``"dummy"`` the envs
+        step inside this call.
 
         Raises:
-            NothingInFlightError: If nothing is in flight, even if only because another task has received it.
+            NothingInFlightError: If nothing is in flight, even if the reason is that another task has received the
+                results.
             The errors of `recv`.
         """
         arguments.check_align(align)
@@ -561,8 +571,9 @@ class ParallelEnv:
         start = time.monotonic()
         while True:
             if self._engine.poll(min_envs, limit, start):
-                # Yield to other tasks. A cancellation that arrived while envs stepped (Ctrl-C, for one) is raised here,
-                # before the result is taken: a task that is cancelled and then returns would lose it.
+                # Yield to other tasks. A cancellation that arrived while envs stepped (for example, by Ctrl-C) is
+                # raised here, before the result is taken: a task that is cancelled and then returns would lose the
+                # result.
                 await asyncio.sleep(0)
                 result: StepResult | StepBatch | None = self._engine.receive_now(min_envs, max_envs, align)
                 if result is not None:
@@ -572,15 +583,17 @@ class ParallelEnv:
     def get_state(self, timeout: float | None = None) -> tuple[State, int] | None:
         """Return the state of the env that has waited longest for an action, and its id.
 
-        With `send_action` this is `recv` and `send` for one env at a time; start with `send_reset`. For rewards, flags
-        and infos use ``recv(1, 1, align="batch")`` instead. ``timeout`` is in seconds; ``None`` means the pool's own.
+        `get_state` and `send_action` do the same as `recv` and `send`, for one env at a time; start with `send_reset`.
+        For rewards, flags and infos use ``recv(1, 1, align="batch")`` instead. ``timeout`` is in seconds; ``None``
+        means the ``timeout`` of the `ParallelEnv`.
 
         Returns:
-            ``(state, env_id)``. The state is `TERMINATED` if an episode has ended and no other has started: with any
-            ``asynchronous`` but ``"restart"``, and for an exhausted env. ``None`` after ``timeout`` seconds.
+            ``(state, env_id)``. The state is `TERMINATED` if an episode has ended and no new one has started: with any
+            ``asynchronous`` except ``"restart"``, and for an exhausted env. The result is ``None`` if ``timeout``
+            seconds have passed.
 
         Raises:
-            The errors of `recv`; `WorkerTimeoutError` only for the pool's own timeout.
+            The errors of `recv`; `WorkerTimeoutError` only if the ``timeout`` of the `ParallelEnv` applies.
         """
         try:
             batch = self.recv(1, 1, timeout, "batch")
@@ -593,10 +606,10 @@ class ParallelEnv:
         return (state if has_begun or not is_done else TERMINATED), env_id
 
     def send_action(self, action: Action, env_id: int) -> None:
-        """Send one env an action and return without waiting.
+        """Send an action to one env and return without waiting.
 
         Args:
-            action: The action of its step. `RESET` or ``"reset"`` starts an episode, like `send_reset`. `CLOSE` or
+            action: The action of the step. `RESET` or ``"reset"`` starts an episode, like `send_reset`. `CLOSE` or
                 ``"close"`` pauses the env, like `pause`, until `resume`; its memory is freed only when the
                 `ParallelEnv` is closed. (`send` treats these strings as actions.)
             env_id: The env.
@@ -630,17 +643,17 @@ class ParallelEnv:
     ) -> Iterator[tuple[Array, StepResult]]:
         """Run a policy, in this process, on the envs that are ready: ``for env_ids, result in env.stream(policy)``.
 
-        Each round of the loop sends an action to every env that is not paused, has nothing in flight and has not ended.
-        Running episodes continue. An env that is paused drops out after its result; one that is resumed, or reset by
-        `send_reset` in the loop, joins again. The next steps are sent before a result is yielded. The loop can be left
-        at any time: `recv` or the next stream returns the results still in flight.
+        Each round of the loop sends an action to every env that is not paused, has nothing in flight, and whose episode
+        has not ended. Running episodes continue. If you pause an env in the loop, it drops out after its result; if you
+        resume it, or reset it with `send_reset`, it joins again. The next steps are sent before a result is yielded.
+        You can leave the loop at any time: `recv` or the next stream returns the results still in flight.
 
         Args:
-            policy: ``policy(states)`` returns one action per env; states as in `step`. If it has a parameter
-                ``env_ids``, it also gets their ids.
-            num_steps: Number of steps of all envs together; then the loop ends, with nothing in flight. ``None``: it
-                ends when no env can step further, or this object is closed.
-            min_envs: Like the next two, see `recv`.
+            policy: ``policy(states)`` returns one action per env; states are batched as in `step`. If the policy has a
+                parameter ``env_ids``, it gets the ids of these envs as well.
+            num_steps: Number of steps of all envs together, after which the loop ends with nothing in flight. ``None``:
+                the loop ends when no env can step further, or this object is closed.
+            min_envs: See `recv`.
             max_envs: See `recv`.
             timeout: See `recv`.
 
@@ -661,7 +674,7 @@ class ParallelEnv:
 
     @single_threaded
     def pause(self, id: Any = MISSING) -> None:
-        """Leave envs out of calls without ``id``, and refuse to step them, until `resume`.
+        """Until `resume`, leave envs out of calls without ``id``, and refuse to step them.
 
         A step in flight continues, and `recv` returns its result. ``None`` pauses all.
 
@@ -674,20 +687,21 @@ class ParallelEnv:
 
     @single_threaded
     def resume(self, id: Ids = None) -> None:
-        """End the pause of envs; without ``id``, of all of them."""
+        """End the pause of envs; without ``id``, of all paused envs."""
         self._engine.table.set_paused(self._engine.ids(id, with_paused=True), False)
 
     # ---------------------------------------------------------------- attributes, methods, frames
 
     @single_threaded
     def get_env_attr(self, key: str, id: Ids = None, default: Any = MISSING) -> list[Any]:
-        """Return an attribute of each env, looked up through wrappers down to the env.
+        """Return an attribute of each env, searching its wrappers from the outermost one down to the env itself.
 
-        If it is not found and the env has its own method ``get_env_attr(key)``, that method is called. Its result is
-        used unless it is ``None`` or the method raises an `AttributeError`.
+        If the attribute is not found and the env has its own method ``get_env_attr(key)``, that method is called. Its
+        result is used unless the result is ``None`` or the method raises an `AttributeError`.
 
         Args:
-            key: Name; ``"a.b"`` is attribute ``b`` of the object ``a``. It is never evaluated.
+            key: Name of the attribute; ``"a.b"`` is attribute ``b`` of the object ``a``. The name is never evaluated as
+                code.
             id: Which envs.
             default: Value for an env without this attribute; ``None`` if not given.
 
@@ -699,8 +713,8 @@ class ParallelEnv:
             UnpicklableError: If a value cannot be copied from its worker.
 
         Warns:
-            AbsentAttributeWarning: If no env has the attribute, one has an attribute with a similar name, and no
-                default was given.
+            AbsentAttributeWarning: If no env has the attribute, an env has one with a similar name, and no default was
+                given.
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("key", key)
@@ -716,16 +730,18 @@ class ParallelEnv:
     def set_env_attr(
         self, key: str, value: Any = MISSING, id: Ids = None, *, values: Sequence[Any] | None = None
     ) -> None:
-        """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
+        """Set an attribute of each env, on the wrapper that has it, or else on the innermost env.
 
-        If neither has it and the env has its own method ``set_env_attr(key, value)``, that method is called.
+        If no wrapper and not the env itself has the attribute, and the env has its own method ``set_env_attr(key,
+        value)``, that method is called.
 
         Args:
             key: Name, see `get_env_attr`.
-            value: The value for every env. A list or tuple has one item per env, in the order of ``id``, like
+            value: The value for every env. A list or tuple must have one item per env, in the order of ``id``, like
                 ``values``.
             id: Which envs.
-            values: Instead of ``value``: one per env, in the order of ``id``. ``[value] * n`` sets a list on all.
+            values: Instead of ``value``, a list with one value per env, in the order of ``id``. To set a list on all
+                envs, give ``[value] * n``.
 
         Raises:
             ArgumentError: If the key is not a plain name, both or neither of ``value`` and ``values`` are given, a list
@@ -734,7 +750,8 @@ class ParallelEnv:
             UnpicklableError: If a value cannot be copied to its worker; nothing was set.
 
         Warns:
-            AbsentAttributeWarning: If the attribute is new to all of the envs, and they have one with a similar name.
+            AbsentAttributeWarning: If the attribute is new to all of the envs, and they have an attribute with a
+                similar name.
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("key", key)
@@ -748,15 +765,16 @@ class ParallelEnv:
         """Call a method of each env and return copies of the results, in the order of ``id``.
 
         Args:
-            env_method: Name, looked up through wrappers; ``"a.b"`` calls ``b`` of the object ``a``.
-            data: Keyword arguments: a dict for all, or a list with one dict per env. A list or dict is copied, so that
-                no two envs share an argument.
+            env_method: Name, searched from the outermost wrapper down to the env; ``"a.b"`` calls ``b`` of the object
+                ``a``.
+            data: Keyword arguments: a dict for all envs, or a list with one dict per env. A list or dict is copied, so
+                that no two envs share an argument.
             id: Which envs.
 
         Raises:
-            ArgumentError: If the name is not a plain name or ``data`` does not fit; nothing was called.
-            AbsentAttributeError: If an env has no such method; the others were called.
-            BaseException: Any exception raised by a method; ``error.partial`` maps the ids of the others to their
+            ArgumentError: If the name is not a plain name or ``data`` is invalid; nothing was called.
+            AbsentAttributeError: If an env has no such method; the methods of the other envs were called.
+            BaseException: Any exception raised by a method; ``error.partial`` maps the ids of the other envs to their
                 results.
         """
         env_ids = self._engine.ids(id)
@@ -768,18 +786,18 @@ class ParallelEnv:
 
     @single_threaded
     def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Ids = None) -> list[Any]:
-        """Call a method of each env, which may differ between envs; return copies of the results.
+        """Call a method of each env, possibly a different one for each, and return copies of the results.
 
         Args:
-            function_names: A name for all, or a list with one per env, each as in `customized_method`.
+            function_names: A name for all envs, or a list with one name per env, as in `customized_method`.
             function_args_list: A list with one item per env: a list or tuple of positional arguments, a dict of keyword
                 arguments, or ``None``. Arguments are copied.
-            id: Which envs; the results have their order.
+            id: Which envs; the results are in the same order.
 
         Raises:
             ArgumentError: If a name is invalid, or a list does not have one item per env; nothing was called.
-            AbsentAttributeError: If an env has no such method; the others were called.
-            BaseException: Any exception raised by a method; ``error.partial`` maps the ids of the others to their
+            AbsentAttributeError: If an env has no such method; the methods of the other envs were called.
+            BaseException: Any exception raised by a method; ``error.partial`` maps the ids of the other envs to their
                 results.
         """
         env_ids = self._engine.ids(id)
@@ -789,14 +807,14 @@ class ParallelEnv:
 
     @single_threaded
     def attr(self, names: str | Sequence[str], id: Ids = None) -> list[Any]:
-        """Return copies of an attribute of each env, in the order of ``id``. It must exist.
+        """Return copies of an attribute of each env, in the order of ``id``. Every env must have it.
 
-        ``names`` is a name for all, or a list with one per env, each as in `get_env_attr`.
+        ``names`` is a name for all envs, or a list with one name per env, as in `get_env_attr`.
 
         Raises:
-            ArgumentError: If a name is invalid, or the list does not have one per env; nothing was read.
-            AbsentAttributeError: If an env has no such attribute; ``error.partial`` maps the ids of the others to their
-                values.
+            ArgumentError: If a name is invalid, or the list does not have one name per env; nothing was read.
+            AbsentAttributeError: If an env has no such attribute; ``error.partial`` maps the ids of the other envs to
+                their values.
         """
         env_ids = self._engine.ids(id)
         return self._engine.pool.ask(
@@ -807,12 +825,12 @@ class ParallelEnv:
     def command(self, name: str, data: Any = None, id: Ids = None) -> list[Any]:
         """Call the method ``command(name, data)`` of each env and return copies of the results, in the order of ``id``.
 
-        ``name`` is any string that the envs understand; each gets a copy of ``data``.
+        ``name`` is any string that the envs understand; each env gets a copy of ``data``.
 
         Raises:
             ArgumentError: If ``name`` is not a string; nothing was called.
-            AbsentAttributeError: If an env has no method ``command``; the others were called.
-            BaseException: Any exception raised by an env; ``error.partial`` maps the ids of the others to their
+            AbsentAttributeError: If an env has no method ``command``; the methods of the other envs were called.
+            BaseException: Any exception raised by an env; ``error.partial`` maps the ids of the other envs to their
                 results.
         """
         env_ids = self._engine.ids(id)
@@ -824,8 +842,9 @@ class ParallelEnv:
     def render(self, id: Ids = None, tile: bool = False, labels: bool = False) -> Any:
         """Return a list with the result of each env's ``render()``, in the order of ``id``.
 
-        With ``tile``, return one picture instead, ``(height, width, 3)`` uint8: RGB frames, whose sizes may differ, in
-        a grid without gaps. With ``labels`` as well, the grid has gaps and the env id on each frame, as in `show`.
+        With ``tile``, return one picture instead, ``(height, width, 3)`` uint8, in which the RGB frames form a grid
+        without gaps; their sizes may differ. With ``labels`` as well, the grid has gaps, and each frame shows the env
+        id, as in `show`.
 
         Raises:
             ArgumentError: If a frame to tile is not a uint8 array (RGB, grey, or RGB with alpha, which is dropped), or
@@ -857,13 +876,14 @@ class ParallelEnv:
     ) -> Evaluation:
         """Run whole episodes with a policy in this process, and return their statistics.
 
-        Each env runs an equal share, the first envs one more if it does not divide evenly, and is then idle while the
-        others finish. Shares are fixed beforehand, so short episodes are not over-represented. All envs with a share
-        are reset at the start, even within an episode, and need a reset afterwards. ``asynchronous`` has no effect.
-        `rollout` is faster if the policy can be pickled to the workers, and keeps all steps.
+        Each env runs an equal share of the episodes (if they do not divide evenly, the first envs run one more), and is
+        then idle while the others finish. Shares are fixed beforehand, so short episodes are not over-represented. All
+        envs with a share are reset at the start, even in the middle of an episode, and need a reset afterwards.
+        ``asynchronous`` has no effect. If the policy can be pickled, `rollout` is faster; it also keeps all steps.
 
         Args:
-            policy: See `rollout`, but it is called in this process, with the states of all envs that are not finished.
+            policy: See `rollout`; here, however, the policy is called in this process, with the states of all envs that
+                are not finished.
             num_episodes: Number of episodes of all envs together.
             id: Which envs.
             seed: Seed of the first reset, see `reset`.
@@ -871,10 +891,11 @@ class ParallelEnv:
             progress: See `rollout`.
 
         Raises:
-            ArgumentError: If ``num_episodes`` is not an int of at least 1, ``id`` names no envs, or another argument
-                does not fit; nothing was sent.
+            ArgumentError: If ``num_episodes`` is not an int of at least 1, ``id`` names no envs, or another argument is
+                invalid; nothing was sent.
             EnvBusyError: See `step`.
-            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes so far.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
+                before it.
         """
         env_ids = self._engine.ids(id)
         arguments.check_positive("num_episodes", num_episodes)
@@ -910,40 +931,44 @@ class ParallelEnv:
     ) -> Rollout | list[Any]:
         """Run a policy inside the workers, and return all of its steps at once.
 
-        The policy is sent to the workers once. The steps are the same as those of `step`, without a round trip for
-        each. Running episodes continue, in this and in later calls.
+        The policy is sent to the workers once. The steps give the same results as `step`, but need no round trip each.
+        Running episodes continue, both in this call and in later ones.
 
         Args:
-            policy: ``policy(states)`` returns one action per env. States have the form that `step` returns, with the
-                rows of one worker's envs that take part. Actions have the form that `step` takes, with one exception: a
-                tuple is always ``(actions, rnn_state, extras)``, so a batch of a ``Tuple`` space is returned as
-                ``(actions, None, None)``. ``extras`` is a flat dict of arrays whose first axis is env; names, shapes
-                and dtypes must be compatible in all steps. A policy with parameters ``rnn_state`` and ``done`` gets the
-                ``rnn_state`` that it returned last (nested arrays whose first axis is env, ``None`` at first); ``done``
-                is ``True`` for envs at the start of an episode and for those without an ``rnn_state``. Every worker has
-                its own copy of the policy, in every mode.
-            num_steps: Number of steps of each env, fewer if ``asynchronous`` leaves ended envs idle.
-            num_episodes: Number of episodes to finish, instead of ``num_steps``. Each env has an equal share, the first
-                envs one more if it does not divide evenly. A running episode counts. The rollout waits for the slowest
-                env, so short episodes are not over-represented. ``"idle"`` allows at most one per env, ``"continue"``
-                none. Exhausted envs have no share; envs that become exhausted finish fewer.
+            policy: ``policy(states)`` returns one action per env. States have the form that `step` returns, with one
+                row for each of the worker's envs that take part. Actions have the form that `step` takes, with one
+                exception: a tuple is always ``(actions, rnn_state, extras)``, so a policy returns a batch of a
+                ``Tuple`` space as ``(actions, None, None)``. ``extras`` is a flat dict of arrays whose first axis is
+                env; names, shapes and dtypes must be compatible in all steps. A policy with the parameters
+                ``rnn_state`` and ``done`` gets the ``rnn_state`` that it returned last (nested arrays whose first axis
+                is env; ``None`` at first). ``done`` is ``True`` for envs at the start of an episode and for envs
+                without an ``rnn_state``. In every mode, each worker has its own copy of the policy.
+            num_steps: Number of steps of each env; an env makes fewer if ``asynchronous`` leaves it idle after its
+                episode.
+            num_episodes: Number of episodes to finish, instead of ``num_steps``. Each env has an equal share; if the
+                episodes do not divide evenly, the first envs have one more. A running episode counts. The rollout waits
+                for the slowest env, so short episodes are not over-represented. ``"idle"`` allows at most one episode
+                per env; with ``"continue"``, ``num_episodes`` is not allowed. Exhausted envs have no share; envs that
+                become exhausted finish fewer episodes.
             id: Which envs.
-            rnn_state: The policy's recurrent state of these envs: `Rollout.rnn_state` of the previous rollout, so that
-                running episodes continue with it. ``None``: no state.
-            progress: Whether to show a bar, on a terminal or in a notebook, after the first second.
+            rnn_state: The policy's recurrent state for these envs. Give the `Rollout.rnn_state` of the previous
+                rollout, so that running episodes continue with it. ``None``: no state.
+            progress: Whether to show a progress bar, on a terminal or in a notebook, after the first second.
 
         Returns:
-            A `Rollout`. Without a policy: the results of the envs' own method ``run_batch_episode()``, a list with one
-            item per env, as for MetaBox's test units.
+            A `Rollout`. Without a policy, a list with the result of each env's own method ``run_batch_episode()``, as
+            MetaBox's test units have it.
 
         Raises:
-            ArgumentError: If not exactly one of ``num_steps`` and ``num_episodes`` is given, or ``asynchronous`` does
-                not allow it; or if there is no policy and an env has no ``run_batch_episode()``.
+            ArgumentError: If ``num_steps`` and ``num_episodes`` are both given or both missing, or ``asynchronous``
+                does not allow this ``num_episodes``; or if there is no policy and an env has no
+                ``run_batch_episode()``.
             UnpicklableError: If the policy cannot be copied.
-            ResetNeededError, EnvBusyError: See `step`. In all these cases nothing was stepped.
-            BaseException: Any exception raised by an env, after the others have finished. An exception of the policy,
-                the death of a worker, or a chunk of about 0.2 s that takes longer than ``timeout`` is raised at once.
-                ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, also after Ctrl-C.
+            ResetNeededError, EnvBusyError: See `step`. After any of the errors above, nothing was stepped.
+            BaseException: Any exception raised by an env, after the other envs have finished. Three errors are raised
+                at once: an exception of the policy, the death of a worker, and a timeout, when a chunk of about 0.2 s
+                takes longer than ``timeout``. ``error.partial`` is the `Rollout` so far. Envs whose steps were lost
+                need a reset, even if Ctrl-C was the cause.
         """
         env_ids = self._engine.ids(id)
         if policy is None:
@@ -953,11 +978,12 @@ class ParallelEnv:
 
     @single_threaded
     def restart(self, id: Ids = None) -> tuple[int, ...]:
-        """Rebuild envs from the items of ``envs``, and return the ids of all that were rebuilt, ascending.
+        """Rebuild envs from the items of ``envs``, and return the ids of all rebuilt envs in ascending order.
 
-        They need a reset afterwards. A worker that died, or is busy with one of them, is replaced, with all envs that
-        it owned. Commands in flight for a worker's other envs may finish first, within ``timeout`` seconds. After
-        Ctrl-C they also need a reset. ``None`` means all envs, including paused ones.
+        These envs need a reset afterwards. A worker that died, or that is busy with one of them, is replaced, and all
+        envs that it owned are rebuilt. Commands in flight for a worker's other envs may finish first, within
+        ``timeout`` seconds. After Ctrl-C, those other envs need a reset as well. ``None`` means all envs, including
+        paused ones.
 
         Raises:
             InvalidEnvError: If an env was given as a live instance and lives in this process.
@@ -970,14 +996,14 @@ class ParallelEnv:
 
     @single_threaded
     def save_state(self) -> SavedState:
-        """Return the state of all envs, episodes and seeds, as plain data that can be pickled.
+        """Return the state of all envs, with their episodes and seeds, as plain data that can be pickled.
 
-        An env with ``get_state()`` and ``set_state(state)`` is saved with these; any other is pickled. An env that
-        cannot be saved either way (`SavedState.unsaved`) needs a reset after `load_state`.
+        An env with ``get_state()`` and ``set_state(state)`` is saved through these methods; any other env is pickled.
+        An env that cannot be saved either way (`SavedState.unsaved`) needs a reset after `load_state`.
 
         Raises:
             EnvBusyError: If a step is in flight.
-            BaseException: Any exception raised by a ``get_state``.
+            BaseException: Any exception raised by an env's ``get_state``.
         """
         self._engine.refuse_busy(self._engine.env_ids)
         checkpoint = self._engine.table.checkpoint()
@@ -987,17 +1013,18 @@ class ParallelEnv:
 
     @single_threaded
     def load_state(self, state: SavedState) -> tuple[int, ...]:
-        """Continue from a saved state, which may be of another `ParallelEnv` with envs made the same way, in any mode.
+        """Continue from a saved state, even that of a different `ParallelEnv` in any mode, if its envs were made alike.
 
         Steps in flight are dropped. Later steps are the same as they would have been after the save.
 
         Returns:
-            Ids of envs that need a reset: they needed one when saved, or are in `SavedState.unsaved`.
+            Ids of the envs that need a reset, because they needed one when they were saved or are in
+            `SavedState.unsaved`.
 
         Raises:
             ArgumentError: If the number of envs or ``asynchronous`` differs; nothing was changed.
-            EnvContractError: If envs were wrapped differently; those need a reset.
-            BaseException: Any exception raised by a ``set_state``; that env needs a reset.
+            EnvContractError: If envs were wrapped differently when they were saved; these envs need a reset.
+            BaseException: Any exception raised by an env's ``set_state``; that env needs a reset.
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
@@ -1012,7 +1039,7 @@ class ParallelEnv:
 
     @property
     def done(self) -> Array:
-        """``(n,)`` bool: whether the env's last step ended its episode, or ``asynchronous=None`` ended it."""
+        """``(n,)`` bool: whether the env's episode ended, by its own last step or because of ``asynchronous=None``."""
         return self._engine.table.done.copy()
 
     def has_done(self) -> bool:
@@ -1066,12 +1093,12 @@ class ParallelEnv:
 
     @property
     def para_mode(self) -> str:
-        """The mode: the one given, the one chosen if that was ``"auto"``, or the name of a backend class."""
+        """The mode that was given, the mode that ``"auto"`` chose, or the name of the backend class."""
         return self._para_mode
 
     @property
     def asynchronous(self) -> str | None:
-        """The done policy, as given; with an adapter, the call that made it, because its rules then apply."""
+        """The done policy, as given; with an adapter, the call that made the adapter, because its rules then apply."""
         return self._engine.adapter or self._engine.done_policy.word
 
     @property
@@ -1101,12 +1128,12 @@ class ParallelEnv:
 
     @functools.cached_property
     def observation_space(self) -> Space | None:
-        """The batch of ``n`` shared observation spaces, or ``None``."""
+        """The batch of ``n`` copies of the shared observation space, or ``None``."""
         return batched(self.single_observation_space, self._engine.num_envs)
 
     @functools.cached_property
     def action_space(self) -> Space | None:
-        """The batch of ``n`` shared action spaces, or ``None``."""
+        """The batch of ``n`` copies of the shared action space, or ``None``."""
         return batched(self.single_action_space, self._engine.num_envs)
 
     @property
@@ -1125,18 +1152,18 @@ class ParallelEnv:
 
     @single_threaded
     def show(self, id: Ids = None, *, width: int = 800) -> None:
-        """Show the current frames of the envs below the notebook cell. Another call in the same cell replaces them.
+        """Show the current frames of the envs below the notebook cell. A second call in the same cell replaces them.
 
-        Frames of several envs are tiled, with a gap between them and the env id on each.
+        Frames of several envs are tiled, with gaps between them, and each frame shows the env id.
 
         Args:
-            id: Which envs. Make them with ``render_mode="rgb_array"``; their frames may differ in size.
+            id: Which envs. They must be made with ``render_mode="rgb_array"``; their frames may differ in size.
             width: Pixels; a wider picture is scaled down.
 
         Raises:
             UsageError: If this is not a notebook.
             MissingDependencyError: If Pillow is not installed.
-            ArgumentError: If an env has another ``render_mode`` or cannot draw; nothing was drawn. Also if the frames
+            ArgumentError: If an env has a different ``render_mode`` or cannot draw; nothing was drawn. Or if the frames
                 cannot be tiled, see `ParallelEnv.render`.
             ResetNeededError: If an env needs a reset before it can draw.
         """
@@ -1154,7 +1181,7 @@ class ParallelEnv:
         width: int = 800,
         progress: bool = True,
     ) -> Evaluation:
-        """Run a policy, show the envs below the notebook cell while they step, and return the episodes that have ended.
+        """Run a policy, show the envs below the notebook cell while they step, and return statistics of ended episodes.
 
         The envs are reset at the start, and need a reset afterwards. An ended env is reset, regardless of
         ``asynchronous``. Interrupt the cell to stop early.
@@ -1170,10 +1197,11 @@ class ParallelEnv:
 
         Raises:
             UsageError, MissingDependencyError: See `show`.
-            ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
+            ArgumentError: If an argument is invalid, or an env has a different ``render_mode`` or cannot draw; nothing
                 was reset.
             EnvBusyError: See `ParallelEnv.step`.
-            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes so far.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
+                before it.
         """
         return _notebook().Performance(self, policy, steps, id, seed, fps, width, bool(progress)).play()  # type: ignore[no-any-return]
 
@@ -1190,7 +1218,7 @@ class ParallelEnv:
         width: int = 640,
         progress: bool = True,
     ) -> Film:
-        """Run a policy, and return a film of it, which a notebook plays. No screen is needed.
+        """Run a policy and return a film of its steps, which a notebook plays. No screen is needed.
 
         The envs are reset at the start, and need a reset afterwards. An ended env is reset, regardless of
         ``asynchronous``. All frames are kept in memory until the last step: about 0.8 MB each at the default width.
@@ -1198,38 +1226,39 @@ class ParallelEnv:
 
         Args:
             policy: See `ParallelEnv.run_episodes`.
-            steps: Number of steps of each env; the film has one frame more.
+            steps: Number of steps of each env; the film has one more frame.
             path: File to write as well: ``.webp``, ``.gif``, ``.png`` (animated), or ``.mp4``, which needs
                 imageio-ffmpeg. ``None``: no file; the film is then an MP4 if possible, else a WebP.
             id: Which envs.
             seed: Seed of the first reset, see `ParallelEnv.reset`.
-            fps: Frames per second; ``None``: see `play`. At most 50 in a GIF and 90 in a WebP or PNG: browsers play
-                faster ones at 10.
+            fps: Frames per second; ``None``: see `play`. At most 50 in a GIF and 90 in a WebP or PNG: browsers slow
+                faster animations down to 10.
             width: Pixels; wider frames are scaled down.
             progress: See `ParallelEnv.rollout`.
 
         Raises:
-            MissingDependencyError: If Pillow is not installed, or for an MP4 imageio-ffmpeg.
-            ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
-                was reset. If a picture is too large for the format.
-            OSError: If the folder does not exist or is not writable, before anything was reset; or if the film cannot
-                be written: ``error.partial`` is the film.
+            MissingDependencyError: If Pillow or, for an MP4, imageio-ffmpeg is not installed.
+            ArgumentError: If an argument is invalid, or an env has a different ``render_mode`` or cannot draw; nothing
+                was reset. Or if a picture is too large for the format.
+            OSError: If the folder does not exist or is not writable; nothing was reset. Or if the film cannot be
+                written; ``error.partial`` is then the film.
             EnvBusyError: See `ParallelEnv.step`.
-            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes so far.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
+                before it.
         """
         return _notebook().Performance(self, policy, steps, id, seed, fps, width, bool(progress)).record(path)  # type: ignore[no-any-return]
 
     def profile(self) -> Recorder:
         """Return a context manager that records where the time goes: ``with env.profile() as p``.
 
-        After the block, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows, and
-        ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record has the steps and resets of each env
-        and the calls of the caller, at most the latest million. Recording takes about 4 us per worker and step and 0.6
-        us per env. The records of a worker that dies are lost; its replacement is recorded.
+        After the block, ``p.summary()`` is a table with advice, ``p.plot()`` is a timeline that a notebook shows, and
+        ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record contains the steps and resets of each
+        env and the caller's calls; only the latest million are kept. In each step, recording takes about 4 us per
+        worker and 0.6 us per env. The records of a worker that dies are lost; its replacement is recorded.
 
         Raises:
             EnvBusyError: On entry, if this object is already being recorded.
-            WorkerTimeoutError: On entry, if a worker is still busy after the pool's own timeout.
+            WorkerTimeoutError: On entry, if a worker is still busy after the ``timeout`` of the `ParallelEnv`.
         """
         return _notebook().Recorder(self)  # type: ignore[no-any-return]
 
@@ -1241,24 +1270,25 @@ class ParallelEnv:
         *,
         observation_mode: Literal["same", "different"] | Spaces = "same",
     ) -> GymnasiumVectorEnv:
-        """Return a `gymnasium.vector.VectorEnv` that steps these envs, for any library that takes one.
+        """Return a `gymnasium.vector.VectorEnv` that steps these envs, for any library that accepts one.
 
-        From now on ``autoreset_mode`` decides what happens when an episode ends, regardless of ``asynchronous``; all
-        envs need a reset. Closing the vector env closes this object. With ``copy=False``, observations are as in
-        Gymnasium's own vector envs with ``copy=False``: valid until the next call, and writeable. Infos and
+        After this call, ``autoreset_mode`` decides what happens when an episode ends, regardless of ``asynchronous``,
+        and all envs need a reset. Closing the vector env closes this object. With ``copy=False``, observations are like
+        those of Gymnasium's own vector envs with ``copy=False``: valid until the next call, and writeable. Infos and
         ``final_obs`` are always copies.
 
         Args:
             autoreset_mode: ``"NextStep"``: the step after the end of an episode resets that env, ignores its action,
                 and has reward 0. ``"SameStep"``: the env is reset within the step that ends it; ``infos["final_obs"]``
-                and ``infos["final_info"]`` are the last ones of the episode. ``"Disabled"``: you reset, with
-                ``reset(options={"reset_mask": terminations | truncations})``.
+                and ``infos["final_info"]`` are the last observation and info of the episode. ``"Disabled"``: you reset
+                the env, with ``reset(options={"reset_mask": terminations | truncations})``.
             observation_mode: ``"same"``: the envs share one observation space. ``"different"``: their spaces have the
-                same shapes and dtypes, but other bounds. Or your own pair of the batched and the single space.
+                same shapes and dtypes, but different bounds. You can also give your own pair: the batched and the
+                single space.
 
         Raises:
-            ArgumentError: If a mode is not known, or an env declares no spaces, or spaces that ``observation_mode``
-                does not allow.
+            ArgumentError: If a mode is unknown, or an env declares no spaces or spaces that ``observation_mode`` does
+                not allow.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
             UsageError: If another adapter already uses this object.
@@ -1268,15 +1298,16 @@ class ParallelEnv:
         return GymnasiumVectorEnv(self, autoreset_mode, observation_mode)
 
     def to_sb3(self) -> SB3VecEnv:
-        """Return a `VecEnv` of Stable-Baselines3 that steps these envs, for its algorithms and wrappers.
+        """Return a Stable-Baselines3 `VecEnv` that steps these envs, for use with its algorithms and wrappers.
 
-        From now on an ended env is reset within the step that ends it, regardless of ``asynchronous``; all envs need a
-        reset. Closing the `VecEnv` closes this object. Observations are copied even with ``copy=False``: the algorithms
-        keep the latest ones while they step, and would otherwise store, and learn from, the next ones.
+        After this call, an env whose episode ends is reset within the same step, regardless of ``asynchronous``, and
+        all envs need a reset. Closing the `VecEnv` closes this object. Observations are copied even with
+        ``copy=False``: the algorithms keep the latest observations during a step, and would otherwise store the next
+        ones and learn from those.
 
         Raises:
             MissingDependencyError: If Stable-Baselines3 is not installed.
-            ArgumentError: If the envs declare no spaces, or different ones, or have different render modes.
+            ArgumentError: If the envs declare no spaces, declare different ones, or have different render modes.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
             UsageError: If another adapter already uses this object.
@@ -1295,15 +1326,17 @@ class ParallelEnv:
     def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:
         """Return a vector env for Tianshou's collectors and wrappers.
 
-        From now on nothing happens when an episode ends, regardless of ``asynchronous``; collectors reset the envs. All
-        envs need a reset. Closing the vector env closes this object. Observations are copied, regardless of ``copy``.
+        After this call, nothing happens when an episode ends, regardless of ``asynchronous``; collectors reset the
+        envs. All envs need a reset. Closing the vector env closes this object. Observations are copied, regardless of
+        ``copy``.
 
         Args:
-            wait_num: Number of envs that a step waits for; the others continue. ``None``: all.
-            timeout: Seconds after which a step returns the results so far, of at least one env; ``None``: no limit.
+            wait_num: Number of envs that a step waits for while the others continue. ``None``: all.
+            timeout: Seconds after which a step returns the results that have arrived, but at least one; ``None``: no
+                limit.
 
         Warns:
-            UserWarning: If either is given and envs share workers: such envs wait for each other.
+            UserWarning: If either argument is given and envs share workers, because such envs wait for each other.
 
         Raises:
             ArgumentError: If ``wait_num`` is not an int from 1 to the number of envs, or ``timeout`` is not positive.
@@ -1318,13 +1351,13 @@ class ParallelEnv:
 
     # ---------------------------------------------------------------- attribute access, copying, repr
 
-    if not TYPE_CHECKING:  # or a type checker would let any name be set
+    if not TYPE_CHECKING:  # otherwise, a type checker would allow any name to be set
 
         def __setattr__(self, name: str, value: Any) -> None:
             """Set an attribute, and refuse unknown public names, which would have no effect.
 
             Raises:
-                AbsentAttributeError: If there is no such attribute. Subclasses may set any.
+                AbsentAttributeError: If there is no such attribute. Subclasses may set any attribute.
             """
             known = getattr(ParallelEnv, name, None)
             is_fixed = known is None or (isinstance(known, property) and known.fset is None)
@@ -1332,10 +1365,10 @@ class ParallelEnv:
                 raise unsettable_attribute(self, name, name in inspect.signature(ParallelEnv).parameters)
             object.__setattr__(self, name, value)
 
-    if not TYPE_CHECKING:  # or a type checker would accept any name
+    if not TYPE_CHECKING:  # otherwise, a type checker would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse an unknown name, and suggest the known one that does the same. No worker is contacted.
+            """Refuse an unknown name, and suggest the known name with the same meaning. No worker is contacted.
 
             Raises:
                 AttributeError: Always; an `AbsentAttributeError` for a public name.
@@ -1355,7 +1388,7 @@ class ParallelEnv:
         return self._engine.num_envs
 
     def __repr__(self) -> str:
-        """Return one line, without contacting a worker."""
+        """Return a description of one line, without contacting a worker."""
         if not hasattr(self, "_engine"):
             return "<parallelenv.ParallelEnv, not constructed>"
         chosen = self._recommendation
@@ -1372,7 +1405,7 @@ class ParallelEnv:
         """Close all envs and stop all workers. Errors of envs are not raised; repeated calls do nothing.
 
         Args:
-            timeout: Seconds that workers have to close their envs before they are terminated; ``None``: 3.
+            timeout: Seconds that workers have to close their envs before they are terminated; ``None`` means 3.
 
         Raises:
             ArgumentError: If ``timeout`` is not a valid number of seconds; nothing was closed.
@@ -1386,7 +1419,7 @@ class ParallelEnv:
         """Close every `ParallelEnv` of this process that is still open.
 
         Raises:
-            BaseExceptionGroup: All errors, after all have been closed.
+            BaseExceptionGroup: All errors raised, after every `ParallelEnv` has been closed.
         """
         errors: list[BaseException] = []
         for env in list(cls._live):
@@ -1398,7 +1431,7 @@ class ParallelEnv:
             raise BaseExceptionGroup("Errors were raised while closing.", errors)
 
     def __enter__(self) -> Self:
-        """Return the object itself; the end of the ``with`` block closes it."""
+        """Return the object itself, which the end of the ``with`` block closes."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -1413,8 +1446,8 @@ def _notebook() -> ModuleType:
     return notebook
 
 
-# `ParallelEnv.make` takes ``**kwargs``; its signature shows editors and `help` what it accepts: its own first three
-# arguments, those of the constructor except the first two and the options, and its own last two.
+# `ParallelEnv.make` takes ``**kwargs``; its signature shows editors and `help` what these can be. It lists the first
+# three arguments of `make`, those of the constructor except the first two and the options, and the last two of `make`.
 _OWN, _WHOLE = (list(inspect.signature(one).parameters.values()) for one in (ParallelEnv.make, ParallelEnv))
 _ARGUMENTS = tuple(one.name for one in _WHOLE[:-1])  # the last one takes the options
 _SIGNATURE = inspect.Signature([*_OWN[:3], *_WHOLE[2:-1], *_OWN[-2:]])

@@ -1,7 +1,8 @@
 """Every exception that this package raises on purpose.
 
-Each derives from `ParallelEnvError` and from the builtin (or Gymnasium) exception that it means, so that existing
-``except`` clauses keep working. Exceptions of envs are not defined here: they reach the user with their own type.
+Each derives from `ParallelEnvError` and from the builtin or Gymnasium exception that it corresponds to, so that
+existing ``except`` clauses keep working. Exceptions raised by envs are not defined here: they reach the user with their
+own type.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import gymnasium.error
 
 
 class ParallelEnvError(Exception):
-    """Base of all errors of this package."""
+    """Base class of all errors raised by this package."""
 
 
 class ArgumentError(ParallelEnvError, ValueError, TypeError):
@@ -28,7 +29,7 @@ class ActionError(ArgumentError):
 
 
 class InvalidEnvError(ArgumentError, RuntimeError):
-    """An item of ``envs`` is not an environment, cannot be used as one here, occurs twice, or lacks needed spaces."""
+    """An item of ``envs`` is not an environment, cannot be used here, occurs twice, or lacks spaces that are needed."""
 
 
 class MissingDependencyError(ParallelEnvError, ImportError):
@@ -36,7 +37,7 @@ class MissingDependencyError(ParallelEnvError, ImportError):
 
 
 class UsageError(ParallelEnvError, RuntimeError):
-    """A call is not possible here: in this thread or process, outside a notebook, on a wrapper, or at this time."""
+    """A call is not possible in this thread or process, outside a notebook, on a wrapper, or at this time."""
 
 
 class ClosedError(ParallelEnvError, gymnasium.error.ClosedEnvironmentError, RuntimeError):
@@ -48,11 +49,11 @@ class ResetNeededError(ParallelEnvError, gymnasium.error.ResetNeeded):
 
 
 class EnvBusyError(ParallelEnvError, RuntimeError):
-    """An env cannot be stepped now: it has a step whose result was not received, or it is paused."""
+    """An env cannot be stepped now: the result of its last step was not received yet, or the env is paused."""
 
 
 class NothingInFlightError(ParallelEnvError, gymnasium.error.NoAsyncCallError, RuntimeError):
-    """``recv()`` or a ``..._wait()`` was called while nothing is in flight that it waits for.
+    """``recv()`` or a ``..._wait()`` method was called, but no call that it could wait for is in flight.
 
     Attributes:
         name: The call that is not in flight: ``"step"``, ``"reset"`` or ``"call"``.
@@ -63,7 +64,7 @@ class NothingInFlightError(ParallelEnvError, gymnasium.error.NoAsyncCallError, R
 
 
 class PendingCallError(gymnasium.error.AlreadyPendingCallError, EnvBusyError):
-    """An adapter was called while another call waits for its ``..._wait()``.
+    """An adapter was called while an earlier call still waits for its ``..._wait()``.
 
     Attributes:
         name: The pending call: ``"step"``, ``"reset"`` or ``"call"``.
@@ -91,13 +92,13 @@ class AbsentAttributeWarning(UserWarning):
 
 
 class OldApiWarning(UserWarning):
-    """A `gymnasium.Env` follows the API of the old gym, and is used through it. The message gives the consequences."""
+    """A `gymnasium.Env` follows the old gym API and is used through that API. The message states the consequences."""
 
 
 class ExhaustedError(ParallelEnvError, RuntimeError):
-    """An env has no further episode: its ``reset`` raises this, and the env counts as exhausted.
+    """An env has no further episode: its ``reset`` raises this error, and the env then counts as exhausted.
 
-    Users see it where envs cannot be idle: in a plain Gymnasium loop, and in adapters.
+    Users see this error where envs cannot be idle: in a plain Gymnasium loop, and in adapters.
     """
 
 
@@ -106,7 +107,7 @@ class EnvInterruptedError(ParallelEnvError, RuntimeError):
 
 
 class EnvError(ParallelEnvError, RuntimeError):
-    """Replaces an env's exception that cannot be pickled."""
+    """Replaces an exception that an env raised and that cannot be pickled."""
 
 
 class UnpicklableError(ParallelEnvError, TypeError):
@@ -114,16 +115,16 @@ class UnpicklableError(ParallelEnvError, TypeError):
 
 
 class WorkerStartError(ParallelEnvError, OSError):
-    """There are not enough processes, memory or resources for a worker or its arrays."""
+    """The system lacks the processes, memory or other resources for a worker or its arrays."""
 
 
 class WorkerDiedError(ParallelEnvError, RuntimeError):
     """The worker of an env is dead.
 
     Attributes:
-        env_ids: The envs that it owned and that the call needed.
+        env_ids: Ids of the envs that the worker owned and the call needed.
         pid: Process id of the worker, if known.
-        exitcode: Its exit code, negative for a signal, if known.
+        exitcode: Exit code of the worker, negative for a signal, if known.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class WorkerTimeoutError(ParallelEnvError, TimeoutError, multiprocessing.Timeout
     """Envs did not finish in time.
 
     Attributes:
-        env_ids: The envs that are still running.
+        env_ids: Ids of the envs that are still running.
     """
 
     def __init__(self, message: str, env_ids: tuple[int, ...] = ()) -> None:
@@ -151,5 +152,5 @@ class WorkerTimeoutError(ParallelEnvError, TimeoutError, multiprocessing.Timeout
         self.env_ids = env_ids
 
     def about(self, env_ids: tuple[int, ...]) -> WorkerTimeoutError:
-        """Return the same error, for some of its envs."""
+        """Return the same error for only these envs."""
         return WorkerTimeoutError(str(self), env_ids)

@@ -18,7 +18,7 @@ _PATIENCE = 2.0
 
 
 class NoBar:
-    """A bar that shows nothing. It has the methods of a tqdm bar that are used."""
+    """A bar that shows nothing. It has those methods of a tqdm bar that this package uses."""
 
     def update(self, n: float | None = 1) -> bool | None:
         """Advance by ``n``."""
@@ -33,7 +33,7 @@ Bar: TypeAlias = "NoBar | tqdm.tqdm[Any]"
 
 @contextlib.contextmanager
 def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
-    """Show a bar in a notebook or on a terminal, and remove it at the end; nothing is written to a file or a pipe.
+    """Show a bar in a notebook or on a terminal, and remove it at the end. Nothing is written to files or pipes.
 
     ``look``: arguments of tqdm.
     """
@@ -50,7 +50,7 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def announce_if_slow(text: str) -> Iterator[None]:
-    """Show a line, where bars are shown, if the block takes longer than 2 s; remove it at the end."""
+    """If the block takes longer than 2 s, show a line where bars are shown; remove it at the end."""
     with contextlib.ExitStack() as shown:
 
         def show() -> None:
@@ -70,8 +70,8 @@ def announce_if_slow(text: str) -> Iterator[None]:
 class CellBar(tqdm.tqdm):  # type: ignore[type-arg]
     """A bar of tqdm below a notebook cell.
 
-    It is a line of text that the front end replaces, so it needs no ipywidgets. tqdm's own bars either need them, in
-    the kernel and in the front end, or write to stderr, which notebooks show on red.
+    The bar is a line of text that the front end replaces, so it needs no ipywidgets. tqdm's own bars either need
+    ipywidgets, in the kernel and in the front end, or write to stderr, which notebooks show on a red background.
     """
 
     _place: Any = None

@@ -1,7 +1,6 @@
 """The modes and their backend classes, which are imported only when used.
 
-Third-party packages add modes with an entry point of the group ``parallelenv.backends`` whose value is
-``module:Class``.
+Third-party packages add modes with an entry point in the group ``parallelenv.backends``; its value is ``module:Class``.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ ENTRY_POINT_GROUP = "parallelenv.backends"
 AUTO = "auto"
 """The word that lets `choose` select the mode."""
 AUTO_OPTION = "caller_busy"
-"""Its only option, which `recommend` also has."""
+"""The only option of ``"auto"``; `recommend` has the same one."""
 
-# word -> (module:Class, package that it needs beyond our own dependencies)
+# word -> (module:Class, package that the mode needs beyond our own dependencies)
 _MODES: dict[str, tuple[str, str | None]] = {
     "dummy": ("parallelenv.backends.dummy:DummyBackend", None),
     "thread": ("parallelenv.backends.thread:ThreadBackend", None),
@@ -37,12 +36,12 @@ _MODES: dict[str, tuple[str, str | None]] = {
     "ray-subproc": ("parallelenv.backends.ray_subproc:RaySubprocBackend", "ray"),
 }
 
-# Type checkers accept any string, because other packages add modes. Editors suggest ours.
+# Type checkers accept any string, because other packages may add modes. Editors suggest the built-in ones.
 ParaMode = Literal["dummy", "thread", "subproc", "ray", "ray-subproc", "auto"] | str | type[Backend]
 
 
 def known_modes() -> tuple[str, ...]:
-    """Return the word of every mode, installed or not; built-in ones first."""
+    """Return the word of every mode, installed or not, with the built-in modes first."""
     return (*_MODES, *sorted(set(_foreign()) - {*_MODES, AUTO}))
 
 
@@ -63,16 +62,16 @@ def resolve_backend(
 ) -> tuple[Backend, int | None, Recommendation | None]:
     """Return a new backend, the cores it may use, and the recommendation if the mode is ``"auto"``.
 
-    ``own_arguments`` are the names of `ParallelEnv`'s own arguments, for hints if one is misspelt; ``for_envs`` are the
-    ``seed`` and ``shared`` that envs may use while they are tried.
+    ``own_arguments`` are the names of `ParallelEnv`'s own arguments, for hints if one is misspelt. ``for_envs`` holds
+    the ``seed`` and ``shared`` that envs may use while a trial runs them.
 
     Raises:
         The errors of `load_backend`; and
-        ArgumentError: If the mode does not accept one of the options; with ``"auto"`` also if GPUs are requested.
+        ArgumentError: If the mode does not accept one of the options, or GPUs are requested with ``"auto"``.
     """
     chosen: Recommendation | None = None
     if isinstance(para_mode, str) and para_mode == AUTO:
-        for name, value in options.items():  # else the measured mode would decide whether it is an error
+        for name, value in options.items():  # otherwise the measured mode would decide whether an option is an error
             if name != AUTO_OPTION:
                 raise ArgumentError(
                     f"{name}={show(value)} is not an option of para_mode={AUTO!r}, which only accepts {AUTO_OPTION}, "
@@ -101,12 +100,12 @@ def resolve_backend(
 
 
 def option_names(para_mode: Any) -> list[str]:
-    """Return the options that a mode accepts. Arguments and errors: see `load_backend`."""
+    """Return the options that a mode accepts. See `load_backend` for arguments and errors."""
     return [AUTO_OPTION] if isinstance(para_mode, str) and para_mode == AUTO else _accepted(load_backend(para_mode))
 
 
 def lives_here(para_mode: Any) -> bool:
-    """Whether the envs of a mode live in this process. Arguments and errors: see `load_backend`."""
+    """Return whether the envs of a mode live in this process. See `load_backend` for arguments and errors."""
     return not (isinstance(para_mode, str) and para_mode == AUTO) and bool(load_backend(para_mode).uses_live_envs)
 
 

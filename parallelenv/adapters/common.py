@@ -1,4 +1,4 @@
-"""Code shared by adapters: their calls on the engine, and indices, spaces and errors in the form of other libraries."""
+"""Code shared by adapters: their engine calls, and indices, spaces and errors in the form that other libraries use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Step = TypeVar("_Step")
 def positions(argument: Any, num_envs: int, name: str) -> list[int]:
     """Return the env ids at these positions in the list of all envs, in order; ``None``: all.
 
-    Besides the forms of `parse_ids`, positions may be negative (from the end), duplicates, or a set.
+    Besides the forms that `parse_ids` accepts, positions may be negative (from the end), repeated, or given as a set.
     """
     if argument is None:
         return list(range(num_envs))
@@ -57,7 +57,7 @@ def positions(argument: Any, num_envs: int, name: str) -> list[int]:
 def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Make them equal.") -> list[Space]:
     """Return each env's ``observation_space`` or ``action_space``.
 
-    ``if_different`` ends the message of the error if they differ; ``None``: they may.
+    ``if_different`` ends the message of the error that is raised if the spaces differ; ``None``: they may differ.
     """
     spaces: list[Space] = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
@@ -80,7 +80,7 @@ class EndedEpisode(NamedTuple):
 
 
 class SameStep(Restart):
-    """``"restart"`` for adapters: infos are the envs' own, with the `EndedEpisode`, if any, under that class as key."""
+    """``"restart"`` for adapters: infos are the envs' own, with the key `EndedEpisode` if an episode ended."""
 
     name = "this adapter"
     lets_rest = False
@@ -104,28 +104,28 @@ class NextStep(DonePolicy):
 
 
 class ByHand(DonePolicy):
-    """``"continue"`` for adapters: their users reset."""
+    """``"continue"`` for adapters whose users reset the envs."""
 
     name = "this adapter"
     lets_rest = False
 
 
 class AdapterCalls:
-    """The calls of an adapter on the engine of a `ParallelEnv`, which follows the adapter's rules from then on.
+    """The calls that an adapter makes on the engine of a `ParallelEnv`. The engine then follows the adapter's rules.
 
     An adapter keeps no episode state itself, so attributes, rendering, `ParallelEnv.restart` and
-    `ParallelEnv.save_state` still work on the `ParallelEnv`, and closing one closes the other. Envs may be stepped
-    before their first reset.
+    `ParallelEnv.save_state` still work on the `ParallelEnv`, and closing the adapter or the `ParallelEnv` closes the
+    other. Envs may be stepped before their first reset.
 
     Args:
         env: The `ParallelEnv`.
         adapter: The call that made the adapter.
         policy: What happens when an episode ends.
-        observation_space: Space to batch states in; ``None``: as before.
+        observation_space: Space in which states are batched; ``None``: the same as before.
         reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
         always_copies: Whether states are copied regardless of ``copy``.
         broadcasts: See `Layout`.
-        waits_by: Call that continues the wait for an interrupted or late step, for messages.
+        waits_by: Name of the call that continues the wait for an interrupted or late step, for messages.
         align: Form of the results of steps.
 
     Raises:
@@ -197,7 +197,7 @@ class AdapterCalls:
 
     @single_threaded
     def step_wait(self, timeout: float | None) -> StepResult:
-        """Return the result of a step of all envs that was sent, or whose call was interrupted."""
+        """Return the result of the step of all envs that was sent or whose call was interrupted."""
         limit = arguments.check_timeout(timeout)
         return self._engine.step_wait(self._engine.env_ids, limit, "item")  # type: ignore[return-value]
 
@@ -208,7 +208,7 @@ class AdapterCalls:
 
     @single_threaded
     def reset_wait(self, ticket: Ticket, timeout: float | None) -> State:
-        """Return the first states of episodes, batched."""
+        """Return the batched first states of the episodes."""
         return self._engine.collect_reset(ticket, arguments.check_timeout(timeout))
 
     @single_threaded_in("reset")
@@ -227,7 +227,7 @@ class AdapterCalls:
 
     @single_threaded_in("call")
     def call_async(self, call: MethodCall, id: Ids = None) -> Ticket:
-        """Send a method call, the same for each env; without ``id`` to all envs."""
+        """Send the same method call to each of these envs; without ``id``, to all envs."""
         env_ids = self._engine.ids(id, with_paused=True)
         return self._engine.pool.submit("call", env_ids, [call] * len(env_ids))
 
@@ -240,13 +240,13 @@ class AdapterCalls:
 
     @single_threaded_in("call")
     def look_up(self, lookup: Lookup, argument: Any, id: Ids = None) -> list[Any]:
-        """Return the result of a look-up for each env; without ``id`` for all."""
+        """Return the result of a look-up in each of these envs; without ``id``, in all envs."""
         env_ids = self._engine.ids(id, with_paused=True)
         return self._engine.pool.ask("get", env_ids, [argument] * len(env_ids), lookup).listed()
 
     @single_threaded_in("get_attr")
     def existing_attr(self, key: str, id: Ids) -> list[Any]:
-        """Return an attribute of envs; raise `AbsentAttributeError` if one does not have it."""
+        """Return an attribute of envs; raise `AbsentAttributeError` if an env does not have it."""
         env_ids = parse_ids(id, self._engine.num_envs)
         arguments.check_name("key", key)
         values = self._engine.pool.ask("get", env_ids, None, Lookup(key)).values
@@ -263,7 +263,7 @@ class AdapterCalls:
         """Return the envs themselves, in env id order; ``name`` and ``way`` (the call to use instead) are for messages.
 
         Raises:
-            AbsentAttributeError: If they do not live in this process, or were closed.
+            AbsentAttributeError: If the envs do not live in this process, or were closed.
         """
         if self._guard.is_closed:
             raise AbsentAttributeError(f"{name} is absent: the ParallelEnv was closed, and its envs with it.")
@@ -277,7 +277,7 @@ class PartialStep(tuple):  # type: ignore[type-arg]
     """The return value of a step, with only the rows of envs that did not fail.
 
     Attributes:
-        env_ids: ``(k,)`` int64, the envs of the rows, in order.
+        env_ids: ``(k,)`` int64, the env of each row.
     """
 
     env_ids: Array
@@ -286,7 +286,7 @@ class PartialStep(tuple):  # type: ignore[type-arg]
 def convert_step(
     convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
 ) -> _Step:
-    """Return the result of one of `AdapterCalls` in the form of the adapter, ``None`` if it only starts a step.
+    """Return the result of an `AdapterCalls` method in the adapter's form; ``None`` if it only starts a step.
 
     Raises:
         PendingCallError, NothingInFlightError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
@@ -309,7 +309,7 @@ def convert_step(
 
 
 def nothing_begun(name: str) -> NothingInFlightError:
-    """Return the error for a wait without a call."""
+    """Return the error for a wait that no call preceded."""
     return NothingInFlightError(f"{name}_wait() was called, but {name}_async() was not.", name)
 
 
@@ -323,7 +323,7 @@ def convert_partial(error: BaseException, convert: Callable[[Any], Any]) -> None
 
 
 def raises_first(adapter: _Class) -> _Class:
-    """Make an adapter raise the first env's exception if several failed, as its library does; notes name the others."""
+    """Make an adapter raise only the first env's exception, as its library does; notes name the other failed envs."""
 
     def first_of(error: BaseException) -> BaseException:
         if not isinstance(error, BaseExceptionGroup) or not hasattr(error, "failures"):

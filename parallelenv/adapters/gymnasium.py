@@ -1,4 +1,4 @@
-"""A `ParallelEnv` as a `gymnasium.vector.VectorEnv`, and an entry point that `gymnasium.make_vec` calls."""
+"""A `ParallelEnv` as a `gymnasium.vector.VectorEnv`, and the entry point for `gymnasium.make_vec`."""
 
 from __future__ import annotations
 
@@ -108,24 +108,24 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
     ) -> tuple[State, Info]:
-        """Start new episodes. Return observations of all envs (the latest of envs not reset), and infos of those reset.
+        """Start new episodes. Return observations of all envs (the latest if not reset) and infos of the envs reset.
 
         Args:
-            seed: Int ``s`` gives env i the seed ``s + i``. A list has one per env.
-            options: Passed to each env's ``reset``, except ``"reset_mask"``: ``(num_envs,)`` bool, the envs to reset,
-                by default all. The dict is not changed.
+            seed: Int ``s`` gives env i the seed ``s + i``. A list has one seed per env.
+            options: Passed to each env's ``reset``, except ``"reset_mask"``: ``(num_envs,)`` bool, the envs to reset
+                (by default all). The dict is not changed.
 
         Raises:
             ArgumentError: If seeds, options or mask are invalid; nothing was reset.
-            PendingCallError: If an ``..._async`` waits for its ``..._wait``; nothing was reset.
-            ResetNeededError: If the mask leaves out an env that was not yet reset or stepped; nothing was reset.
+            PendingCallError: If an ``..._async`` method still waits for its ``..._wait``; nothing was reset.
+            ResetNeededError: If the mask leaves out an env that has not been reset or stepped yet; nothing was reset.
             BaseException: Any exception raised by an env.
         """
         self.reset_async(seed, options)
         return self.reset_wait()
 
     def reset_async(self, seed: int | Sequence[int | None] | None = None, options: Info | None = None) -> None:
-        """Send resets; `reset_wait` returns the result of `reset`. See `reset` for arguments and errors."""
+        """Send resets; `reset_wait` returns what `reset` would return. See `reset` for arguments and errors."""
         self._refuse_awaited("reset")
         if options is not None and not isinstance(options, dict):
             raise ArgumentError(f"options={show(options)} is not a dict. Give a dict for each env's reset.")
@@ -159,7 +159,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def step(self, actions: object) -> GymnasiumStep:
         """Step all envs, and reset ended ones according to the autoreset mode.
 
-        Actions are a batch as ``action_space.sample()`` returns it, or one per env.
+        Actions are a batch like the one ``action_space.sample()`` returns, or a sequence with one action per env.
 
         Returns:
             Observations, rewards ``(num_envs,)`` float64, terminations and truncations ``(num_envs,)`` bool, and infos:
@@ -167,12 +167,12 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
         Raises:
             ActionError: If the actions are invalid; nothing was stepped.
-            PendingCallError: If an ``..._async`` waits for its ``..._wait``, or a step was interrupted; nothing was
-                stepped.
-            ResetNeededError: If an env has ended and the mode is ``"Disabled"``, or lost its episode with its worker;
+            PendingCallError: If an ``..._async`` method still waits for its ``..._wait``, or a step was interrupted;
                 nothing was stepped.
-            WorkerTimeoutError: If it takes longer than the ``timeout`` of the `ParallelEnv`; `step_wait` continues the
-                wait.
+            ResetNeededError: If an env's episode has ended and the mode is ``"Disabled"``, or an env lost its episode
+                with its worker; nothing was stepped.
+            WorkerTimeoutError: If the step takes longer than the ``timeout`` of the `ParallelEnv`; `step_wait`
+                continues the wait.
             EnvContractError: If a reward is not a number.
             BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
                 the other envs, whose ids are its ``env_ids``.
@@ -181,7 +181,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return convert_step(self._gathered, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
-        """Start a step; `step_wait` returns the result of `step`. See `step` for arguments and errors."""
+        """Start a step; `step_wait` returns what `step` would return. See `step` for arguments and errors."""
         self._check_step()
         convert_step(self._gathered, self._calls.step_async, actions)
         self._begun, self._is_awaited = _PendingCall("step", None), True
@@ -189,11 +189,11 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
         """Return the result of a step that was started, was interrupted, or exceeded its timeout.
 
-        ``timeout`` is in seconds; ``None`` means that of the `ParallelEnv`.
+        ``timeout`` is in seconds; ``None`` means the ``timeout`` of the `ParallelEnv`.
 
         Raises:
             NothingInFlightError: If there is no such step.
-            WorkerTimeoutError: If it takes longer. `step_wait` can be called again.
+            WorkerTimeoutError: If the step takes longer than ``timeout``; `step_wait` can be called again.
             EnvContractError, BaseException: See `step`.
         """
         if self._is_awaited:
@@ -201,7 +201,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return convert_step(self._gathered, self._calls.step_wait, timeout)
 
     def _gathered(self, result: StepResult) -> GymnasiumStep:
-        """Return a step of all or some envs in the form of a vector env."""
+        """Return the result of a step of all or some envs in the form of a vector env."""
         states, rewards, _, infos = result
         if self._lends:
             states = _writeable(states)
@@ -237,7 +237,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         Raises:
             ArgumentError: If the name is invalid, or is ``reset``, ``step`` or ``close``.
             AttributeError: If an env does not have the attribute.
-            PendingCallError: If an ``..._async`` waits for its ``..._wait``.
+            PendingCallError: If an ``..._async`` method still waits for its ``..._wait``.
             BaseException: Any exception raised by a method.
         """
         self.call_async(name, *args, **kwargs)
@@ -258,17 +258,17 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return tuple(self._finish("call", timeout, self._calls.call_wait)[1])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of each env, or the result if it is a method. See `call` for errors."""
+        """Return an attribute of each env; if the attribute is a method, return its result. See `call` for errors."""
         return self.call(name)
 
     def set_attr(self, name: str, values: object) -> None:
         """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env.
 
-        A list or tuple has one value per env; any other value is set on all.
+        A list or tuple must have one value per env; any other value is set on all envs.
 
         Raises:
             ArgumentError: If the number of values differs from the number of envs.
-            PendingCallError: If an ``..._async`` waits for its ``..._wait``.
+            PendingCallError: If an ``..._async`` method still waits for its ``..._wait``.
         """
         self._refuse_awaited("set_attr")
         each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
@@ -281,7 +281,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     @property
     @short_tracebacks
     def envs(self) -> tuple[Env, ...]:
-        """The env objects; an `AbsentAttributeError` if they are in other processes."""
+        """The env objects; raises an `AbsentAttributeError` if they are in other processes."""
         return self._calls.envs("envs", "get_attr(), set_attr() or call()")
 
     @property  # type: ignore[misc]
@@ -298,15 +298,15 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
     @property
     def closed(self) -> bool:  # type: ignore[override]
-        """Whether this or the `ParallelEnv` is closed."""
+        """Whether this vector env or its `ParallelEnv` is closed."""
         return self.parallel_env.closed
 
     def close(  # type: ignore[override]
         self, timeout: float | None = None, terminate: bool = False
     ) -> None:
-        """Close the `ParallelEnv`, and drop a call in flight, with a warning. Exceptions of envs are not raised.
+        """Close the `ParallelEnv`. A call in flight is dropped with a warning. Exceptions of envs are not raised.
 
-        Workers have ``timeout`` seconds (``None``: a few) to close their envs before they are terminated; with
+        Workers have ``timeout`` seconds (``None``: a few seconds) to close their envs before they are terminated; with
         ``terminate`` they are terminated at once. An invalid ``timeout`` raises an `ArgumentError`, and nothing is
         closed.
         """
@@ -317,7 +317,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             warn_user(f"close() was called while {name}_async() waits for {name}_wait(): its result is lost.")
 
     def __del__(self) -> None:
-        """Leave the `ParallelEnv` open, as other code may use it. Before Gymnasium 1.3 the base class closed it."""
+        """Leave the `ParallelEnv` open: other code may use it. Before Gymnasium 1.3, the base class closed it."""
 
     # ---------------------------------------------------------------- calls in flight
 
@@ -401,16 +401,18 @@ _AS_THEY_ARE = "final_obs"
 
 
 def gather_infos(infos: Iterable[tuple[int, Mapping[str, object]]], num_envs: int) -> Info:
-    """Return one dict for all envs, from pairs of an env id and its info; envs may be left out.
+    """Return one dict for all envs, given pairs of an env id and an info; envs may be left out.
 
-    Differs from `gymnasium.vector.VectorEnv._add_info`, which loses values: it gives all values the type of the first,
-    so 1.5 after 1 becomes 1, and raises errors for arrays of different shapes and for ``None`` after a number.
+    This function replaces `gymnasium.vector.VectorEnv._add_info`, which loses values: that method converts all values
+    to the type of the first one, so 1.5 after 1 becomes 1, and raises errors for arrays of different shapes and for
+    ``None`` after a number.
 
     Returns:
-        For each key ``k`` an array with one row per env, zero or ``None`` for envs without the key; and under ``_k`` an
-        array ``(num_envs,)`` bool, ``True`` for envs with it, which replaces an env's own key of that name. The dtype
-        can represent all values exactly: numbers become ``(num_envs,)``, arrays of one shape ``(num_envs, *shape)``,
-        dicts are gathered recursively, and all else, including mixtures, becomes an object array ``(num_envs,)``.
+        For each key ``k``, an array with one row per env, which is zero or ``None`` for envs without the key; and under
+        ``_k`` an array ``(num_envs,)`` bool, ``True`` for envs with the key. It replaces an env's own key ``_k``. The
+        dtype can represent all values exactly. Numbers become an array ``(num_envs,)``; arrays of one shape become
+        ``(num_envs, *shape)``; dicts are gathered recursively; all other values, including mixtures, become an object
+        array ``(num_envs,)``.
     """
     columns: dict[str, dict[int, object]] = {}
     for row, info in infos:
@@ -446,7 +448,7 @@ def _common_dtype(values: list[object]) -> DType | None:
     if not (are_arrays or are_numbers or all(type(value) is bool for value in values)):
         return None
     arrays = [np.asarray(value) for value in values]
-    # A plain array would lose a mask.
+    # A plain array would lose the mask of a masked array.
     if len({array.shape for array in arrays}) > 1 or any(isinstance(value, np.ma.MaskedArray) for value in values):
         return None
     dtypes = {array.dtype for array in arrays}
@@ -471,7 +473,7 @@ def vector_entry_point(
     max_episode_steps: int | None = None,
     **make_kwargs: object,
 ) -> GymnasiumVectorEnv:
-    """Return a vector env for `gymnasium.make_vec`, for an id registered with this function as its entry point.
+    """Return a vector env for `gymnasium.make_vec`; ids are registered with this function as their entry point.
 
     Register with ``gymnasium.register("FastPole-v0", vector_entry_point="parallelenv:vector_entry_point",
     kwargs={"env": "CartPole-v1"})``, then call ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
@@ -487,7 +489,7 @@ def vector_entry_point(
 
     Raises:
         ArgumentError: If an argument has an invalid value.
-        InvalidEnvError: If the id is not registered, or ``env`` is not one of these.
+        InvalidEnvError: If the id is not registered, or ``env`` is neither an id, an `EnvSpec` nor a callable.
     """
     arguments.check_positive("num_envs", num_envs)
     factory = make_factories([env])[0]

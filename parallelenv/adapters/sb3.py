@@ -38,8 +38,9 @@ SB3Step = tuple[State, Array, Array, list[Info]]
 class SB3VecEnv(VecEnv):
     """A Stable-Baselines3 vector env, returned by `ParallelEnv.to_sb3`. Its methods match those of `DummyVecEnv`.
 
-    Only ``set_attr`` differs: it sets the attribute on the wrapper or env that has it, not on the outermost wrapper,
-    where it would not affect the env. The caller may modify all returned values. ``parallel_env`` is the `ParallelEnv`.
+    Only ``set_attr`` differs: it sets the attribute on the wrapper or env that has the attribute, because setting it on
+    the outermost wrapper would not affect the env. The caller may modify all returned values. ``parallel_env`` is the
+    `ParallelEnv`.
     """
 
     def __init__(self, env: ParallelEnv) -> None:
@@ -51,7 +52,7 @@ class SB3VecEnv(VecEnv):
             raise ArgumentError(
                 f"The envs have the render modes {modes}, but a VecEnv has one. Make them with the same one."
             )
-        # SB3's algorithms keep the latest observations during a step; views would already show the next ones.
+        # SB3's algorithms keep the latest observations during a step; with views they would already see the next ones.
         self._calls = AdapterCalls(
             env, "to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True, broadcasts=True
         )
@@ -71,7 +72,7 @@ class SB3VecEnv(VecEnv):
         return observations
 
     def step(self, actions: object) -> SB3Step:
-        """Step all envs, and reset those that end. See `step_async` and `step_wait`."""
+        """Step all envs, and reset those whose episodes end. See `step_async` and `step_wait`."""
         return convert_step(self._convert, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
@@ -79,7 +80,7 @@ class SB3VecEnv(VecEnv):
 
         Raises:
             ActionError: If the actions are invalid.
-            PendingCallError: If a step is in flight. In both cases nothing was started.
+            PendingCallError: If a step is in flight. After either error, nothing was started.
         """
         convert_step(self._convert, self._calls.step_async, actions)
 
@@ -87,10 +88,10 @@ class SB3VecEnv(VecEnv):
         """Return the result of the step in flight.
 
         Returns:
-            Observations (for envs that ended, the first of the next episode), rewards ``(num_envs,)`` float32, dones
-            ``(num_envs,)`` bool, and one info per env. Each info has ``"TimeLimit.truncated"``; those of ended envs
-            also ``"terminal_observation"``, unless the env was restarted after a failure: its last observation is then
-            unknown.
+            Observations (for ended envs, the first one of the next episode), rewards ``(num_envs,)`` float32, dones
+            ``(num_envs,)`` bool, and one info per env. Each info has ``"TimeLimit.truncated"``. The infos of ended envs
+            have ``"terminal_observation"`` as well, unless the env was restarted after a failure, because its last
+            observation is then unknown.
 
         Raises:
             NothingInFlightError: If no step was started.
@@ -121,7 +122,7 @@ class SB3VecEnv(VecEnv):
     # ---------------------------------------------------------------- attributes and methods
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return an attribute of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
+        """Return an attribute of envs, looked up through wrappers; raise an `AttributeError` if an env lacks it."""
         return self._each(indices, lambda ids: self._calls.existing_attr(attr_name, ids))
 
     def has_attr(self, attr_name: str) -> bool:
@@ -137,11 +138,11 @@ class SB3VecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: object, indices: Indices = None, **method_kwargs: object
     ) -> list[Any]:
-        """Call a method of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
+        """Call a method of envs, looked up through wrappers; raise an `AttributeError` if an env does not have it."""
         arguments.check_name("method_name", method_name)
         call = MethodCall(method_name, method_args, method_kwargs)
         calls, ids = self._calls, positions(indices, self.num_envs, "indices")
-        rounds = [ids] if len(set(ids)) == len(ids) else [[one] for one in ids]  # duplicates are called twice
+        rounds = [ids] if len(set(ids)) == len(ids) else [[one] for one in ids]  # repeated envs are called twice
         return [answer for some in rounds for answer in calls.call_wait(calls.call_async(call, some), None)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
@@ -162,7 +163,7 @@ class SB3VecEnv(VecEnv):
     @property
     @short_tracebacks
     def envs(self) -> tuple[Env, ...]:
-        """The env objects; an `AbsentAttributeError` if they are in other processes."""
+        """The env objects; raises an `AbsentAttributeError` if they are in other processes."""
         return self._calls.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:

@@ -41,7 +41,7 @@ class Worker(NamedTuple):
 class TianshouVectorEnv:
     """A vector env for Tianshou, returned by `ParallelEnv.to_tianshou`. Its methods match those of `BaseVectorEnv`.
 
-    Calls on an env whose step is in flight raise `EnvBusyError`, and do nothing. Ids may be negative.
+    Calls on an env whose step is in flight raise `EnvBusyError` and have no effect. Ids may be negative.
 
     Attributes:
         parallel_env: The `ParallelEnv`.
@@ -83,13 +83,13 @@ class TianshouVectorEnv:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this or the `ParallelEnv` is closed."""
+        """Whether this vector env or its `ParallelEnv` is closed."""
         return self.parallel_env.closed
 
     @property
     @short_tracebacks
     def workers(self) -> tuple[Worker, ...]:
-        """One `Worker` per env, with its ``env``; an `AbsentAttributeError` if the envs are in other processes."""
+        """One `Worker` per env, with its ``env``; raises `AbsentAttributeError` if they are in other processes."""
         return tuple(map(Worker, self._calls.envs("workers", "get_env_attr() or set_env_attr()")))
 
     @property
@@ -105,13 +105,13 @@ class TianshouVectorEnv:
     # ---------------------------------------------------------------- episodes
 
     def reset(self, env_id: Ids = None, *, seed: Seeds = None, options: Options = None) -> tuple[Array, Array]:
-        """Start new episodes of envs, by default of all; a reset of all also drops steps in flight.
+        """Start new episodes of envs, by default of all; a reset of all envs drops any steps in flight.
 
-        An int seeds every env alike, as in Tianshou; a list has one seed per env.
+        An int seeds every env with the same number, as in Tianshou; a list has one seed per env.
 
         Returns:
-            Observations and infos, in the order of ``env_id``: observations stacked, or an object array for dicts and
-            different shapes; infos an object array of dicts.
+            Observations and infos, in the order of ``env_id``. Observations are stacked; dicts and observations of
+            different shapes become an object array. Infos are an object array of dicts.
         """
         env_ids = list(range(self.env_num)) if env_id is None else self._ready(env_id)
         seeds = [seed] * len(env_ids) if isinstance(seed, (int, np.integer)) else seed
@@ -122,7 +122,7 @@ class TianshouVectorEnv:
     def step(self, action: object, id: Ids = None) -> TianshouStep:
         """Step envs, by default all; if ``is_async``, return the results of the first to finish.
 
-        ``action`` has one action per env; ``None`` only waits for steps in flight, if ``is_async`` or after Ctrl-C.
+        ``action`` has one action per env. With ``is_async``, or after Ctrl-C, ``None`` only waits for steps in flight.
 
         Returns:
             Observations, rewards ``(k,)``, terminated and truncated ``(k,)`` bool, and infos; observations and infos
@@ -170,9 +170,9 @@ class TianshouVectorEnv:
         return _stacked(states), _stacked(rewards), batch.terminated, batch.truncated, object_array(infos)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[list[int | None]]:
-        """Reset all envs with seeds, and seed their ``action_space``. Return one list per env, with its seed.
+        """Reset all envs with seeds, and seed their ``action_space``. Return one list per env that contains its seed.
 
-        Int ``s`` gives env i the seed ``s + i``; a list has one per env; ``None`` seeds at random.
+        Int ``s`` gives env i the seed ``s + i``; a list has one seed per env; ``None`` seeds at random.
         """
         everyone = self._ready(None)
         seeds = arguments.spread_seeds(seed, everyone, whole=False)
@@ -186,16 +186,16 @@ class TianshouVectorEnv:
 
     @property
     def spec(self) -> list[Any]:
-        """One per env."""
+        """The spec of each env."""
         return self.get_env_attr("spec")
 
     @property
     def reward_range(self) -> list[Any]:
-        """One per env, if they have any."""
+        """The reward range of each env that has one."""
         return self.get_env_attr("reward_range")
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
-        """Return an attribute of envs, looked up through wrappers; an `AttributeError` if one does not have it."""
+        """Return an attribute of envs, looked up through wrappers; raise an `AttributeError` if an env lacks it."""
         return self._calls.existing_attr(key, self._ready(id))
 
     def set_env_attr(self, key: str, value: object, id: Ids = None) -> None:

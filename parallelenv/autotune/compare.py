@@ -1,7 +1,7 @@
-"""Measures every mode on an env, and checks that all modes give the same results.
+"""Measures an env in every mode, and checks that all modes give the same results.
 
-Modes are opened one after the other, because two that reserve the same cores of a Ray cluster cannot be open at the
-same time.
+Modes are opened one after the other, because two modes that reserve the same cores of a Ray cluster cannot be open at
+the same time.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from parallelenv.results import difference
 ORACLE = "dummy"  # the mode whose results are correct by definition
 _CALLER_STEPS = "subproc+caller_steps"
 _CHOOSABLE = ("thread", "subproc", _CALLER_STEPS)
-"""Words that `recommend` chooses from, measured with its number of workers."""
+"""Words that `recommend` chooses from; they are measured with the number of workers that it chooses."""
 _HEADER = ("mode", "workers", "start-up s", "steps/s", "ratio", "identical", "note")
 _CHOSEN, _CORRECT, _WRONG = "#0072b2", "#a9b8c4", "#d55e00"  # distinct with any colour vision
 
 
 def comparable_words() -> tuple[str, ...]:
-    """Return the words that can be measured: every mode, and after ``subproc`` the same with ``caller_steps``."""
+    """Return the words that can be measured: every mode and, after ``subproc``, the same mode with ``caller_steps``."""
     modes = known_modes()
     place = modes.index("subproc") + 1
     return (*modes[:place], _CALLER_STEPS, *modes[place:])
@@ -50,10 +50,10 @@ class ComparisonSettings:
     """The settings of a comparison."""
 
     num_envs: int  # per mode
-    modes: tuple[str, ...]  # of `comparable_words`, the oracle first
+    modes: tuple[str, ...]  # some of `comparable_words`, the oracle first
     num_cpus: int | None  # `None`: all usable ones
-    steps: int  # whose results are compared bit for bit
-    seconds: float  # of timing per mode
+    steps: int  # number of steps whose results are compared bit for bit
+    seconds: float  # seconds of timing per mode
     seed: int  # of the envs and of the actions
 
 
@@ -64,15 +64,15 @@ class ComparisonRow:
     mode: str  # of `comparable_words`
     num_cpus: int | None = None
     workers: int | None = None  # number of hosts
-    startup_seconds: float | None = None  # until the first states, in seconds
-    steps_per_second: float | None = None  # env steps per second, the median of the rounds
-    ratio: float | None = None  # speed relative to the oracle in the same round, the median
+    startup_seconds: float | None = None  # seconds until the first states
+    steps_per_second: float | None = None  # env steps per second: the median over the rounds
+    ratio: float | None = None  # speed relative to the oracle in the same round: the median
     deviation: str | None = None  # the place where its results first differ from the oracle's
     failure: str | None = None  # the reason why there are no figures, in one line
     is_missing: bool = False  # whether the only reason is a package that is not installed
 
     def cells(self) -> tuple[str, ...]:
-        """Return its row of the table."""
+        """Return the mode's row in the table."""
         if self.steps_per_second is None:
             return (self.mode, *"-----", self.failure or "")
         figures = f"{self.workers}", f"{self.startup_seconds:.2f}", number(self.steps_per_second), f"{self.ratio:.2f}"
@@ -90,17 +90,17 @@ class Comparison:
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the env itself gives the same results twice; otherwise no mode can."""
+        """Whether the env itself gives the same results twice; if it does not, no mode can."""
         return self.rows[0].deviation is None
 
     @property
     def is_sound(self) -> bool:
-        """Whether no mode failed, and, if the env is reproducible, none differs."""
+        """Whether no mode failed and, if the env is reproducible, none of them gave different results."""
         differs = any(row.deviation for row in self.rows) and self.is_reproducible
         return not differs and all(row.failure is None or row.is_missing for row in self.rows)
 
     def recommended(self) -> ComparisonRow:
-        """Return the mode that `recommend` chooses, unless a correct one is clearly faster."""
+        """Return the mode that `recommend` chooses, unless a different correct mode is clearly faster."""
         correct = [row for row in self.rows if row.ratio and not (row.deviation and self.is_reproducible)]
         best = next((row for row in correct if row.mode == self.chosen), self.rows[0])
         for row in correct:
@@ -146,7 +146,7 @@ class Comparison:
 
 
 def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Comparison:
-    """Measure one env in every mode; an `InvalidEnvError` if it fails in the oracle. The bar advances per mode."""
+    """Measure one env in every mode; raise `InvalidEnvError` if it fails in the oracle. The bar advances per mode."""
     oracle = ComparisonRow(ORACLE)
     rows = [oracle]
     with ExitStack() as opened:
@@ -247,7 +247,7 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
             labels.append(failed if row.steps_per_second is None else f"{row.steps_per_second:,.0f} steps/s{differs}")
         ratios = [row.ratio or 0.0 for row in comparison.rows]
         bars = panel.barh([row.mode for row in comparison.rows], ratios, color=colours)
-        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # keeps the dotted line from crossing the texts
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # keeps the dotted line from crossing the text
         panel.bar_label(bars, labels, padding=4, fontsize=9, bbox=behind)
         panel.axvline(1, color="black", linewidth=0.8, linestyle=":", zorder=0)
         panel.invert_yaxis()  # the first mode on top, as in the table

@@ -1,4 +1,4 @@
-"""A description of this machine for `ParallelEnv`, to read or to put into a bug report. Starts no process."""
+"""Describes this machine as `ParallelEnv` sees it, for users and for bug reports. Starts no process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Recommends a mode for given envs after a short trial; used by ``para_mode="auto"``.
 
-The trial opens pools of stand-ins: as many as there are envs, but with one real env per worker. Each pool and a plain
-loop are stepped in turns, in several short rounds, so that a slow moment of the machine affects both; the result is the
-median of the ratios of the rounds. A candidate is opened only if, with messages that cost nothing, it could be clearly
-faster than the best so far.
+The trial opens pools of stand-ins: there are as many stand-ins as envs, but only one real env per worker. Each pool is
+stepped alternately with a plain loop, in several short rounds, so that a slow moment of the machine affects both; the
+result is the median of the rounds' ratios. A candidate is opened only if it could be clearly faster than the best one
+so far, assuming that messages cost nothing.
 """
 
 from __future__ import annotations
@@ -42,33 +42,35 @@ from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError
 from parallelenv.worker.env_adapter import Resettable, adapt
 
 CLOSE_ENOUGH = 1.05
-"""A mode is chosen over a simpler one only if it is faster by more than this factor."""
+"""A mode is preferred to a simpler one only if it is faster by more than this factor."""
 ROUNDS = 5
 MOST_WORKERS = 32
 """With more threads, sending commands takes longer than 1 ms, the shortest wait for which threads are worthwhile."""
 _LEAST_CALL = {"thread": 100e-6, "subproc": 20e-6, "caller_steps": 10e-6}
-"""Minimum seconds of a step of envs that do nothing, with two workers."""
+"""Minimum seconds that a step takes with two workers and envs that do nothing."""
 _SLICE = 0.02
-"""Seconds of a pool's turn. If one step takes longer, a turn is one step, of fewer envs but at least one per worker."""
+"""Seconds of a pool's turn. If a step takes longer, a turn is one step of fewer envs, but at least one per worker."""
 _WAITING_SLICE = 0.1
-"""The same for envs that mostly wait, often for random times: one step of few envs may take a tenth of the mean."""
+"""The same for envs that mostly wait, often for random times: one step of a few envs may take a tenth of the mean."""
 _LIMIT = 4.0
-"""Seconds after which no further pool is opened."""
+"""Seconds after which no more pools are opened."""
 _LONG_STEP = 0.05
 _LONG_MAKING = 1.0
-"""Maximum seconds of a step, and of making and resetting the envs of a pool. A pool that would take longer is not
-opened, but estimated from the first steps of an env."""
+"""Maximum seconds of a step, and of making and resetting the envs of a pool.
+
+A pool that would take longer is not opened; its speed is estimated from the first steps of an env.
+"""
 _MOST_KINDS = 3
 """Maximum number of different env fns that are tried."""
 _MOST_STAND_INS = 256
-"""With more, the time of a step is proportional to their number."""
+"""With more envs than this, the time of a step is proportional to the number of envs."""
 _PATIENCE = 20.0
 """Seconds after which a trial in another process counts as hanging."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A recommended mode and the reason. ``str()`` gives one line.
+    """A recommended mode and the reason for it. ``str()`` gives one line.
 
     Attributes:
         mode: The word for ``para_mode``.
@@ -104,25 +106,25 @@ class Recommendation:
 def recommend(
     envs: Sequence[object], *, num_cpus: int | None = None, spaces: Spaces | None = None, caller_busy: bool = False
 ) -> Recommendation:
-    """Try the modes on envs for a moment and return the fastest, or a simpler one that is about as fast.
+    """Try the modes on envs for a moment and return the fastest one, or a simpler one that is about as fast.
 
-    Each mode that could be faster than the best so far is stepped with random actions for some tenths of a second, with
-    one real env per worker (one of each kind if the list has different env fns, up to three), which all env ids of the
-    worker share. They are closed afterwards. Live instances are copied, and the copies are tried in separate processes;
-    the instances are not touched. If a step takes longer than 0.05 s, or making and resetting an env longer than 1 s,
-    only ``"dummy"`` is tried, with one env, and the mode is estimated from its figures.
+    Each mode that could be faster than the best one so far steps envs with random actions for a few tenths of a second.
+    Each worker has one real env (one of each kind, up to three, if the list has different env fns), which all env ids
+    of the worker share. These envs are closed afterwards. Live instances are copied, and the copies are tried in
+    separate processes; the instances are not touched. If a step takes longer than 0.05 s, or making and resetting an
+    env takes longer than 1 s, only ``"dummy"`` is tried, with one env, and the choice is an estimate from its figures.
 
     Args:
         envs: See `ParallelEnv`.
-        num_cpus: Number of workers if more than one is useful. By default the fastest of several numbers: up to the
-            usable cores, more if the envs mostly wait.
+        num_cpus: Number of workers if more than one is useful. By default, the fastest of several numbers: at most the
+            number of usable cores, or more if the envs mostly wait.
         spaces: See `ParallelEnv`.
-        caller_busy: Whether your process computes while envs step, for example a policy on the CPU that acts for one
-            half of the envs while the other half is stepped (`ParallelEnv.send`, `ParallelEnv.recv`). The trial then
-            also computes, and also tries one worker less than there are cores.
+        caller_busy: Whether your process computes while envs step: for example, a policy on the CPU may act for one
+            half of the envs while the other half steps (`ParallelEnv.send`, `ParallelEnv.recv`). The trial then
+            computes as well, and includes one worker fewer than there are cores among the numbers that it tries.
 
     Returns:
-        Mode, number of workers and options, with the reason. ``"dummy"`` if no env can be tried; never
+        Mode, number of workers and options, with the reason. The mode is ``"dummy"`` if no env can be tried, and never
         a Ray mode.
 
     Raises:
@@ -170,7 +172,7 @@ def choose(
         else:
             copies = "Workers get copies of the instances." if found.mode == "subproc" else "Copies of them were tried."
             return replace(found, reason=f"{found.reason} {copies}") if has_instances else found
-    # Correct for every env, and at most as many times slower than the fastest as there are cores.
+    # This mode is correct for every env. With n cores, it is at most n times slower than the fastest mode.
     return Recommendation("dummy", 1, reason=f"{why}. Without figures, the plain loop is the safe choice.")
 
 
@@ -182,7 +184,7 @@ class Candidate:
     workers: int
     options: dict[str, bool]
     speedup: float = 1.0  # relative to the plain loop
-    was_tried: bool = True  # whether the speedup was measured; else it is estimated, without messages
+    was_tried: bool = True  # whether the speedup was measured; otherwise it is an estimate that ignores messages
 
 
 @dataclass
@@ -190,21 +192,21 @@ class Trial:
     """A trial of the modes.
 
     Envs are made in this process and in workers, at most `_MOST_KINDS` in each. Live envs, and envs of env fns that
-    return an existing one, are copied, only in other processes: a copy may hold the same handle of a simulator or
-    connection.
+    return an existing env, are tried as copies, and only in other processes, because a copy may hold the same handle to
+    a simulator or a connection.
     """
 
     factories: Sequence[EnvFactory]  # of all envs
-    cores: int  # that the envs may use
+    cores: int  # cores that the envs may use
     num_cpus: int | None  # the user's number of workers
     caller_busy: bool  # whether the caller computes while envs step
     env_options: dict[str, Any]  # the arguments `spaces`, `seed` and `shared` of `ParallelEnv`
-    find_obstacle: Callable[[], str]  # returns the reason why the envs cannot run in other processes
+    find_obstacle: Callable[[], str]  # returns why the envs cannot run in other processes
     are_copies: bool = False  # whether all factories make copies, so that no env of the user can be stepped
 
     def run(self) -> Recommendation:
-        """Try the modes, if necessary in another process. Raises the exception of an env, or that of a failed trial."""
-        # Each env is tried with its own factory, or, if there are many, with one of a few, evenly spread.
+        """Try the modes, if necessary in another process. Raises an exception of an env, or that of a failed trial."""
+        # Each env is tried with its own factory or, if there are many, with one of a few that are spread evenly.
         different = list({id(one.source): one for one in reversed(self.factories)}.values())[::-1]
         kinds = min(len(different), _MOST_KINDS)
         chosen = [different[-(-index * len(different) // kinds)] for index in range(kinds)]
@@ -213,12 +215,12 @@ class Trial:
         return self._try_copies() if any(one.is_live for one in self.factories) else self.run_here()
 
     def run_here(self) -> Recommendation:
-        """Try one candidate after the other, the simplest first."""
+        """Try one candidate after another, the simplest one first."""
         if self.are_copies:  # this object is in a worker, instead of an env
             self.env_options["shared"] = get_worker_info().shared  # type: ignore[union-attr]
         begin = time.perf_counter()
         self._name = os.urandom(8).hex()
-        self._failed: dict[str, str] = {}  # the reason why a mode was not possible, by mode
+        self._failed: dict[str, str] = {}  # by mode, the reason why it was not possible
         with _without_side_effects(), contextlib.ExitStack() as self._stack:
             if not self._try_dummy():
                 return self._try_copies()
@@ -249,7 +251,7 @@ class Trial:
                 return env.customized_method("run_here")[0]  # type: ignore[no-any-return]
 
     def _try_dummy(self) -> bool:
-        """Step envs in a loop, the reference of other candidates. Return ``False`` if the envs are the user's own."""
+        """Step envs in a loop, the reference for other candidates. Return ``False`` if the envs are the user's own."""
         figures = self._first_steps()
         if figures is None:
             return False
@@ -277,8 +279,8 @@ class Trial:
         """Step one env of each kind. These envs stay open, and all pools in this thread use them.
 
         Returns:
-            Mean seconds of making and resetting an env, of a step, and of the computation in a step; ``None`` if an env
-            fn returns an env that the user may use.
+            Mean seconds for making and resetting an env, for a step, and for the computation in a step; ``None`` if an
+            env fn returns an env that the user may be using.
         """
         begin = time.perf_counter()
         found: dict[int, tuple[float, float, float]] = {}
@@ -344,12 +346,12 @@ class Trial:
         return self._dummy is None or turns * self._making > _LONG_MAKING
 
     def _wins(self, candidate: Candidate) -> bool:
-        """Whether a candidate is clearly faster than the best so far, which it then replaces."""
+        """Return whether a candidate is clearly faster than the best one so far; if it is, it replaces that one."""
         candidate.was_tried = not self._takes_long(candidate)
         if candidate.was_tried:
             try:
                 pool = self._open(candidate)
-                # If envs wait, their random times differ more between two turns than the machine's speed does.
+                # If envs wait, their random times differ more from turn to turn than the machine's speed does.
                 candidate.speedup = self._loop / pool.mean() if self._waits else pool.speedup(self._dummy)  # type: ignore[arg-type]
                 pool.env.close()
             except Exception as error:  # noqa: BLE001 (envs raise anything; in a loop these work)
@@ -381,7 +383,7 @@ class Trial:
         return self._stack.enter_context(ParallelEnv(env_fns, candidate.mode, "restart", **options))
 
     def _describe(self) -> str:
-        """Return the measurements, in one line."""
+        """Return the measurements in one line."""
         best, num_envs = self._best, len(self.factories)
 
         def describe(one: Candidate, unit: str = "") -> str:
@@ -466,11 +468,11 @@ class TimedEnv:
     """An open `ParallelEnv` whose steps are timed in short turns.
 
     Args:
-        env: Must have been reset.
-        actions: Repeated if necessary.
-        turn: Seconds of a turn, which has at least one step.
+        env: The `ParallelEnv`; it must have been reset.
+        actions: Actions of the steps; they are repeated if necessary.
+        turn: Seconds of a turn; a turn has at least one step.
         busy: Seconds for which the caller computes during a step.
-        scale: Factor for each time, to estimate a step of all envs if ``env`` has only some of them.
+        scale: Factor by which each time is multiplied, to estimate a step of all envs if ``env`` has only some of them.
     """
 
     def __init__(
@@ -483,8 +485,8 @@ class TimedEnv:
         self._scale = scale
         self._count = 0
         self._step()  # may include one-time work
-        # The number of steps per turn is fixed here: steps may take different times, and a turn that ended with a long
-        # one would count it too often. During this the system finds a core for each worker.
+        # The number of steps per turn is fixed here: steps may take different times, and if turns ended after a certain
+        # time, long steps would count too often. Meanwhile the system finds a core for each worker.
         end = time.perf_counter() + turn
         while not self._count or time.perf_counter() < end:
             self._step()
@@ -511,7 +513,7 @@ class TimedEnv:
         return mean(self.times)
 
     def speedup(self, loop: TimedEnv) -> float:
-        """Return the speed relative to that of ``loop``, stepped in turns for `ROUNDS` rounds."""
+        """Return the speed relative to that of ``loop``; the two alternate for `ROUNDS` rounds."""
         ratios: list[float] = []
         for turn in range(ROUNDS):
             for each in (self, loop) if turn % 2 else (loop, self):
@@ -531,7 +533,7 @@ class TimedEnv:
 
 
 def random_actions(env: ParallelEnv, number: int, seed: int = 0) -> list[object]:
-    """Return random actions for all envs; raise `EnvContractError` if one declares no action space."""
+    """Return random actions for all envs; raise `EnvContractError` if an env declares no action space."""
     space = env.action_space
     spaces = [space for space in env.action_spaces if space is not None]
     if len(spaces) < len(env):
@@ -543,29 +545,29 @@ def random_actions(env: ParallelEnv, number: int, seed: int = 0) -> list[object]
 
 
 _QUICK_BUILD = 0.01
-"""Builds faster than this (in seconds) may have returned an existing env."""
+"""If building an env took fewer seconds than this, the env fn may have returned an existing env."""
 _NOT_NEW = "An env fn returns the same env each time, which may be in use."
 
 
 @dataclass(slots=True)
 class _SharedEnv:
-    """The real env of some stand-ins."""
+    """The real env that several stand-ins share."""
 
     env: Resettable
-    first: tuple[State, Info] | None = None  # state and info, once it was reset
+    first: tuple[State, Info] | None = None  # state and info, once the env was reset
     num_users: int = 0  # open stand-ins
 
 
 _SHARED: dict[tuple[str, int, int], _SharedEnv] = {}
-"""By trial, env id of the factory, and thread: each worker has its own."""
+"""The keys are the trial, the env id of the factory, and the thread, because each worker has its own env."""
 
 
 class StandIn(gymnasium.Env[State, Action]):
-    """Takes the place of an env. All stand-ins of a trial, factory and thread step one real env in turns.
+    """Takes the place of an env. All stand-ins with the same trial, factory and thread take turns to step one real env.
 
-    The pools of a trial then make as many calls and exchange as many messages as the real one, without its memory and
-    the time to build all its envs. The first stand-in builds the env, and with ``must_be_new`` raises `InvalidEnvError`
-    for one that existed before, because the user may use it.
+    A pool in a trial then makes as many calls and exchanges as many messages as the real pool, but does not need the
+    memory for all envs or the time to build them. The first stand-in builds the env. With ``must_be_new``, it raises
+    `InvalidEnvError` if the env existed before, because the user may be using it.
     """
 
     def __init__(self, trial: str, factory: EnvFactory, must_be_new: bool = False) -> None:
@@ -585,7 +587,7 @@ class StandIn(gymnasium.Env[State, Action]):
                 try:
                     other = factory.build()
                 except BaseException:
-                    _close(env)  # it is new: an env fn that returns an old one does not fail
+                    _close(env)  # it is new: an env fn that returns an old env does not fail
                     raise
                 if other is env:
                     raise InvalidEnvError(_NOT_NEW)
@@ -593,7 +595,7 @@ class StandIn(gymnasium.Env[State, Action]):
             shared = _SharedEnv(adapt(env))
         self._shared = shared
         self._has_begun = False
-        self.step: Any = self._shared.env.step  # the method itself: one more call takes 2 % of a CartPole step
+        self.step: Any = self._shared.env.step  # the method itself: one more call would take 2 % of a CartPole step
         _SHARED[self._key] = self._shared
         self._shared.num_users += 1
 
@@ -608,10 +610,10 @@ class StandIn(gymnasium.Env[State, Action]):
         return self._shared.env.env.action_space
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
-        """Reset the env. When a pool starts, only the first stand-in does so, because resets may take long.
+        """Reset the env. When a pool starts, only the first stand-in resets it, because resets may take long.
 
         Raises:
-            EnvContractError: If there is no further episode.
+            EnvContractError: If the env has no further episode.
         """
         try:
             if self._has_begun:
@@ -624,7 +626,7 @@ class StandIn(gymnasium.Env[State, Action]):
             raise EnvContractError(f"it has too few episodes for a trial ({error})") from error
 
     def close(self) -> None:
-        """Close the env with the last of its stand-ins."""
+        """Close the env when the last of its stand-ins is closed."""
         self._shared.num_users -= 1
         if not self._shared.num_users:
             _SHARED.pop(self._key, None)

@@ -1,4 +1,4 @@
-"""Collectors: they run a policy together with its envs and send the caller whole collections."""
+"""Collectors: they run a policy together with its envs, and return whole collections to the caller."""
 
 from parallelenv.collect.collector import Collector
 from parallelenv.collect.collector_set import CollectorSet

@@ -1,6 +1,6 @@
-"""A collector: a policy together with its envs. It collects steps, evaluates the policy and accepts new weights.
+"""A collector holds a policy and its envs. It collects steps, evaluates the policy and accepts new weights.
 
-`CollectorBase` has the parts that a collector and a set of collectors share.
+`CollectorBase` contains what a collector and a set of collectors have in common.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
 
 
 class CollectorBase(ShortTracebacks):
-    """Base of `Collector` and `CollectorSet`. For the arguments see `Collector`."""
+    """Base class of `Collector` and `CollectorSet`. See `Collector` for the arguments."""
 
     _unrepeatable: tuple[str, ...] = ()
-    """Methods that must not be called within another call, for example by a policy."""
+    """Methods that must not be called within a call of one of them, for example by a policy."""
 
     def __init__(self, num_steps: int, start_steps: int | None, seed: int | None, log_dir: object) -> None:
         check_positive("num_steps", num_steps)
@@ -67,16 +67,16 @@ class CollectorBase(ShortTracebacks):
     ) -> tuple[Rollout, Info]:
         """Step the envs with the policy, and return the steps. Episodes continue from one collection to the next.
 
-        A set runs all collectors. The result includes collections in flight, for example after Ctrl-C or an abandoned
-        `stream`.
+        A set runs all of its collectors. The result includes collections that are still in flight, for example after
+        Ctrl-C or an abandoned `stream`.
 
         Args:
             num_steps: Steps of each env; ``None`` means the constructor's ``num_steps``, or ``start_steps`` the first
                 time.
-            listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as one is set or
-                returns ``True``, the collection stops at its next step and returns the steps so far. A set checks them
-                about every 0.05 s.
-            progress: Whether to show a progress bar, in a terminal or a notebook, after the first second.
+            listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as an event is set or
+                a function returns ``True``, the collection stops at its next step and returns the steps so far. A set
+                checks them about every 0.05 s.
+            progress: Whether to show a progress bar, on a terminal or in a notebook, after the first second.
 
         Returns:
             ``data``, a `Rollout`, and ``info``, a dict of
@@ -87,28 +87,29 @@ class CollectorBase(ShortTracebacks):
             * ``seconds`` that the collection took;
             * ``version`` of the policy.
 
-            For a set, ``data`` has all envs: those of the first collector, then those of the second ... Steps that a
-            collector did not make are not ``valid``. If a collector was replaced, its open episodes are truncated, and
-            count up to that point. If envs were replaced in between, the steps of the former ones come first, in a
-            collection of their own. ``num_steps`` and ``version`` (the oldest) are ``(num_workers,)``, one per
-            collector, and there are
+            For a set, ``data`` has all envs: those of the first collector, then those of the second, and so on. Steps
+            that a collector did not make are not ``valid``. If a collector was replaced, its open episodes are
+            truncated, and count up to that point. If envs were replaced in between, the steps of the former envs come
+            first, in a collection of their own. ``num_steps`` and ``version`` (the oldest version used) are
+            ``(num_workers,)``, one per collector, and ``info`` also has
 
-            * ``staleness``, ``(num_workers,)``: how many versions a policy is behind the latest, or ahead if negative;
-            * ``lost_samples``: upper bound of the samples that collectors had made but not sent when they died: all
-              samples requested from them, about 0.5 s of work each, or in `stream` a whole collection;
+            * ``staleness``, ``(num_workers,)``: how many versions a policy is behind the latest one, or ahead of it if
+              negative;
+            * ``lost_samples``: upper bound on the samples that collectors had made but not sent when they died: all
+              samples requested from them, which are about 0.5 s of work each or, in `stream`, a whole collection;
             * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
             ArgumentError: If an argument has an invalid value, or the collections of a set cannot be joined because
-                they differ, in nesting for example. They stay available to `stream`.
+                they differ, for example in nesting. They stay available to `stream`.
             ClosedError: After `stop`.
             UsageError: If another thread is using this object.
             WorkerDiedError: If a collector of a set has died too often.
-            WorkerTimeoutError: If a collector of a set took too long. It is not replaced: the next collection waits for
-                it again; if it hangs, `stop` terminates it.
+            WorkerTimeoutError: If a collector of a set took too long. The collector is not replaced: the next
+                collection waits for it again. If it hangs, `stop` terminates it.
             BaseException: Any exception raised by an env or the policy, as in `ParallelEnv.rollout`. In a `Collector`,
-                ``error.partial`` is the `Rollout` so far, and the next collection starts new episodes; in a set, the
-                steps made until then are in the next collection.
+                ``error.partial`` is the `Rollout` so far, and the next collection starts new episodes. In a set, the
+                steps made before the exception are part of the next collection.
         """
         asked: list[Any] = [None]
         if isinstance(listen_to, Iterable) and not isinstance(listen_to, str):
@@ -133,19 +134,21 @@ class CollectorBase(ShortTracebacks):
     def set_weights(self, weights: object, version: int | None = None) -> None:
         """Set the policy's weights through its ``set_weights(weights)`` or torch's ``load_state_dict``.
 
-        A `Collector` passes them on without a copy. A set pickles them once and sends each collector a copy, to busy
-        ones before their next collection. With Ray, collectors on other nodes fetch them from the object store, once
-        per node.
+        A `Collector` passes the weights on without a copy. A set pickles them once and sends each collector a copy;
+        busy collectors get theirs before their next collection. With Ray, collectors on other nodes fetch the weights
+        from the object store, once per node.
 
         Args:
             weights: Passed to the policy.
-            version: Their version in infos, an int of at least 0; ``None`` means the current version plus one.
+            version: Version of the weights, for infos: an int of at least 0. ``None`` means the current version plus
+                one.
 
         Raises:
             ArgumentError: If the policy has no such method, or ``version`` is invalid.
-            UnpicklableError: If a set cannot pickle them; nothing was set.
-            KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy of a set takes too long to load them. They
-                are set anyway: collectors that do not have them yet load them before their next collection.
+            UnpicklableError: If a set cannot pickle the weights; nothing was set.
+            KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy in a set takes too long to load the
+                weights. The weights are set anyway: collectors that do not have them yet load them before their next
+                collection.
             ClosedError: After `stop`.
         """
         if version is not None and (not is_int(version) or version < 0):
@@ -154,9 +157,9 @@ class CollectorBase(ShortTracebacks):
 
     @single_threaded
     def update_policy(self, name: str, value: object) -> None:
-        """Set an existing attribute of the policy to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
+        """Set an existing attribute of the policy to a copy of ``value``; ``"a.b"`` sets ``b`` of the object ``a``.
 
-        A set does this in all collectors, in busy ones when they are done.
+        A set does this in all of its collectors; in busy ones, as soon as they are done.
 
         Raises:
             ArgumentError: If ``name`` is invalid.
@@ -168,17 +171,18 @@ class CollectorBase(ShortTracebacks):
 
     @single_threaded
     def replace(self, component: str, make: Callable[..., object]) -> None:
-        """Replace the policy or envs; in a set those of all collectors, in busy ones when they are done.
+        """Replace the policy or envs. A set does this in all of its collectors; in busy ones, as soon as they are done.
 
         Replaced envs are closed. The number of envs may change.
 
         Args:
-            component: ``"policy"``, which then has the weights it was made with; ``"envs"``, which start new episodes
-                with the collector's seed; or ``"test_envs"``.
-            make: Returns the new component, as ``make_policy``, ``make_envs`` or ``make_test_envs`` do.
+            component: ``"policy"``: the new policy has the weights that it was made with. ``"envs"``: the new envs
+                start new episodes with the collector's seed. Or ``"test_envs"``.
+            make: Returns the new component, as ``make_policy``, ``make_envs`` and ``make_test_envs`` do.
 
         Raises:
-            ArgumentError: If the component is unknown, or ``make`` returns the wrong thing. Nothing was replaced.
+            ArgumentError: If the component is unknown, or ``make`` returns an object of the wrong type. Nothing was
+                replaced.
             ClosedError: After `stop`.
         """
         if component not in _COMPONENTS:
@@ -197,7 +201,7 @@ class CollectorBase(ShortTracebacks):
         return self._guard.is_closed
 
     def plot(self, axes: object = None) -> Any:
-        """Draw returns against samples and seconds. See `History.plot`."""
+        """Plot returns against samples and seconds. See `History.plot`."""
         return self.history.plot(axes)
 
     def stop(self) -> None:
@@ -208,7 +212,7 @@ class CollectorBase(ShortTracebacks):
         self.history.close()
 
     def __enter__(self) -> Self:
-        """Return itself; the end of the ``with`` block calls `stop`."""
+        """Return this object; the end of the ``with`` block calls `stop`."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -220,27 +224,28 @@ class Collector(CollectorBase):
     """Holds a policy, envs to collect steps from, and envs to test it in.
 
     The policy is called as ``policy(states, rnn_state=None, done=None, *, deterministic=False)``; only the first
-    parameter is required. It returns actions, or ``(actions, rnn_state, extras)``. See `ParallelEnv.rollout`. It runs
-    in this process on the states of all envs, in any mode, and keeps its random state and counters from one
+    parameter is required. It returns actions, or ``(actions, rnn_state, extras)``. See `ParallelEnv.rollout`. In every
+    mode, the policy runs in this process on the states of all envs, and keeps its random state and counters from one
     collection to the next. The same seeds give identical data in every ``para_mode`` of the envs.
 
     Args:
-        make_policy: Returns the policy. Called with ``rank``, ``world_size`` and ``seed``, as far as it has these
-            parameters; its ``seed`` is this collector's ``seed`` plus the rank.
+        make_policy: Returns the policy. Called with those of ``rank``, ``world_size`` and ``seed`` that are among its
+            parameters; the ``seed`` that it gets is this collector's ``seed`` plus the rank.
         make_envs: Returns the `ParallelEnv` to collect from, in any mode, with ``asynchronous="restart"``. `stop`
             closes it.
         num_steps: Steps of each env in one collection.
         seed: Env i gets ``seed + rank * num_envs + i`` for its first episode; ``None``: no seeds.
-        weights: First weights of the policy, set as by `set_weights`; ``None`` leaves the policy as it was made.
+        weights: First weights of the policy, set as `set_weights` would set them; ``None`` leaves the policy as it was
+            made.
         make_test_envs: Returns the `ParallelEnv` for `evaluate`, with any done policy.
         start_steps: Steps of each env in the first collection; ``None`` means ``num_steps``.
-        log_dir: Folder for TensorBoard; needs ``tensorboardX``, or ``tensorboard`` and torch.
+        log_dir: Folder for TensorBoard logs, which need ``tensorboardX``, or ``tensorboard`` and torch.
         rank: Index of this collector in its set.
         world_size: Number of collectors in the set.
 
     Attributes:
-        version: Version of the policy's weights: 0 at first, increased by one by every `set_weights` without
-            ``version``.
+        version: Version of the policy's weights. It is 0 at first, and every `set_weights` without ``version`` adds
+            one.
         history: A `History` of all collections and evaluations.
 
     Raises:
@@ -292,7 +297,7 @@ class Collector(CollectorBase):
         self._rnn_state: Any = None
 
     def _make_envs(self, component: str, make: Callable[[], ParallelEnv], name: str) -> None:
-        """Make ``"envs"`` or ``"test_envs"`` and close the former ones. ``name`` is that of ``make`` in messages."""
+        """Make ``"envs"`` or ``"test_envs"`` and close the former ones. In messages, ``name`` stands for ``make``."""
         check_maker(name, make)
         env = make()
         if not isinstance(env, ParallelEnv):
@@ -361,15 +366,16 @@ class Collector(CollectorBase):
         """Run whole episodes in the test envs, with ``deterministic=True`` if the policy has that parameter.
 
         Args:
-            num_episodes: Number of episodes, over all test envs.
-            seed: Seed of the first episodes; ``None`` derives it from the collector's seed, the same each time, so
-                versions of a policy are compared on the same episodes.
+            num_episodes: Number of episodes of all test envs together.
+            seed: Seed of the first episodes. ``None`` derives it from the collector's seed; it is the same each time,
+                so versions of a policy are compared on the same episodes.
             progress: Whether to show a progress bar. See `collect`.
 
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
-            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes so far.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
+                before it.
         """
         if "test_envs" not in self._envs:
             raise ArgumentError(
@@ -465,12 +471,12 @@ def check_optional(**counts: object) -> None:
 
 
 def derived_seed(seed: int, *key: int) -> int:
-    """Return the seed that is derived from a seed and a key."""
+    """Derive a seed from a seed and a key."""
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
 
 
 def check_maker(name: str, make: object) -> None:
-    """Check that a function can be called; one that makes a policy may have parameters rank, world_size and seed."""
+    """Check that a function can be called; a policy's maker may have the parameters rank, world_size and seed."""
     is_policy = name == "make_policy"
     way_out = _POLICY_MAKER if is_policy else ENV_MAKER
     if not callable(make):

@@ -1,4 +1,4 @@
-"""Several collectors, each in its own worker: all at once, or each as it becomes ready."""
+"""Several collectors, each in its own worker. They return collections together, or each one as it becomes ready."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ class CollectorSet(CollectorBase):
     """Runs collectors, each in its own worker with its own policy and envs.
 
     The same seeds give identical data in every mode, as long as all collectors make the same number of steps and none
-    dies: envs are seeded as if all belonged to one collector.
+    of them dies: envs are seeded as if they all belonged to one collector.
 
     Args:
         num_workers: Number of collectors.
         make_policy: Returns the policy, see `Collector`. Called in each worker.
         make_envs: Returns the `ParallelEnv`, see `Collector`. Called in each worker, so usually in mode ``"dummy"``.
         num_steps: Steps of each env in one collection.
-        para_mode: Where the collectors run. The values of `ParallelEnv`, except ``"auto"``.
+        para_mode: Where the collectors run. Takes the same values as in `ParallelEnv`, except ``"auto"``.
         seed: Seed of the first collector. See `Collector`.
         weights: First weights. See `Collector`.
         make_test_envs: Returns the `ParallelEnv` for `evaluate`. See `Collector`.
         start_steps: Steps of each env in the first collection. See `Collector`.
         fraction_samples: Once this fraction of the collectors has finished, the others stop at their next step (within
-            0.05 s if a step takes less), and `collect` returns what they have.
+            0.05 s if a step takes less), and `collect` returns the steps that they have made.
         compress_data: Whether to compress collections for transfer over a slow network (needs ``zstandard``).
-        worker_resources: Resources of each collector's Ray actor, as ``actor.options`` takes them, for example
+        worker_resources: Resources of each collector's Ray actor, in the form that ``actor.options`` takes, for example
             ``{"num_cpus": 1, "num_gpus": 0.5, "memory": 2**30}``. Only for Ray modes.
-        timeout: Seconds that a collector may take for one slice of its work (about 0.5 s of collecting; in `stream` a
-            whole collection) before `WorkerTimeoutError` is raised.
-        max_restarts: Number of times that a collector is replaced within ten minutes; its next death is raised.
+        timeout: Seconds that a collector may take for one slice of its work before `WorkerTimeoutError` is raised. A
+            slice is about 0.5 s of collecting or, in `stream`, a whole collection.
+        max_restarts: Number of times that a collector is replaced within ten minutes; if it dies once more, an error is
+            raised.
         log_dir: Folder for TensorBoard. See `Collector`.
         **options: Further arguments of `ParallelEnv`, and options of the mode.
 
@@ -118,9 +119,9 @@ class CollectorSet(CollectorBase):
     def create_factory(
         cls, num_workers: int, make_policy: Callable[..., Policy], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> Callable[..., CollectorSet]:
-        """Return a picklable function that makes such a set in another process, for training with several learners.
+        """Return a picklable function that makes such a set in a different process, for training with several learners.
 
-        It accepts further arguments of the constructor, which override those given here.
+        The function accepts arguments of the constructor, which override the ones given to this method.
         """
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
         return functools.partial(cls, **given, **options)
@@ -147,19 +148,21 @@ class CollectorSet(CollectorBase):
         """Yield collections as they become ready: ``for data, info in collectors.stream()``.
 
         A collector starts its next collection, with the current weights, before its last one is yielded, so it works
-        while the loop body runs. At most ``max_in_flight`` collections are requested and not yet yielded. The loop may
-        be left at any time: collections in flight are part of the next `collect` or `stream`.
+        while the loop body runs. At most ``max_in_flight`` collections are requested and not yet yielded. You can leave
+        the loop at any time: collections in flight become part of the next `collect` or `stream`.
 
         Args:
             num_steps: Steps of each env. See `Collector.collect`.
             max_in_flight: At most, and by default, the number of collectors. With one fewer, a collector starts its
-                next collection only after the loop body has run on its previous one, so it has the weights set there.
+                next collection only after the loop body has run on its previous one, so the new collection uses any
+                weights that the loop body set.
             num_collections: Number of collections to yield; ``None`` continues until the set is stopped.
 
         Yields:
-            ``data, info`` of one collector, as `Collector.collect` returns them. ``info`` also has ``collector``, its
-            index; ``staleness``, how many versions it is behind the set's weights; ``lost_samples`` as in `collect`,
-            since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
+            ``data, info`` of one collector, as `Collector.collect` returns them. ``info`` also has ``collector``, the
+            index of the collector; ``staleness``, how many versions it is behind the set's weights; ``lost_samples`` as
+            in `collect`, counted since the last yield; and, with ``compress_data``, ``num_bytes`` and
+            ``num_bytes_sent``.
 
         Raises:
             The errors of `collect`.
@@ -223,22 +226,24 @@ class CollectorSet(CollectorBase):
 
     @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
-        """Run whole episodes in the test envs of all collectors, each its share.
+        """Run whole episodes in the test envs of all collectors, each of which runs a share.
 
-        Waits for collections in flight first; they are part of the next `collect` or `stream`.
+        Collections in flight are finished first; they become part of the next `collect` or `stream`.
 
         Args:
-            num_episodes: Number of episodes over all collectors; if it does not divide evenly, the first collectors run
-                one more.
+            num_episodes: Number of episodes of all collectors together; if they do not divide evenly, the first
+                collectors run one more.
             seed: Seed of the first collector, see `Collector.evaluate`; the second gets ``seed + 1``, and so on.
 
         Returns:
-            The episodes of the first collector, then those of the second ...; test envs are numbered in that order.
+            The episodes of the first collector, then those of the second, and so on; test envs are numbered in that
+            order.
 
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
-            WorkerDiedError: If a collector died too often; otherwise it is replaced and repeats its share.
+            WorkerDiedError: If a collector died too often; before that, a dead collector is replaced and repeats its
+                share.
             BaseException: Any exception raised by an env or a policy.
         """
         check_positive("num_episodes", num_episodes)
@@ -263,7 +268,7 @@ class CollectorSet(CollectorBase):
 
     @property
     def num_envs(self) -> int:
-        """Number of envs to collect from, over all collectors."""
+        """Number of envs to collect from, in all collectors together."""
         return sum(member.num_envs for member in self._scheduler.members)
 
     @property
@@ -284,7 +289,7 @@ def _start(
     options: dict[str, Any],
     makers: Mapping[str, object],
 ) -> ParallelEnv:
-    """Return a `ParallelEnv` of collectors. ``makers``: the user's functions, to name one that cannot be pickled."""
+    """Return a `ParallelEnv` of collectors. ``makers`` are the user's functions, to name one that cannot be pickled."""
     if para_mode == registry.AUTO:
         raise ArgumentError(
             f"para_mode={para_mode!r} measures envs, but collectors are not envs. Give a mode: 'subproc' or 'ray'."

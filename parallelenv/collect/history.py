@@ -1,4 +1,4 @@
-"""The history of a collector: returns of its episodes against samples and seconds."""
+"""The history of a collector: the returns of its episodes, against samples and seconds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Record(NamedTuple):
         seconds: Total time spent on collecting so far.
         version: Version of the policy.
         episodes: Number of episodes that ended.
-        mean_return: Mean return of these episodes; nan if there are none, or if rewards are not numbers.
-        is_test: Whether it is an evaluation.
+        mean_return: Mean return of these episodes; nan if there are no episodes, or if rewards are not numbers.
+        is_test: Whether the record is of an evaluation.
     """
 
     samples: int
@@ -97,7 +97,7 @@ class History:
         return f"<History of {count(len(self), 'record')}, {self._samples:,} samples in {self._seconds:.1f} s>"
 
     def plot(self, axes: object = None) -> Any:
-        """Draw mean returns against samples and against seconds: collections as a line, evaluations as dots.
+        """Plot mean returns against samples and against seconds, with collections as a line and evaluations as dots.
 
         Args:
             axes: Two matplotlib axes; ``None`` makes a new figure.
@@ -136,7 +136,7 @@ class History:
 
 
 def import_package(module: str, purpose: str) -> Any:
-    """Return a module of an optional package; raise `MissingDependencyError` if that is not installed."""
+    """Return a module of an optional package; raise `MissingDependencyError` if the package is not installed."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)

@@ -1,6 +1,7 @@
-"""The scheduler of a set of collectors: their requests, settings, replacements and steps.
+"""The scheduler of a set of collectors, which handles their requests, settings, replacements and steps.
 
-A `CollectorEnv` is a collector as an env, so that `ParallelEnv` runs, restarts and schedules collectors like envs.
+A `CollectorEnv` presents a collector as an env, so that `ParallelEnv` runs, restarts and schedules collectors like
+envs.
 """
 
 from __future__ import annotations
@@ -35,9 +36,13 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- in a worker: a collector as an env
 
 _LEVEL = 1
-"""Level of zstd. Ratio, compression and decompression speed for steps of 16 CartPoles: 0.47, 0.8 and 1.3 GB/s; LZ4:
-0.51, 1.9 and 1.0 GB/s. Rendered frames of 84x84x4: zstd 0.01, 1.8 and 3.3 GB/s; LZ4 0.02, 3.5 and 0.5 GB/s.
-Decompression matters, because the caller decompresses all collections. Higher levels take longer and gain 0.01."""
+"""Compression level of zstd.
+
+Compression ratio, compression speed and decompression speed for steps of 16 CartPoles: zstd 0.47, 0.8 and 1.3 GB/s; LZ4
+0.51, 1.9 and 1.0 GB/s. For rendered frames of 84x84x4: zstd 0.01, 1.8 and 3.3 GB/s; LZ4 0.02, 3.5 and 0.5 GB/s.
+Decompression matters, because the caller decompresses all collections. Higher levels take longer and improve the ratio
+by only 0.01.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,11 @@ class Part:
 
     num_envs: int
     version: int  # of the policy
-    seconds: float = 0.0  # that the steps took
-    failure: Failure | None = None  # why the collector stopped before its request was done
+    seconds: float = 0.0  # seconds that the steps took
+    failure: Failure | None = None  # the exception that stopped the collector before its request was done
     data: Rollout | None = None
-    packed: bytes = b""  # instead of the data: pickled and compressed
-    num_bytes: tuple[int, int] | None = None  # before and after compression
+    packed: bytes = b""  # the data, pickled and compressed; `data` is then not set
+    num_bytes: tuple[int, int] | None = None  # number of bytes before and after compression
 
     def pack(self) -> None:
         """Compress the steps."""
@@ -74,25 +79,25 @@ class Part:
         return self.data
 
     def __deepcopy__(self, memo: object) -> Part:
-        """Return itself: the sender never changes it. Within one process this saves a copy of all steps."""
+        """Return the object itself: the sender never changes it. Within one process, this saves a copy of all steps."""
         return self
 
 
 class CollectorEnv(Collector):
-    """A collector, made with these arguments, that is also an env: one step is one request. It has no episodes."""
+    """A collector, made with these arguments, in the form of an env: one step is one request. There are no episodes."""
 
     def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
         super().__init__(**arguments)
         self._compresses = compresses
 
     def reset(self, seed: int | None = None) -> None:
-        """Set the seed if one is given, that is, if this collector replaces one that died."""
+        """Set the seed if one is given, that is, if this collector replaces a dead one."""
         if seed is not None:
             self._seed = seed
             self._begin()
 
     def step(self, request: CollectRequest) -> tuple[Part, float, bool, dict[str, Any]]:
-        """Collect. Return exceptions of envs and the policy, with the steps made until then."""
+        """Collect steps. Exceptions of envs and the policy are returned, together with the steps made before them."""
         end = time.perf_counter() + request.seconds
         part = Part(self.num_envs, self.version)
         try:
@@ -105,7 +110,7 @@ class CollectorEnv(Collector):
                 num_steps = int(np.flatnonzero((made.valid | made.dones).any(axis=1)).max(initial=-1)) + 1
                 names = ("states", "actions", "rewards", "terminated", "truncated", "valid", "extras")
                 kept = {name: map_leaves(getattr(made, name), lambda leaf: leaf[:num_steps]) for name in names}
-                part.data = replace(made, **kept)  # without the trailing steps that no env made
+                part.data = replace(made, **kept)  # drops the trailing steps that no env made
                 put(error, "partial", None)  # otherwise the error would contain the steps as well
             part.failure = Failure(error, self._rank, "collect")
         if self._compresses:
@@ -127,11 +132,11 @@ def zstandard() -> Any:
 _SLICE = 0.5
 """Seconds after which a collector sends its steps and continues. A collector that dies loses about as much."""
 _QUICK_SLICE = 0.05
-"""The same, if other collectors may have to wait for it to stop."""
+"""The same number of seconds, for the case that other collectors may have to wait for this one to stop."""
 Subject = tuple[str, str]
-"""The method that makes a setting, and the name of the setting within that method."""
+"""The method that applies a setting, and the name of the setting within that method."""
 _FIRST = 16
-"""Steps of a collector's first slice, while its speed is unknown."""
+"""Number of steps in a collector's first slice, while its speed is unknown."""
 
 
 @dataclass(slots=True)
@@ -142,19 +147,19 @@ class Member:
     rows: Array  # of its envs in the record of open episodes
     pace: float = _FIRST / _SLICE  # latest steps per second
     request: CollectRequest | None = None  # in progress
-    parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # received and not taken
-    settings: dict[Subject, Broadcast] = field(default_factory=dict)  # that it has, by subject
+    parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # steps received but not taken
+    settings: dict[Subject, Broadcast] = field(default_factory=dict)  # the settings that it has, by subject
     is_new: bool = False  # a replacement that was not reset yet
     rested: float = 0.0  # time at which its latest request was done
 
     def history(self) -> list[Rollout]:
-        """Return the steps that were not taken, up to the point where envs or policy were replaced."""
+        """Return the steps that were not taken, up to the point where the envs or the policy were replaced."""
         steps = [data for _, data in self.parts]
         return list(itertools.takewhile(lambda data: can_follow(steps[0], data), steps))
 
 
 class Scheduler:
-    """Runs collectors, each an env of a `ParallelEnv`. Nothing is sent to a busy one.
+    """Runs collectors, each of which is an env of a `ParallelEnv`. Nothing is sent to a busy collector.
 
     A collector is replaced at most ``max_restarts`` times within ten minutes; replacements get seeds derived from
     ``seed``.
@@ -168,7 +173,7 @@ class Scheduler:
         self.members = [Member(size, self._new_rows(size)) for size in sizes]
         self.version = self.num_replaced = 0
         self._seed, self._budget = seed, Budget(max_restarts)
-        self._settings: dict[Subject, Broadcast] = {}  # current ones of all collectors, by subject
+        self._settings: dict[Subject, Broadcast] = {}  # the current settings of all collectors, by subject
         self._lost_samples = 0
 
     def _new_rows(self, num_envs: int) -> Array:
@@ -186,22 +191,22 @@ class Scheduler:
 
     @property
     def idle(self) -> list[int]:
-        """Collectors without a request, idle longest first."""
+        """Collectors without a request; the one that has been idle longest comes first."""
         ranks = set(range(len(self.members))).difference(self.busy)
         return sorted(ranks, key=lambda rank: (self.members[rank].rested, rank))
 
     # ---------------------------------------------------------------- settings
 
     def announce(self, method: str, *arguments: Any) -> None:
-        """Call a method of all collectors: busy ones run it before their next request, replacements when they start.
+        """Call a method of all collectors. Busy ones run it before their next request, replacements when they start.
 
-        It replaces an earlier call of the same subject. After Ctrl-C and `WorkerTimeoutError` it still takes effect; if
-        a collector fails otherwise, the former calls are restored.
+        The call replaces an earlier one with the same subject. After Ctrl-C or `WorkerTimeoutError` it still takes
+        effect; if a collector fails in any other way, the former calls are restored.
         """
         broadcast = Broadcast(method, *arguments)
         before = self._settings, self.version
         subject = method, "" if method == "set_weights" else arguments[0]
-        is_new_policy = subject == ("replace", "policy")  # weights and attributes of the former one are outdated
+        is_new_policy = subject == ("replace", "policy")  # weights and attributes for the former policy are outdated
         kept = {key: one for key, one in self._settings.items() if key != subject}
         kept = {key: one for key, one in kept.items() if key[0] == "replace" or not is_new_policy}
         self._settings = {**kept, subject: broadcast}
@@ -215,7 +220,7 @@ class Scheduler:
             raise
 
     def _catch_up(self, ranks: Collection[int]) -> None:
-        """Replace dead collectors, and send these the settings that they do not have yet."""
+        """Replace dead collectors, and send these collectors the settings that they do not have yet."""
         self._replace_dead()
         for subject, broadcast in list(self._settings.items()):
             behind = [rank for rank in ranks if self.members[rank].settings.get(subject) is not broadcast]
@@ -232,7 +237,7 @@ class Scheduler:
             refused = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
             if refused:
                 self._settings.pop(subject)  # otherwise every later request would fail because of it
-            raise_failures(refused[:1], None)  # all got the same call, so the errors are usually the same
+            raise_failures(refused[:1], None)  # all collectors got the same call, so their errors are usually the same
             if late is not None:
                 raise late
             if ticket.failures:  # of collectors that died
@@ -243,10 +248,10 @@ class Scheduler:
     def work(
         self, goals: Sequence[int], enough: int, is_over: Callable[[], bool] | None, advance: Callable[[int], object]
     ) -> None:
-        """Run collectors until enough of them have reached their goals. Each makes at least one step.
+        """Run collectors until enough of them have reached their goals. Each collector makes at least one step.
 
         Args:
-            goals: Steps of each, including those received before.
+            goals: Number of steps for each collector, including steps received before.
             enough: Number of collectors that must reach their goals; then the others stop.
             is_over: Called between slices; ``True`` stops the work.
             advance: Called with the number of steps received.
@@ -257,7 +262,7 @@ class Scheduler:
             left = [goal - num_steps for goal, num_steps in zip(goals, made, strict=True)]
             is_enough = sum(one <= 0 for one in left) >= enough or (is_over is not None and is_over())
             chosen = [rank for rank in self.idle if left[rank] > 0 and not (is_enough and made[rank])]
-            if chosen:  # each gets about as many steps as fit in the time, so that little can be lost
+            if chosen:  # each gets about as many steps as it can make in the time, so that little can be lost
                 most = {rank: 1 if is_enough else max(1, int(self.members[rank].pace * seconds)) for rank in chosen}
                 self.request({rank: CollectRequest(min(left[rank], most[rank]), seconds) for rank in chosen})
             if not self.busy:
@@ -275,7 +280,7 @@ class Scheduler:
     def receive(self) -> int:
         """Wait until a collector has sent steps or failed, store all that has arrived, and return the number of steps.
 
-        Exceptions of envs and policies are raised here, after all steps made until then are stored.
+        Exceptions of envs and policies are raised by this method, after all steps made before them are stored.
         """
         num_steps = 0
         while self.busy:
@@ -323,7 +328,7 @@ class Scheduler:
                 self._lost_samples += request.num_steps * member.num_envs
 
     def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
-        """Receive all requests, then let collectors evaluate with these arguments; replace dead ones and repeat."""
+        """Wait for all requests, then evaluate in the collectors with these arguments; repeat what dead ones lost."""
         while self.busy:
             self.receive()
         answers: dict[int, Evaluation] = {}
@@ -376,9 +381,9 @@ class Scheduler:
         return {rank for rank, member in enumerate(self.members) if member.request is not None or member.parts}
 
     def take(self, ranks: Sequence[int]) -> tuple[Rollout, Info]:
-        """Remove and return the steps of collectors, up to the point where a collector's envs or policy were replaced.
+        """Remove and return the collectors' steps, up to the point where a collector's envs or policy were replaced.
 
-        Raise an `ArgumentError` if the steps of different collectors cannot be joined; then nothing is removed.
+        If the steps of different collectors cannot be joined, raise an `ArgumentError` and remove nothing.
         """
         histories = {rank: self.members[rank].history() for rank in ranks}
         found = {rank: history for rank, history in histories.items() if history}

@@ -23,11 +23,11 @@ class ActionReader:
 
     Args:
         layout: The pool's layout.
-        order: Which envs need actions, and in which order, for messages.
-        keeps_graphs: Whether an action that carries gradients reaches its env with its graph; if not, it is rejected.
-            ``None``: gradients are dropped.
-        as_given: Whether actions of a `Box` keep their own dtype instead of getting that of the space, and whether
-            floats that are whole numbers are accepted as ints, as in other libraries.
+        order: Text for messages: which envs need actions, and in which order.
+        keeps_graphs: Whether an action that carries gradients reaches its env with its graph; if not, the action is
+            rejected. ``None``: gradients are dropped.
+        as_given: Whether actions of a `Box` keep their own dtype instead of getting the dtype of the space, and whether
+            floats that are whole numbers are accepted as ints. Other libraries do both.
     """
 
     def __init__(
@@ -48,11 +48,12 @@ class ActionReader:
         """Write the actions of the envs that will step into their rows of the batch.
 
         ``action`` is a batch as returned by ``action_space.sample()``, or a list with one action per env of
-        ``env_ids``. Of these ``stepped`` will step, whose positions are ``chosen`` (``None``: all); actions of the
-        others are counted but not read.
+        ``env_ids``. Those of these envs that are in ``stepped`` will step; ``chosen`` are their positions (``None``:
+        all). Actions of the others are counted but not read.
 
-        It returns ``None``; or, if actions have no fixed form or carry gradients, which rows cannot keep, a list with
-        one action per env that will step. In that case, and if an `ActionError` is raised, nothing is written.
+        The result is usually ``None``. If actions have no fixed form, or carry gradients, rows cannot hold them: the
+        result is then a list with one action per env that will step. In that case, or if an `ActionError` is raised,
+        nothing is written.
         """
         only = self._only
         if (

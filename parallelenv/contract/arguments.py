@@ -1,4 +1,4 @@
-"""Checks arguments other than actions, and names of attributes; spreads arguments over envs."""
+"""Checks names of attributes and all arguments except actions; spreads arguments over envs."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from parallelenv.contract.protocol import Backend
 
 Ids: TypeAlias = "SupportsIndex | Sequence[SupportsIndex] | slice | Array | None"
-"""Which envs: an env id, several, a slice, or a bool mask with one item per env; ``None``: all that are not paused."""
+"""Which envs: one env id, several ids, a slice, or a bool mask with one item per env; ``None``: all unpaused envs."""
 Seeds = SupportsIndex | Sequence[SupportsIndex | None] | None
-"""A seed ``s``, with which env i gets ``s + i``, or one per env."""
+"""A seed ``s``, from which env i gets ``s + i``, or a list with one seed per env."""
 Options = Mapping[str, object] | Sequence[Mapping[str, object] | None] | None
-"""Options of a reset, for all envs or one per env."""
+"""Options of a reset: a dict for all envs, or a list with one dict per env."""
 Policy = Callable[..., Any]
 """A function from states to actions."""
 
 _LONGEST = 1e8
-"""Seconds (three years): the system's own waiting calls overflow at about 1e10."""
+"""Seconds (three years); the system's own waiting calls overflow at about 1e10."""
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
-"""Default of arguments for which ``None`` is a value."""
+"""Default of arguments for which ``None`` is a valid value."""
 
 
 def check_counts(num_cpus: object, num_gpus: object) -> int | None:
-    """Return how many cores may be used; ``None`` for all, given as ``None`` or 0. Raise if a count is invalid."""
+    """Return how many cores may be used; ``None`` or 0 means all, and gives ``None``. Raise if a count is invalid."""
     if not is_number(num_gpus) or not 0 <= num_gpus < math.inf:
         raise ArgumentError(f"num_gpus={show(num_gpus)} is not a number of GPUs. Give 0 or more; it may be a fraction.")
     return None if num_cpus is None or (is_int(num_cpus) and num_cpus == 0) else check_positive("num_cpus", num_cpus)
 
 
 def check_flags(**flags: object) -> None:
-    """Raise unless each flag is a bool: any text, even "no", would count as true."""
+    """Raise unless each flag is a bool: any string, even "no", would count as true."""
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
             raise ArgumentError(f"{name}={show(value)} must be True or False.")
@@ -82,7 +82,7 @@ def check_failure_handling(on_failure: object, max_restarts: object) -> None:
 
 
 def check_spaces(spaces: object) -> tuple[Space, Space] | None:
-    """Return copies of an observation and an action space, or ``None`` if none are given."""
+    """Return copies of an observation space and an action space, or ``None`` if no spaces are given."""
     if spaces is None:
         return None
     pair: tuple[Any, ...] = spaces if isinstance(spaces, tuple) else ()
@@ -130,7 +130,7 @@ def check_name(argument: str, name: object) -> None:
 
 
 def absent_attribute(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:
-    """Return the error for a name that does not exist, with its equivalent."""
+    """Return the error for a name that does not exist; the message gives the equivalent name."""
     ways = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
     hint = hint_at_make_argument(name) or f"{near_attribute(name, type(owner))} {default or ways}"
     message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
@@ -138,7 +138,7 @@ def absent_attribute(owner: object, name: str, purpose: str = "", default: str =
 
 
 def unsettable_attribute(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
-    """Return the error for a name that cannot be set. ``is_argument``: whether the owner's constructor takes it."""
+    """Return the error for a name that cannot be set. ``is_argument``: whether it is an argument of the constructor."""
     default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
     return absent_attribute(owner, name, " to set", SET_ONCE.format(name) if is_argument else default)
 
@@ -177,7 +177,7 @@ def spread_options(options: object, env_ids: Sequence[int]) -> list[dict[str, ob
 
 
 def spread_data(data: object, env_ids: Sequence[int]) -> list[dict[str, object]] | None:
-    """Return the keyword arguments for each env's method, ``None`` if there are none."""
+    """Return the keyword arguments for each env's method, or ``None`` if there are none."""
     expected = "a dict of keyword arguments for all envs, or a list with one dict per env; envs are chosen with id="
     return None if data is None else _spread("data", data, env_ids, dict, expected)
 
@@ -216,9 +216,9 @@ def _spread(
 
 
 def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list[Any]:
-    """Return the value to set on each env: the items of a list or tuple, anything else for all of them.
+    """Return the value to set on each env: one item of a list or tuple, or the same value for all envs.
 
-    An array with as many rows as envs could mean either, so it raises an error.
+    An array with as many rows as there are envs is ambiguous, so it raises an error.
     """
     if (value is MISSING) == (values is None):
         raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
@@ -302,7 +302,7 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def check_shared(shared: object) -> Mapping[str, Array]:
-    """Return the user's arrays; raise an `ArgumentError` if they are not a dict of arrays of plain dtypes."""
+    """Return the user's arrays; raise an `ArgumentError` unless they are a dict of arrays of plain dtypes."""
     if shared is None:
         return NOTHING_SHARED
     if not isinstance(shared, Mapping):
@@ -324,7 +324,7 @@ def check_shared(shared: object) -> Mapping[str, Array]:
 
 
 def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return arrays as stored by a backend; raise if it cannot share arrays, or if there is not enough memory."""
+    """Return arrays as stored by a backend; raise if the backend cannot share arrays, or memory is insufficient."""
     place = getattr(backend, "share", None)
     if place is None:
         raise ArgumentError(

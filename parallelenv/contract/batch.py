@@ -28,18 +28,18 @@ Index: TypeAlias = "slice | list[int] | Array"
 """Rows of an array."""
 NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
 Rows: TypeAlias = list[Array]
-"""Copies of some rows, array by array, to be sent between a host and the caller."""
+"""Copies of some rows of each array, to be sent between a host and the caller."""
 
 _Item = TypeVar("_Item")
 
 INFO_NBYTES = 256
-"""Bytes of each env's row for its info, see `InfoColumns`: 32 numbers."""
+"""Bytes in each env's row for its info (see `InfoColumns`): 32 numbers."""
 _ALIGNMENT = 64  # a cache line: hosts that write neighbouring arrays do not slow each other down
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One array of a batch: shape of a row, without the env axis, and dtype."""
+    """One array of a batch: the shape of a row, without the env axis, and the dtype."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -50,22 +50,22 @@ class Layout:
     """The arrays that a batch has.
 
     Attributes:
-        states: The leaves of a state.
-        actions: The leaves of an action.
+        states: How a state is split into leaves.
+        actions: How an action is split into leaves.
         state_fields: The array of each leaf of a state; ``None`` for loose leaves.
-        action_fields: The array of each leaf of an action; empty if any is loose.
+        action_fields: The array of each leaf of an action; empty if any leaf is loose.
     """
 
     observation_space: Space | None  #: Space that all envs share, or ``None``.
     action_space: Space | None  #: Space that all envs share, or ``None``.
     first: int  #: Env id of row 0.
     num_envs: int  #: Number of rows.
-    keeps_ended: bool = False  #: Whether the last states of ended episodes are kept as well as the first of the next.
+    keeps_ended: bool = False  #: Whether the last states of ended episodes are kept, besides the first of the next.
     _: KW_ONLY
-    keeps_types: bool = False  #: Whether these keep the type that the env returned, even if the rows change it.
-    broadcasts: bool = False  #: Whether states are accepted whose shape broadcasts to that of the space.
-    has_infos: bool = False  #: Whether there is room for infos of a steady form.
-    #: Number of sub-envs of each item of the user's list, 0 of a single env; empty if none is a vector env.
+    keeps_types: bool = False  #: Whether last states keep the type that the env returned, even if the rows change it.
+    broadcasts: bool = False  #: Whether states are accepted if their shape broadcasts to the shape of the space.
+    has_infos: bool = False  #: Whether there is room for infos whose form stays the same.
+    #: Number of sub-envs of each item in the user's list, 0 for a single env; empty if no item is a vector env.
     group_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Layout:
         self.state_fields = _fields(self.states)
 
     def ids_of(self, items: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the env ids of consecutive items of the user's list, each time the same object."""
+        """Return the env ids of consecutive items in the user's list. The result is the same object each time."""
         if not self.group_sizes:
             return items
         if items not in self._ids_of:
@@ -87,7 +87,7 @@ class Layout:
         return self._ids_of[items]
 
     def part(self, env_ids: Sequence[int]) -> Layout:
-        """Return the layout of a batch for these consecutive env ids only, whose rows travel: without infos."""
+        """Return the layout of a batch for these consecutive env ids only. Its rows are sent, so it has no infos."""
         return self.changed(first=env_ids[0], num_envs=len(env_ids), has_infos=False)
 
     def changed(self, **changes: Any) -> Layout:
@@ -114,25 +114,26 @@ class Batch:
     """Actions, states, rewards and flags of consecutive envs.
 
     Args:
-        layout: Its arrays.
+        layout: The arrays that the batch has.
         memory: A writable buffer of at least ``layout.nbytes`` zero bytes.
-        owner: The object that holds the memory, for the backend that knows it.
+        owner: The object that holds the memory, if the backend needs it.
 
     Attributes:
         actions: One array per leaf, ``(num_envs, *shape)``; empty if actions are loose.
         states: One array per leaf, ``(num_envs, *shape)``; ``None`` for loose leaves.
-        single_state: The only item of ``states``, if a state is a single array.
-        ended_states: Likewise, the last states of the latest ended episodes; empty unless the layout keeps them.
+        single_state: The only item in ``states``, if a state is a single array.
+        ended_states: The last states of the latest ended episodes, in the same form; empty unless the layout keeps
+            them.
         infos: ``(num_envs, INFO_NBYTES)`` uint8, memory for `InfoColumns`; ``None`` if the layout has none.
         reset_infos: The same, for infos of resets within steps.
-        info_marks: ``(num_envs,)`` uint8: which of the two kinds of infos of the latest step are there.
-        info_columns: Where hosts write infos of a steady form; ``None``: nowhere.
+        info_marks: ``(num_envs,)`` uint8: which of the two kinds of infos the latest step has written.
+        info_columns: Where hosts write infos whose form stays the same; ``None``: nowhere.
         reset_columns: The same, for infos of resets within steps.
         rewards: ``(num_envs,)`` float64.
         flags: ``(num_envs, 2)`` bool: terminated, truncated.
         terminated, truncated: ``(num_envs,)`` bool, views of ``flags``.
         env_ids: ``(num_envs,)`` int64: the env of each row.
-        outcome: Returns the bytes of rewards and flags, for `read_outcomes`.
+        outcome: A function that returns the bytes of rewards and flags, for `read_outcomes`.
     """
 
     def __init__(self, layout: Layout, memory: Any, owner: Any = None) -> None:
@@ -156,16 +157,16 @@ class Batch:
         self.rewards, self.flags = arrays
         self.terminated, self.truncated = self.flags[:, 0], self.flags[:, 1]
         self.env_ids: Array = np.arange(layout.first, layout.first + layout.num_envs, dtype=np.int64)
-        # Rewards and flags of a step in one copy. Bound once, to save each step the look-ups.
+        # Copies rewards and flags of a step at once. The method is bound here so that steps need not look it up.
         rewards, flags = (_padded(field, layout.num_envs) for field in layout.fields[-2:])  # the last two arrays
         begin, end = layout.nbytes - flags - rewards, layout.nbytes - flags + 2 * layout.num_envs
         self.outcome: Callable[[], bytes] = np.ndarray((end - begin,), np.uint8, buffer=memory, offset=begin).tobytes
-        self._known: tuple[Sequence[int], Index] = ((), slice(0, 0))  # one tuple: threads read and write it
+        self._known: tuple[Sequence[int], Index] = ((), slice(0, 0))  # one tuple, because threads read and write it
         self._results = [self.rewards, self.flags, *(array for array in self.states if array is not None)]
 
     @classmethod
     def private(cls, layout: Layout) -> Batch:
-        """Return a batch in memory of this process only; raise a `WorkerStartError` if there is not enough."""
+        """Return a batch in the memory of this process; raise a `WorkerStartError` if there is not enough memory."""
         try:
             memory = bytearray(layout.nbytes)
         except (MemoryError, OverflowError) as error:
@@ -174,7 +175,7 @@ class Batch:
         return cls(layout, memory)
 
     def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return those of some envs whose flags are set."""
+        """Return those of these envs whose flags are set."""
         ends: Any = self.flags[self.rows(env_ids)].any(axis=1)
         return tuple(itertools.compress(env_ids, ends.tolist()))
 
@@ -184,7 +185,7 @@ class Batch:
             self.info_marks[rows] = 0
 
     def read_reset_infos(self, env_ids: Sequence[int]) -> dict[int, Info]:
-        """Return the infos of resets within the latest step of these envs, as far as they are in columns, by env id."""
+        """Return, by env id, the infos in columns of those resets that were within the latest step of these envs."""
         columns = self.reset_columns
         if columns is None:
             return {}
@@ -194,7 +195,7 @@ class Batch:
     def rows(self, env_ids: Sequence[int]) -> Index:
         """Return the index of these envs' rows: a slice if they are consecutive.
 
-        Indexing by a slice takes 0.3 us, by a list of 16 indices 1.8 us.
+        Indexing by a slice takes 0.3 us; by a list of 16 indices, it takes 1.8 us.
         """
         known_ids, rows = self._known
         if env_ids is known_ids:
@@ -206,7 +207,7 @@ class Batch:
             rows = slice(begin - first, end - first)
         else:
             rows = [env_id - first for env_id in env_ids]
-        if type(env_ids) is tuple:  # a tuple cannot change; most often it is the same one, of all envs
+        if type(env_ids) is tuple:  # a tuple cannot change; most often it is the same tuple, that of all envs
             self._known = env_ids, rows
         return rows
 
@@ -240,7 +241,7 @@ class Batch:
 
 
 def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
-    """Return rewards and whether an episode ended, ``(len(outcomes), num_envs)``, from `Batch.outcome` of each step."""
+    """Return rewards and ends of episodes, ``(len(outcomes), num_envs)``, from the `Batch.outcome` of each step."""
     if not outcomes:
         return np.zeros((0, num_envs)), np.zeros((0, num_envs), bool)
     table = np.frombuffer(b"".join(outcomes), np.uint8).reshape(len(outcomes), -1)
@@ -250,7 +251,7 @@ def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Arra
 
 
 def has_true(flags: Array) -> bool:
-    """Return whether any of these bools is true. It is called at every step: 0.3 us; ``any()`` takes 1.2 us."""
+    """Return whether any of these bools is true. Every step calls this: it takes 0.3 us; ``any()`` takes 1.2 us."""
     return b"\1" in flags.tobytes()
 
 
@@ -282,9 +283,9 @@ def gather_states(batch: Batch, env_ids: Sequence[int], rows: Index, extras: Map
 
 
 def select_rows(array: Array, rows: Index, copy: bool) -> Array:
-    """Return rows of an array: with ``copy=False`` and a slice a read-only view, else a copy."""
+    """Return rows of an array: a read-only view for ``copy=False`` and a slice, otherwise a copy."""
     selected: Array = array[rows]
-    if type(rows) is slice:  # else the selection is a copy already
+    if type(rows) is slice:  # otherwise the selection is a copy already
         if copy:
             return selected.copy()
         selected.flags.writeable = False
@@ -311,24 +312,25 @@ def frozen(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return copies of arrays, for hosts in this process, over `bytes`, so that they cannot be made writable."""
+    """Return copies of arrays, for hosts in this process, in `bytes`, so that they cannot be made writable."""
     return {name: np.ndarray(array.shape, array.dtype, array.tobytes()) for name, array in arrays.items()}
 
 
 # ---------------------------------------------------------------- infos of a steady form
-# Kept as columns of the batch instead of being pickled. Many envs return the same keys with numbers in every step, as
-# those of MuJoCo do. For 16 HalfCheetahs, whose steps take 46 us, pickled infos took two fifths of the speed.
+# Such infos are kept as columns of the batch instead of being pickled. Many envs, for example those of MuJoCo, return
+# the same keys with numbers in every step. For 16 HalfCheetahs, whose steps take 46 us, pickling the infos cost two
+# fifths of the speed.
 
 _PLAIN = {float: np.dtype(np.float64), int: np.dtype(np.int64), bool: np.dtype(bool)}
 _MOST_ITEMS = 16
 """Size of the largest array that is written to a column."""
 _COLUMN_ALIGNMENT = 8
 OF_STEP, OF_RESET = 1, 2
-"""Marks of rows whose info is in columns."""
+"""Marks on rows whose info is in columns."""
 
 
 class InfoColumn(NamedTuple):
-    """One key of an info, the type of its value (float, int, bool, a NumPy scalar or array), and form of its column."""
+    """One key of an info, its value's type (float, int, bool, NumPy scalar or array), and the form of its column."""
 
     key: str
     kind: type
@@ -336,7 +338,7 @@ class InfoColumn(NamedTuple):
     shape: tuple[int, ...] = ()
 
     def nbytes(self, num_rows: int) -> int:
-        """Return the size of the column, which ends where the next one may start."""
+        """Return the size of the column in bytes, up to the place where the next column may start."""
         nbytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64)) * num_rows
         return -(-nbytes // _COLUMN_ALIGNMENT) * _COLUMN_ALIGNMENT
 
@@ -346,12 +348,12 @@ InfoForm = tuple[InfoColumn, ...]
 
 
 def form_of(info: Mapping[Any, Any]) -> InfoForm | None:
-    """Return the form of an info; ``None`` if it has keys or values of other types, or is too large."""
+    """Return the form of an info; ``None`` if keys or values have other types, or the info is too large."""
     form = []
     for key, value in info.items():
         kind = type(value)
         dtype = _PLAIN.get(kind) or getattr(value, "dtype", None)
-        # With an axis: the item of a column of numbers is a number, not an array.
+        # With the env axis, so that an item in a column of numbers is a number and not an array.
         is_small_array = kind is np.ndarray and value.ndim > 0 and value.size <= _MOST_ITEMS
         if type(key) is not str or not (is_small_array or kind in _PLAIN or isinstance(value, np.generic)):
             return None
@@ -362,39 +364,39 @@ def form_of(info: Mapping[Any, Any]) -> InfoForm | None:
 
 
 class InfoRows(NamedTuple):
-    """Memory for `InfoColumns` outside a batch; its arrays as in `Batch`."""
+    """Memory for `InfoColumns` outside a batch, with the same arrays as in `Batch`."""
 
     infos: Array
     info_marks: Array
 
     @classmethod
     def new(cls, form: InfoForm, num_rows: int) -> InfoRows:
-        """Return memory for so many infos of a form."""
+        """Return memory for ``num_rows`` infos of one form."""
         nbytes = sum(column.nbytes(num_rows) for column in form)
         return cls(np.zeros(nbytes, np.uint8), np.zeros(num_rows, np.uint8))
 
 
 class InfoForms(NamedTuple):
-    """The forms of infos that have columns, each empty if none has: of steps, and of resets within steps."""
+    """The forms of infos that have columns: of steps, and of resets within steps. A form may be empty."""
 
     steps: InfoForm = ()
     resets: InfoForm = ()
 
     def columns(self, batch: Batch) -> tuple[InfoColumns | None, InfoColumns | None]:
-        """Return the columns of each in a batch with room for them."""
+        """Return the columns for both kinds of infos, in a batch with room for them."""
         marks = batch.info_marks
         steps = InfoColumns(self.steps, batch.infos, marks, OF_STEP) if self.steps else None
         return steps, InfoColumns(self.resets, batch.reset_infos, marks, OF_RESET) if self.resets else None
 
 
 class InfoColumns:
-    """Infos of one form, an array per key.
+    """Infos of one form, with one array per key.
 
     Args:
         form: The form.
-        memory: ``(num_rows, INFO_NBYTES)`` uint8, or as many bytes as the columns need.
-        marks: ``(num_rows,)`` uint8: which kinds of infos of the latest step are in columns.
-        mark: Which kind these are, `OF_STEP` or `OF_RESET`.
+        memory: ``(num_rows, INFO_NBYTES)`` uint8; as many bytes as the columns need are enough.
+        marks: ``(num_rows,)`` uint8: which kinds of infos from the latest step are in columns.
+        mark: Which kind these infos are: `OF_STEP` or `OF_RESET`.
     """
 
     def __init__(self, form: InfoForm, memory: Any, marks: Any, mark: int = OF_STEP) -> None:
@@ -417,7 +419,7 @@ class InfoColumns:
     # ---------------------------------------------------------------- for hosts
 
     def write(self, row: int, info: object) -> bool:
-        """Write an info to a row, and mark it; ``False`` if it does not have the form."""
+        """Write an info to a row, and mark the row; return ``False`` if the info does not have the form."""
         if type(info) is not dict or list(info) != self._keys:
             return False
         try:
@@ -431,7 +433,7 @@ class InfoColumns:
         return True
 
     def write_rows(self, rows: Index, columns: Mapping[str, Array]) -> bool:
-        """Write the infos of several rows, an array per key, and mark them; ``False`` if they have another form."""
+        """Write the infos of several rows, an array per key, and mark the rows; ``False`` if the form differs."""
         if list(columns) != self._keys:
             return False
         for column, values in zip(self._form, columns.values(), strict=True):
@@ -448,9 +450,9 @@ class InfoColumns:
     def read(
         self, rows: Index, num_rows: int, further: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[Sequence[int], list[Info]]:
-        """Return the positions of the marked rows among these ``num_rows``, and their infos, as new dicts.
+        """Return the positions of the marked rows among these ``num_rows``, and the rows' infos as new dicts.
 
-        Each also has the ``further`` items.
+        Each dict contains the ``further`` items as well.
         """
         marks = bytes(self._marks[rows]) if type(rows) is slice else bytes(self._marks[row] for row in rows)
         positions: Sequence[int] = range(num_rows)
@@ -466,12 +468,12 @@ class InfoColumns:
         return positions, make(*columns)
 
     def gather(self, rows: Index) -> dict[str, Array] | None:
-        """Return the infos of these rows as Gymnasium's vector envs do; ``None`` if one of them has no info here.
+        """Return these rows' infos in the form of Gymnasium's vector envs; ``None`` if a row has no info in columns.
 
-        The result has an array per key and, as ``_key``, a mask of the envs that have it: here all of them.
+        The result has an array per key and, under ``_key``, a mask of the envs that have the key: all of them.
         """
         marks: Array = np.asarray(self._marks)[rows]
-        if marks.tobytes().count(self._mark) < len(marks) and not (marks & self._mark).all():  # the former takes 0.2 us
+        if marks.tobytes().count(self._mark) < len(marks) and not (marks & self._mark).all():  # the list takes 0.2 us
             return None
         gathered: dict[str, Array] = {}
         for key, array in zip(self._keys, self._arrays, strict=True):

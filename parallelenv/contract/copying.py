@@ -1,7 +1,7 @@
-"""Copies that share nothing with the original.
+"""Makes copies that share nothing with the original.
 
-An env may reuse its buffers and dicts, and a user may change objects after passing them in. In one process only a copy
-keeps the two apart; between processes pickling does.
+An env may reuse its buffers and dicts, and a user may change objects after passing them in. In one process, only a copy
+keeps env and user apart; between processes, pickling does.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ def _reduce_code(code: CodeType) -> tuple[object, ...]:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, but functions keep the name of their file.
+    """cloudpickle's pickler, except that functions keep the name of their file.
 
-    Without it, as from cloudpickle 3.1.3 on, a traceback could not show the line of an env that a notebook defines.
+    cloudpickle 3.1.3 and later drop that name; a traceback could then not show the source line of an env defined in a
+    notebook.
     """
 
     dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
 
 def dumps(value: object) -> bytes:
-    """Pickle a value, with the classes and functions in it that the reader cannot import."""
+    """Pickle a value, including any classes and functions in it that the reader cannot import."""
     file = io.BytesIO()
     Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
 
 
 def pickles(value: object) -> bool:
-    """Return whether a value can be pickled and sent to another process."""
+    """Return whether a value can be pickled and sent to a different process."""
     try:
         dumps(value)
-    except Exception:  # noqa: BLE001 (the answer is no, whatever the reason)
+    except Exception:  # noqa: BLE001 (the value cannot be pickled, whatever the reason)
         return False
     return True
 
@@ -59,7 +60,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def is_unchangeable(value: object) -> bool:
-    """Return whether a value is a plain immutable one, which can be shared."""
+    """Return whether a value is of a plain immutable type and can be shared."""
     kind = type(value)
     return kind in _IMMUTABLE or (isinstance(value, np.generic) and kind is not np.void)
 
@@ -67,7 +68,7 @@ def is_unchangeable(value: object) -> bool:
 def deep_copy(value: Any) -> Any:
     """Return a copy of ``value`` that shares no mutable part with it.
 
-    The common cases are written out: ``{"a": 1.0, "b": array}`` takes 1.3 us, with `copy.deepcopy` 1.9 us.
+    The common cases are written out: copying ``{"a": 1.0, "b": array}`` takes 1.3 us; `copy.deepcopy` takes 1.9 us.
     """
     if is_unchangeable(value):
         return value
@@ -82,13 +83,13 @@ def deep_copy(value: Any) -> Any:
             elif _is_plain_array(item) and id(item) not in arrays:
                 copied[key] = item.copy()
                 arrays.add(id(item))
-            else:  # only `copy.deepcopy` and pickle keep that two values are, or contain, the same object
+            else:  # only `copy.deepcopy` and pickle preserve that two values are, or contain, the same object
                 break
         else:
             return copied
     try:
         return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001 (user code; what travels between processes can be copied here too)
+    except Exception:  # noqa: BLE001 (user code; what other processes can receive must be copied here too)
         return loads(dumps(value))
 
 
@@ -99,8 +100,8 @@ def _is_plain_array(value: object) -> TypeGuard[Array]:
 def graph_parts(value: object) -> list[Any]:
     """Return the parts of an action or a state through which gradients flow back to the caller.
 
-    These are tensors that require a gradient and modules with such parameters, in lists, tuples, dicts and object
-    arrays. There are none under ``torch.no_grad()``, and before torch is imported.
+    These parts are tensors that require a gradient and modules with such parameters, in lists, tuples, dicts and object
+    arrays. There are none under ``torch.no_grad()`` or before torch is imported.
     """
     torch = imported_torch()
     is_enabled = getattr(torch, "is_grad_enabled", None)  # absent while torch is being imported
@@ -122,13 +123,13 @@ def _graph_parts(value: Any, torch: Any) -> list[Any]:
 
 
 def deep_copy_but_graph(value: Any) -> Any:
-    """Return a copy as `deep_copy` does, but share the `graph_parts`: copying them would cut the gradients' path."""
+    """Return a copy like `deep_copy`, but share the `graph_parts`: copying them would cut the gradients' path."""
     parts = graph_parts(value)
     return copy.deepcopy(value, {id(part): part for part in parts}) if parts else deep_copy(value)
 
 
 def pickle_roundtrip(value: Any) -> Any:
-    """Return a copy as another process would receive it; raise, in every mode, if the value cannot be pickled."""
+    """Return a copy as a different process would receive it; raise, in every mode, if the value cannot be pickled."""
     is_plain = is_unchangeable(value) or _is_plain_array(value) or is_tensor(value)
     return deep_copy(value) if is_plain else loads(dumps(value))
 
@@ -139,9 +140,9 @@ _KNOWN: dict[str, type] = getattr(dynamic, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
 class Unpickler(pickle.Unpickler):
     """Loads pickles of `cloudpickle` and `pickle` without changing classes that this process already has.
 
-    A class that was defined in a notebook is pickled with its content. If the class is known already, cloudpickle finds
-    it and then overwrites its attributes with those at the time of pickling: later changes would be lost, and a method
-    would become another function.
+    A class that was defined in a notebook is pickled with its content. If this process knows the class already,
+    cloudpickle finds it and then overwrites its attributes with those from the time of pickling. Later changes would be
+    lost, and a method would become a different function.
     """
 
     def __init__(self, file: io.BytesIO, buffers: Iterable[Any] = ()) -> None:
@@ -149,13 +150,13 @@ class Unpickler(pickle.Unpickler):
         self._left_alone: set[type] = set()
 
     def find_class(self, module: str, name: str) -> object:
-        """Return a global; those of cloudpickle that rebuild classes are replaced: they look for the class first."""
+        """Return a global. cloudpickle's functions that rebuild classes are replaced: they look for the class first."""
         found = super().find_class(module, name)
         if module != dynamic.__name__:
             return found
 
         def find_or_make(*args: Any) -> object:
-            known = _KNOWN.get(args[-2])  # the class id precedes fields reserved for later versions
+            known = _KNOWN.get(args[-2])  # the class id comes before fields reserved for later versions
             if known is None:
                 return found(*args)
             self._left_alone.add(known)
@@ -202,12 +203,13 @@ def _unpicklable_part(value: object) -> object:
 
 
 class Broadcast:
-    """A call of one method, with the same arguments, of which each env gets copies.
+    """A call of one method with the same arguments for all envs; each env gets copies of the arguments.
 
     Attributes:
-        packed: Both, as `pickled` returns them, so that they can be sent outside the message. ``None`` if a backend
-            sends them in another way.
-        stored: For the backend: where it has stored them for remote hosts, so that it does so only once.
+        packed: Method and arguments, as `pickled` returns them, so that they can be sent outside the message. ``None``
+            if a backend sends them in a different way.
+        stored: For the backend: where it has stored method and arguments for remote hosts, so that it stores them only
+            once.
     """
 
     def __init__(self, method: str, *arguments: object) -> None:
@@ -216,11 +218,11 @@ class Broadcast:
         self.stored: object = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out the part that only the caller uses."""
+        """Return the state without the part that only the caller uses."""
         return {"packed": self.packed, "stored": None}
 
     def without_content(self) -> Broadcast:
-        """Return one without content, which is sent in another way."""
+        """Return a broadcast without content; the content is sent in a different way."""
         other = copy.copy(self)
         other.packed = None
         return other
@@ -234,7 +236,7 @@ class Broadcast:
 def pickled(content: object, what: str, way_out: str) -> Array:
     """Return a pickle, ``(nbytes,)`` uint8, which can be sent to all hosts without a copy for each.
 
-    If it cannot be pickled, the error message contains ``what`` it is and the ``way_out``.
+    If the value cannot be pickled, the error message contains ``what`` it is and the ``way_out``.
     """
     try:
         packed = dumps(content)

@@ -1,8 +1,9 @@
 """The number of CPU cores that this process may use, and the limits that determine it.
 
-`os.cpu_count` counts the machine's cores. A process may be allowed fewer: by its CPU affinity (`taskset`, a batch
-scheduler, a cpuset), or by a cgroup's CPU quota (a container started with "1.5 CPUs" still sees every core of the
-machine). ``loky.cpu_count`` reads only the topmost cgroup's quota, not a batch job's own, and imports all of loky.
+`os.cpu_count` counts the machine's cores. A process may be allowed fewer, because of its CPU affinity (`taskset`, a
+batch scheduler, a cpuset) or a cgroup's CPU quota (a container started with "1.5 CPUs" still sees every core of the
+machine). ``loky.cpu_count`` reads only the quota of the topmost cgroup, not that of a batch job, and imports all of
+loky.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ class Cores:
     """The limits on the cores of this process."""
 
     machine: int  # logical cores
-    affinity: int  # cores this process may be scheduled on; all where the system has no affinity (macOS)
-    quota: float | None  # cores' worth of time granted by the tightest cgroup, 1.5 is one and a half cores
+    affinity: int  # cores this process may be scheduled on; all of them if the system has no affinity (macOS)
+    quota: float | None  # time that the tightest cgroup grants, in cores; 1.5 is one and a half cores
 
     @property
     def usable(self) -> int:
-        """The smaller of affinity and quota, at least 1; a fraction of a core counts as one, as in Go and Java."""
+        """The smaller of affinity and quota, at least 1; a fraction of a core counts as a core, as in Go and Java."""
         return max(1, min(self.affinity, math.ceil(self.quota or self.affinity)))
 
 
@@ -43,11 +44,11 @@ def describe_cores(root: Path = Path("/")) -> Cores:
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")  # version 2 names no controllers
-        # A container may see the host's path but have only its own group mounted, as the mount itself.
+        # A container may see the host's path although only its own group is mounted, as the root of the mount.
         group = Path(path.lstrip("/")) if ".." not in path else Path()
         for folder in (mount / group, *(mount / parent for parent in group.parents)):  # each quota applies
             words = _read(folder / "cpu.max").split()  # version 2: "max 100000" or "150000 100000"
-            if len(words) != 2:  # version 1; a quota of -1 is none
+            if len(words) != 2:  # version 1; a quota of -1 means no quota
                 words = [_read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
             quota, period = (int(word) if word.isdigit() else 0 for word in words)
             quotas += [quota / period] if quota and period else []

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from parallelenv.contract.protocol import EnvFacts
 
 _NO_ENVS = (gymnasium.Space, os.PathLike, Mapping, Sequence, Set)
-"""Types that have public methods but are given as an env only by mistake."""
+"""Types that have public methods, but that users give as an env only by mistake."""
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
 
 _MOST_OPCODES = 50_000
-"""Opcodes that are read to find modules: about 40 ms. Classes come before their contents."""
+"""Number of opcodes that are read to find modules, which takes about 40 ms. Classes come before their contents."""
 _START = pickle.PROTO + b"\x05" + pickle.FRAME
 _ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as for ``gymnasium.make``: with the module that registers it
 
 
 @dataclass(frozen=True, slots=True)
 class EnvFactory:
-    """How to get one env: ``source`` is the env itself, an env fn or an `EnvSpec`."""
+    """Says how to get one env: ``source`` is the env itself, an env fn or an `EnvSpec`."""
 
     env_id: int
     source: Any
@@ -50,18 +50,18 @@ class EnvFactory:
         """Import what the env needs, without making it."""
         if isinstance(self.source, EnvSpec) and isinstance(self.source.entry_point, str):
             load_env_creator(self.source.entry_point)
-        elif isinstance(self.source, PackedSource) and not self.source.is_live:  # to unpickle a live env makes it
+        elif isinstance(self.source, PackedSource) and not self.source.is_live:  # unpickling a live env makes it
             self.source.factory().prepare()
 
     def build(self) -> Env:
-        """Return the env; raise an `InvalidEnvError` if an env fn returns something that is not one."""
+        """Return the env; raise an `InvalidEnvError` if an env fn returns something that is not an env."""
         if self.is_live:
             return self.source
         if isinstance(self.source, EnvSpec):
             return gymnasium.make(self.source)
         env = self.source()
         if not is_env(env) and not is_for_calls(env):
-            raise InvalidEnvError(  # the same text for each env, so that these errors count as one
+            raise InvalidEnvError(  # the same text for each env, so that these errors count as the same one
                 f"An env fn returned {show(env) if type(env).__module__ == 'builtins' else type(env).__name__}, which "
                 "has no reset() and step(), nor other methods to call. It must return a new env."
             )
@@ -71,7 +71,7 @@ class EnvFactory:
 
 @dataclass(frozen=True, slots=True)
 class PackedSource:
-    """An env fn in another process: it unpickles an env, or an env fn. ``caller``: the `PackageVersion` there."""
+    """An env fn for other processes: it unpickles an env or an env fn. ``caller`` is the caller's `PackageVersion`."""
 
     packed: bytes
     env_id: int
@@ -79,7 +79,7 @@ class PackedSource:
     caller: Any
 
     def __call__(self) -> Env:
-        """Return the env, see `EnvFactory.build`."""
+        """Return the env. See `EnvFactory.build`."""
         self.caller.check()
         return self.factory().build()
 
@@ -120,7 +120,7 @@ def _factory(env_id: int, item: object) -> EnvFactory:
     if isinstance(item, str):  # looked up in the caller's process, where the user may have registered it
         try:
             module, colon, name = item.rpartition(":")
-            if colon:  # as in gymnasium.make: importing the module registers the env
+            if colon:  # as in gymnasium.make, importing the module registers the env
                 importlib.import_module(module)
             return EnvFactory(env_id, gymnasium.spec(name), is_live=False)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
@@ -150,10 +150,11 @@ def _as_list(item: object) -> str:
 def registered(
     id: object, make_kwargs: Mapping[str, object], own_arguments: Sequence[str], option_names: Sequence[str] = ()
 ) -> EnvSpec:
-    """Return the spec of a registered id to call ``gymnasium.make`` with.
+    """Return the spec of a registered id, for ``gymnasium.make``.
 
-    It raises an `ArgumentError` if the env does not take one of the user's ``make_kwargs``, and that is an option of
-    the mode, known from other libraries, or similar to one of ``own_arguments``, the arguments of ``ParallelEnv.make``.
+    Raises an `ArgumentError` if the env does not accept one of the user's ``make_kwargs``, and that keyword is an
+    option of the mode, is known from other libraries, or is similar to one of ``own_arguments``, the arguments of
+    ``ParallelEnv.make``.
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
@@ -179,7 +180,7 @@ def registered(
 
 
 def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
-    """Pickle the sources of factories for another process, each separately, so that envs share nothing."""
+    """Pickle the sources of factories for a different process, each separately, so that envs share nothing."""
     packed: dict[int, bytes] = {}  # an env fn that occurs many times is pickled once
     for factory in factories:
         source = factory.source
@@ -219,7 +220,7 @@ def _loses_state(env: object) -> bool:
 
 
 def modules_of(packed: Iterable[bytes]) -> list[str]:
-    """Return the modules that the pickles of envs and env fns refer to, also by registered ids, each once."""
+    """Return the modules that pickles of envs and env fns refer to, including those of registered ids, each once."""
     found: dict[str, None] = {}
     left = iter(range(_MOST_OPCODES))
     waiting = list(dict.fromkeys(packed))
@@ -237,7 +238,7 @@ def modules_of(packed: Iterable[bytes]) -> list[str]:
                 top = latest
                 found[latest[0]] = None
             elif isinstance(value, bytes) and value.startswith(_START) and value.endswith(pickle.STOP):
-                waiting.append(value)  # a pickle in a pickle: an actor's envs, to be sent to its workers
+                waiting.append(value)  # a pickle in a pickle, such as an actor's envs, which it sends to its workers
             elif top is not None:
                 if latest[1] == ("cloudpickle.cloudpickle", "subimport"):
                     found[top] = None
@@ -258,7 +259,7 @@ def _modules_of_id(text: str) -> list[str]:
 
 
 def is_env(candidate: object) -> bool:
-    """Return whether an object can be used as an env: it has callable ``reset`` and ``step``."""
+    """Return whether an object can be used as an env, that is, has callable ``reset`` and ``step``."""
     methods = [getattr(candidate, name, None) for name in ("reset", "step")]
     return not isinstance(candidate, type) and all(map(callable, methods))
 
@@ -272,12 +273,12 @@ def is_for_calls(candidate: object) -> bool:
 
 
 def is_vector_env(env: object) -> bool:
-    """Return whether an env is a vector env: of Gymnasium, or of EnvPool, whose vector envs derive from Gymnasium's."""
+    """Return whether an env is a vector env of Gymnasium, or of EnvPool, whose vector envs derive from Gymnasium's."""
     return isinstance(env, gymnasium.vector.VectorEnv)
 
 
 def refuse_foreign(env: object, env_id: int) -> None:
-    """Raise an `InvalidEnvError` for closed envs, and PettingZoo's multi-agent envs, which have another contract."""
+    """Raise an `InvalidEnvError` for closed envs, and for PettingZoo's multi-agent envs, whose contract differs."""
     if any(kind.__module__.partition(".")[0] == "pettingzoo" for kind in type(env).__mro__):
         raise InvalidEnvError(
             f"env {env_id} is {show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side by "
@@ -292,7 +293,7 @@ def refuse_foreign(env: object, env_id: int) -> None:
 
 
 def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
-    """Raise an `InvalidEnvError` if two env fns, called in one process, returned the same object."""
+    """Raise an `InvalidEnvError` if two env fns called in one process returned the same object."""
     seen: dict[tuple[ProcessInfo, int], int] = {}
     for env_id, one in sorted(facts.items()):
         first = seen.setdefault((one.process, one.instance), env_id)
@@ -305,7 +306,7 @@ def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
 
 
 def refuse_live(factories: Iterable[EnvFactory]) -> None:
-    """Raise an `InvalidEnvError` if an env was given as a live instance, so that it cannot be made again."""
+    """Raise an `InvalidEnvError` if an env was given as a live instance, which cannot be made again."""
     for factory in factories:
         if factory.is_live:
             what = f"env {factory.env_id} was given as a live instance and lives in this process"
@@ -313,9 +314,9 @@ def refuse_live(factories: Iterable[EnvFactory]) -> None:
 
 
 def registered_by_user() -> dict[str, bytes]:
-    """Return the specs that were registered in addition to Gymnasium's own, pickled, by id, as far as they can be.
+    """Return, by id, the pickled specs that were registered in addition to Gymnasium's own, if they can be pickled.
 
-    An env whose spec cannot be pickled can be given as an env fn; by its id it gets Gymnasium's own error.
+    If a spec cannot be pickled, the env can be given as an env fn; its id would raise Gymnasium's own error.
     """
     packed = {}
     for name, spec in gymnasium.registry.items():
@@ -326,7 +327,7 @@ def registered_by_user() -> dict[str, bytes]:
 
 
 def register_again(specs: Mapping[str, bytes]) -> None:
-    """Register the caller's specs that are unknown here."""
+    """Register those of the caller's specs that are unknown in this process."""
     gymnasium.registry.update({name: loads(specs[name]) for name in specs if name not in gymnasium.registry})
 
 
@@ -334,7 +335,7 @@ EnvFn = Callable[[], Env]
 
 
 def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
-    """Return an env fn for each copy, see `ParallelEnv.replicate`."""
+    """Return an env fn for each copy. See `ParallelEnv.replicate`."""
     factory = make_factories([env])[0]
     if factory.is_live:
         return [functools.partial(loads, pack_factories([factory])[0])] * num_envs
@@ -344,7 +345,7 @@ def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
 
 
 def bind_arguments(env_fn: Callable[..., Env], rank: int, num_envs: int, seed: int | None) -> EnvFn:
-    """Return an env fn with those of ``rank``, ``world_size`` and ``seed`` bound that it has as parameters."""
+    """Return an env fn that has bound those of ``rank``, ``world_size`` and ``seed`` that are among its parameters."""
     known = {"rank": rank, "world_size": num_envs, "seed": None if seed is None else seed + rank}
     bound = env_fn.keywords if isinstance(env_fn, functools.partial) else {}
     try:

@@ -1,4 +1,4 @@
-"""Parts of messages, hints for misspelt and foreign names, and plain text tables."""
+"""Parts of messages, hints for misspelt and foreign names, and tables as plain text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST = 80
 
 
 class _Repr(reprlib.Repr):
-    """Reads only as much of a value as a message can show, so a million items take no longer than 20."""
+    """Reads only as much of a value as a message can show, so a million items take no longer than 20 items."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _Repr(reprlib.Repr):
     def repr_instance(self, x: object, level: int) -> str:
         """Describe large arrays and tensors by shape and dtype."""
         shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-        if not hasattr(type(x), "__array__") or shape is None or dtype is None:  # a space also has both
+        if not hasattr(type(x), "__array__") or shape is None or dtype is None:  # a space has both as well
             return super().repr_instance(x, level)
         text = " ".join(repr(x).split()) if math.prod(shape) <= self.maxlist else ""
         return text if 0 < len(text) <= _LONGEST else f"<{type(x).__name__} of shape {tuple(shape)} and dtype {dtype}>"
@@ -42,7 +42,7 @@ _REPR = _Repr()
 
 
 def show(value: object) -> str:
-    """Return a value as a user would write it; if that is long, shortened, or its type and length. Never raise."""
+    """Return a value as a user would write it; if that is long, shorten it or give its type and length. Never raise."""
     try:
         text = _REPR.repr(value)
         if len(text) > _LONGEST and isinstance(value, (list, tuple, set, frozenset, dict)):
@@ -53,15 +53,15 @@ def show(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a hint at the known word nearest to a misspelt one: a sentence after a space, or an empty string."""
+    """Return a hint that names the known word nearest to a misspelt one: a space and a sentence, or an empty string."""
     near = get_close_matches(word, known, n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def near_attribute(name: str, *owners: object) -> str:
-    """Return a hint at the public attribute nearest to a misspelt name, as `did_you_mean` does."""
+    """Return a hint that names the public attribute nearest to a misspelt name, like `did_you_mean`."""
     names = {other for owner in owners for other in dir(owner) if not other.startswith("_") and other != name}
-    # Objects have many names: with the usual 0.6 `render` would match `render_mode`.
+    # Objects have many names: with the usual cutoff of 0.6, `render` would match `render_mode`.
     return did_you_mean(name, names, cutoff=0.75)
 
 
@@ -93,7 +93,7 @@ def were(number: int, thing: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits, or all before the point, and separators: ``0.0123``, ``21.5``, ``12,346``."""
+    """Return a number with separators and three digits, or all before the point: ``0.0123``, ``21.5``, ``12,346``."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
@@ -104,9 +104,9 @@ def duration(seconds: float) -> str:
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> str:
-    """Return rows under a header, in columns; columns that are empty in every row are left out.
+    """Return rows under a header, aligned in columns; columns that are empty in every row are left out.
 
-    Columns with a title in ``left`` are left-aligned, the others right-aligned, as suits numbers.
+    Columns whose title is in ``left`` are left-aligned; all others are right-aligned, which suits numbers.
     """
     columns = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
     padded = []
@@ -117,16 +117,16 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Seq
 
 
 # ---------------------------------------------------------------- hints for users of other libraries
-# More: ``docs/coming-from.md``. No name is rejected because it is listed here: it may be one of the user's own. The
-# code that rejects a name looks up a hint.
+# See ``docs/coming-from.md`` for more names. A name is never rejected because it is listed here, because it may be one
+# of the user's own. Code that rejects a name for other reasons looks up a hint.
 
 GIVE_SPACES = "give ParallelEnv spaces=(observation_space, action_space)"
 
 SET_ONCE = "It is fixed when a ParallelEnv is made. Make another one: ParallelEnv(envs, {0}=...)."
 _OF_MAKE = ("num_envs", "render_mode", "max_episode_steps")
-"""Foreign to `ParallelEnv`, but not to `ParallelEnv.make`; and attributes of envs."""
+"""Names that are foreign to `ParallelEnv` but not to `ParallelEnv.make`, and attributes of envs."""
 FOREIGN_SETTINGS = ("training", "update_running_mean", "norm_obs", "norm_reward", "asynchronous", "para_mode")
-"""Wrappers of other libraries can set these; here that would silently have no effect."""
+"""Attributes that can be set on wrappers of other libraries; setting them on ours would silently have no effect."""
 _TABLE = {  # hint: the words for which it is shown
     # arguments
     "Give spaces=(observation_space, action_space) of one env.": "observation_space action_space",
@@ -207,11 +207,11 @@ _HINTS = {word: hint for hint, words in _TABLE.items() for word in words.split()
 
 
 def hint_at(word: object) -> str:
-    """Return the equivalent of a word: a sentence after a space, or an empty string."""
+    """Return the equivalent of a word: a space and a sentence, or an empty string."""
     hint = _HINTS.get(str(getattr(word, "value", word)))
     return f" {hint}" if hint else ""
 
 
 def hint_at_make_argument(name: str) -> str:
-    """Return the equivalent of a keyword argument of ``make_vec_env`` or ``make_vec``, as `hint_at` does."""
+    """Return the equivalent of a keyword argument of ``make_vec_env`` or ``make_vec``, like `hint_at`."""
     return "" if name in _OF_MAKE else hint_at(name)

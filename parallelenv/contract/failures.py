@@ -1,4 +1,4 @@
-"""A failure of one env, and its way from the host to the user.
+"""A failure of one env, and how it gets from the host to the user.
 
 An exception keeps its type, its attributes and a traceback that shows the user's own source line, in every mode.
 """
@@ -20,13 +20,13 @@ from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, Work
 
 _Packed: TypeAlias = dict[str, Any]
 _MOST_LINKS = 10
-"""The number of causes and contexts in a row that are sent with an exception."""
+"""Maximum length of the chain of causes and contexts that is sent with an exception."""
 
 
 class Failure:
     """An exception raised for one env.
 
-    ``operation`` is what the env was doing: ``"step"``, ``"reset"``, a method's name ... It is empty if the env's
+    ``operation`` is what the env was doing: ``"step"``, ``"reset"`` or the name of a method. It is empty if the env's
     worker died or did not reply in time.
     """
 
@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def is_of_worker(self) -> bool:
-        """Whether it is a `WorkerDiedError` or `WorkerTimeoutError` of the env's own worker."""
+        """Whether the exception is a `WorkerDiedError` or `WorkerTimeoutError` of the env's own worker."""
         return not self.operation
 
     def __getstate__(self) -> dict[str, object]:
@@ -57,12 +57,12 @@ NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
 
 
 def raise_failures(failures: Sequence[Failure], partial: object) -> None:
-    """Raise the error for these failures, if there are any, which are in env id order.
+    """Raise the error for these failures, which are in env id order; without failures, do nothing.
 
-    Failures of the same type and text are raised as one exception of that type: that of the first env, with a note that
-    counts the others. Failures that differ make an exception group, in which equal ones are one. The error gets the
-    attributes ``env_ids`` (tuple, the envs that failed), ``failures`` (their exceptions, by env id) and ``partial``,
-    the result of the envs that did not fail.
+    If all failures have the same type and text, the exception of the first env is raised, with a note that counts the
+    others. If they differ, an exception group is raised, in which equal failures appear once. The error gets the
+    attributes ``env_ids`` (a tuple of the envs that failed), ``failures`` (their exceptions, by env id) and ``partial``
+    (the result of the envs that did not fail).
     """
     if not failures:
         return
@@ -70,7 +70,7 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
     for failure in failures:
         text = _safe_str(failure.exception)
         if isinstance(failure.exception, ParallelEnvError) and not isinstance(failure.exception, EnvError):
-            text = re.sub(r"\benv \d+", "env", text)  # env ids make no difference in messages of this package
+            text = re.sub(r"\benv \d+", "env", text)  # messages that differ only in env ids count as equal
         alike.setdefault((type(failure.exception), text), []).append(failure)
     errors = [with_note(*group) for group in alike.values()]
     env_ids = tuple(failure.env_id for failure in failures)
@@ -87,7 +87,7 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
 
 
 def with_note(*failures: Failure) -> BaseException:
-    """Return the exception of failures that are alike, with a note on where it was raised."""
+    """Return one exception for failures that are alike, with a note on where it was raised."""
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
         return first.exception.about(tuple(failure.env_id for failure in failures))
@@ -102,7 +102,7 @@ def with_note(*failures: Failure) -> BaseException:
 
 def put(exception: BaseException, name: str, value: object) -> None:
     """Set an attribute, even if the exception's class forbids it, as a frozen dataclass does."""
-    with contextlib.suppress(Exception):  # the user's class has a property of this name
+    with contextlib.suppress(Exception):  # the user's class has a property with this name
         object.__setattr__(exception, name, value)
 
 
@@ -115,7 +115,7 @@ def add_note(exception: BaseException, note: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message in one line, with its type unless it is an error of this package."""
+    """Return an error's message in one line; unless the error is one of this package, include its type."""
     if isinstance(error, BaseExceptionGroup):  # several envs failed, usually in the same way
         return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
     text = " ".join(str(error).split())
@@ -123,7 +123,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
-    """Return an exception and its causes as plain data. ``seen``: the ids of the exceptions that led here."""
+    """Return an exception and its causes as plain data. ``seen`` holds the ids of exceptions that led to this one."""
     seen = (*seen, id(exception))
     causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
     members = exception.exceptions if isinstance(exception, BaseExceptionGroup) else ()

@@ -1,7 +1,7 @@
 """Sections that Ctrl-C must not interrupt.
 
-A `KeyboardInterrupt` can be raised between any two bytecodes of the main thread: for example after a message was
-written but before this was recorded; from then on the two sides would disagree. While the caller *waits*, it may be
+A `KeyboardInterrupt` can be raised between any two bytecodes of the main thread: for example, after a message was
+written but before that was recorded. The two sides would then disagree. While the caller *waits*, it may be
 interrupted; while it sends, records a reply, or opens or closes system resources, the interrupt is delayed.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 
-# `signal.signal` needs 3 us per call for enum conversions; the C function that it wraps 0.25 us.
+# `signal.signal` takes 3 us per call, mostly for enum conversions; the C function that it wraps takes 0.25 us.
 from _signal import signal as _set_handler  # type: ignore[import-not-found]
 from typing import Any
 
@@ -18,17 +18,17 @@ _INTERRUPT = int(signal.SIGINT)
 
 
 class DeferSigint:
-    """A context manager that delays SIGINT until its end. It is not reentrant.
+    """A context manager that delays SIGINT until the end of the block. It is not reentrant.
 
-    Outside of the main thread it does nothing, because Python runs signal handlers only there. The previous handler is
-    restored and handles a delayed interrupt.
+    Outside the main thread it does nothing, because Python runs signal handlers only in the main thread. The previous
+    handler is restored and handles a delayed interrupt.
     """
 
     def __init__(self) -> None:
         self._noted = False
         self._previous: Any = None
         self._main = threading.main_thread().ident
-        self._handler = self._note  # bound once
+        self._handler = self._note  # bound once, to save look-ups
 
     def __enter__(self) -> None:
         self._previous = None

@@ -17,17 +17,17 @@ from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Rep
 
 
 class MessageChannel(ABC):
-    """A `Channel` whose host is reached by messages. A subclass adds the transport.
+    """A `Channel` that reaches its host through messages. A subclass adds the transport.
 
     The host is at the other end of the transport, in `parallelenv.worker.worker_loop.serve` or a `MessageHost`. Action
     and result rows travel in the messages, unless a subclass overrides `attach` for a host that shares the batch.
 
     Attributes:
-        items: Which items of the user's list the host has.
-        env_ids: Its envs. The same numbers, unless there are vector envs.
-        inbox: Messages that were read before `receive` was called: if there are any, it returns at once.
+        items: Which items in the user's list the host has.
+        env_ids: Ids of the host's envs: the same numbers, unless there are vector envs.
+        inbox: Messages that were read before `receive` was called; if there are any, `receive` returns at once.
         safe_bytes: Size of the largest message that can be sent while the host is sending a reply that nothing reads.
-            The default is what a pipe holds.
+            The default is the capacity of a pipe.
     """
 
     in_caller = False
@@ -45,7 +45,7 @@ class MessageChannel(ABC):
 
     @abstractmethod
     def send_message(self, message: Message) -> None:
-        """Send a message, pickled or by `Message.to_bytes`; raise an `OSError` if the other end is gone."""
+        """Send a message, pickled or in the form of `Message.to_bytes`; raise an `OSError` if the other end is gone."""
 
     @abstractmethod
     def receive_message(self) -> Message:
@@ -60,9 +60,9 @@ class MessageChannel(ABC):
         """See `Channel`."""
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
-        """Return what the envs printed since the last call, if the host writes it to a place that is read here.
+        """Return what the envs printed since the last call, if the host writes it to a place that the caller can read.
 
-        ``is_idle``: whether the host has no command: its last line is then complete.
+        ``is_idle`` tells whether the host has no command; its last line is then complete.
         """
         return []
 
@@ -80,7 +80,7 @@ class MessageChannel(ABC):
 
     def send(self, packed: Any) -> None:  # noqa: D102
         try:
-            # Two ends that both send more than the transport holds would wait for each other for good.
+            # If both ends sent more than the transport holds, they would wait for each other forever.
             if self._num_unread and packed.frames and packed.nbytes > self.safe_bytes:
                 while self._num_unread:
                     self.inbox.append(self.read_message())
@@ -105,24 +105,24 @@ class MessageChannel(ABC):
         self.notify(batch.layout.part(self.env_ids))
 
     def number_envs(self, batch: Batch) -> None:
-        """Note the ids of the host's envs, which `attach` does first: of vector envs they are known only then."""
+        """Record the ids of the host's envs. `attach` does this first: those of vector envs are known only then."""
         self.env_ids = batch.layout.ids_of(self.items)
 
     def read_message(self) -> Message:
-        """Return the next reply undecoded; errors: see `receive_message`."""
+        """Return the next reply without decoding it. See `receive_message` for errors."""
         message = self.receive_message()
         self._num_unread -= 1
         return message
 
     def plain_step(self, command: Command) -> Message | None:
-        """Return the message of a step, without its number, ``None`` if it needs a pickle; first name its subset."""
+        """Name the subset of a step, and return the step's message without a number; ``None`` if it needs a pickle."""
         if command.env_ids is not self.env_ids and self._batch is None:
             self.name_subset(command.env_ids)
         message: Message = self.pack(command)
         return None if message.frames or message.tag not in codec.PLAIN_STEPS else message
 
     def name_subset(self, env_ids: tuple[int, ...]) -> None:
-        """Let steps of these envs be sent by a number, if the host does not have too many of them already."""
+        """Give these envs a number that stands for them in steps, unless the host has too many numbers already."""
         if env_ids not in self._subsets and len(self._subsets) < codec.MOST_SUBSETS:
             number = len(self._subsets) + 1
             with DeferSigint():
@@ -130,26 +130,26 @@ class MessageChannel(ABC):
                 self._subsets[env_ids] = number
 
     def notify(self, anything: object) -> None:
-        """Send an object that has no reply, such as the host's `PackedSpec`; the next command reports its death."""
+        """Send an object that gets no reply, such as the host's `PackedSpec`; the next command reports a dead host."""
         with contextlib.suppress(OSError):
             self.send_message(codec.encode(anything))
 
 
 class MessageStep:
-    """A `RepeatedStep` that is one small message to each host and one back.
+    """A `RepeatedStep` that sends one small message to each host and receives one small message back.
 
     Args:
-        parts: Channels, and what `MessageChannel.plain_step` of each returned.
+        parts: Pairs of a channel and the result of its `MessageChannel.plain_step`.
         wait: `Backend.wait`.
     """
 
     def __init__(self, parts: Sequence[tuple[MessageChannel, Message]], wait: Callable[..., Sequence[Any]]) -> None:
         self._parts = parts
         self._wait = wait
-        self._shield = DeferSigint()  # what was written or read cannot be written or read again
+        self._shield = DeferSigint()  # a message that was written or read cannot be written or read again
         self._number = 0
         self._pending: dict[MessageChannel, int] = {}  # place of each channel without a reply
-        self._done: list[int] = []  # places of those whose reply was read and only reports the end of the step
+        self._done: list[int] = []  # places of the channels whose reply was read and only reports the end of the step
 
     def send(self, number: int) -> None:  # noqa: D102 (see RepeatedStep)
         with self._shield:

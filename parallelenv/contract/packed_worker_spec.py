@@ -19,9 +19,10 @@ _PLAIN_FIELDS = [field.name for field in fields(WorkerSpec) if field.name not in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSpec(WorkerSpec):
-    """A `WorkerSpec` in the form that is sent to a worker: its envs are pickled."""
+    """A `WorkerSpec` in the form that is sent to a worker, with pickled envs."""
 
-    #: The caller's environment variables: those of a fork server may be outdated. If empty, the worker keeps its own.
+    #: The caller's environment variables, because those of a fork server may be outdated. If empty, the worker keeps
+    #: its own.
     environment: dict[str, str]
     path: tuple[str, ...]  #: The caller's ``sys.path``: Ray workers know only a part of it.
     registered: dict[str, bytes]  #: Env specs that the caller registered.
@@ -35,10 +36,10 @@ class PackedSpec(WorkerSpec):
         environment: Mapping[str, str] = os.environ,
         shared: object = None,
     ) -> list[PackedSpec]:
-        """Return specs in the form to send; raise an `UnpicklableError` if an env cannot be pickled.
+        """Return specs in the form that is sent; raise an `UnpicklableError` if an env cannot be pickled.
 
-        ``caller`` is version and folder of this package in the caller, by default of the copy that runs here;
-        ``shared``, by default the arrays of the specs, and ``environment`` are as in `PackedSpec`.
+        ``caller`` is the version and folder of this package in the caller; by default, those of the copy that runs in
+        this process. ``shared`` (by default the arrays of the specs) and ``environment`` are as in `PackedSpec`.
         """
         registered, caller = registered_by_user(), caller or package_version()
         return [
@@ -57,18 +58,18 @@ class PackedSpec(WorkerSpec):
         ]
 
     def unpack(self, shared: Mapping[str, Array]) -> WorkerSpec:
-        """Return the spec, with the shared arrays of this process; each env is unpickled whenever it is built."""
+        """Return the spec, with the shared arrays of this process; an env is unpickled each time it is built."""
         return WorkerSpec(**{name: getattr(self, name) for name in _PLAIN_FIELDS}, envs=self.envs, shared=shared)
 
 
 class PackageVersion(NamedTuple):
-    """Version and folder of a copy of this package; the folder is empty if it cannot be compared, as by Ray's nodes."""
+    """Version and folder of a copy of this package; the folder is empty if it cannot be compared (on Ray's nodes)."""
 
     version: str
     folder: str
 
     def check(self) -> None:
-        """Raise a `WorkerStartError` if this process runs another copy than the caller, whose version this is."""
+        """Raise a `WorkerStartError` if this process runs a different copy than the caller, whose version this is."""
         ours = package_version()
         if not self.folder and self.version != ours.version:
             raise WorkerStartError(
@@ -84,5 +85,5 @@ class PackageVersion(NamedTuple):
 
 
 def package_version() -> PackageVersion:
-    """Return version and folder of the copy that runs here."""
+    """Return the version and folder of the copy that runs in this process."""
     return PackageVersion(parallelenv.__version__, os.path.dirname(os.path.realpath(parallelenv.__file__)))

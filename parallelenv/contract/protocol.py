@@ -4,10 +4,11 @@ A *worker* steps envs: it is the caller's own thread, another thread, a process 
 in a worker that owns its envs and executes commands on them. A *channel* is the caller's access to one host.
 
 A backend decides where hosts run, where the memory of the batch is, and how the caller receives replies. Ids, done
-policies, seeds, errors and alignment are written once, outside, so backends cannot disagree about them.
+policies, seeds, errors and alignment are handled outside, in one place, so backends cannot disagree about them.
 
-The life of a host: it is launched with a `WorkerSpec`, replies to a ``build`` command with the `EnvFacts` of its envs,
-is attached to the `Batch`, and then executes commands in the order sent, one `Reply` each.
+The life of a host is as follows. It is launched with a `WorkerSpec`, replies to a ``build`` command with the `EnvFacts`
+of its envs, and is attached to the `Batch`. Then it executes commands in the order in which they were sent, and sends
+one `Reply` to each.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never 
 
 
 class UnreadableError(Exception):
-    """Raised for a command or a reply that was pickled but does not unpickle; never seen by users.
+    """Raised for a command or a reply that was pickled but cannot be unpickled; never seen by users.
 
-    It has the ``number`` of the command and the ``reason``, the message of the unpickling error.
+    Its attributes are the ``number`` of the command and the ``reason``, which is the message of the unpickling error.
     """
 
     def __init__(self, number: int, reason: str) -> None:
@@ -47,24 +48,24 @@ OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call
 
 @dataclass(slots=True)
 class Command:
-    """One request to one host: the same operation on some of its envs.
+    """One request to one host to perform the same operation on some of its envs.
 
     The operations are methods of `parallelenv.worker.host.Host`, where ``each`` and ``common`` are described.
     """
 
-    number: int  #: Unique within the pool; the reply carries it.
+    number: int  #: Unique within the pool; the reply has the same number.
     operation: str  #: One of `OPERATIONS`.
     env_ids: tuple[int, ...]  #: The envs, in the order requested.
     each: Sequence[Any] | None = None  #: One argument per env, or ``None`` if the operation takes none.
     common: Any = None  #: A further argument, the same for every env.
     autoreset: bool = False  #: Whether a step also resets each env whose episode it ends.
     begins: tuple[int, ...] = ()  #: Envs that a step resets instead of stepping them.
-    begins_ended: bool = False  #: Whether these are those whose flags, of their latest step, are set in the batch.
+    begins_ended: bool = False  #: Whether ``begins`` are the envs whose flags of the latest step are set in the batch.
     rows: Rows | None = None  #: Action rows of the envs, filled in by a channel whose host does not share the batch.
 
     @property
     def is_plain_step(self) -> bool:
-        """Whether it is a step with the actions in the batch and no resets besides."""
+        """Whether the command is a step whose actions are in the batch, and no env is reset instead."""
         return self.operation == "step" and self.each is None and not self.begins
 
     @property
@@ -79,17 +80,17 @@ class Command:
 
 
 ManageRequest = Literal["save", "load", "loose_leaves", "set_info_forms", "start_trace", "stop_trace"]
-"""What a ``manage`` command does, which steps no env: methods of `parallelenv.worker.host.Host`."""
+"""What a ``manage`` command, which steps no env, can do: methods of `parallelenv.worker.host.Host`."""
 
 
 class Lookup(NamedTuple):
     """The kind of value that ``get`` returns for each env."""
 
-    #: Name of an attribute, or several joined by dots; ``None`` if each env has its own among the arguments.
+    #: Name of an attribute, or several names joined by dots; ``None`` if the arguments give each env its own name.
     key: str | None = None
-    #: ``"value"``: a one-tuple of its value, or nothing if it is absent. ``"required"``: its value, or
+    #: ``"value"``: a one-tuple of the attribute's value, or nothing if it is absent. ``"required"``: its value, or an
     #: `AbsentAttributeError`. ``"exists"``: a bool. ``"hint"``: a hint at what an absent name may have meant.
-    #: ``"wrapper"``: whether the env has a wrapper of the class in its argument.
+    #: ``"wrapper"``: whether the env has a wrapper of the class that its argument names.
     how: str = "value"
 
 
@@ -99,7 +100,7 @@ class MethodCall(NamedTuple):
     name: str  #: Name of the method, or several names joined by dots.
     positional: tuple[object, ...] = ()  #: Positional arguments.
     named: Mapping[str, object] = {}  #: Keyword arguments.
-    or_attribute: bool = False  #: Whether another attribute of that name is returned as it is, instead of raising.
+    or_attribute: bool = False  #: Whether an attribute that is not a method is returned instead of raising.
 
 
 @dataclass(slots=True)
@@ -107,17 +108,17 @@ class Reply:
     """A host's reply to the command with this number."""
 
     number: int
-    #: Results of the operation, by env id, without empty ones: a plain step pickles nothing.
+    #: Results of the operation, by env id. Empty results are left out, so a plain step pickles nothing.
     values: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)  #: The failures, by env id.
     rows: Rows | None = None  #: Result rows of the command's env ids, from hosts that do not share the batch.
-    output: Sequence[Printed] = ()  #: Output of envs that the caller does not see, and each `Remark`.
+    output: Sequence[Printed] = ()  #: Env output that the caller would not see otherwise, and each `Remark`.
 
 
 class Printed(NamedTuple):
     """A text that was printed in a worker."""
 
-    env_ids: tuple[int, ...]  #: The envs of which one printed it.
+    env_ids: tuple[int, ...]  #: The envs, one of which printed the text.
     text: str  #: The text.
 
 
@@ -126,19 +127,19 @@ class Remark(Printed):
 
 
 class NoEffect(Remark):
-    """A warning that an argument of the user has no effect."""
+    """A warning that one of the user's arguments has no effect."""
 
 
 class Extra(NamedTuple):
-    """Values that a step or reset of one env returns beyond its rows in the batch; ``None`` for those it lacks."""
+    """Values that a step or reset of one env returns in addition to its rows in the batch; ``None`` if absent."""
 
     info: Info | None = None  #: The env's info.
     loose: list[object] | None = None  #: Leaves of its state that are not in the batch, in order.
-    reward: tuple[object] | None = None  #: A one-tuple of its reward if that is not a number.
-    ended_loose: list[Any] | None = None  #: Like ``loose``, of the last state of an episode if the env was also reset.
+    reward: tuple[object] | None = None  #: A one-tuple of its reward, if the reward is not a number.
+    ended_loose: list[Any] | None = None  #: Like ``loose``, for an episode's last state, if the env was then reset.
     reset_info: Info | None = None  #: The info of that reset.
-    #: ``True`` if that reset, or the reset that this is the result of, found no further episode. The env's row then
-    #: still holds its last state.
+    #: ``True`` if the reset within the step, or the reset whose result this is, found no further episode. The env's row
+    #: then still holds its last state.
     is_exhausted: bool | None = None
     #: A one-tuple of that last state, if the rows change its type and `Layout.keeps_types` is set.
     ended_state: tuple[State] | None = None
@@ -146,7 +147,7 @@ class Extra(NamedTuple):
 
 NOTHING = Extra()
 EXHAUSTED = {"exhausted": True}
-"""The info of a reset that found no further episode, and of an env that has been idle since."""
+"""The info of a reset that found no further episode, and of every later step of that env."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +155,13 @@ class WorkerSpec:
     """The data needed to start one host, the first time or again after it died."""
 
     env_ids: tuple[int, ...]  #: Its envs: consecutive ids.
-    envs: tuple[EnvFactory, ...]  #: A factory for each of them.
+    envs: tuple[EnvFactory, ...]  #: A factory for each env.
     silence_warnings: bool = True  #: Whether a worker process ignores warnings.
     threads: int = 1  #: Upper bound on BLAS and OpenMP threads of a worker process.
-    seed_globals: bool = False  #: Whether each env has its own state of the generators that a process shares.
+    seed_globals: bool = False  #: Whether each env has its own state of the process-wide random generators.
     worker_id: int = 0  #: Index of this worker, from 0.
     num_workers: int = 1  #: Number of workers.
-    num_envs: int = 0  #: Number of envs of all hosts.
+    num_envs: int = 0  #: Number of envs of all hosts together.
     seed: int | None = None  #: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
     #: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
     shared: Mapping[str, Array] = field(default_factory=dict)
@@ -168,16 +169,16 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """Properties of a vector env, whose sub-envs have an env id each."""
+    """Properties of a vector env, each of whose sub-envs has an env id."""
 
     num_envs: int  #: Number of its sub-envs.
     name: str  #: Its class, for messages.
     autoreset: str  #: When it starts the next episode of a sub-env: ``"NextStep"``, ``"SameStep"``, ``"Disabled"``.
-    is_assumed: bool = False  #: Whether that is assumed, because its metadata does not contain it.
+    is_assumed: bool = False  #: Whether the autoreset mode is assumed, because the metadata does not contain it.
     steps_some: bool = False  #: Whether it can step some of its sub-envs and not others.
     resets_some: bool = False  #: Whether it can reset some of its sub-envs.
-    steps_ended: bool = False  #: Whether it takes a step of sub-envs whose episode has ended, which does not count.
-    seeds_each: bool = False  #: Whether it takes a seed for each sub-env, and not one for all.
+    steps_ended: bool = False  #: Whether sub-envs whose episode has ended may be stepped; such a step does not count.
+    seeds_each: bool = False  #: Whether it accepts a seed for each sub-env, instead of one seed for all.
 
     def does_for_some(self, operation: str) -> bool:
         """Return whether it can execute an operation on only some of its sub-envs."""
@@ -195,9 +196,9 @@ class EnvFacts:
     metadata: Info  #: The env's ``metadata``.
     render_mode: str | None  #: The env's ``render_mode``.
     process: ProcessInfo = UNKNOWN_PROCESS  #: The process that it runs in.
-    instance: int = 0  #: Its `id` there, to tell it from other objects.
-    has_steps: bool = True  #: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
-    group: GroupFacts | None = None  #: Its properties as a vector env; ``None`` if it is a single env.
+    instance: int = 0  #: The object's `id` in that process, to distinguish it from other objects.
+    has_steps: bool = True  #: Whether it has ``reset`` and ``step``; otherwise it only supports calls and attributes.
+    group: GroupFacts | None = None  #: The properties of a vector env; ``None`` for a single env.
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +207,11 @@ class Death:
 
     pid: int | None = None  #: Process id, if known.
     exitcode: int | None = None  #: Exit code, negative for a signal, if known.
-    detail: str = ""  #: Other known facts, one sentence or empty.
-    last_lines: str = ""  #: The last lines that it printed, or empty.
+    detail: str = ""  #: Other known facts: one sentence, or empty.
+    last_lines: str = ""  #: The last lines that the host printed, or empty.
 
     def __str__(self) -> str:
-        """Return what happened and the likely cause, one or two sentences."""
+        """Return what happened and the likely cause, in one or two sentences."""
         if self.exitcode is None:
             return self.detail or "How it exited is not known."
         if self.exitcode >= 0:
@@ -233,9 +234,9 @@ class Channel(Protocol):
     in_caller: bool  #: Whether the host runs in the caller's thread, and only while the caller waits for it.
 
     def pack(self, command: Command) -> Any:
-        """Return a command in the form that is sent; send nothing yet.
+        """Return a command in the form that is sent, without sending it.
 
-        A call packs the commands of all hosts before it sends the first, so that an argument that cannot be copied
+        A call packs the commands for all hosts before it sends the first one, so that an argument that cannot be copied
         (`UnpicklableError`) affects no host.
         """
 
@@ -243,13 +244,13 @@ class Channel(Protocol):
         """Send a packed command and return at once; raise `HostDied` if the host has died without executing it."""
 
     def receive(self) -> Reply:
-        """Return the next reply; raise `HostDied` if the host has died and none is left.
+        """Return the next reply; raise `HostDied` if the host has died and no reply is left.
 
-        It is called only after `Backend.wait` returned this channel.
+        Called only after `Backend.wait` has returned this channel.
         """
 
     def attach(self, batch: Batch) -> None:
-        """Give the host the batch that has the rows of later commands."""
+        """Give the host the batch that contains the rows of later commands."""
 
     def cause_of_death(self) -> Death:
         """Return the known facts about the death of a host for which `HostDied` was raised."""
@@ -259,30 +260,30 @@ class Channel(Protocol):
 
 
 class RepeatedStep(Protocol):
-    """A plain step of the same envs, which a backend has prepared to send again and again.
+    """A plain step of the same envs that a backend has prepared to send many times.
 
-    A `StepPlan` of the engine repeats it. Ours are `MessageStep`, a message to each host; `BellStep`, which wakes all
-    worker processes at once; `CallerStep`, of a host in the caller's thread; and `JointStep`, of one of the first two
-    and a `CallerStep`.
+    A `StepPlan` of the engine repeats it. The classes in this package are `MessageStep`, which sends a message to each
+    host; `BellStep`, which wakes all worker processes at once; `CallerStep`, for a host in the caller's thread; and
+    `JointStep`, which combines one of the first two with a `CallerStep`.
 
-    Its hosts have no other pending command when `send` is called. An interrupt may come anywhere in these methods.
+    The hosts have no other pending command when `send` is called. An interrupt may come anywhere in these methods.
     """
 
     def send(self, number: int) -> None:
-        """Let the hosts step. The command to the first has this number, to the next the next one, and so on."""
+        """Make the hosts step. The command to the first host has this number; the others are numbered on from it."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait until all hosts have stepped, no longer than ``timeout`` seconds.
+        """Wait until all hosts have stepped, but no longer than ``timeout`` seconds.
 
-        It returns ``True`` if all have stepped and have nothing to report: no reply follows. If it returns ``False``,
-        `leave_to_channels` is called.
+        The result is ``True`` if all hosts have stepped and have nothing to report; no reply follows. If it is
+        ``False``, `leave_to_channels` is called next.
         """
 
     def leave_to_channels(self, number: int) -> None:
-        """Let the channels receive the hosts' replies to the step of this number, like those to any other command.
+        """Make the channels receive the hosts' replies to the step with this number, as they do for any other command.
 
-        It is called in a section that Ctrl-C does not interrupt, also if `send` or `wait` was interrupted anywhere. The
-        hosts then step exactly once.
+        It is called in a section that Ctrl-C does not interrupt, even if `send` or `wait` was interrupted at any point.
+        The hosts then step exactly once.
         """
 
 
@@ -290,77 +291,79 @@ class Backend(Protocol):
     """Places hosts and waits for them. It does not interpret commands.
 
     The keyword-only arguments of its constructor are its options in ``ParallelEnv(...)``. A backend may derive from
-    this class, for the defaults.
+    this class to inherit the defaults.
     """
 
-    #: Whether all envs run in this process: live instances are used themselves, not copied, and actions with gradients
-    #: reach them with their graph.
+    #: Whether all envs run in this process. If so, live instances are used and not copied, and actions with gradients
+    #: reach envs with their graph.
     uses_live_envs: bool = False
-    placement: str = ""  #: Text that ``repr`` shows about how hosts are reached; may be empty.
+    placement: str = ""  #: Text in ``repr`` that says how hosts are reached; may be empty.
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
         """Return how many workers to start for ``num_envs`` envs, from 1 to that number.
 
-        They may use ``num_cpus`` cores, ``None`` for all usable ones. Backends that reserve GPUs divide ``num_gpus``.
+        The workers may use ``num_cpus`` cores; ``None`` means all usable ones. Backends that reserve GPUs divide
+        ``num_gpus`` among the workers.
         """
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:
         """Start one host per spec, all at the same time.
 
-        If an env cannot be sent to its host, it raises `UnpicklableError` before anything is started.
+        If an env cannot be sent to its host, this method raises `UnpicklableError` before anything is started.
         """
 
     def allocate(self, layout: Layout) -> Batch:
-        """Return a new batch in memory of a kind that this backend's hosts can use."""
+        """Return a new batch in the kind of memory that this backend's hosts can use."""
 
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:
         """Wait until a host with a pending command has a reply or has died.
 
         Args:
-            channels: Those of such hosts, at least one.
+            channels: The channels of hosts with a pending command: at least one.
             timeout: Seconds; ``None`` means no limit.
-            wanted: Number of replies that the caller needs to continue. A backend that wakes for each of them at little
-                cost may wait for that many; it must not keep waiting when a host has died or has printed something.
+            wanted: Number of replies that the caller needs to continue. A backend that can wake cheaply for each reply
+                may wait for this many; it must stop waiting when a host has died or has printed something.
 
         Returns:
             The channels whose `Channel.receive` will not block; empty after ``timeout``.
         """
 
     def prepare_step(self, commands: Sequence[tuple[Channel, Command]]) -> RepeatedStep | None:
-        """Prepare a step that is likely to be repeated many times: plain steps of hosts without a pending command.
+        """Prepare a step that is likely to be repeated many times; it consists of plain steps of hosts that are idle.
 
-        It returns ``None`` if there is no quicker way than to pack and send the commands each time.
+        The result is ``None`` if there is no quicker way than to pack and send the commands each time.
         """
         return None
 
     def fileno(self) -> int | None:
-        """Return a descriptor of the backend's by which an event loop can wait for replies.
+        """Return a descriptor with which an event loop can wait for replies.
 
-        It becomes readable when a host replies or dies, and stays so until `wait` has returned that host's channel. It
-        may be readable without a reply. ``None``: `wait` is called repeatedly.
+        The descriptor becomes readable when a host replies or dies, and stays readable until `wait` has returned that
+        host's channel. It may be readable without a reply. If the result is ``None``, `wait` is called repeatedly.
         """
         return None
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:
-        """Close all envs and end all hosts: ask, then terminate, then kill. It may be called again.
+        """Close all envs and end all hosts: ask them, then terminate them, then kill them. May be called repeatedly.
 
-        It may raise `KeyboardInterrupt`; it is then called again with a timeout of 0.
+        This method may raise `KeyboardInterrupt`; it is then called again with a timeout of 0.
 
         Args:
-            channels: All that were launched and not killed; hosts of an interrupted `launch` are also ended.
+            channels: All channels that were launched and not killed; hosts of an interrupted `launch` are ended as
+                well.
             timeout: Seconds before hosts that have not exited are killed.
 
         Returns:
-            Output of envs that the caller does not see and that no reply contained.
+            Env output that the caller would not see otherwise, and that no reply contained.
         """
 
 
 class Sharing(Backend, Protocol):
-    """A backend that can give all envs the same arrays. The other backends reject ``shared=``."""
+    """A backend that can give all envs the same arrays. All other backends reject ``shared=``."""
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Copy arrays of plain dtypes to where all hosts can read them, between `plan_workers` and `launch`.
+        """Copy arrays of plain dtypes to where all hosts can read them. Called between `plan_workers` and `launch`.
 
         Returns:
-            The value for `WorkerSpec.shared`; `launch` gives it to the hosts as read-only arrays.
+            The value for `WorkerSpec.shared`. `launch` gives it to the hosts as read-only arrays.
         """

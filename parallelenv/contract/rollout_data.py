@@ -23,8 +23,8 @@ StepIndex = tuple[int, int]
 class RecurrentState(NamedTuple):
     """The recurrent state of a policy for some envs.
 
-    ``rows`` is a nest of dicts, tuples and lists of arrays, whose first axis is that of ``env_ids``. Those of the envs
-    in ``begins``, whose episode has not started, are ignored.
+    ``rows`` is a nest of dicts, tuples and lists of arrays; the first axis of each array follows ``env_ids``. The rows
+    of envs in ``begins``, whose episode has not started, are ignored.
     """
 
     env_ids: tuple[int, ...]
@@ -34,12 +34,13 @@ class RecurrentState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """Request to a host for steps of a rollout; the command's ``each`` limits the episodes that each env may end."""
+    """Asks a host for steps of a rollout; the command's ``each`` limits how many episodes each env may end."""
 
     rollout: int  #: Id of the rollout. A host keeps its copy of the policy until it gets another id.
-    #: The policy and its `RecurrentState` or ``None``, as of `pickled`; ``None`` if every host asked has its copy.
+    #: The policy and its `RecurrentState` or ``None``, in the form that `pickled` returns; ``None`` if every host that
+    #: gets the request has its copy.
     policy: Array | None
-    num_steps: int  #: Steps to make, fewer if every env reaches its limit; 0 only to unpickle the policy.
+    num_steps: int  #: Number of steps to make, or fewer if every env reaches its limit. 0 only unpickles the policy.
     autoreset: bool  #: Whether the host resets an env in the step that ends its episode.
     skips_done: bool  #: Whether done envs are skipped.
 
@@ -47,8 +48,8 @@ class RolloutRequest:
 class EpisodeEnds(NamedTuple):
     """Episodes that ended, ordered by step and then by column.
 
-    ``steps`` and ``columns``, positions in ``RolloutChunk.env_ids``, are ``(m,)`` int64. ``states`` are the last
-    states, one array per leaf, ``(m, *shape)``; object arrays for loose leaves.
+    ``steps`` and ``columns`` are ``(m,)`` int64; columns are positions in ``RolloutChunk.env_ids``. ``states`` are the
+    last states: one array per leaf, ``(m, *shape)``; object arrays for loose leaves.
     """
 
     steps: Array
@@ -58,22 +59,22 @@ class EpisodeEnds(NamedTuple):
 
 @dataclass
 class RolloutChunk:
-    """The steps that one host made with its envs: ``num_steps`` rows, one column per env."""
+    """The steps that one host made with its envs, in ``num_steps`` rows with one column per env."""
 
     env_ids: tuple[int, ...]  #: The env of each column.
     #: The policy's inputs, one array per leaf, ``(num_steps, k, *shape)``; object arrays for loose leaves.
     states: list[Array]
-    actions: list[Array]  #: Likewise, its actions; a single object array if actions are loose.
+    actions: list[Array]  #: The policy's actions, in the same form; a single object array if actions are loose.
     rewards: Array  #: ``(num_steps, k)`` float64.
     flags: Array  #: ``(num_steps, k, 2)`` bool: terminated, truncated.
     valid: Array  #: ``(num_steps, k)`` bool: whether the env made this step.
     ended: EpisodeEnds  #: Episodes that ended.
     extras: dict[str, Array] = field(default_factory=dict)  #: The policy's further outputs, ``(num_steps, k, ...)``.
-    said: dict[StepIndex, Extra] = field(default_factory=dict)  #: Values that steps returned beyond the rows.
-    loose: dict[int, list[object]] = field(default_factory=dict)  #: By env id, loose leaves of the states at the end.
+    said: dict[StepIndex, Extra] = field(default_factory=dict)  #: Values that steps returned in addition to the rows.
+    loose: dict[int, list[object]] = field(default_factory=dict)  #: Loose leaves of the states at the end, by env id.
     memory: RecurrentState | None = None  #: The policy's recurrent state after the last step, if it has one.
-    seconds: float = 0.0  #: Time that the host needed, without that of messages.
-    #: By env id, the step in which an env failed, and why. The env made no further step.
+    seconds: float = 0.0  #: Seconds that the host needed, without the time for messages.
+    #: By env id, the step in which an env failed, and the failure. The env made no further step.
     failed: dict[int, tuple[int, Failure]] = field(default_factory=dict)
     broken: Failure | None = None  #: Why the policy failed to give actions for the step after the last.
     exhausted: set[int] = field(default_factory=set)  #: Envs that found no further episode. They made no further step.
@@ -106,19 +107,19 @@ class RolloutChunk:
         vars(self).update(state, said=said)
 
     def __deepcopy__(self, memo: object) -> RolloutChunk:
-        """Return itself: its arrays are copies that the host does not keep. In one process this saves a copy of all."""
+        """Return the object itself: the host does not keep its arrays. In one process, this saves copying them."""
         return self
 
 
 class ExtrasFormat(NamedTuple):
-    """Shape of one of the policy's extras, for one env in one step, and a dtype that can hold all of its values."""
+    """Shape of one of the policy's extras, for one env in one step, and a dtype that can hold all values."""
 
     shape: tuple[int, ...]
     dtype: DType
 
 
 def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasFormat]) -> dict[str, ExtrasFormat]:
-    """Return formats of extras that fit both those known and those found; raise an `ArgumentError` if none do."""
+    """Return formats for extras that fit both the known and the new ones; raise an `ArgumentError` if none exist."""
     joined = {**known, **found}
     for name in known.keys() & found.keys():
         before, now = known[name], found[name]
@@ -142,7 +143,7 @@ def forms_of(extras: Mapping[str, Array]) -> dict[str, ExtrasFormat]:
 def stack_extras(
     parts: Iterable[tuple[Mapping[str, Array], Any]], forms: Mapping[str, ExtrasFormat], shape: tuple[int, ...]
 ) -> dict[str, Array]:
-    """Return the extras of all steps and envs, ``shape``, from parts with their places; zeros elsewhere."""
+    """Return the extras of all steps and envs, with the axes ``shape``: each part at its place, zeros elsewhere."""
     stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms.items()}
     for extras, place in parts:
         for name, array in extras.items():
@@ -156,17 +157,17 @@ def empty_array(shape: tuple[int, ...], dtype: DType) -> Array:
 
 
 def empty_rows(shape: tuple[int, ...], like: Array | None) -> Array:
-    """Return zeros for rows of an array of the batch; for a loose leaf an object array of ``None``."""
+    """Return zeros in the form of rows of the batch; for a loose leaf, return an object array of ``None``."""
     return empty_array(shape, np.dtype(object)) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
 
 
 def empty_actions(shape: tuple[int, ...], batch: Batch) -> list[Array]:
-    """Return `empty_rows` for each leaf of the actions; one object array if they are not in the batch."""
+    """Return `empty_rows` for each leaf of the actions; if they are not in the batch, return one object array."""
     return [empty_rows(shape, like) for like in batch.actions] or [empty_rows(shape, None)]
 
 
 def join_ends(parts: Sequence[EpisodeEnds], leaves: Sequence[Array | None]) -> EpisodeEnds:
-    """Return all of these as one, sorted. ``leaves``: the arrays of a batch, for shapes and dtypes."""
+    """Join all of these into one object, sorted. ``leaves`` are the arrays of a batch, for shapes and dtypes."""
     if not parts:
         nothing = np.zeros(0, dtype=np.int64)
         return EpisodeEnds(nothing, nothing.copy(), [empty_rows((0,), like) for like in leaves])
@@ -187,7 +188,7 @@ def map_leaves(nest: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def check_rows(name: str, nest: object, num_envs: int) -> None:
-    """Raise an `ArgumentError` unless each leaf of a nest has one row per env."""
+    """Raise an `ArgumentError` unless every leaf of a nest has one row per env."""
 
     def check(leaf: object) -> None:
         shape = getattr(leaf, "shape", None)
@@ -201,8 +202,8 @@ def check_rows(name: str, nest: object, num_envs: int) -> None:
 def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
     """Join rows of recurrent states, each given by a `RecurrentState` and a position in it, into one nest.
 
-    ``None`` means no state: a row of zeros. The result is ``None`` if all are. If the nests differ in structure, it
-    raises an `ArgumentError`.
+    ``None`` means no state, and becomes a row of zeros. The result is ``None`` if all parts are ``None``. If the nests
+    differ in structure, an `ArgumentError` is raised.
     """
     first = next((part for part in parts if part is not None), None)
     if first is None:

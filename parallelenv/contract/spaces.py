@@ -1,8 +1,9 @@
-"""Spaces as a list of leaves.
+"""Splits spaces into lists of leaves.
 
 A state or an action is split into the leaves of its space. Leaves of fixed shape and dtype (`Box`, `Discrete`,
-`MultiBinary`, `MultiDiscrete`) have an array with one row per env in the batch; all others are *loose*: they are sent
-as Python objects, those of a state as `Extra.loose`, and a host keeps the latest of each env in `RowWriter.loose`.
+`MultiBinary`, `MultiDiscrete`) have an array with one row per env in the batch. All other leaves are *loose*: they are
+sent as Python objects (those of a state as `Extra.loose`), and a host keeps the latest ones of each env in
+`RowWriter.loose`.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ Action: TypeAlias = Any
 Info: TypeAlias = dict[str, Any]
 """The info of a step or a reset."""
 Env: TypeAlias = Any
-"""An env, of Gymnasium or another kind, or one of its wrappers."""
+"""An env, whether of Gymnasium or not, or one of its wrappers."""
 
 
 class Structure:
     """How values of one space are split into leaves and joined again.
 
-    Without a space, because the envs declare none or differ, the whole value is one loose leaf.
+    If there is no space, because the envs declare none or differ, the whole value is one loose leaf.
 
     Attributes:
         leaves: The space of each leaf.
@@ -68,7 +69,7 @@ class Structure:
             self._paths.append(path)
 
     def is_fixed(self, leaf: int) -> bool:
-        """Return whether values of this leaf have a fixed shape and dtype. A subclass may batch differently: False."""
+        """Return whether values of this leaf have a fixed shape and dtype. False for subclasses of the usual spaces."""
         return type(self.leaves[leaf]) in (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
     def describe(self, leaf: int) -> str:
@@ -76,11 +77,11 @@ class Structure:
         return "".join(f"[{key!r}]" for key in self._paths[leaf])
 
     def split(self, value: State) -> list[Any]:
-        """Return the leaves of ``value``, in order; raise a `LookupError` or `TypeError` if it lacks one."""
+        """Return the leaves of ``value``, in order; raise a `LookupError` or `TypeError` if a leaf is missing."""
         return [value] if self.is_single else [functools.reduce(operator.getitem, path, value) for path in self._paths]
 
     def split_state(self, state: object) -> list[Any]:
-        """Return the leaves of a state, in order; raise an `EnvContractError` if it lacks one."""
+        """Return the leaves of a state, in order; raise an `EnvContractError` if a leaf is missing."""
         try:
             return self.split(state)
         except (LookupError, TypeError) as error:
@@ -103,7 +104,7 @@ class Structure:
             raise EnvContractError(f"{what}. Declare the env's actual space, or give it as spaces=.")
 
     def join(self, leaves: Sequence[object]) -> State:
-        """Return the value with these leaves: a dict, a tuple or the only leaf."""
+        """Return the value that has these leaves: a dict, a tuple or the only leaf."""
         return leaves[0] if self.is_single else self._join(self.space, iter(leaves))
 
     def _join(self, space: Space | None, leaves: Iterator[object]) -> object:
@@ -114,7 +115,7 @@ class Structure:
         return next(leaves)
 
     def stack(self, leaf: int, values: Sequence[object]) -> Any:
-        """Batch the values of a loose leaf, one per env, as Gymnasium does; without a space as `batch_values` does."""
+        """Batch the values of a loose leaf, one per env, like Gymnasium or, without a space, like `batch_values`."""
         space = self.leaves[leaf]
         if space is None:
             return batch_values(values)
@@ -123,20 +124,20 @@ class Structure:
 
 
 def common_space(candidates: Iterable[Space | None]) -> Space | None:
-    """Return the space that all candidates equal, or ``None`` if they differ or one is ``None``."""
+    """Return the space that all candidates equal, or ``None`` if candidates differ or one of them is ``None``."""
     first, *others = candidates
     return first if all(space is first or space == first for space in others) else None
 
 
 def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
-    """Return facts of envs, with these spaces for each env if given."""
+    """Return facts about envs; if spaces are given, they replace those of each env."""
     if spaces is None:
         return list(facts)
     return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]
 
 
 def batched(space: Space | None, num_envs: int) -> Space | None:
-    """Return the batched form of a common space, ``None`` if there is none."""
+    """Return the batched form of a common space, or ``None`` if there is no such space."""
     return None if space is None else batch_space(space, num_envs)
 
 
@@ -179,7 +180,7 @@ def casts_to(array: Array, dtype: DType) -> bool:
     """Return whether an array can be cast to a dtype: floats may lose precision, as in Gymnasium, ints may not."""
     if array.dtype == dtype:
         return True
-    if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: plain ints are int64, another kind than uint8
+    if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: ints become int64, whose kind is not that of uint8
         return np.can_cast(array.dtype, dtype, "safe") or bool((array.astype(dtype) == array).all())
     return np.can_cast(array.dtype, dtype, "same_kind")
 

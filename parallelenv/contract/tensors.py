@@ -1,4 +1,4 @@
-"""Recognizes and converts tensors of torch without importing torch."""
+"""Recognizes and converts torch tensors without importing torch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def is_tensor(value: object) -> bool:
 
 
 def is_dlpack(value: object) -> bool:
-    """Return whether a value is an array of another library that NumPy can read by DLPack alone."""
+    """Return whether a value is an array of another library that NumPy can read only through DLPack."""
     return hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
 
 
 def as_array(value: Any) -> Array:
-    """Return a value as an array; also tensors and lists of tensors, with or without gradients, and DLPack arrays."""
+    """Return a value as an array, including DLPack arrays, tensors and lists of tensors, even with gradients."""
     if is_dlpack(value):
         return np.from_dlpack(value)
     return np.asarray(value if imported_torch() is None else _without_tensors(value))

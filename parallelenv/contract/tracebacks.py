@@ -20,7 +20,7 @@ from parallelenv.errors import ParallelEnvError
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
 _PLUMBING = "cloudpickle concurrent contextlib functools multiprocessing pickle queue selectors threading"
-"""Packages whose frames are left out if this package called them, not an env or policy."""
+"""Packages whose frames are left out if this package called them, but not if an env or policy did."""
 
 _ON_PURPOSE = ParallelEnvError, gymnasium.error.Error, BaseExceptionGroup, OSError, KeyboardInterrupt
 _MOST_FRAMES = 50
@@ -49,13 +49,13 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
 
 
 def shortens_tracebacks(function: _Target) -> _Target:
-    """Mark a method that does the work of `short_tracebacks` itself, with one frame less."""
+    """Mark a method that does the work of `short_tracebacks` itself, which saves a frame."""
     vars(function)["has_short_traceback"] = True
     return function
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the user's line, however many frames of this package are in between."""
+    """Issue a warning at the user's line, however many frames of this package are in between."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").startswith("parallelenv."):
         frame, level = frame.f_back, level + 1
@@ -66,7 +66,7 @@ class ShortTracebacks:
     """Base class that gives short tracebacks to the public methods of its subclasses, including users' own."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Shorten the tracebacks of this package's subclasses only: users' frames must be visible."""
+        """Shorten the tracebacks of this package's subclasses only, because users' frames must be visible."""
         super().__init_subclass__(**kwargs)
         if _is_ours(cls.__module__):
             short_tracebacks(cls)
@@ -93,7 +93,7 @@ def _shortening(
 
     @functools.wraps(function)
     def called(*args: object, **kwargs: object) -> object:
-        __tracebackhide__ = True  # for IPython and pytest, when an error is raised instead of another
+        __tracebackhide__ = True  # for IPython and pytest, when one error is raised instead of another
         try:
             return function(*args, **kwargs)
         except BaseException as error:
@@ -102,7 +102,7 @@ def _shortening(
             if instead is error:
                 raise  # adds no frame of its own
         try:
-            raise instead  # outside the except block, else the caught error would be shown as well
+            raise instead  # outside the except block; inside, the caught error would be shown as well
         finally:
             del instead  # breaks a reference cycle
 
@@ -112,7 +112,7 @@ def _shortening(
 
 
 def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
-    """Leave out of the tracebacks of an error and its causes the frames that are neither the user's nor the env's.
+    """Remove frames that are neither the user's nor the env's from the tracebacks of an error and its causes.
 
     An unexpected error of this package keeps its traceback, because it is a defect and should be reported in full.
     """
@@ -137,12 +137,13 @@ def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
     for one in waiting:
         shown = causes(one)
         if "__cause__" not in shown and id(shown.get("__context__")) in emptied:
-            # It was handled within this package and is of no interest to the user. A class may forbid plain assignment.
+            # The context was handled within this package and is of no interest to the user. A class may forbid plain
+            # assignment.
             vars(BaseException)["__suppress_context__"].__set__(one, True)
 
 
 def causes(error: BaseException) -> dict[str, BaseException]:
-    """Return an error's cause and context, by attribute, as far as they are shown."""
+    """Return, by attribute, those of an error's cause and context that are shown."""
     names = ("__cause__",) if _get(error, "__suppress_context__") else ("__cause__", "__context__")
     return {name: one for name in names if (one := _get(error, name)) is not None}
 
@@ -170,7 +171,7 @@ def _kept(entries: Sequence[TracebackType], is_of_env: bool) -> list[TracebackTy
     was_left_out = not is_of_env
     for position, entry in enumerate(entries):
         module = _module(entry)
-        # The `step` of a wrapper of Gymnasium, or of its checker, only leads on if there is a `step` further down.
+        # The `step` of a Gymnasium wrapper or checker only leads on to the env if there is a `step` further down.
         called = entry.tb_frame.f_code.co_name.removeprefix("env_").removesuffix("_passive_checker")
         was_left_out = (
             _is_ours(module)
@@ -206,7 +207,7 @@ def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
 
 
 class FrameLine(NamedTuple):
-    """One entry of a traceback as plain data; lines and columns are those of the expression that failed."""
+    """One entry of a traceback, as plain data; its lines and columns are those of the expression that failed."""
 
     filename: str
     module: str
@@ -236,18 +237,19 @@ def pack(error: BaseException) -> list[FrameLine]:
 
 
 def rebuild(places: Sequence[FrameLine]) -> TracebackType | None:
-    """Return a traceback of these entries. Each shows its source line, even if this process cannot read the file."""
-    # In a generator, because its frame has no caller once it is left. Otherwise the traceback's frames would refer to
-    # the user's function and keep its variables alive, such as a `ParallelEnv`, as long as an info has the exception:
-    # Python's garbage collection does not see into object arrays.
+    """Return a traceback with these entries. Each shows its source line, even if this process cannot read the file."""
+    # This runs in a generator, because a generator's frame has no caller once it is left. Otherwise the traceback's
+    # frames would refer to the user's function and keep its variables, such as a `ParallelEnv`, alive as long as an
+    # info contains the exception: Python's garbage collection does not see into object arrays.
     return next(_linked([_raised_at(place) for place in places]) for _ in range(1))
 
 
 def _raised_at(place: FrameLine) -> TracebackType:
-    """Raise an exception in code compiled for this place, and return that entry of its traceback.
+    """Raise an exception in code that is compiled for this place, and return the traceback entry that results.
 
     Debuggers, IPython and pytest inspect frames and their code, so both are real. The code has the line and columns of
-    the expression that failed, so that it is marked as in the process where it failed (tblib, for one, has no columns).
+    the expression that failed, so that tracebacks mark the expression as they would in the process where it failed
+    (tblib, for example, has no columns).
     """
     if place.source and not linecache.getline(place.filename, place.line):  # only the process that raised can read it
         lines = linecache.getlines(place.filename)
@@ -256,7 +258,7 @@ def _raised_at(place: FrameLine) -> TracebackType:
         linecache.cache[place.filename] = sum(map(len, lines)), None, lines, place.filename
     tree = ast.parse("raise Exception")
     raising: Any = tree.body[0]
-    first = min(place.first_line, place.line)  # set at last: lines are stored relative to it
+    first = min(place.first_line, place.line)  # set last, because lines are stored relative to it
     for node in (raising, raising.exc):
         node.lineno, node.end_lineno = place.line - first + 1, place.end_line - first + 1
         node.col_offset, node.end_col_offset = place.column, place.end_column
@@ -264,6 +266,6 @@ def _raised_at(place: FrameLine) -> TracebackType:
     code = code.replace(co_name=place.function, co_qualname=place.function, co_firstlineno=first)
     try:
         exec(code, {"__name__": place.module, "__file__": place.filename}, {})
-    except Exception as error:  # noqa: BLE001 (the one raised on purpose)
+    except Exception as error:  # noqa: BLE001 (the exception that is raised on purpose)
         return error.__traceback__.tb_next  # type: ignore[union-attr,return-value]
     raise AssertionError  # not reached

@@ -1,4 +1,4 @@
-"""Facts that an env can query about its worker while it is made, reset or stepped; and processes, seen from outside."""
+"""Facts about its worker that an env can query while it is made, reset or stepped; and facts about processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class WorkerInfo:
     num_envs: int  #: Number of envs of its `ParallelEnv`.
     worker_id: int  #: Index of its worker, from 0.
     num_workers: int  #: Number of workers.
-    #: Seed of its latest reset that had one; before that, the seed of the `ParallelEnv` plus the env id, or ``None``.
+    #: Seed of the env's latest reset with a seed; before that, the seed of the `ParallelEnv` plus the env id, or
+    #: ``None``.
     seed: int | None
     shared: Mapping[str, Array]  #: The arrays that the `ParallelEnv` was made with, read-only, shared by all workers.
 
@@ -37,8 +38,8 @@ class WorkerInfo:
 def get_worker_info() -> WorkerInfo | None:
     """Return the facts of the env whose constructor, reset, step or other method is running in this thread.
 
-    Envs can divide data with it: ``files[info.env_id :: info.num_envs]``. It distinguishes envs of the same worker as
-    well. Outside envs, and in threads that an env started itself, it returns ``None``.
+    With these facts, envs can divide data among themselves: ``files[info.env_id :: info.num_envs]``. Envs in the same
+    worker get different facts as well. Outside envs, and in threads that an env started itself, the result is ``None``.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code not in _CALLERS_OF_ENVS:
@@ -50,14 +51,14 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 _CALLERS_OF_ENVS: set[CodeType] = set()
-"""Code of the functions whose frames show which host calls envs."""
+"""Code objects of the functions whose frames show which host calls envs."""
 
 
 def calls_envs(function: _Function) -> _Function:
     """Mark a function whose first argument is a host. While it runs, `get_worker_info` queries this host.
 
     The host is found on the call stack. A variable would have to be set and reset, and Ctrl-C between the two would
-    leave it set for good. A call leaves the stack however it ends.
+    leave it set permanently. A call leaves the stack however it ends.
     """
     _CALLERS_OF_ENVS.add(function.__code__)
     return function
@@ -73,19 +74,19 @@ _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
 class ProcessInfo(NamedTuple):
-    """The process in which an env runs: its id, 0 if unknown, and the name of its machine."""
+    """The process in which an env runs: its id (0 if unknown) and the name of its machine."""
 
     pid: int = 0
     machine: str = ""
 
     @property
     def is_near(self) -> bool:
-        """Whether it is a process of this machine."""
+        """Whether the process runs on this machine."""
         return self.pid > 0 and self.machine == platform.node()
 
     def memory(self) -> int | None:
-        """Return the memory that the process uses, in bytes, ``None`` if unknown; shared pages count in proportion."""
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # ended, another user's, or not Linux
+        """Return the memory that the process uses, in bytes (``None`` if unknown); shared pages count in proportion."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # ended, another user's process, or not Linux
             if self.is_near:
                 found = _PSS.search(Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii"))
                 return int(found[1]) * 1024 if found else None

@@ -1,4 +1,4 @@
-"""Assembles the result of a step or a reset: states, rewards, flags and infos, each the user's own."""
+"""Assembles the result of a step or a reset: states, rewards, flags and infos, all of which the user may keep."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Align = Literal["item", "batch"]
 Form = Align | Literal["columns"]
-"""The form of a result. ``"columns"``, for adapters, is ``"item"``, with `GatheredInfos` where infos have columns."""
+"""The form of a result. ``"columns"``, for adapters, is ``"item"`` with `GatheredInfos` if infos have columns."""
 
 
 class GatheredInfos(dict[str, Any]):
@@ -44,7 +44,7 @@ class Assembler:
         self._copy = copy
 
     def infos(self, batch: Batch, rows: Index, count: int) -> Array:
-        """Return ``(count,)`` infos, each a separate dict, of envs without infos outside the columns."""
+        """Return ``(count,)`` infos, each a separate dict, for envs whose infos are empty or in columns."""
         if batch.info_columns is None:
             return self._done_policy.plain_infos(count)
         positions, found = batch.info_columns.read(rows, count, self._done_policy.plain_info)
@@ -56,7 +56,7 @@ class Assembler:
         return infos
 
     def gathered_infos(self, batch: Batch, rows: Index, count: int) -> Array | GatheredInfos:
-        """Return the infos of envs without infos outside the columns, without making a dict for each."""
+        """Return the infos of envs whose infos are empty or in columns, without making a dict for each."""
         gathered = {} if batch.info_columns is None else batch.info_columns.gather(rows)
         return self.infos(batch, rows, count) if gathered is None else GatheredInfos(gathered)
 
@@ -68,16 +68,16 @@ class Assembler:
         return by_item(batch, outcome, rows, flags, infos, self._copy)
 
     def record(self, batch: Batch, outcome: Outcome, *, gathers: bool = False) -> tuple[Index, Flags, Any]:
-        """Record a step in the table; return the rows of its envs, and flags and infos of the result.
+        """Record a step in the table; return the rows of its envs, and the flags and infos of the result.
 
-        With ``gathers`` infos are `GatheredInfos` if possible.
+        With ``gathers``, infos are `GatheredInfos` if possible.
         """
         table, stepped = self._table, outcome.stepped
         rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         if outcome.extras and (has_true(terminated) or has_true(truncated)):
             table.record_exhausted(outcome.exhausted)
-        reborn: list[int] = []  # envs that had ended, and so were reset instead of stepped
+        reborn: list[int] = []  # envs whose episode had ended, which were reset instead of stepped
         if self._done_policy.resets_next and has_true(table.done):
             reborn = [env_id for env_id in table.ended(stepped) if env_id not in outcome.restarted]
         flags = table.record_step(outcome.env_ids, rows, terminated, truncated)
@@ -141,7 +141,7 @@ class Assembler:
 
 
 Flags = tuple[Array, Array, Array]
-"""One row per env of the result: terminated, truncated, either of them."""
+"""One row per env of the result: terminated, truncated, and whether either is set."""
 
 
 def by_item(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array, copy: bool) -> StepResult:
@@ -159,7 +159,7 @@ def by_item(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Ar
 
 
 def by_env(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array) -> StepBatch:
-    """Return a result as one 4-tuple per env. Arguments: see `by_item`."""
+    """Return a result as one 4-tuple per env. See `by_item` for the arguments."""
     states = _completed(outcome, list_states(batch, outcome.stepped, outcome.extras))
     rewards = _completed(outcome, _rewards(batch, outcome, rows).tolist())
     items = list(zip(states, rewards, flags[2].tolist(), infos.tolist(), strict=True))

@@ -1,7 +1,7 @@
 """Closes objects that earlier runs of a notebook cell left open when the cell runs again.
 
 IPython keeps what a cell displayed and the frames of an exception's traceback. After five runs of a cell, five sets of
-workers would be left, though no variable refers to them.
+workers would be left, although no variable refers to them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from parallelenv.progress import kernel_of_notebook
 class CellRun(NamedTuple):
     """One run of a notebook cell."""
 
-    cell: str  #: The cell's id as the front end gives it, else its source.
-    message: str  #: Id of the request to run it.
+    cell: str  #: The cell's id, if the front end gives one, or else its source.
+    message: str  #: Id of the request to run the cell.
 
 
 _made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: message id of the run, and the object
@@ -51,7 +51,7 @@ def close_earlier() -> None:
 
 
 def register(env: Any) -> None:
-    """Record an object made by the current cell run, with ``closed`` and ``close()``."""
+    """Record an object that the current cell run made; it has ``closed`` and ``close()``."""
     run = current_run()
     if run is not None:
         _made.setdefault(run.cell, []).append((run.message, weakref.ref(env)))

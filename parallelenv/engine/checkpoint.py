@@ -1,4 +1,4 @@
-"""The saved state of a `ParallelEnv`, to be pickled and loaded later."""
+"""The saved state of a `ParallelEnv`, which can be pickled and loaded later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of the episodes of all envs. Flags are of the latest steps, ``(n,)`` bool."""
+    """State of the episodes of all envs. Flags are those of the latest steps, ``(n,)`` bool."""
 
     done: Array
     terminated: Array
@@ -28,7 +28,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class SavedState:
-    """The result of `ParallelEnv.save_state`. Plain data: pickle it, keep it with a checkpoint."""
+    """The result of `ParallelEnv.save_state`. It is plain data, which you can pickle and keep with a checkpoint."""
 
     envs: tuple[bytes | None, ...]  #: The state of each env, pickled; ``None`` where it cannot be saved.
     checkpoint: Checkpoint  #: State of the episodes.
@@ -63,7 +63,7 @@ class WrappedState:
 
 
 def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedState:
-    """Return a state, if it fits this kind of `ParallelEnv`.
+    """Return a state after checking that it fits this kind of `ParallelEnv`.
 
     Raises:
         ArgumentError: If it is not a `SavedState`, or its number of envs, done policy or format differs.

@@ -2,9 +2,9 @@
 
 *Submit* checks a call, writes its actions and sends its commands; the ticket is in the `EnvTable` before the first
 command is sent. *Wait* can be interrupted anywhere. *Collect* converts the arrived results to the user's form, restarts
-failed envs if there is a recovery, and removes the ticket. Some calls use only one or two of the three.
+failed envs if there is a recovery, and removes the ticket. Some calls use only one or two of these.
 
-The ways of a step, each arrow a call:
+The ways that a step can take, where each arrow is a call:
 
     ParallelEnv.step            checks thread, process and closing; if its plan is valid, nothing else
      |        |
@@ -62,15 +62,15 @@ from parallelenv.results import StepBatch, StepResult
 
 _MOST_PLANS, _MOST_SEEN = 64, 16
 _FINALIZED_AFTER = 0.05
-"""Seconds after which a finalizer has surely returned."""
+"""Seconds after which a finalizer has certainly returned."""
 ResetArguments = Sequence[tuple[int | None, Info | None]]
-"""Seed and options for the reset of each env."""
+"""Seed and options for each env's reset."""
 
 
 class Engine:
-    """The engine of a `ParallelEnv`, also for adapters, wrappers, collectors and displays: `ParallelEnv.engine`.
+    """The engine of a `ParallelEnv`. Adapters, wrappers, collectors and displays use it as `ParallelEnv.engine`.
 
-    The arguments are those of `ParallelEnv`, checked; further ones are of `Pool`.
+    The arguments are those of `ParallelEnv`, already checked; the others are those of `Pool`.
 
     Attributes:
         pool: The workers.
@@ -82,12 +82,13 @@ class Engine:
         assembler: Builds results of steps.
         actions: Reads the user's actions.
         reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
-        recovery: Restarts envs that fail; ``None``: they are not restarted.
-        guard: Refuses calls of other threads.
+        recovery: Restarts envs that fail; ``None``: failed envs are not restarted.
+        guard: Refuses calls from other threads.
         seeds: Seed of each env's next reset, by env id.
-        adapter: The call that made an adapter of it, like ``"to_sb3()"``; ``None`` if none did.
-        plans: Steps that were repeated: by align, of all envs that are not paused, or by align and env ids.
-        learns_infos: Whether hosts are sent the form of infos, see `Pool.learn_infos`.
+        adapter: The call that made an adapter for this engine, such as ``"to_sb3()"``; ``None`` if there is no adapter.
+        plans: Plans of steps that were repeated. The key is align, for all envs that are not paused, or align and env
+            ids.
+        learns_infos: Whether hosts get the form of infos, see `Pool.learn_infos`.
 
     Raises:
         BaseException: Any exception raised by an env's constructor; no worker is left running.
@@ -139,7 +140,7 @@ class Engine:
     ) -> None:
         """Follow a done policy, in a new table: all envs need a reset.
 
-        With a ``reward_dtype`` rewards must be numbers that fit it. ``as_given``: see `ActionReader`.
+        With a ``reward_dtype``, rewards must be numbers that fit it. See `ActionReader` for ``as_given``.
         """
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
         self.done_policy = done_policy
@@ -149,15 +150,16 @@ class Engine:
         self.reward_dtype = reward_dtype
         self.actions = ActionReader(self.pool.layout, keeps_graphs=self.pool.backend.uses_live_envs, as_given=as_given)
         self.plans: dict[Any, StepPlan] = {}
-        # Keys of the latest steps that have no plan: with -1, or the `Pool.generation` that cannot repeat them.
+        # Keys of the latest steps that have no plan. The value is -1, or the `Pool.generation` that cannot repeat them.
         self._unplanned: dict[Any, int] = {}
-        # Values of the latest step outside the batch, and its number of envs: infos to learn from before the next one.
+        # Values of the latest step outside the batch, and its number of envs: the next step first learns from these
+        # infos.
         self._latest_extras: tuple[Mapping[int, Extra], int] | None = None
 
     def close(self, timeout: float) -> None:
         """Close all envs and end all workers, which have ``timeout`` seconds to close their envs."""
         self.guard.is_closed = True
-        self.plans.clear()  # they hold the batch
+        self.plans.clear()  # plans hold the batch
         self.pool.close(timeout)
         self._finalizer.detach()
 
@@ -170,29 +172,29 @@ class Engine:
         return self.env_ids if with_paused else self.table.unpaused
 
     def reset_arguments(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> ResetArguments:
-        """Return seed and options for the next reset of each env. Arguments: see `ParallelEnv.reset`."""
+        """Return seed and options for the next reset of each env. See `ParallelEnv.reset` for the arguments."""
         seeds = arguments.spread_seeds(seed, env_ids, whole=False)
         if seed is None:
             seeds = [self.seeds.get(env_id) for env_id in env_ids]
         return list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))
 
     def forget_seeds(self, env_ids: Sequence[int]) -> None:
-        """Drop the seeds that were set for the next reset, since they are used."""
+        """Drop the seeds that were set for the next reset, because they have been used."""
         for env_id in env_ids:
             self.seeds.pop(env_id, None)
 
     # ---------------------------------------------------------------- submit
 
     def submit_step(self, action: Action, env_ids: Sequence[int], *, separately: bool = False) -> Ticket:
-        """Send a step of envs, one action each. ``separately``: see `EnvTable.enter`.
+        """Send a step of envs, with one action for each. See `EnvTable.enter` for ``separately``.
 
         Raises:
-            EnvBusyError: If one is paused, or has a step or reset whose result was not returned.
-            WorkerDiedError: If the worker of one is dead.
-            ResetNeededError: If one has no episode.
-            ExhaustedError: If one has no further episode, and the done policy does not let envs rest.
-            ArgumentError: If they are a part of a vector env that steps only as a whole.
-            ActionError: If the actions do not fit. In all cases nothing was sent.
+            EnvBusyError: If an env is paused, or has a step or reset whose result was not returned.
+            WorkerDiedError: If the worker of an env is dead.
+            ResetNeededError: If an env has no episode.
+            ExhaustedError: If an env has no further episode, and the done policy does not let envs rest.
+            ArgumentError: If the envs are only a part of a vector env that steps as a whole.
+            ActionError: If the actions do not fit. After any of these errors, nothing was sent.
         """
         table, done_policy = self.table, self.done_policy
         self.refuse_unsteppable(env_ids)
@@ -220,8 +222,8 @@ class Engine:
             self._restart_silently(env_ids, self.pool.death_failures(env_ids), self.recovery)
         ticket = self._send_reset(env_ids, each, separately=separately)
         if separately:
-            # Now, not when they are received: with StopAll it would otherwise depend on the order of arrival which envs
-            # are done.
+            # The envs are marked now and not when results are received: with StopAll, it would otherwise depend on the
+            # order of arrival which envs are done.
             self.table.clear_flags(env_ids)
         return ticket
 
@@ -235,14 +237,14 @@ class Engine:
         return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed)
 
     def drop_episodes(self, env_ids: Sequence[int]) -> None:
-        """Drop steps of envs that were not returned; the envs then need a reset."""
+        """Drop steps of envs whose results were not returned; the envs then need a reset."""
         self.table.release(env_ids)
         self.table.require_reset(env_ids)
         if self.recovery is not None:
             self.recovery.forget(env_ids)
 
     def refuse_unsteppable(self, env_ids: Sequence[int]) -> None:
-        """Raise unless a step of these envs could be sent now. Errors: see `submit_step`."""
+        """Raise unless a step of these envs could be sent now. See `submit_step` for the errors."""
         self._refuse_unavailable(env_ids)
         self.table.refuse_without_episode(env_ids)
 
@@ -269,12 +271,12 @@ class Engine:
     # ---------------------------------------------------------------- wait
 
     def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
-        """Wait for all replies to a call; the timeout counts from ``start``, a moment of `time.monotonic`, or from now.
+        """Wait for all replies to a call; the timeout counts from ``start``, a time of `time.monotonic`, or from now.
 
-        Without a timeout the engine's own holds, and then a recovery restarts envs that are late.
+        Without ``timeout``, the engine's own timeout applies, and a recovery restarts envs that are late.
 
         Raises:
-            WorkerTimeoutError: If they do not arrive in time. The wait can be repeated.
+            WorkerTimeoutError: If the replies do not arrive in time. The wait can be repeated.
         """
         if timeout is None and self.recovery is not None:
             self.pool.wait_or_give_up(ticket, start)
@@ -317,7 +319,7 @@ class Engine:
             return False
         each = [resets[env_id].each[resets[env_id].env_ids.index(env_id)] for env_id in lost]
         env_ids = tuple(lost)
-        self.table.release(env_ids)  # later failures are then reported once
+        self.table.release(env_ids)  # so later failures are reported once
         self._restart_silently(env_ids, lost, self.recovery)
         self._send_reset(env_ids, each, separately=True)
         self._retried_at = time.monotonic()
@@ -328,12 +330,12 @@ class Engine:
     def collect_step(self, outcome: Outcome, align: Form) -> StepResult | StepBatch:
         """Return an outcome in the user's form, and remove its tickets from the table.
 
-        In this order, so that an interrupt loses nothing: the rows of resets are completed, rewards are checked, failed
-        envs are restarted (which the recovery remembers), and the result is assembled. Only then are the tickets
-        removed and failures raised: until then another call can do it all again.
+        The order makes sure that an interrupt loses nothing: the rows of resets are completed, rewards are checked,
+        failed envs are restarted (the recovery remembers this), and the result is assembled. Only then are tickets
+        removed and failures raised; until then, another call can repeat all of these.
 
         Raises:
-            BaseException: Any exception raised by an env; ``error.partial`` is the result of the others.
+            BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
         """
         if outcome.resets:
             # Resets have no reward and no flags. Envs that are exhausted are absent from the result.
@@ -388,15 +390,15 @@ class Engine:
         return Outcome(outcome.env_ids, outcome.stepped, extras, {**raised, **left}, restarted.keys(), outcome.resets)
 
     def collect_reset(self, ticket: Ticket, timeout: float | None, align: Form = "item") -> State:
-        """Wait for resets; return the first states: batched, or with align ``"batch"`` a list.
+        """Wait for resets; return the first states, batched or, with align ``"batch"``, as a list.
 
-        With a recovery they are repeated until no worker dies or hangs.
-        The state is ``None`` for an env that is exhausted. The seeds that were set for these resets are dropped.
+        With a recovery, resets are repeated until no worker dies or hangs. The state of an exhausted env is ``None``.
+        The seeds that were set for these resets are dropped.
 
         Raises:
-            WorkerTimeoutError: If they do not arrive in time. This can be called again.
-            BaseException: Any exception raised by an env; ``error.partial`` has the states of the others, which
-                have started their episodes.
+            WorkerTimeoutError: If the replies do not arrive in time. This method can be called again.
+            BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
+                episodes have started.
             ExhaustedError: If an env has no further episode, and the done policy does not let envs rest.
         """
         env_ids = ticket.env_ids
@@ -433,14 +435,14 @@ class Engine:
 
     @single_threaded_in("step")
     def step(self, action: Action, env_ids: Sequence[int] | None, align: Form) -> StepResult | StepBatch:
-        """Step envs, ``None``: all that are not paused, and return the result."""
+        """Step envs (``None``: all that are not paused) and return the result."""
         env_ids = self.table.unpaused if env_ids is None else env_ids
         plan = self.plans.get(align if env_ids is self.table.unpaused else (align, env_ids))
         if plan is None or not plan.is_valid():
             self.pool.enter_planned()
-            # Learn the form of infos, from those of the latest step that came pickled. Not if results wait to be
-            # received, since their infos may be in the columns. And not at the end of that step: an interrupt there
-            # would lose its result.
+            # Learn the form of infos from those infos of the latest step that came pickled. This must not happen while
+            # results wait to be received, because their infos may be in the columns, nor at the end of that step,
+            # because an interrupt there would lose its result.
             if self._latest_extras is not None and self.learns_infos and not self.table.tickets:
                 (extras, num_envs), self._latest_extras = self._latest_extras, None
                 self.pool.learn_infos(extras, num_envs)
@@ -450,16 +452,16 @@ class Engine:
         return plan.step(action, self)
 
     def finish_step(self, ticket: Ticket, align: Form, start: float | None = None) -> StepResult | StepBatch:
-        """Wait for a step that has a ticket, and return its result. Timeout: see `wait`."""
+        """Wait for a step that has a ticket, and return its result. See `wait` for the timeout."""
         self.wait(ticket, None, start)
         if ticket.values:
             self._latest_extras = ticket.values, len(ticket.sent_to)
         return self.collect_step(Outcome(ticket.env_ids, ticket.sent_to, ticket.values, ticket.failures), align)
 
     def _plan(self, env_ids: Sequence[int], align: Form) -> StepPlan | None:
-        """Return a valid plan of a step; ``None`` if it cannot be planned, or is the first of its shape.
+        """Return a valid plan of a step; ``None`` if the step cannot be planned, or is the first of its kind.
 
-        Errors are those of `submit_step`, but for actions.
+        The errors are those of `submit_step`, except those about actions.
         """
         self.refuse_unsteppable(env_ids)
         table, pool = self.table, self.pool
@@ -483,7 +485,7 @@ class Engine:
         stepped, chosen = table.choose(env_ids)
         if not stepped:
             return None
-        shape = pool.generation, env_ids, stepped  # `env_ids` too: those not paused change, and `key` is only the align
+        shape = pool.generation, env_ids, stepped  # `env_ids` too: pauses change them, and `key` is only the align
         if plan is None or (plan.generation, plan.env_ids, plan.stepped) != shape:
             how = {"autoreset": self.done_policy.autoreset, "begins_ended": self.done_policy.resets_next}
             prepared = pool.prepare_step(stepped, **how)
@@ -498,7 +500,7 @@ class Engine:
         return plan
 
     def plan_of(self, id: Ids, align: Any) -> StepPlan | None:
-        """Return the plan of a step, if there is one. Arguments: see `ParallelEnv.step`."""
+        """Return the plan of a step, if there is one. See `ParallelEnv.step` for the arguments."""
         if type(id) is not list and type(id) is not tuple:
             return None
         if not self.plans or set(map(type, id)) != {int} or type(align) is not str:
@@ -506,11 +508,11 @@ class Engine:
         return self.plans.get((align, tuple(id)))
 
     def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Form) -> StepResult | StepBatch:
-        """Return the result of a step that was sent, or whose call was interrupted. Timeout: see `wait`.
+        """Return the result of a step that was sent, or whose call was interrupted. See `wait` for the timeout.
 
         Raises:
             NothingInFlightError: If no step of one of the envs is in flight.
-            WorkerTimeoutError: If they do not reply in time. This can be called again.
+            WorkerTimeoutError: If the envs do not reply in time. This method can be called again.
         """
         self.pool.enter_planned()
         tickets = self.table.tickets
@@ -544,14 +546,14 @@ class Engine:
 
     @single_threaded_in("reset")
     def latest_states(self, env_ids: Sequence[int] | None = None, *, copies: bool = False) -> State:
-        """Return the latest states of envs, by default of all, batched; with ``copies`` copies in any case."""
+        """Return the batched latest states of envs, by default of all; with ``copies``, always return copies."""
         chosen, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
         has_loose = None in batch.layout.state_fields
         extras = self.pool.ask("manage", chosen, None, "loose_leaves").values if has_loose else {}
         return gather_states(batch, chosen, batch.rows(chosen), extras, copies or self.copies)
 
     def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> State:
-        """Return copies of the latest states of envs, batched. If ``result`` has these, no worker is asked."""
+        """Return batched copies of the latest states of envs. If ``result`` has these states, no worker is asked."""
         place = {} if result is None else {env_id: row for row, env_id in enumerate(result.env_ids.tolist())}
         rows = [place.get(env_id, -1) for env_id in env_ids]
         found: Any = None if result is None else result.states
@@ -581,7 +583,7 @@ class Engine:
         self.pool.groups.refuse_policy(done_policy, env_ids)
         other = copy.copy(self)
         other.use_done_policy(done_policy, True)
-        other.learns_infos = False  # this table may have results whose infos are in the columns
+        other.learns_infos = False  # this engine's table may have results whose infos are in the columns
         other.table.share_stats(self.table.stats)
         self.table.require_reset(env_ids)
         try:
@@ -592,11 +594,11 @@ class Engine:
     # ---------------------------------------------------------------- other operations
 
     def call_each(self, env_ids: Sequence[int], calls: Sequence[MethodCall]) -> list[Any]:
-        """Call a method of each env, which may be another one for each, and return the results in this order."""
+        """Call a method of each env, possibly a different one for each, and return the results in the same order."""
         return self.pool.ask("call", env_ids, calls).listed()
 
     def attribute_hint(self, key: str, env_id: int) -> str:
-        """Return a hint at an existing attribute with a similar name. An env is asked once per name: it takes 1 ms."""
+        """Return a hint at an existing attribute with a similar name. An env is asked once per name (1 ms)."""
         if (key, env_id) not in self._hints:
             self._hints[key, env_id] = self.pool.ask(
                 "get", (env_id,), None, Lookup(key, "hint"), raises=False
@@ -614,7 +616,7 @@ class Engine:
 
     @single_threaded_in("arecv")
     def poll(self, min_envs: int, timeout: float | None, start: float) -> bool:
-        """Return at once whether enough has arrived for `receive_now`. Timeout: see `wait`; errors: see `receive`."""
+        """Return at once whether enough has arrived for `receive_now`. See `wait` and `receive` for the rest."""
         wanted, table = self._num_wanted(min_envs), self.table
         while len(table.arrived) < wanted and self.pool.pump(time.monotonic()):
             pass
@@ -626,7 +628,7 @@ class Engine:
         return False
 
     async def sleep_until_reply(self, timeout: float | None, start: float) -> None:
-        """Let the event loop run until `poll`, whose arguments these are, may find a reply or its timeout."""
+        """Let the event loop run until `poll`, which takes the same arguments, may find a reply or a timeout."""
         deadline, now = self._deadline(timeout, start), time.monotonic()
         left = math.inf if deadline is None else max(0.0, deadline - now)
         await sleep_until_woken(self.pool.backend.fileno(), self.pool.wakers, now - start, left)

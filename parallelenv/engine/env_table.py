@@ -11,7 +11,7 @@ DONE           its episode has ended, and no other has started by itself       a
 EXHAUSTED      its latest reset found no further episode                       a reset, a loss
 =============  ==============================================================  =========================================
 
-Most envs are running and most columns are empty for them, so phases are kept as sets and not as one array.
+Most envs are running, so the other phases are kept as sets and not as one array.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Phase(enum.Enum):
 
 
 class EnvTable:
-    """Where each of the envs ``0 .. num_envs-1`` is, under a done policy.
+    """The phase of each of the envs ``0 .. num_envs-1`` under a done policy, and the calls in flight.
 
-    A ticket stays in the table from before its first command is sent until its result was returned to the user. So an
-    interrupt loses no result: the next call finds it here.
+    A ticket is in the table from before its first command is sent until its result has been returned to the user. So an
+    interrupt loses no result: the next call finds the ticket here.
 
     ``stepless`` envs have no episodes, because they lack ``reset`` and ``step``.
 
@@ -64,10 +64,10 @@ class EnvTable:
         exhausted: Ids of envs whose latest reset found no further episode. They are done.
         paused: ``(num_envs,)`` bool.
         unpaused: Env ids that are not paused, ascending.
-        tickets: By env id, the step or reset that is in flight: the user does not have its result. A planned step is
-            not here until `Pool.enter_planned`.
+        tickets: By env id, the step or reset that is in flight, that is, whose result the user does not have. A planned
+            step is not in this dict until `Pool.enter_planned`.
         reset_infos: The info of each env's latest reset.
-        version: Changes with everything but steps of a `StepPlan`.
+        version: Changes with everything except steps of a `StepPlan`.
         stats: Statistics of the episodes that have ended.
     """
 
@@ -78,8 +78,8 @@ class EnvTable:
         self._stepless = stepless
         self.env_ids = env_ids
         self._done_policy = done_policy
-        self._needs_reset = set(env_ids)  # envs never reset, or without their state
-        # Envs not stepped since their reset or since `load_state`, and whether their row has their state.
+        self._needs_reset = set(env_ids)  # envs that were never reset, or whose state is not known
+        # Envs not stepped since their reset or since `load_state`, with whether their row contains their state.
         self._unstepped: dict[int, bool] = {}
         self.exhausted: set[int] = set()
         self.done = np.zeros(num_envs, dtype=bool)
@@ -94,7 +94,7 @@ class EnvTable:
         self.share_stats(EpisodeStats(num_envs))
 
     def share_stats(self, stats: EpisodeStats) -> None:
-        """Use the statistics of another table of the same envs from now on."""
+        """Use the statistics of another table of the same envs."""
         self.stats = stats
         stats.set_autoreset(self._done_policy.autoreset)
 
@@ -108,7 +108,7 @@ class EnvTable:
     def enter(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
         """Enter a step or reset that is about to be sent; results of these envs that were not returned are dropped.
 
-        ``separately`` is for `recv`: each env's result is returned when it has arrived, while those of a `step` are
+        ``separately`` is for `recv`: each env's result is returned when it has arrived, whereas results of a `step` are
         returned together, in the order of ``env_ids``.
         """
         self.version += 1
@@ -124,7 +124,7 @@ class EnvTable:
             self._arrivals.append((ticket, None))
 
     def release(self, env_ids: Iterable[int]) -> None:
-        """Remove envs whose result was returned, or is not wanted any more."""
+        """Remove envs whose result was returned or is no longer wanted."""
         tickets: dict[int, Ticket] = {}
         old = self.tickets
         if env_ids is not self.env_ids:
@@ -132,7 +132,7 @@ class EnvTable:
             tickets = {one: ticket for one, ticket in old.items() if one not in gone}
         self.tickets = tickets  # one assignment: an interrupt cannot split the result of several envs
         if tickets:
-            for one in old.keys() - tickets.keys():  # an exception that is raised keeps its caller's variables
+            for one in old.keys() - tickets.keys():  # an exception that is raised keeps the variables of its callers
                 if old[one].pending:
                     old[one].failures.pop(one, None)
             kept: list[Arrival] = []
@@ -146,7 +146,7 @@ class EnvTable:
 
     @property
     def arrived(self) -> list[int]:
-        """Ids of envs whose result has arrived and was not returned, in the order in which they are returned."""
+        """Ids of envs whose result has arrived but was not returned, in the order in which results are returned."""
         answers = ((ticket, ticket.answered if env_ids is None else env_ids) for ticket, env_ids in self._arrivals)
         return [one for ticket, env_ids in answers for one in env_ids if self.tickets.get(one) is ticket]
 
@@ -222,7 +222,7 @@ class EnvTable:
         return tuple(itertools.compress(env_ids, self.done[list(env_ids)].tolist()))
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return the envs that are neither exhausted nor, if the done policy skips those, done; and their positions."""
+        """Return the envs that are neither exhausted nor skipped by the done policy as done; and their positions."""
         if self.exhausted:
             self.refuse_exhausted(env_ids)
         if self._done_policy.skips_done and has_true(self.done):
@@ -259,7 +259,7 @@ class EnvTable:
         return dict(EXHAUSTED) if env_id in self.exhausted else {}
 
     def set_paused(self, env_ids: Sequence[int], is_paused: bool) -> None:
-        """Leave envs out from now on, or include them again."""
+        """Leave envs out of later calls, or include them again."""
         self.version += 1
         self.paused[list(env_ids)] = is_paused
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else self.env_ids
@@ -267,7 +267,7 @@ class EnvTable:
     # ---------------------------------------------------------------- recording resets and steps
 
     def require_reset(self, env_ids: Iterable[int]) -> None:
-        """Mark envs as in need of a reset, until something else is recorded."""
+        """Mark envs as needing a reset until something else is recorded."""
         self.version += 1
         marked = tuple(env_ids)
         self._needs_reset.update(marked)
@@ -294,7 +294,7 @@ class EnvTable:
         self.stats.begin_episodes(list(env_ids))
 
     def record_exhausted(self, env_ids: Iterable[int]) -> None:
-        """Mark envs as exhausted; for a reset within a step, call this before the step's flags are noted."""
+        """Mark envs as exhausted; for a reset within a step, call this before the step's flags are recorded."""
         for env_id in env_ids:
             self.version += 1
             self.exhausted.add(env_id)
@@ -324,7 +324,7 @@ class EnvTable:
         """Record the flags of the envs with the rows ``stepped``.
 
         Returns:
-            Terminated and truncated of all envs of the result, and whether either is set.
+            Terminated and truncated for all envs in the result, and whether either is set.
         """
         ended = terminated | truncated
         self._done_policy.mark_done(self.done, stepped, ended)
@@ -343,7 +343,7 @@ class EnvTable:
         self.record_exhausted(chunk.exhausted)
         known = chunk.valid | chunk.flags.any(axis=2)
         columns = np.flatnonzero(known.any(axis=0))
-        # Only now: a rollout that stops before its first step leaves its envs at the start of their episodes.
+        # This comes last: a rollout that stops before its first step leaves its envs at the start of their episodes.
         self.record_stepped([*chunk.failed, *(chunk.env_ids[column] for column in columns.tolist())])
         if not len(columns):
             return

@@ -1,6 +1,6 @@
 """Returns and lengths of episodes, summed in one place for repr, evaluations, collectors, wrappers and rollouts.
 
-A step in which an env failed and was restarted counts, with reward 0, as the last one of its episode.
+A step in which an env failed and was restarted counts as the last step of its episode, with reward 0.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 LATEST = 100
 """Number of episodes to average over."""
 _ROOM = 16384
-"""Rows of envs that are kept until they are summed."""
+"""Number of env rows that are kept until they are summed."""
 
 
 class EndedEpisodes(NamedTuple):
-    """Episodes that ended, sorted by step, then by column; one item per episode."""
+    """Episodes that ended, sorted by step and then by column, with one item per episode."""
 
     returns: Array  #: Sums of rewards: float64, or object if some rewards are not numbers.
     lengths: Array  #: int64, numbers of steps.
@@ -34,7 +34,7 @@ class EndedEpisodes(NamedTuple):
 
 
 class OpenEpisodes:
-    """Sum of rewards and number of steps, so far, of the running episode of each env.
+    """Sum of rewards and number of steps of each env's running episode, so far.
 
     Attributes:
         returns: ``(num_envs,)`` float64, or object once a reward was not a number.
@@ -60,7 +60,7 @@ class OpenEpisodes:
     def add(self, rows: Index, rewards: Array) -> None:
         """Count one step of each of these envs. Rewards may be of any type that can be added."""
         self._admit(rewards)
-        with DeferSigint():  # return and length must not disagree
+        with DeferSigint():  # return and length must agree
             self.returns[rows] += rewards
             self.lengths[rows] += 1
 
@@ -114,7 +114,7 @@ class OpenEpisodes:
 
 @dataclass(slots=True)
 class _EpisodeParts:
-    """Steps cut where an episode of an env starts or ends, in order, one env after the other; one item per part."""
+    """Steps cut where an env's episode starts or ends, in order, one env after another, with one item per part."""
 
     owners: Array  #: Its env id.
     is_later: Array  #: Whether an earlier part has the same env.
@@ -128,14 +128,14 @@ class _EpisodeParts:
     def of(
         cls, rows: Array, rewards: Array, ended: Array, valid: Array | None, begun: Array, goes_on: bool
     ) -> _EpisodeParts:
-        """Cut steps. Arguments: see `OpenEpisodes.add_steps`."""
+        """Cut steps. See `OpenEpisodes.add_steps` for the arguments."""
         num_steps = len(rewards)
         before, column = begun[begun[:, 0] < num_steps].T
         begins = column * num_steps + before  # flat index, env after env
         is_end = ended.T.ravel()
         after = np.flatnonzero(is_end) + 1
         is_begun, is_cut = np.zeros((2, is_end.size + 1), bool)
-        is_begun[after] = goes_on & (after % num_steps > 0)  # else it would be the first step of another env
+        is_begun[after] = goes_on & (after % num_steps > 0)  # otherwise it would be the first step of another env
         is_begun[begins] = True
         is_cut[::num_steps] = is_cut[begins] = is_cut[after] = True
         firsts = np.flatnonzero(is_cut[:-1])
@@ -155,10 +155,10 @@ class EpisodeSummary:
 
     num_steps: int  #: Steps of single envs.
     num_episodes: int  #: Episodes counted from their first step to their last.
-    #: Mean return (sum of rewards) of the latest `LATEST` of them; ``None`` if there are none, or a reward was not a
+    #: Mean return (sum of rewards) of the latest `LATEST` episodes; ``None`` if there are none, or a reward was not a
     #: number.
     mean_return: float | None
-    mean_length: float | None  #: Their mean number of steps; ``None`` if there are none.
+    mean_length: float | None  #: Mean number of steps of these episodes; ``None`` if there are none.
 
 
 @dataclass(slots=True)
@@ -176,7 +176,7 @@ class _Totals:
     def add(
         self, rows: Array, rewards: Array, ended: Array, valid: Array | None, begun: Array, *, goes_on: bool
     ) -> None:
-        """Add steps. Arguments: see `OpenEpisodes.add_steps`."""
+        """Add steps. See `OpenEpisodes.add_steps` for the arguments."""
         self.num_steps += rewards.size if valid is None else int(valid.sum())
         found = self.running.add_steps(rows, rewards, ended, valid, begun, goes_on=goes_on)
         returns, lengths = found.returns[found.are_whole], found.lengths[found.are_whole]
@@ -188,9 +188,9 @@ _NONE_BEGUN: Array = np.zeros((0, 2), np.int64)
 
 
 class EpisodeStats:
-    """Counts the episodes of the envs ``0 .. num_envs-1`` as these are stepped.
+    """Counts the episodes of the envs ``0 .. num_envs-1`` as the envs are stepped.
 
-    Each step pays for a copy of its rewards and flags, 0.2 us; sums are made of many steps at once, or when they are
+    Each step only copies its rewards and flags, which takes 0.2 us; many steps are summed at once, or when the sums are
     read.
     """
 
@@ -203,7 +203,7 @@ class EpisodeStats:
         self._begun: list[tuple[int, Any]] = []
 
     def set_autoreset(self, goes_on: bool) -> None:
-        """Set whether, from now on, an ended env starts its next episode by itself."""
+        """Set whether an ended env starts its next episode by itself."""
         self.sum_up()
         self._goes_on = goes_on
 
@@ -248,13 +248,13 @@ class EpisodeStats:
 
     def sum_up(self) -> None:
         """Sum the log."""
-        with DeferSigint():  # else an interrupt could make them count twice
+        with DeferSigint():  # otherwise an interrupt could make them count twice
             self._sums.add(*self._pending(), goes_on=self._goes_on)
             self._log.clear()
             self._begun.clear()
 
     def _pending(self) -> tuple[Array, Array, Array, Array | None, Array]:
-        """Return the steps of the log, which are not in the sums yet, as arguments of `OpenEpisodes.add_steps`."""
+        """Return the steps in the log, which are not summed yet, as arguments of `OpenEpisodes.add_steps`."""
         n, log = self._num_envs, self._log.copy()
         every = np.arange(n)
         steps, chosen = zip(*self._begun.copy(), strict=True) if self._begun else ((), ())

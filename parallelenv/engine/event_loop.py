@@ -10,20 +10,20 @@ from collections.abc import Callable
 from parallelenv.contract.interrupts import DeferSigint
 
 HEARTBEAT = 0.25
-"""Seconds after which a sleep ends anyway, to look for output and deaths that no reply reports."""
+"""Seconds after which a sleep ends in any case, to look for output and deaths that no reply reports."""
 SHORTEST_NAP = 5e-4
 _NAP = 1 / 8
-"""Fraction of the time waited so far that a nap takes. It bounds how late a result is found."""
+"""Length of a nap, as a fraction of the time waited so far. It bounds how late a result is found."""
 
 
 async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]], waited: float, left: float) -> None:
-    """Sleep until a descriptor is readable or the waker of this task is called, at most `HEARTBEAT`.
+    """Sleep until a descriptor is readable or the waker of this task is called, but no longer than `HEARTBEAT`.
 
     Args:
         fileno: The descriptor; ``None``: there is none.
         wakers: Contains the waker of this task during the sleep. It may be called in any thread.
-        waited: Seconds that were waited before: if the descriptor cannot be watched, a nap takes a fraction of them.
-        left: Seconds after which to wake up anyway.
+        waited: Seconds waited so far; if the descriptor cannot be watched, a nap takes a fraction of them.
+        left: Seconds after which to wake up in any case.
     """
     nap = min(HEARTBEAT, max(SHORTEST_NAP, waited * _NAP), left)
     loop = asyncio.get_running_loop()
@@ -39,7 +39,8 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
         if fileno is not None:
             # NotImplementedError: the usual loop on Windows; OSError: too many open files.
             with contextlib.suppress(NotImplementedError, OSError), DeferSigint():
-                # A copy: a loop has one reader per descriptor, and the backend may close its own in between.
+                # A copy, because a loop has one reader per descriptor, and the backend may close its own descriptor in
+                # between.
                 descriptor = os.dup(fileno)
                 loop.add_reader(descriptor, _finish, woken)
                 nap = min(HEARTBEAT, left)

@@ -22,14 +22,14 @@ _FOR_ALL = {
     "save": "which is saved",
     "load": "which is loaded",
 }
-"""Operations that many vector envs have only for all of their sub-envs, with words for messages."""
+"""Operations that many vector envs support only for all of their sub-envs at once, with words for messages."""
 
 
 class Groups:
     """The groups of a pool.
 
     Args:
-        facts: Of each item of the user's list, ``None`` for a single env; empty if there is no vector env.
+        facts: The facts about each item in the user's list, ``None`` for a single env; empty if there is no vector env.
     """
 
     def __init__(self, facts: Iterable[GroupFacts | None]) -> None:
@@ -49,12 +49,12 @@ class Groups:
         return self._items[env_id] if self._items else env_id
 
     def complete(self, env_ids: Iterable[int]) -> list[int]:
-        """Return these envs and all others of their groups, ascending."""
+        """Return these envs and all other envs of their groups, ascending."""
         chosen = set(env_ids)
         return sorted(chosen.union(*(self._group_of.get(env_id, ()) for env_id in chosen)))
 
     def spread(self, failures: dict[int, Failure], env_ids: Iterable[int]) -> None:
-        """Mark those of these envs as failed whose group has an env that failed in a step or a reset."""
+        """Among these envs, mark those as failed whose group has an env that failed in a step or a reset."""
         if not self._groups:
             return
         of_group = {self._group_of[env_id]: one for env_id, one in failures.items() if env_id in self._group_of}
@@ -64,7 +64,7 @@ class Groups:
                 failures[env_id] = Failure(one.exception, env_id, one.operation)
 
     def fitting_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> list[int | None]:
-        """Return seeds that follow from the first of each group that takes one seed for all, and all others."""
+        """Return seeds. In a group that accepts one seed for all envs, they follow from the first env's seed."""
         first = dict(zip(env_ids, seeds, strict=True))
         fitting = list(seeds)
         for place, env_id in enumerate(env_ids):
@@ -75,7 +75,7 @@ class Groups:
         return fitting
 
     def refuse_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Raise an `ArgumentError` if a vector env that takes one seed for all of its envs would get other seeds."""
+        """Raise an `ArgumentError` if a vector env that accepts one seed for all its envs would get separate seeds."""
         given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
         for whole in self._groups if given else ():
             own = [given.get(env_id) for env_id in whole]
@@ -88,9 +88,9 @@ class Groups:
     def refuse_cut(
         self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
     ) -> None:
-        """Raise an `ArgumentError` if an operation is for part of a group, but its vector env has it only for all envs.
+        """Raise an `ArgumentError` if an operation is for part of a group that supports it only as a whole.
 
-        Arguments: see `Pool.submit`.
+        See `Pool.submit` for the arguments.
         """
         if not self._groups:
             return
@@ -102,7 +102,7 @@ class Groups:
                 raise self._error_of_cut(whole, part, f"{_FOR_ALL[what]} only as a whole")
 
     def refuse_running(self, env_ids: Iterable[int], is_running: Callable[[int], bool]) -> None:
-        """Raise an `ArgumentError` if envs are to step without others of their groups that would also step."""
+        """Raise an `ArgumentError` if envs should step without the other envs of their groups."""
         if not self._groups:
             return
         for whole, part in self._cut(env_ids).items():
@@ -124,9 +124,9 @@ class Groups:
         )
 
     def refuse_resting(self, call: str, env_ids: Iterable[int], *, autoreset: bool = False) -> None:
-        """Raise an `ArgumentError` if an env cannot rest, as a call needs it, while the others of its group step.
+        """Raise an `ArgumentError` if a call needs an env to rest while the others of its group step, and it cannot.
 
-        ``autoreset``: whether it has started its next episode by then.
+        ``autoreset`` tells whether the env has started its next episode by then.
         """
         if not self._groups:
             return
@@ -141,7 +141,7 @@ class Groups:
                 )
 
     def refuse_policy(self, policy: DonePolicy, env_ids: Sequence[int] | None = None) -> None:
-        """Raise an `InvalidEnvError` if a vector env of these envs, ``None``: of all, does not fit a done policy."""
+        """Raise an `InvalidEnvError` if a vector env of these envs (``None``: of all) does not fit a done policy."""
         chosen = None if env_ids is None else set(env_ids)
         for whole, facts in self._groups.items():
             lack = _lack(facts, policy)
@@ -155,7 +155,7 @@ class Groups:
 
 
 def _lack(facts: GroupFacts, policy: DonePolicy) -> str:
-    """Return what a vector env lacks for a done policy, a clause; empty if it fits."""
+    """Return, as a clause, what a vector env lacks for a done policy; empty if it fits."""
     if policy.autoreset:
         if facts.autoreset == "SameStep" or facts.resets_some:
             return ""

@@ -8,11 +8,11 @@ from parallelenv.contract.batch import InfoForm, form_of
 from parallelenv.contract.spaces import Info
 
 _NUM_ALIKE = 3
-"""Steps in a row whose infos have one form, before that form gets columns."""
+"""Number of steps in a row whose infos have one form before that form gets columns."""
 _NUM_MISSES = 16
-"""Steps in a row in which many infos have another form than the columns, before the form is given up."""
+"""Number of steps in a row in which many infos differ in form from the columns before the form is given up."""
 _NUM_TRIES = 64
-"""Steps whose infos have no form for columns, and changes of the form, after which learning stops."""
+"""Number of steps whose infos have no form for columns, and of changes to the form, after which learning stops."""
 
 
 class InfoLearner:
@@ -31,13 +31,13 @@ class InfoLearner:
         self._generation = -1
 
     def learn(self, infos: Sequence[Info], num_envs: int, generation: int, num_steps: int) -> bool:
-        """Note infos of a step that came as values. They count if they are more than half of ``num_envs``.
+        """Note a step's infos that came as values. They count if there are more than half of ``num_envs`` of them.
 
-        ``generation``: hosts that replaced others do not know the form. ``num_steps``: about the number of steps since
-        the last call; the others had no values.
+        ``generation`` shows whether hosts were replaced, because new hosts do not know the form. ``num_steps`` is about
+        the number of steps since the last call; the other steps had no values.
 
         Returns:
-            Whether hosts have to be sent the form.
+            Whether hosts must get the form.
         """
         is_told = not self.form or generation == self._generation
         if not infos and is_told:

@@ -1,4 +1,4 @@
-"""Implements ``on_failure="restart"``: envs that failed are rebuilt, which means built anew, and reset.
+"""Implements ``on_failure="restart"``: envs that failed are rebuilt, that is, made anew, and reset.
 
 Only `Engine` and rollouts use this; they return the episode of such an env to the user as truncated.
 """
@@ -22,15 +22,16 @@ PERIOD = 600.0
 """Seconds within which an env is restarted at most ``max_restarts`` times."""
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
-"""Seconds: the second restart of an env within the period waits `_FIRST_DELAY`, each further one twice as long, up to
-this.
+"""Maximum seconds of a delay.
+
+The second restart of an env within the period waits `_FIRST_DELAY`, each further one twice as long.
 """
 
 
 class Budget:
     """How often envs may still be restarted.
 
-    Rare crashes are forgiven, however long the run; an env that fails again and again is given up.
+    Rare crashes are forgiven, however long the run is; an env that fails again and again is given up.
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -38,7 +39,7 @@ class Budget:
         self._restarts: dict[int, deque[float]] = {}
 
     def spend(self, env_ids: Iterable[int]) -> tuple[list[int], float]:
-        """Count a restart of envs. Return those that may not be restarted, and seconds to wait before the rest are."""
+        """Count a restart of envs. Return those that may not be restarted, and the seconds to wait for the rest."""
         now = time.monotonic()
         denied, delay = [], 0.0
         for env_id in env_ids:
@@ -58,15 +59,15 @@ class Recovery:
     """Rebuilds envs that failed and resets them.
 
     Attributes:
-        unreported: Envs that were rebuilt, which was not reported to the user yet: why their episode ended, and the
-            result of their reset, ``None`` before it. Most of these only shared a worker with one that failed: the user
-            may not have received their last step yet, and a reset would overwrite its rows.
+        unreported: Envs whose rebuilding was not reported to the user yet: why their episode ended, and the result of
+            their reset (``None`` before the reset). Most of these envs only shared a worker with an env that failed:
+            the user may not have received their last step yet, and a reset would overwrite its rows.
     """
 
     def __init__(self, pool: Pool, max_restarts: int) -> None:
         self._pool = pool
         self._budget = Budget(max_restarts)
-        self._seeds: dict[int, int] = {}  # the latest ones given by the user
+        self._seeds: dict[int, int] = {}  # the latest seeds given by the user
         self._counts: dict[int, int] = {}  # restarts since then
         self.unreported: dict[int, tuple[Failure, Extra | None]] = {}
 
@@ -82,7 +83,7 @@ class Recovery:
             self.unreported.pop(env_id, None)
 
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
-        """Return the envs that cannot continue the episode that the user knows of, and the reason of each."""
+        """Return the envs that cannot continue the episode that the user knows of, with the reason for each."""
         if not (self.unreported or self._pool.dead):  # called at every step
             return NO_FAILURES
         unreported = {env_id: self.unreported[env_id][0] for env_id in env_ids if env_id in self.unreported}
@@ -94,8 +95,8 @@ class Recovery:
         """Rebuild envs that failed and reset them.
 
         Returns:
-            For restarted envs why their episode ended and the result of their reset, whose state is in the batch; and
-            for the others their last failure.
+            For restarted envs, why their episode ended and the result of their reset, whose state is in the batch; for
+            the others, their last failure.
         """
         left: dict[int, Failure] = {}
         ill = {env_id: failure for env_id, failure in failures.items() if not self._has_begun(env_id)}
@@ -124,7 +125,7 @@ class Recovery:
             return {}
 
         def record_rebuilt(env_ids: Sequence[int]) -> None:
-            """Record why envs were rebuilt: for some it is only known that another env lost the same worker."""
+            """Record why envs were rebuilt; for some, it is only known that another env lost the same worker."""
             known = {**self._pool.death_failures(env_ids), **reasons}
             cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
             for env_id in env_ids:

@@ -1,11 +1,11 @@
 """The fast path of a step: decisions that depend only on the envs are made once.
 
-A `StepPlan` is made when the same envs are stepped for the second time, and is valid until anything other than such
-a step happens: a reset, another call on the same envs, a failure, an env that rests, a worker replaced. It adds no
+A `StepPlan` is made when the same envs are stepped for the second time, and is valid until anything other than such a
+step happens: a reset, a different call on the same envs, a failure, an env that rests, or a replaced worker. It adds no
 rules of its own: if anything unusual happens in a step, it enters the step in a `Ticket` and the engine continues.
 
-Three objects prepare such a step, one on each level: the `StepPlan` knows the form of the result; its `RepeatedStep`,
-of the backend, knows how all workers are reached; and a `RunningCommand` of each worker's host knows the envs' rows.
+Three objects prepare such a step, one at each level: the `StepPlan` knows the form of the result; the backend's
+`RepeatedStep` knows how to reach all workers; and the `RunningCommand` of each worker's host knows the envs' rows.
 
 An interrupt needs no protection here: one assignment to `Pool.planned` marks the step as in flight and one marks its
 result as complete, and everything in between can be repeated.
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
 
 PATIENCE = 0.25
-"""Seconds after which a wait is left to the engine, which also looks for deaths and output that no reply reports."""
+"""Seconds after which the engine takes over a wait, because it looks for deaths and output that no reply reports."""
 
 
 class StepPlan:
-    """A step of the same envs with the same form of the result, again and again.
+    """A step of the same envs, with the same form of the result, that is repeated many times.
 
     It does not refer to the engine: after an interrupt the pool, which is kept until it is closed, refers to the plan,
     and the engine of an object without references must be freed.
 
-    The result has the envs ``env_ids``, of which ``stepped`` are stepped; ``chosen`` are their positions, ``None`` for
-    all. ``repeated`` is the step prepared by the backend, whose commands go to the workers of ``shards``.
+    The result has the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` are their positions (``None``:
+    all). ``repeated`` is the step that the backend has prepared; its commands go to the workers in ``shards``.
 
     Attributes:
         generation: `Pool.generation` for which it is valid.
@@ -95,7 +95,7 @@ class StepPlan:
         )
 
     def renew(self) -> None:
-        """Make the plan valid from now on."""
+        """Make the plan valid."""
         self._version, self.generation = self._table.version, self._pool.generation
 
     # ---------------------------------------------------------------- a step
@@ -146,7 +146,7 @@ class StepPlan:
         return result
 
     def _result(self) -> StepResult | StepBatch:
-        """Return the result as four batched items, all envs stepped."""
+        """Return the result as four batched items, for a step of all envs."""
         batch, table, done_policy, rows = self._batch, self._table, self._done_policy, self._rows
         if self._views is not None:
             rewards, flags, env_ids = self._views

@@ -16,24 +16,24 @@ Use = tuple[int, str]
 """A call in progress: its thread and its name."""
 
 
-# The id of this process, without a system call for each use: one takes 1 us between the steps of real envs.
+# The id of this process, kept to avoid a system call for each use, which takes 1 us between the steps of real envs.
 _process = {"id": os.getpid()}
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _process.update(id=os.getpid()))
 
 
 class Guard:
-    """Refuses calls of an object from a second thread or another process, or after its end.
+    """Refuses calls on an object from a second thread or a different process, or after the object's end.
 
     Args:
         name: Name of the object in messages.
-        ended: Its state after its end: ``"closed"`` or ``"stopped"``.
-        unrepeatable: Calls that must not be made within another one, for example by a policy.
+        ended: State of the object after its end: ``"closed"`` or ``"stopped"``.
+        unrepeatable: Calls that must not be made within another call, for example by a policy.
 
     Attributes:
-        is_closed: Whether it can no longer be used.
-        home: Id of the process that made it.
-        users: Under the key ``""`` the outermost call in progress, if there is one.
+        is_closed: Whether the object can no longer be used.
+        home: Id of the process that made the object.
+        users: Contains the outermost call in progress, if there is one, under the key ``""``.
         tracer: Its ``begin()`` and ``end()`` are called when outermost calls start and end; ``None`` for none.
     """
 
@@ -47,11 +47,11 @@ class Guard:
         self.home = _process["id"]
 
     def is_usable(self) -> bool:
-        """Return whether it is neither closed nor in a process forked from the one that made it."""
+        """Return whether the object is neither closed nor in a process that was forked from the one that made it."""
         return not self.is_closed and _process["id"] == self.home
 
     def check_within(self, use: Use, outermost: Use) -> None:
-        """Refuse a call during another one, unless it was made within that one and is allowed there."""
+        """Refuse a call during another call, unless it was made within that call and is allowed there."""
         (thread, call), (other_thread, other) = use, outermost
         if thread != other_thread:
             raise UsageError(
@@ -77,7 +77,7 @@ class Guard:
         """Shorten the traceback of an error that a call raises; ``call`` is empty if it is not the outermost one.
 
         Raises:
-            ClosedError: Instead of an error of a call during which the object was closed, and with it its resources.
+            ClosedError: Instead of the error, if the object and its resources were closed during the call.
         """
         shorten(error)
         if self.is_closed and call and isinstance(error, Exception):
@@ -85,7 +85,7 @@ class Guard:
 
 
 def single_threaded(method: _Method, call: str | None = None) -> _Method:
-    """Refuse a method after the end of its object, in a forked child, and while another thread is in such a method.
+    """Refuse calls of a method after its object's end, in a forked child, and while another thread is in such a method.
 
     A call within a call of the same thread is allowed; other threads are refused until the outermost one returns.
     Exceptions of the method have a short traceback, see `short_tracebacks`. The object has a `Guard` as ``_guard``;

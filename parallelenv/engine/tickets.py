@@ -11,7 +11,7 @@ from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import Extra
 
 Arrival = tuple["Ticket", Sequence[int] | None]
-"""A ticket, and envs of which a result has arrived; ``None``: all of which one has."""
+"""A ticket, and the envs whose result has arrived; ``None``: all of the ticket's envs whose result has arrived."""
 
 
 class Ticket:
@@ -20,12 +20,13 @@ class Ticket:
     Attributes:
         operation: Name of the operation.
         sent_to: The envs to which commands are sent.
-        each: The argument of each of them; ``None`` if there are none.
-        env_ids: The envs of the result, in its order; those not in ``sent_to`` rest. ``sent_to``, unless set otherwise.
-        pending: Env ids of the pending commands, those without a reply, by number.
+        each: One argument for each of these envs; ``None`` if there are no arguments.
+        env_ids: The envs of the result, in the order of the result; those not in ``sent_to`` rest. The default is
+            ``sent_to``.
+        pending: Env ids of the pending commands (those without a reply), by the command's number.
         values: Results, by env id; envs with an empty result are left out.
         failures: Failures, by env id.
-        arrivals: Where each further reply is announced; ``None``: nowhere.
+        arrivals: Where each later reply is announced; ``None``: nowhere.
     """
 
     __slots__ = ("arrivals", "each", "env_ids", "failures", "operation", "pending", "sent_to", "values")
@@ -50,7 +51,7 @@ class Ticket:
             self.arrivals.append((self, env_ids))
 
     def raise_failures(self, partial: Any = None) -> None:
-        """Raise the failures, if any; ``error.partial`` has by default the values of the others by id."""
+        """Raise the failures, if any; by default, ``error.partial`` has the values of the other envs, by id."""
         if not self.failures:
             return
         if partial is None:
@@ -58,13 +59,13 @@ class Ticket:
         raise_failures([self.failures[env_id] for env_id in sorted(self.failures)], partial)
 
     def listed(self) -> list[Any]:
-        """Return the results of the envs, in their order, or raise the failures."""
+        """Return the results in the order of the envs, or raise the failures."""
         self.raise_failures()
         return [self.values.get(env_id) for env_id in self.sent_to]
 
     @property
     def answered(self) -> list[int]:
-        """Ids of envs of the result that have replied or rest, in its order."""
+        """Ids of envs in the result that have replied or rest, in the order of the result."""
         pending = set(self.pending_ids)
         return [env_id for env_id in self.env_ids if env_id not in pending]
 
@@ -79,11 +80,11 @@ class Outcome:
     """The results of steps of envs, or of resets in place of steps, before conversion to the user's form."""
 
     env_ids: Sequence[int]  #: The envs, in the order of the result.
-    stepped: Sequence[int]  #: Those that were stepped; the others are absent, because they are done or exhausted.
+    stepped: Sequence[int]  #: The envs that were stepped; the others are absent, because they are done or exhausted.
     extras: Mapping[int, Extra]  #: Replies outside of the batch, by env id.
     failures: Mapping[int, Failure]  #: By env id.
-    restarted: Collection[int] = ()  #: Envs of ``stepped`` that failed and were restarted; their states are first ones.
-    resets: Sequence[int] = ()  #: Envs of ``stepped`` that were reset instead; likewise.
+    restarted: Collection[int] = ()  #: Envs of ``stepped`` that were restarted; their states are first states.
+    resets: Sequence[int] = ()  #: Envs of ``stepped`` that were reset instead; their states are first states too.
 
     @classmethod
     def of(cls, env_ids: Sequence[int], tickets: Mapping[int, Ticket]) -> Outcome:
@@ -110,7 +111,7 @@ class Outcome:
         return [env_id for env_id, extra in self.extras.items() if extra.is_exhausted]
 
     def without_failures(self) -> Outcome:
-        """Return this without the envs that failed."""
+        """Return this outcome without the envs that failed."""
         kept: dict[str, Any] = {
             name: [env_id for env_id in getattr(self, name) if env_id not in self.failures]
             for name in ("env_ids", "stepped", "resets")
@@ -118,7 +119,7 @@ class Outcome:
         return replace(self, **kept)
 
     def with_resting(self, resting: Collection[int]) -> Outcome:
-        """Return this with some envs absent, without extras."""
+        """Return this outcome with some envs absent and without extras."""
         stepped = [env_id for env_id in self.stepped if env_id not in resting]
         resets = [env_id for env_id in self.resets if env_id not in resting]
         extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}

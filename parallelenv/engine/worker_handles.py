@@ -19,10 +19,12 @@ class WorkerHandle:
     """The pool's record of one host.
 
     Attributes:
-        env_ids: Its envs. Those of its spec, unless there are vector envs, whose size is known once they are built.
-        pending: Tickets of its pending commands, by number; ``None`` if one was given up: its late reply is dropped.
-        death: Cause of its death, ``None`` while it lives.
-        has_built: Whether its envs were ever made.
+        env_ids: The host's envs: those of its spec, unless there are vector envs, whose size is known once they are
+            built.
+        pending: Tickets of its pending commands, by number; ``None`` for a command that was given up, whose late reply
+            is dropped.
+        death: Cause of the host's death; ``None`` while it lives.
+        has_built: Whether the host's envs were ever made.
     """
 
     spec: WorkerSpec
@@ -37,8 +39,8 @@ class WorkerHandle:
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
         """Return whether this worker must be replaced to rebuild envs: it is dead, given up on, or busy.
 
-        A host in the caller's thread is never given up on and never counts as busy, because it
-        continues as soon as the caller waits for it.
+        A host in the caller's thread is never given up on and never counts as busy, because it continues as soon as the
+        caller waits for it.
         """
         if self.death is not None or self.channel.in_caller:
             return self.death is not None
@@ -48,7 +50,7 @@ class WorkerHandle:
         )
 
     def death_error(self, *, others_live: bool) -> WorkerDiedError:
-        """Return the error for calls that need its envs. ``others_live``: whether there are others, and all live."""
+        """Return the error for calls that need its envs. ``others_live``: whether others exist and all live."""
         death = self.death or Death()
         owned = list_ids(self.env_ids)
         worker = f"The worker of {name_envs(self.env_ids)} (process {death.pid or 'unknown'})"
@@ -66,11 +68,11 @@ class WorkerHandle:
 
 
 Shard = tuple[WorkerHandle, tuple[int, ...], Any]
-"""A host, ids of some of its envs, and their positions among all envs of the call, a slice or a list."""
+"""A host, ids of some of its envs, and their positions among all envs of the call, as a slice or a list."""
 
 
 def spread(factories: Sequence[EnvFactory], num_workers: int, spec: WorkerSpec) -> list[WorkerSpec]:
-    """Assign envs to workers as evenly as possible, consecutive ids together; ``spec`` has what they share."""
+    """Assign envs to workers as evenly as possible, with consecutive ids together; ``spec`` has what workers share."""
     spec = replace(spec, num_workers=num_workers, num_envs=len(factories))
     size, num_larger = divmod(len(factories), num_workers)
     left, specs = iter(factories), []

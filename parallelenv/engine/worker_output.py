@@ -13,7 +13,7 @@ from parallelenv.errors import ArgumentError, OldApiWarning
 
 
 def show_printed(printed: Sequence[Printed]) -> None:
-    """Write to the caller's standard output, each line with the env that printed it: ``[env 3] hello``."""
+    """Write lines to the caller's standard output, each with the env that printed it: ``[env 3] hello``."""
     lines = []
     for env_ids, pieces in groupby(printed, attrgetter("env_ids")):
         name = f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {env_ids[0]}-{env_ids[-1]}"
@@ -37,10 +37,10 @@ def say(text: str) -> None:
 
 
 def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
-    """Return the listener for an ``output`` argument. It also warns of the first remark.
+    """Return the listener for an ``output`` argument. The listener issues a warning for the first remark.
 
     Raises:
-        ArgumentError: If the word is not known.
+        ArgumentError: If the word is unknown.
     """
     if word not in ("show", "quiet"):
         raise ArgumentError(

@@ -1,6 +1,6 @@
-"""The workers of one `ParallelEnv`: operations are split, numbered, sent and gathered here.
+"""The workers of one `ParallelEnv`: splits operations into commands, sends these, and gathers the replies.
 
-Workers that fail, die or hang are found and replaced here; `recovery` decides when.
+This module finds and replaces workers that fail, die or hang; `recovery` decides when they are replaced.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 PrintedListener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Ticket], None]
 CLOSE_TIMEOUT = 3.0
-"""Seconds that hosts have to close their envs before they are ended."""
+"""Seconds that hosts have to close their envs before the hosts are ended."""
 _IDLE_REPLY_TIME = 1.0
-"""Seconds in which hosts without a pending command certainly reply."""
+"""Seconds within which hosts without a pending command certainly reply."""
 _MOST_SHARDS = 256
-"""Groups of envs whose split over workers is kept: to split 8 envs takes 7 us."""
+"""Number of groups of envs whose split over workers is kept, because splitting 8 envs takes 7 us."""
 
 
 class Pool:
-    """Executes operations on envs, wherever they live. Arguments: see `ParallelEnv`; ``spec``: see `spread`.
+    """Executes operations on envs, wherever they live. See `ParallelEnv` for the arguments, and `spread` for ``spec``.
 
     Attributes:
         facts: Facts about each env from its first build, in env id order.
@@ -68,14 +68,14 @@ class Pool:
         layout: The layout of the batch.
         batch: The arrays that all hosts read and write.
         backend: Places and reaches the workers.
-        timeout: Seconds that a call may take whose caller gives no other limit; ``None``: no limit, as while envs are
+        timeout: Seconds that a call may take if its caller gives no other limit. ``None``: no limit, as while envs are
             first built.
         number: Number of the next command.
-        is_settled: False from when an operation other than a step is sent until no worker was seen to have a pending
-            command: its wait may be interrupted, or never start.
+        is_settled: Becomes False when an operation other than a step is sent, and True again when no worker is seen to
+            have a pending command: the wait for the operation may be interrupted, or may never start.
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The plan whose step is in flight and has no ticket.
-        dead: Error of each env whose worker is dead, or was replaced and has not built the env yet.
+        dead: The error for each env whose worker is dead, or was replaced and has not built the env yet.
         is_traced: Whether the hosts record what their envs do.
         waits_by: The call by which an adapter continues the wait for a step; ``None``: `ParallelEnv.recv`.
         wakers: Wake the tasks of event loops that wait for replies.
@@ -97,7 +97,7 @@ class Pool:
         listener: PrintedListener = show_printed,
         spec: WorkerSpec,
     ) -> None:
-        self._has_spaces = False  # if False, every env is asked for its own
+        self._has_spaces = False  # if False, every env is asked for its own spaces
         self.timeout: float | None = None
         self.number = 1
         self._infos, self._reset_infos = InfoLearner(), InfoLearner()
@@ -151,11 +151,11 @@ class Pool:
             self._whole.append((worker, ids, slice(ids[0], ids[-1] + 1)))
 
     def build(self, done_policy: DonePolicy, spaces: Spaces | None = None) -> None:
-        """Build all envs and the batch, with what a done policy needs.
+        """Build all envs, and a batch that has what a done policy needs.
 
         Raises:
-            BaseException: Any exception raised by an env's constructor; the pool is closed.
-            InvalidEnvError: If a vector env does not fit the done policy; likewise.
+            BaseException: Any exception raised by an env's constructor; the pool is then closed.
+            InvalidEnvError: If a vector env does not fit the done policy; the pool is then closed.
         """
         try:
             self._has_spaces = spaces is not None
@@ -209,13 +209,13 @@ class Pool:
     ) -> Ticket:
         """Execute an operation of `Host` on envs, wait for all of them, and return the finished ticket.
 
-        ``each`` is one argument per env, ``common`` the same for every env. If it does not raise, failures of envs are
-        in the ticket.
+        ``each`` has one argument per env; ``common`` is the same for every env. With ``raises=False``, failures of envs
+        are in the ticket instead of being raised.
 
         Raises:
-            BaseException: Any exception raised by an env; ``error.partial`` has the values of the others.
-            WorkerDiedError: If a worker is or was found dead.
-            WorkerTimeoutError: If not all replied within the pool's timeout; later replies are dropped.
+            BaseException: Any exception raised by an env; ``error.partial`` has the values of the other envs.
+            WorkerDiedError: If a worker is found dead, or was found dead before.
+            WorkerTimeoutError: If not all hosts replied within the pool's timeout; later replies are dropped.
         """
         ticket = self.submit(operation, env_ids, each, common)
         self.wait(ticket, self.timeout)
@@ -235,10 +235,10 @@ class Pool:
         announce: Announcement = lambda _: None,
         failed: Mapping[int, Failure] = NO_FAILURES,
     ) -> Ticket:
-        """Send an operation to the hosts and return without waiting. Other arguments: see `ask` and `Command`.
+        """Send an operation to the hosts and return without waiting. See `ask` and `Command` for other arguments.
 
-        ``announce`` is called with the ticket when nothing can fail any more, just before the first command is sent.
-        ``failed`` are failures of envs to which nothing can be sent, used as their replies.
+        ``announce`` is called with the ticket once nothing can fail any more, just before the first command is sent.
+        ``failed`` are failures of envs to which nothing can be sent; they are used as the replies of these envs.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
@@ -281,9 +281,9 @@ class Pool:
     def prepare_step(
         self, env_ids: Sequence[int], *, autoreset: bool, begins_ended: bool
     ) -> tuple[RepeatedStep, list[tuple[WorkerHandle, tuple[int, ...]]]] | None:
-        """Prepare a step of envs to be repeated, and return it with worker and envs of each command.
+        """Prepare a step of envs for repetition, and return it with the worker and envs of each command.
 
-        The pool must be idle. ``None`` if the backend has no quick way for it.
+        The pool must be idle. The result is ``None`` if the backend has no quick way to repeat the step.
         """
         # The caller's own envs come last: it steps them while the workers step theirs.
         split = sorted(self._split(env_ids), key=lambda shard: shard[0].channel.in_caller)
@@ -296,11 +296,11 @@ class Pool:
         return None if repeated is None else (repeated, shards)
 
     def learn_infos(self, values: Mapping[int, Extra], num_envs: int) -> None:
-        """Let hosts write infos to columns once these have a steady form, and no longer if they have none.
+        """Make hosts write infos to columns while the form of infos stays the same.
 
-        ``values`` are those of the latest step, of ``num_envs`` envs. No result may be in the columns, since they are
-        emptied. Hosts and caller must not disagree about the form, so an interrupt is delayed until the hosts, which
-        have nothing else to do, have replied.
+        ``values`` are those of the latest step, of ``num_envs`` envs. No result may be in the columns, because they are
+        emptied. Hosts and caller must agree on the form, so an interrupt is delayed until the hosts, which have nothing
+        else to do, have replied.
         """
         num_steps = (self.number - self._learned_at) // len(self._workers)
         self._learned_at = self.number
@@ -317,12 +317,12 @@ class Pool:
                 self.wait(self.submit("manage", firsts, [forms] * len(firsts), "set_info_forms"), _IDLE_REPLY_TIME)
 
     def enter_planned(self) -> None:
-        """Enter a planned step that is in flight, because its call was interrupted, in a ticket like any other."""
+        """Enter a planned step that is in flight because its call was interrupted in a ticket, like any other step."""
         if self.planned is not None:
             self.planned.enter()
 
     def _split(self, env_ids: Sequence[int]) -> Iterable[Shard]:
-        """Group env ids by worker: worker, its ids, their positions in ``env_ids``."""
+        """Group env ids by worker: the worker, the ids of its envs, and their positions in ``env_ids``."""
         if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
             return self._whole
         known = self._shards.get(env_ids) if type(env_ids) is tuple else None
@@ -334,7 +334,7 @@ class Pool:
         shards: list[Shard] = []
         for worker, found in positions.items():
             part, owned = tuple(env_ids[index] for index in found), worker.env_ids
-            # The same object for all envs of a worker: their step then needs no pickle.
+            # Always use the same object for all envs of a worker: a step of them then needs no pickle.
             shards.append((worker, owned if part == owned else part, found))
         if len(self._shards) == _MOST_SHARDS:
             self._shards.clear()
@@ -348,7 +348,7 @@ class Pool:
         """Wait until all hosts have replied to a call. The timeout counts from ``start``, or from now.
 
         Raises:
-            WorkerTimeoutError: If they have not within ``timeout`` seconds.
+            WorkerTimeoutError: If the hosts have not replied within ``timeout`` seconds.
         """
         deadline = None if timeout is None else (time.monotonic() if start is None else start) + timeout
         while ticket.pending:
@@ -382,9 +382,9 @@ class Pool:
         return self.waits_by or f"recv(min_envs={num_envs})"
 
     def late(self, env_ids: Sequence[int], timeout: float | None, call: str) -> WorkerTimeoutError:
-        """Return the error that names the late envs and what the user can do.
+        """Return the error that names the late envs and says what the user can do.
 
-        ``call`` is the operation that waits for them, or a call of the user that has its own solution.
+        ``call`` is the operation that waits for the envs, or a user's call that needs its own advice.
         """
         ids = tuple(sorted(env_ids))
         wait_on = self.ways_to_wait(len(ids)) if call == "step" else f"{call}()"
@@ -401,7 +401,7 @@ class Pool:
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
     def pump(self, deadline: float | None, wanted: int = 1) -> bool:
-        """Wait for replies of hosts, at most until a moment of `time.monotonic`, and record them.
+        """Wait for replies of hosts, at most until a deadline in terms of `time.monotonic`, and record them.
 
         Returns:
             Whether any reply arrived before the deadline.
@@ -450,15 +450,15 @@ class Pool:
                 is_of_items = one.env_ids == items and len(items) < len(env_ids)
                 self._printed.append(one._replace(env_ids=env_ids) if is_of_items else one)
         ticket = worker.pending.pop(reply.number, None)
-        if ticket is None:  # given up, or only output
+        if ticket is None:  # the command was given up, or there is only output
             return
         if reply.rows is not None:
             self.batch.put_results(ticket.pending[reply.number], reply.rows)
         if reply.failures and ticket.operation in ("step", "reset"):
             self.groups.spread(reply.failures, ticket.pending[reply.number])
         ticket.record_reply(reply.number, reply.values, reply.failures)
-        # A host in this process keeps its latest reply, and an exception keeps the frames through which it is raised:
-        # those of the user's call, with its variables.
+        # A host in this process keeps its latest reply, and an exception in it keeps the frames through which it is
+        # raised, which include the user's call and its variables.
         reply.failures.clear()
 
     @property
@@ -468,7 +468,7 @@ class Pool:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all workers live, as far as is known, and none has a command."""
+        """Whether all workers live, as far as is known, and none of them has a command."""
         return not self.dead and not any(worker.pending for worker in self._workers)
 
     @property
@@ -478,7 +478,7 @@ class Pool:
 
     @property
     def dead_env_ids(self) -> list[int]:
-        """Ids of envs whose worker is known to be dead, ascending. Another thread may ask."""
+        """Ids of envs whose worker is known to be dead, ascending. May be called from a different thread."""
         return sorted(self.dead.copy())
 
     # ---------------------------------------------------------------- dead workers
@@ -516,18 +516,19 @@ class Pool:
     # ---------------------------------------------------------------- rebuilding envs
 
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
-        """Build envs from their factories, and return the finished ticket, of all envs that were built.
+        """Build envs from their factories, and return the finished ticket, which has all envs that were built.
 
-        A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. Pending
-        commands of its other envs are waited for; if that takes longer than the pool's timeout, it is replaced too.
+        A host that is dead, was given up on, or is busy with one of these envs is replaced, with all its envs. If a
+        host has pending commands for other envs, they are waited for; if that takes longer than the pool's timeout, the
+        host is replaced too.
 
         Args:
             env_ids: The envs.
-            announce: Called with the ids of all envs that are built, when the build cannot be interrupted any more.
-                `death_failures` still has those that were dead.
+            announce: Called with the ids of all envs that are built, when the build can no longer be interrupted. At
+                that time, `death_failures` still has the envs of dead workers.
 
         Raises:
-            InvalidEnvError: If one was given as a live instance that never left this process; nothing was changed.
+            InvalidEnvError: If an env was given as a live instance that never left this process; nothing was changed.
         """
         self.enter_planned()
         env_ids = self.groups.complete(env_ids)
@@ -535,7 +536,7 @@ class Pool:
         workers = dict.fromkeys(map(self._worker_of_env.__getitem__, env_ids))
         self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)])
         broken = [worker for worker in workers if worker.death or worker.pending]
-        # Also envs of a worker whose replacement was interrupted before these were built.
+        # This includes envs of a worker whose replacement was interrupted before the envs were built.
         lost = (one for worker in workers for one in worker.env_ids if worker in broken or one in self.dead)
         rebuilt = self.groups.complete([*env_ids, *lost])
         self._refuse_live(rebuilt)
@@ -553,7 +554,7 @@ class Pool:
             worker.has_built |= worker.death is None
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
         replaced = [env_id for worker in broken for env_id in worker.env_ids if env_id not in self.dead]
-        if self.is_traced and replaced:  # they record their envs, like the others
+        if self.is_traced and replaced:  # new hosts record what their envs do, like the others
             self.wait(self.submit("manage", replaced, None, "start_trace"), None)
         return ticket
 
@@ -598,11 +599,11 @@ class Pool:
         self._number_envs()
 
     def rearrange(self, layout: Layout) -> None:
-        """Replace the batch by one of another layout. All states in the old one are lost.
+        """Replace the batch with one that has a different layout. All states in the old batch are lost.
 
         Raises:
-            WorkerTimeoutError: If hosts do not finish, within the pool's timeout, commands whose replies have
-                the old layout. Nothing was changed.
+            WorkerTimeoutError: If hosts do not finish commands whose replies have the old layout within the pool's
+                timeout; nothing was changed.
         """
         self.enter_planned()
         self._let_finish(self._workers)
@@ -614,10 +615,10 @@ class Pool:
     # ---------------------------------------------------------------- closing
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End all hosts, which have ``timeout`` seconds to close their envs. Quiet, bounded in time, repeatable.
+        """End all hosts, which have ``timeout`` seconds to close their envs. May be called repeatedly; prints nothing.
 
         Raises:
-            KeyboardInterrupt: After all have been ended, without further delay.
+            KeyboardInterrupt: After all hosts have been ended without further delay.
         """
         workers = self._workers
         if os.getpid() != self._pid:  # a forked child must not end its parent's workers

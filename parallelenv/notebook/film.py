@@ -29,9 +29,9 @@ from parallelenv.rollouts.evaluation import Evaluation
 _DARK = (None, "human", "ansi", "rgb_array_list")
 """Render modes whose `render` does not return a single picture."""
 _GREY = 128
-"""Colour of gaps and empty places, distinct from the white of CartPole and the black of Atari."""
+"""Colour of gaps and empty places, distinct from the white background of CartPole and the black one of Atari."""
 _LEAST_LABELLED = 32
-"""Smallest frame, in pixels each way, that has room for an env id."""
+"""Minimum width and height, in pixels, of a frame that has room for an env id."""
 
 
 def tile_frames(
@@ -40,12 +40,13 @@ def tile_frames(
     """Return an RGB picture, uint8, with the frames in a near-square grid, row by row.
 
     Args:
-        frames: uint8 arrays ``(height, width, 3)``, ``(height, width)`` grey, or ``(height, width, 4)`` with ignored
-            alpha; anything else raises an `ArgumentError`. Smaller ones are padded with black, to the right and below.
+        frames: uint8 arrays: RGB ``(height, width, 3)``, grey ``(height, width)``, or ``(height, width, 4)``, whose
+            alpha is ignored. Anything else raises an `ArgumentError`. Smaller frames are padded with black, to the
+            right and below.
         env_ids: Env ids for labels and messages; ``None`` means 0, 1, 2, ...
-        width: Maximum width of the picture in pixels: all frames are scaled down by the same factor.
-        labels: Whether to leave a grey gap between frames and draw the env id into the upper left corner of each. A
-            single frame gets neither; frames smaller than 32 pixels in either direction get no id.
+        width: Maximum width of the picture in pixels. If necessary, all frames are scaled down by the same factor.
+        labels: Whether to leave a grey gap between frames and draw the env id in the upper left corner of each frame. A
+            single frame gets neither gap nor id; frames smaller than 32 pixels in either direction get no id.
     """
     ids = range(len(frames)) if env_ids is None else env_ids
     pictures = [_as_rgb(frame, env_id) for frame, env_id in zip(frames, ids, strict=True)]
@@ -59,7 +60,7 @@ def tile_frames(
     if factor < 1:
         from PIL import Image
 
-        for index, picture in enumerate(pictures):  # each pixel is the mean of those it replaces
+        for index, picture in enumerate(pictures):  # each pixel is the mean of the pixels that it replaces
             size = max(1, round(picture.shape[1] * factor)), max(1, round(picture.shape[0] * factor))
             pictures[index] = np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BOX))
     down, across = (max((picture.shape[axis] for picture in pictures), default=0) for axis in (0, 1))
@@ -110,7 +111,7 @@ def picture_of(engine: Engine, env_ids: Sequence[int], width: int | None = None,
 
 
 def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
-    """Refuse envs that do not render single pictures. Envs without a ``render_mode`` may render anything."""
+    """Refuse envs that do not render single pictures. Envs without a ``render_mode`` are accepted."""
     env_ids = [env_id for env_id in env_ids if engine.pool.facts[env_id].render_mode != "rgb_array"]
     if not env_ids:
         return
@@ -141,19 +142,19 @@ _SHORTEST = {"gif": 20, "webp": 11, "png": 11}
 _WIDEST = {"gif": 65_535, "webp": 16_383}
 """Maximum width and height in pixels."""
 _LARGEST = 2**25
-"""Maximum number of bytes to embed: larger films would bloat the notebook and not play."""
+"""Maximum number of bytes to embed: a larger film would bloat the notebook and would not play."""
 
 
 @dataclass(eq=False, repr=False)
 class Film:
-    """A film of envs. A notebook, or a page made by nbconvert, plays it, even without a network.
+    """A film of envs. A notebook plays it, as does a page made by nbconvert, even without a network.
 
     Attributes:
         data: The encoded film.
         video_format: ``"webp"``, ``"gif"``, ``"png"`` or ``"mp4"``.
         num_frames: Number of frames.
         fps: Frames per second.
-        episodes: An `Evaluation` of the episodes that ended in it.
+        episodes: An `Evaluation` of the episodes that ended in the film.
         path: File of the film; ``None`` if it was not written.
     """
 
@@ -165,11 +166,11 @@ class Film:
     path: Path | None = None
 
     def save(self, path: str | Path) -> Path:
-        """Write the film, and return the path; an existing file is replaced.
+        """Write the film to a file, replacing an existing one, and return the path.
 
         Raises:
-            ArgumentError: If the suffix is not that of the film's format.
-            OSError: If it cannot be written.
+            ArgumentError: If the suffix does not match the film's format.
+            OSError: If the file cannot be written.
         """
         if format_of(path) != self.video_format:
             raise ArgumentError(
@@ -226,7 +227,7 @@ def check_format(video_format: object) -> None:
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """Return the format of a file name's suffix, after checking that it can be written here."""
+    """Return the format of a file name's suffix, after checking that this installation can write it."""
     suffix = Path(path).suffix[1:].lower()
     if suffix not in FORMATS:
         raise ArgumentError(f"path={str(path)!r} must end in one of {tuple('.' + name for name in FORMATS)}.")
@@ -235,7 +236,7 @@ def format_of(path: str | os.PathLike[str]) -> str:
 
 
 def check_fps(fps: object, metadata: object = None) -> float:
-    """Return frames per second: ``fps``, or else that of the env's metadata, or else 30. Refuse invalid values."""
+    """Return frames per second: ``fps``, or the value in the env's metadata, or 30. Refuse invalid values."""
     name = "fps"
     if fps is None and isinstance(metadata, Mapping):
         name, fps = "The env's metadata['render_fps']", metadata.get("render_fps")
@@ -249,7 +250,7 @@ def check_fps(fps: object, metadata: object = None) -> float:
 
 
 def playing_fps(fps: float, video_format: str) -> float:
-    """Return the frames per second at which a film plays: browsers play animated pictures with shorter frames at 10."""
+    """Return the frames per second at which a film plays: browsers slow faster animations down to 10."""
     return min(fps, 1000 / _SHORTEST[video_format]) if video_format in _SHORTEST else fps
 
 
@@ -270,9 +271,9 @@ def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0)
 
 
 def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> bytes:
-    """Return frames, ``(height, width, 3)`` uint8 each, as a film, which loops forever unless it is an MP4.
+    """Encode frames, each ``(height, width, 3)`` uint8, as a film, which loops forever unless it is an MP4.
 
-    Smaller frames are padded with black, to the right and below. Pictures play at most as fast as browsers can.
+    Smaller frames are padded with black, to the right and below. The film plays at most as fast as browsers can.
     """
     if not len(frames):
         raise ArgumentError("There are no frames to write.")

@@ -1,7 +1,7 @@
-"""Records where the time goes, ``with env.profile() as p``, as a table with advice, a timeline and a trace.
+"""Records where the time goes in ``with env.profile() as p``, and shows it as a table, a timeline or a trace.
 
-Hosts record the work of their envs, see `HostTracer`. This module records when calls start and end, and joins both on
-the caller's clock.
+Hosts record the work of their envs (see `HostTracer`). This module records when calls start and end, and joins both
+records on the caller's clock.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 COLLECT_TIMEOUT = 5.0
-"""Seconds for workers to send their records."""
+"""Seconds that workers have to send their records."""
 INTERRUPTED_TIMEOUT = 0.2
-"""The same after Ctrl-C."""
+"""Seconds that workers have to send their records after Ctrl-C."""
 MOST_CALLS = 1_000_000
-"""Calls that are kept; older ones are dropped."""
+"""Number of calls that are kept; older calls are dropped."""
 _CHECK_INTERVAL = 1e-3
-"""Seconds between checks whether another thread's call has ended."""
+"""Seconds between checks of whether another thread's call has ended."""
 _MUCH = 0.2
 """Minimum share of the time for which advice is given."""
 _MOST_WORKERS = 16
@@ -51,26 +51,28 @@ class Profile:
 
     @property
     def recording(self) -> Recording:
-        """The recording; a `UsageError` before the end of the block."""
+        """The recording; raises a `UsageError` before the end of the block."""
         if self.finished is None:
             raise UsageError("Nothing is recorded yet: call this after the block `with env.profile() as p`.")
         return self.finished
 
     def summary(self) -> Summary:
-        """Return where the time went, with advice. It displays as a table."""
+        """Return where the time went, with advice. The result is displayed as a table."""
         return summarise(self.recording)
 
     def plot(self, begin: float | None = None, end: float | None = None, path: str | Path | None = None) -> Timeline:
-        """Return a timeline that a notebook displays: which worker ran when, and below it a few steps in detail.
+        """Return a timeline that a notebook displays. It shows when each worker ran and, below, a few steps in detail.
 
         Args:
-            begin: Start, in seconds from the start of the recording; ``None`` means its start.
-            end: End, in seconds from the start of the recording; ``None`` means its end.
-            path: File to write it to as well: a name that ends in ``.svg``.
+            begin: Start of the timeline, in seconds from the start of the recording; ``None`` means the start of the
+                recording.
+            end: End of the timeline, in seconds from the start of the recording; ``None`` means the end of the
+                recording.
+            path: File to write the timeline to as well: a name that ends in ``.svg``.
 
         Raises:
-            ArgumentError: If nothing was recorded between ``begin`` and ``end``, or ``path`` has another suffix.
-            OSError: If it cannot be written.
+            ArgumentError: If nothing was recorded between ``begin`` and ``end``, or ``path`` has a different suffix.
+            OSError: If the file cannot be written.
         """
         timeline = Timeline.of(self.recording, begin, end)
         if path is not None:
@@ -84,8 +86,8 @@ class Profile:
             path: A name that ends in ``.json``; an existing file is replaced.
 
         Raises:
-            ArgumentError: If ``path`` has another suffix.
-            OSError: If it cannot be written.
+            ArgumentError: If ``path`` has a different suffix.
+            OSError: If the file cannot be written.
         """
         target = checked_path(path, ".json")
         self.recording.save_trace(target)
@@ -97,7 +99,7 @@ class Profile:
 
 
 class Recorder:
-    """A context manager that records a `ParallelEnv`. Within the block it is the `Guard.tracer`."""
+    """A context manager that records a `ParallelEnv`. Within the ``with`` block, it is the `Guard.tracer`."""
 
     def __init__(self, env: ParallelEnv) -> None:
         self._engine = env.engine
@@ -112,7 +114,7 @@ class Recorder:
 
     def end(self) -> None:
         """Record the end of the call."""
-        if self._call_begun is not None:  # recording may have started within it
+        if self._call_begun is not None:  # recording may have started within the call
             self._calls.append((self._call_begun, perf_counter()))
             self._call_begun = None
 
@@ -137,7 +139,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Collect the records. A worker that is dead or does not reply in time has none."""
+        """Collect the records. A worker that is dead or does not reply in time has no record."""
         ended = perf_counter()
         self._guard.tracer = None
         self._engine.pool.is_traced = False
@@ -148,7 +150,7 @@ class Recorder:
             left = max(0.0, deadline - time.monotonic())
             try:
                 workers = self._collect(left, not is_interrupt)
-            except ParallelEnvError as wrong:  # another thread is in a call; or, for example, closed in the meantime
+            except ParallelEnvError as wrong:  # for example, the object was closed, or another thread is in a call
                 if isinstance(wrong, UsageError) and left:
                     time.sleep(_CHECK_INTERVAL)
                     continue
@@ -200,7 +202,7 @@ class EnvTime:
     """Durations of an env's steps.
 
     Attributes:
-        env_id: Its id.
+        env_id: Id of the env.
         steps: Number of steps recorded.
         mean: Mean seconds per step, including a reset within the step.
         longest: Seconds of the longest step.
@@ -214,22 +216,22 @@ class EnvTime:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Where the time went. Shares are fractions of ``seconds``; those of caller, transport and envs add up to 1.
+    """Where the time went. Shares are fractions of ``seconds``; the shares of caller, transport and envs add up to 1.
 
     Attributes:
         seconds: Duration of the recording.
-        caller_share: The caller's own code ran, outside the `ParallelEnv`, and no worker did.
+        caller_share: The caller's own code ran, outside the `ParallelEnv`, and no worker ran.
         transport_share: The caller was in a call of the `ParallelEnv`, and no worker ran.
         env_share: At least one worker ran.
-        straggler_loss: Part of ``env_share`` in which a worker waited for others, averaged over workers.
+        straggler_loss: Part of ``env_share`` in which a worker waited for other workers, averaged over workers.
         policy_share: Part of ``env_share`` in which a worker ran the policy of a rollout, averaged over workers.
-        busy: Share in which each worker ran, in the order of ``workers``.
+        busy: Share of the time in which each worker ran, in the order of ``workers``.
         workers: Env ids of each worker.
         envs: An `EnvTime` for each env that was stepped.
-        missing: Ids of envs whose worker sent no record: it died, or was still busy.
-        rebuilt: Ids of envs whose worker was rebuilt; the record of the former one is lost.
-        is_cut: Whether older events were dropped, so that the recording has only the latest ``seconds``.
-        advice: Advice, in one line.
+        missing: Ids of envs whose worker sent no record, because it died or was still busy.
+        rebuilt: Ids of envs whose worker was rebuilt; the record of the former worker is lost.
+        is_cut: Whether older events were dropped, so that the recording contains only the latest ``seconds``.
+        advice: Advice in one line.
     """
 
     seconds: float
@@ -248,11 +250,11 @@ class Summary:
 
     @property
     def slowest(self) -> EnvTime | None:
-        """The env with the longest mean step; ``None`` if none was stepped."""
+        """The env with the longest mean step; ``None`` if no env was stepped."""
         return max(self.envs, key=lambda env: env.mean, default=None)
 
     def __repr__(self) -> str:
-        """Return a table of shares, with parts indented under their total, and a table of workers."""
+        """Return a table of shares, in which parts are indented under their total, and a table of workers."""
         rows = [
             ("your code", self.caller_share, "your program ran outside the ParallelEnv, and no worker ran"),
             ("transport", self.transport_share, "a call ran or waited, and no worker ran"),
@@ -358,7 +360,7 @@ def _advise(recording: Recording, found: Summary) -> str:
 
 
 def _advise_on_transport(recording: Recording, found: Summary) -> str:
-    """Return advice on messages: of rollouts, if workers spent most of their time in these, or else of steps."""
+    """Return advice on the messages of rollouts if workers spent most of their time in these, or else of steps."""
     workers, share = recording.workers, f"take {found.transport_share:.0%} of the time"
     fewer = ["fewer workers (num_cpus)"] if len(workers) > 1 else []
     in_rollouts = sum(recording.share(worker.spans[worker.of_operation("rollout")]) for worker in workers)

@@ -1,4 +1,4 @@
-"""The display of a `ParallelEnv`, made without contacting a worker."""
+"""The display of a `ParallelEnv`, which is made without contacting a worker."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class StateStyle(NamedTuple):
-    """The display of a state of envs."""
+    """How a state of envs is displayed."""
 
-    colour: str  # of its squares, distinct with any colour vision, on white and on black
-    sign: str  # in its squares, for readers and printers without colours
+    colour: str  # colour of the squares, distinct with any colour vision, on white and on black
+    sign: str  # letter in the squares, for readers and printers without colours
     meaning: str  # for the tooltip
-    one: str = ""  # text after the number of one env; empty means the state itself
-    more: str = ""  # likewise for several envs
+    one: str = ""  # text that follows the number of envs if it is one; empty means the name of the state
+    more: str = ""  # the same for several envs
 
 
 LOOKS = {
@@ -49,7 +49,7 @@ _HEADER = ("envs", "pid", "memory")
 
 
 class WorkerRow(NamedTuple):
-    """A worker: its envs, its process, and the memory of the process in bytes, ``None`` if unknown."""
+    """A worker: its envs, its process, and the memory of the process in bytes (``None`` if unknown)."""
 
     env_ids: tuple[int, ...]
     process: ProcessInfo
@@ -63,7 +63,7 @@ class ReprData:
     title: str  # its ``repr``, or that of a wrapper around it
     states: list[str]  # a key of `LOOKS` for each env
     standing: EpisodeSummary
-    workers: list[WorkerRow]  # those that are alive
+    workers: list[WorkerRow]  # the workers that are alive
 
     def _counts(self) -> dict[str, str]:
         """Return the number of envs in each state that occurs, as text, by state."""
@@ -107,7 +107,7 @@ class ReprData:
         return "\n".join(lines)
 
     def html(self) -> str:
-        """Return the display as HTML without style sheet, script or network, for light and dark backgrounds."""
+        """Return the display as HTML for light and dark backgrounds, without style sheets, scripts or requests."""
 
         def square(state: str, font: str = "") -> str:
             return f'style="{font}{_SQUARE}{LOOKS[state].colour}">{LOOKS[state].sign}</span>'
@@ -144,7 +144,7 @@ def _html_table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> st
 
 
 def repr_data(env: ParallelEnv, title: str) -> ReprData:
-    """Return the facts about a `ParallelEnv`, open or closed, even while it or another thread is busy."""
+    """Return the facts about a `ParallelEnv`, whether open or closed, even while it or another thread is busy."""
     engine, table, pool = env.engine, env.engine.table, env.engine.pool
     if env.closed:
         states = ["closed"] * env.num_envs

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """An output area below the running cell. Each cell, and each run of it, gets a new one."""
+    """An output area below the running cell. Each run of a cell gets a new one."""
 
     def __init__(self) -> None:
         self._run: cell_reruns.CellRun | None = None
@@ -69,7 +69,7 @@ def encode_picture(picture: Array) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "png", compress_level=1)  # 400 x 600 takes 4 ms, 13 ms at the default level
+    Image.fromarray(picture).save(file, "png", compress_level=1)  # 400 x 600 takes 4 ms; the default level, 13 ms
     return file.getvalue()
 
 
@@ -99,7 +99,7 @@ def show_envs(env: ParallelEnv, id: Ids, width: int) -> None:
             call = "reset()" if len(fresh) == engine.num_envs else f"reset({list_ids(fresh)})"
             have = "has" if len(fresh) == 1 else "have"
             message = f"{name_envs(fresh)} {have} no episode yet. Call {call} before show()."
-            if isinstance(error, ResetNeeded | ArgumentError):  # the latter if an env returned ``None``, for example
+            if isinstance(error, ResetNeeded | ArgumentError):  # for example, if an env returned ``None``
                 raise ResetNeededError(message) from None
             add_note(error, message)
         raise
@@ -137,7 +137,7 @@ class Performance:
             now = time.monotonic()
             if now < due:
                 time.sleep(due - now)
-            due = max(now, due) + 1 / fps  # late frames do not shorten later pauses
+            due = max(now, due) + 1 / fps  # a late frame does not shorten later pauses
             screen.show(picture)
 
         return self._run("play", see)[0]

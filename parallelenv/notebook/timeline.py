@@ -1,4 +1,4 @@
-"""A recording of `ParallelEnv.profile`, the caller's calls and the work of each worker, as a timeline or a trace."""
+"""A recording by `ParallelEnv.profile` of the caller's calls and each worker's work, as a timeline or a trace."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from parallelenv.worker.tracer import WorkerRecord
 
 
 class Track(NamedTuple):
-    """Events of the caller or of a worker: a row of the timeline, and a thread of the trace."""
+    """Events of the caller or of a worker: one row in the timeline, and one thread in the trace."""
 
     title: str  # of the row
     thread: str
     spans: Array  # ``(n, 2)`` float64: start and end of each event, in seconds since the start of the recording
-    # ``(n,)`` text: ``"own"`` and ``"call"`` for the caller; ``"worker"`` for commands of a worker, and the operation
-    # for the events of an env within them.
+    # ``(n,)`` text: ``"own"`` and ``"call"`` for the caller; ``"worker"`` for commands of a worker; the operation for
+    # events of an env within these commands.
     kinds: Array
     names: Sequence[str]  # of each event
 
@@ -36,19 +36,19 @@ class Recording:
 
     begin: float
     end: float
-    is_cut: bool  # whether older calls or commands were dropped, so that it starts later than the block
+    is_cut: bool  # whether older calls or commands were dropped, so that the recording starts later than the block
     calls: Array  # ``(m, 2)`` float64: start and end of each call of the `ParallelEnv`
     workers: Sequence[WorkerRecord]
     missing: tuple[int, ...]  # ids of envs whose worker sent no record
 
     @property
     def rebuilt(self) -> tuple[int, ...]:
-        """Ids of envs whose worker was rebuilt during the recording; the record of the former one is lost."""
+        """Ids of envs whose worker was rebuilt during the recording; the record of the former worker is lost."""
         rebuilt = (worker for worker in self.workers if worker.since > self.begin)
         return tuple(env_id for worker in rebuilt for env_id in worker.env_ids)
 
     def share(self, spans: Array) -> float:
-        """Return the share of the time, 0 to 1, that ``spans``, ``(m, 2)``, cover."""
+        """Return the share of the time, from 0 to 1, that ``spans``, ``(m, 2)``, cover."""
         return float(np.diff(merge(spans).clip(self.begin, self.end)).sum()) / (self.end - self.begin)
 
     def tracks(self) -> Iterator[Track]:
@@ -74,8 +74,9 @@ class Recording:
             )
 
     def save_trace(self, path: Path) -> None:
-        """Write a trace in the format of Chrome's trace viewer, which Perfetto also reads, one event per line."""
-        # Perfetto takes thread 0 for the thread with the process's number, and would draw its events over that one.
+        """Write a trace, one event per line, in the format that Chrome's trace viewer and Perfetto read."""
+        # Perfetto takes thread 0 for the thread with the process's number, and would draw the events of both in one
+        # place.
         events: list[dict[str, object]] = [
             {"name": "process_name", "ph": "M", "tid": 1, "args": {"name": "ParallelEnv"}}
         ]
@@ -94,7 +95,7 @@ class Recording:
 
 
 def merge(spans: Array) -> Array:
-    """Return spans, ``(m, 2)``, in order, with overlapping ones merged."""
+    """Return spans, ``(m, 2)``, in order, with overlapping spans merged."""
     if not len(spans):
         return np.zeros((0, 2))
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
@@ -115,14 +116,14 @@ def checked_path(path: object, suffix: str) -> Path:
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
 _MOST_ROWS = 25
 _MOST_BLOCKS = 5000
-"""Maximum number of blocks drawn: more would be too narrow to see and make the file large. Else shades are drawn."""
+"""Maximum number of blocks drawn; more would be too narrow to see and make the file large, so shades replace them."""
 _BINS = 300
 _STEPS_IN_DETAIL = 8
 _CALLER, _CALL, _STEPS, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
 _WAITING = "#8882"
 _COLOURS = {"own": _CALLER, "call": _CALL, "worker": _CALL, "reset": _RESET}
 _SHADES = {"own": (_CALLER, "your code:"), "call": (_CALL, "in calls:"), "worker": (_STEPS[0], "works for")}
-"""Colour and text of the kinds of events that are not part of another event."""
+"""Colour and text of each kind of event that is not part of another event."""
 _LEGEND = {
     "your code": (_CALLER,),
     "in a call": (_CALL,),
@@ -136,7 +137,7 @@ class Timeline:
     """A picture of a recording. A notebook displays it.
 
     Attributes:
-        svg: The picture as SVG, self-contained, for light and dark backgrounds.
+        svg: The picture as self-contained SVG for light and dark backgrounds.
     """
 
     def __init__(self, svg: str) -> None:
@@ -220,7 +221,7 @@ def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, flo
 
 
 def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[list[str], int]:
-    """Return a panel below ``top``, and the position of its end."""
+    """Return a panel that starts at ``top``, and the position of its end."""
     scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
     parts = []
     y = top + 30
@@ -236,7 +237,8 @@ def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[
                 f"<title>{html.escape(tooltip)}</title></rect>"
             )
         y += _ROW + _GAP
-    # Five to ten lines at round times, labelled in the unit of the distance between them: "0.25 s", "12,500 µs".
+    # Five to ten lines at round times, with labels in a unit that suits the distance between lines: "0.25 s", "12,500
+    # µs".
     rough = (end - begin) / 6
     size = 10.0 ** np.floor(np.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)

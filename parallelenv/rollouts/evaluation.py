@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """Complete episodes: those of the first env, in order, then those of the second ...
+    """Complete episodes: those of the first env, in order, then those of the second, and so on.
 
     Attributes:
-        returns: ``(num_episodes,)`` float64, the sum of the rewards; an object array if some are not numbers.
+        returns: ``(num_episodes,)`` float64, the sum of the rewards; an object array if some rewards are not numbers.
         lengths: ``(num_episodes,)`` int64, the number of steps.
         terminated: ``(num_episodes,)`` bool.
         truncated: ``(num_episodes,)`` bool.
@@ -66,17 +66,17 @@ def evaluate(
     each: ResetArguments,
     shows_progress: bool,
 ) -> Evaluation:
-    """Run episodes; each env runs its share and is then idle. Other arguments and errors: see `EpisodeRunner.play`."""
-    shares = {env_id: share for env_id, share in goal.shares(env_ids).items() if share}  # the first have most
+    """Run episodes; each env runs its share and is then idle. See `EpisodeRunner.play` for the rest."""
+    shares = {env_id: share for env_id, share in goal.shares(env_ids).items() if share}  # the first envs run most
     engine.pool.groups.refuse_resting("run_episodes()", shares)
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
         return EpisodeRunner(shares, advance).play(engine, policy, each[: len(shares)])
 
 
 class EpisodeRunner:
-    """Runs ``shares`` episodes of each env, as long as ``goes_on``, called before each step, returns ``True``.
+    """Runs each env for its number of episodes in ``shares``, as long as ``goes_on`` returns ``True`` before each step.
 
-    ``advance`` is called with the number of episodes that a step has ended.
+    ``advance`` is called with the number of episodes that ended in a step.
     """
 
     def __init__(
@@ -97,12 +97,13 @@ class EpisodeRunner:
         The envs are reset at the start, with the seeds and options in ``each``, and need a reset afterwards.
 
         Raises:
-            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes so far.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
+                before it.
         """
         check_policy(policy)
         env_ids = tuple(self._shares)
         self._running = OpenEpisodes(engine.num_envs)
-        with engine.with_continue_done_policy(env_ids) as continuing:  # so no env starts an episode by itself
+        with engine.with_continue_done_policy(env_ids) as continuing:  # no env starts an episode by itself
             runner = PolicyRunner(policy, None, continuing.pool.layout)
             engine.forget_seeds(env_ids)  # all arguments are checked
             try:
@@ -124,7 +125,7 @@ class EpisodeRunner:
             if beginning:
                 engine.collect_reset(engine.submit_reset(beginning, each), None)
                 env_ids = tuple(engine.table.without_exhausted(env_ids))
-                result = None  # it lacks the states of these envs
+                result = None  # the result lacks the states of these envs
             if not env_ids or not self._goes_on():
                 return
             actions, _ = runner.act(env_ids, engine.states_of(env_ids, result))
@@ -139,7 +140,7 @@ class EpisodeRunner:
             each = [(None, None)] * len(beginning)
 
     def _note(self, result: StepResult) -> list[int]:
-        """Count a step and return the envs whose episodes it ended."""
+        """Count a step and return the envs whose episodes ended in it."""
         rows, rewards, ends = result.env_ids, result.rewards, np.flatnonzero(result.dones)
         try:
             self._running.add(rows, rewards)
@@ -181,7 +182,7 @@ def _evaluation(results: EpisodesByEnv) -> Evaluation:
 
 
 def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return the episodes of all parts: those of the first, then of the second ... Envs are renumbered in order."""
+    """Return the episodes of all parts, those of the first part first. Envs are renumbered in order."""
     env_ids, offset = [], 0
     for part in parts:
         env_ids.append(part.env_ids + offset)

@@ -1,4 +1,4 @@
-"""Rollouts: the stacked steps of many envs, their requested length, and how several are joined."""
+"""Rollouts: the stacked steps of many envs, their requested length, and functions that join several rollouts."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ from parallelenv.progress import open_bar
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout:
-    """Steps of many envs: the first axis is time, the second env, in the order of ``env_ids``.
+    """Steps of many envs: the first axis is time; the second is env, in the order of ``env_ids``.
 
     Entries where `valid` is False are zero, or ``None`` in object arrays. All arrays are the caller's own.
 
     Attributes:
         states: Input of the policy, ``(num_steps, num_envs, *shape)``, nested like the space; parts without a fixed
-            shape, such as texts, are object arrays ``(num_steps, num_envs)``.
+            shape, such as text, are object arrays ``(num_steps, num_envs)``.
         actions: Actions of the policy, in the same form.
-        rewards: ``(num_steps, num_envs)`` float64; an object array if some are not numbers.
+        rewards: ``(num_steps, num_envs)`` float64; an object array if some rewards are not numbers.
         terminated: ``(num_steps, num_envs)`` bool.
         truncated: ``(num_steps, num_envs)`` bool.
         valid: ``(num_steps, num_envs)`` bool: whether the env made this step.
         extras: Other results of the policy by name, each ``(num_steps, num_envs, ...)``.
         final_states: Next input of the policy, batched as in `StepResult`.
         ended_states: The last state of each episode that ended, ``(num_ended, *shape)``, in the order of the ``True``
-            in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. For an episode cut off by a failure it
-            is the last known state.
-        infos: Infos of steps that are not empty, by step and env id.
+            in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. For an episode cut off by a failure,
+            the last known state.
+        infos: Infos of steps, by step and env id; empty infos are left out.
         reset_infos: Infos of resets within a step, in the same form.
         env_ids: ``(num_envs,)`` int64.
-        starts: ``(num_envs,)`` bool: whether the first step starts an episode, rather than continuing one.
-        rnn_state: Recurrent state of the policy for each env after the rollout, to pass to the next one: zeros for envs
-            without a running episode; ``None`` if the policy has none.
+        starts: ``(num_envs,)`` bool: whether the first step starts an episode instead of continuing one.
+        rnn_state: Recurrent state of the policy for each env after the rollout, to pass to the next rollout: zeros for
+            envs without a running episode; ``None`` if the policy has no recurrent state.
     """
 
     states: State
@@ -91,7 +91,7 @@ class Rollout:
     def episode_returns(self) -> Array:
         """Sum of rewards of each episode that ended, ``(num_ended,)``, in the order of `ended_states`.
 
-        Only steps of this rollout count. `whole_episodes` is True for episodes that have all their steps in it.
+        Only steps of this rollout count. `whole_episodes` is True for episodes whose steps are all in this rollout.
         """
         return self._ended_episodes().returns
 
@@ -124,7 +124,7 @@ class Rollout:
 
 
 def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> EndedEpisodes:
-    """Add the steps of a rollout to the running episodes, in the ``rows`` of its envs, and return those that ended."""
+    """Add a rollout's steps to the running episodes, in the ``rows`` of its envs, and return the ended episodes."""
     columns = np.flatnonzero(rollout.starts)
     begun = np.column_stack([np.zeros_like(columns), columns])
     return running.add_steps(rows, rollout.rewards, rollout.dones, rollout.valid | rollout.dones, begun, goes_on=True)
@@ -142,11 +142,11 @@ class RolloutBuilder:
         self._ended: list[EpisodeEnds] = []
         self._said: dict[StepIndex, Extra] = {}
         self._loose: dict[int, Extra] = {}
-        self._memories: dict[int, tuple[RecurrentState, int]] = {}  # latest memory of each env, and its row there
+        self._memories: dict[int, tuple[RecurrentState, int]] = {}  # latest memory of each env, and the env's row in it
         self._forms: dict[str, ExtrasFormat] = {}
 
     def add(self, first: int, chunk: RolloutChunk) -> None:
-        """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked count as a failure of its policy."""
+        """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked count as a failure of the policy."""
         try:
             self._forms = join_forms(self._forms, forms_of(chunk.extras))
         except ArgumentError as error:
@@ -167,7 +167,7 @@ class RolloutBuilder:
             self._memories.update({env_id: (chunk.memory, row) for row, env_id in enumerate(chunk.memory.env_ids)})
 
     def rollout(self, num_steps: int | None, starts: Array, rnn_state: Any) -> Rollout:
-        """Stack the chunks in a rollout of ``num_steps``; ``None``: all steps."""
+        """Stack the chunks into a rollout of ``num_steps``; ``None``: all steps."""
         layout, batch = self._batch.layout, self._batch
         unknown = Extra(loose=[None for array in batch.states if array is None])  # lost with a worker
         loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
@@ -195,7 +195,7 @@ class RolloutBuilder:
         )
 
     def rnn_state(self, running: Collection[int]) -> Any:
-        """Return the policy's memory for envs with a running episode; an `ArgumentError` if its form differs."""
+        """Return the policy's memory for envs with a running episode; raise an `ArgumentError` if its form differs."""
         return join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids])
 
     def _filled(self, array: Array, name: str) -> Array:
@@ -237,14 +237,14 @@ _BAR_DELAY = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RolloutLength:
-    """The length of a rollout: one of the two numbers."""
+    """The length of a rollout: either a number of steps or a number of episodes."""
 
     num_steps: int | None
     num_episodes: int | None
 
     @classmethod
     def of(cls, num_steps: Any, num_episodes: Any) -> RolloutLength:
-        """Return a length; an `ArgumentError` unless exactly one number is given, an int of at least 1."""
+        """Return a length; raise an `ArgumentError` unless exactly one of the two is given, as an int of at least 1."""
         if (num_steps is None) == (num_episodes is None):
             raise ArgumentError(
                 f"num_steps={show(num_steps)} and num_episodes={show(num_episodes)}: give exactly one of them, "
@@ -255,7 +255,7 @@ class RolloutLength:
         return cls(num_steps, num_episodes)
 
     def check(self, policy: DonePolicy, groups: Groups, env_ids: Sequence[int]) -> None:
-        """Raise an `ArgumentError` if the done policy does not allow a rollout, or not so many episodes."""
+        """Raise an `ArgumentError` if the done policy does not allow a rollout, or not this many episodes."""
         groups.refuse_cut("step", env_ids)
         if self.num_episodes is not None:
             groups.refuse_resting("rollout(num_episodes=...)", env_ids, autoreset=policy.autoreset)
@@ -301,13 +301,13 @@ def progress_bar(goal: RolloutLength, is_wanted: bool, name: str = "rollout") ->
 Nest: TypeAlias = Any
 """States, actions or memories: arrays, tensors or tuples of objects in dicts, tuples and lists."""
 Ends = tuple[Nest, Array]
-"""Last states of episodes, and the step and column where each ended."""
+"""Last states of episodes, and the step and column where each episode ended."""
 
 
 def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
-    """Raise an `ArgumentError` if nesting of states, actions or memories, or shapes of extras of rollouts differ.
+    """Raise an `ArgumentError` if rollouts differ in the nesting of states, actions or memories, or in extras' shapes.
 
-    ``what`` names them in messages.
+    ``what`` names the rollouts in messages.
     """
     for name in ("states", "actions", "rnn_state"):
         forms = [map_leaves(getattr(part, name), lambda _: "an array") for part in (one, other)]
@@ -320,7 +320,7 @@ def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
 
 
 def can_follow(one: Rollout, other: Rollout) -> bool:
-    """Return whether rollouts can be joined in time. They cannot if envs or policy were replaced in between."""
+    """Return whether rollouts can be joined in time. They cannot if the envs or the policy were replaced in between."""
     try:
         refuse_different(one, other, "They")
     except ArgumentError:
@@ -329,10 +329,10 @@ def can_follow(one: Rollout, other: Rollout) -> bool:
 
 
 def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
-    """Join rollouts: consecutive ones of the same envs in time, then these along the env axis, with envs renumbered.
+    """Join consecutive rollouts of the same envs in time, then join the results along the env axis; renumber the envs.
 
-    If a part starts an episode although the previous part left the env's episode open, because the env was lost, the
-    open episode becomes truncated, with its last known state. Shorter histories are padded with steps that are not
+    If an env was lost, a part may start an episode although the previous part left the env's episode open. The open
+    episode then counts as truncated, with its last known state. Shorter histories are padded with steps that are not
     valid.
     """
     (first, *rest), *others = histories
@@ -416,9 +416,9 @@ def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequen
 
 
 def _put_together(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[int, ...]) -> Nest:
-    """Return one leaf, with the leading axes ``shape``, that has each of these leaves at its place.
+    """Return one leaf, with the leading axes ``shape``, that contains each of these leaves at its place.
 
-    The leaves are arrays, tensors, or tuples of objects; the result is of objects if their shapes or types differ.
+    The leaves are arrays, tensors, or tuples of objects; if their shapes or types differ, the result has dtype object.
     """
     if all(isinstance(leaf, tuple) for leaf in leaves):
         return tuple(value for leaf in leaves for value in leaf)

@@ -1,4 +1,4 @@
-"""Rollouts: many steps that workers make in chunks, which are joined here."""
+"""Rollouts: workers make many steps, in chunks, and this module joins the chunks."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
 
 CHUNK = 0.2
-"""Seconds that a chunk should take: how soon Ctrl-C has an effect, and how often the bar moves."""
+"""Seconds that a chunk should take. They determine how soon Ctrl-C has an effect, and how often the bar advances."""
 _GROWTH = 16
 """Maximum factor by which chunks grow: the time of one chunk is a poor estimate, and the first includes warm-up."""
 _numbers = itertools.count(1)
 
 
 class RunningRollout:
-    """One rollout of some envs, whose policy acts in the workers. Arguments and errors: see `ParallelEnv.rollout`.
+    """One rollout, whose policy acts in the workers. See `ParallelEnv.rollout` for arguments and errors.
 
-    A worker that dies loses the steps of its chunk in progress; those of the other workers are kept.
+    If a worker dies, the steps of its chunk in progress are lost; those of the other workers are kept.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RunningRollout:
         self._episodes_left = self._shares(living)  # number of episodes each env may still finish; None: any number
         self._unsent_policy = self._prepare(self._memory(rnn_state))  # the policy, to be sent with the next chunk
         self._builder = RolloutBuilder(self._pool.batch, env_ids)
-        # Only hosts have all states of envs that are not stepped, so these envs take part in the first chunk.
+        # For envs that are not stepped, only hosts have all states, so these envs take part in the first chunk.
         self._asks_all = any(array is None for array in self._pool.batch.states)
         self._hosts_have_policy = False  # whether hosts have the policy
         self._num_made = self._chunk_size = 0
@@ -153,8 +153,8 @@ class RunningRollout:
             self._chunk_size = 1
         ticket = self._send(asked, failed)
         self._asks_all = False
-        # Measured in the hosts: with hundreds of envs the messages alone may take longer than a chunk should, and a
-        # chunk would never have more than one step.
+        # The time is measured in the hosts: with hundreds of envs the messages alone may take longer than a chunk
+        # should, and then a chunk would never have more than one step.
         paces = [chunk.seconds / chunk.num_steps for chunk in ticket.values.values() if chunk.num_steps]
         self._seconds_per_step = max(paces, default=self._seconds_per_step)
         num_ended = self._record(ticket, asked, before)
@@ -162,10 +162,10 @@ class RunningRollout:
         return self._chunk_size if self._goal.num_steps is not None else num_ended
 
     def _send_policy(self, asked: Sequence[int]) -> Mapping[int, Failure]:
-        """Let hosts unpickle the policy, without a time limit, because that may import a library.
+        """Make hosts unpickle the policy. There is no time limit, because unpickling may import a library.
 
-        Hosts first finish earlier commands, within the pool's timeout. Without a recovery, late commands stay in
-        flight; no steps are lost, because no env takes part yet.
+        Hosts first finish earlier commands, within the timeout of the `ParallelEnv`. Without a recovery, late commands
+        stay in flight; no steps are lost, because no env takes part yet.
 
         Returns:
             The failures of envs whose host could not be reached.
@@ -239,8 +239,9 @@ class RunningRollout:
             table.reset_infos[env_id] = begun.info or {}
         table.record_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
         table.record_running(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
-        # Envs that failed permanently are left out from now on. The others finish, so that their number of steps does
-        # not depend on timing. If steps were lost it does anyway, so the rollout ends at once.
+        # Envs that failed permanently are left out of later chunks. The other envs finish, so that their number of
+        # steps does not depend on timing. If steps were lost, the number depends on timing anyway, so the rollout ends
+        # at once.
         self._failures.update(left)
         self._episodes_left.update(dict.fromkeys([*left, *table.exhausted.intersection(self._episodes_left)], 0))
         broken = [(chunk.broken, chunk.env_ids) for chunk in chunks if chunk.broken is not None]
@@ -300,14 +301,14 @@ def _invalid_chunk(
 
 
 _OWN_ROLLOUT = "run_batch_episode"
-"""The method with which test units of MetaBox run an episode."""
+"""The method with which MetaBox's test units run an episode."""
 
 
 def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: Any) -> list[Any]:
     """Call ``run_batch_episode()`` of each env, which brings its own policy, and return the results.
 
-    Raises an `ArgumentError` if an env lacks that method, or any of ``for_policies``, the arguments of a rollout with a
-    policy, is given.
+    Raises an `ArgumentError` if an env lacks that method, or if any of ``for_policies`` (the arguments of a rollout
+    with a policy) is given.
     """
     found = engine.pool.ask("get", env_ids, None, Lookup(_OWN_ROLLOUT, "exists")).values
     lacking = [env_id for env_id in env_ids if not found.get(env_id)]
@@ -322,7 +323,7 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
 
 
 class LocalRollouts:
-    """Makes rollouts with policies that stay in this process, and so keep their weights and random state."""
+    """Makes rollouts with policies that stay in this process and therefore keep their weights and random state."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -337,10 +338,10 @@ class LocalRollouts:
         shows_progress: bool,
         is_over: Callable[[int], bool],
     ) -> Rollout:
-        """Make a rollout of all envs that are not paused. For arguments and errors see `ParallelEnv.rollout`.
+        """Make a rollout of all envs that are not paused. See `ParallelEnv.rollout` for arguments and errors.
 
-        The policy is called here, with the states of all these envs. Once ``is_over``, see `HostRollout`, returns
-        ``True``, the rollout has the steps made so far.
+        The policy is called in this process, with the states of all these envs. Once ``is_over`` (see `HostRollout`)
+        returns ``True``, the rollout ends with the steps made so far.
         """
         engine, goal = self._engine, RolloutLength.of(num_steps, None)
         return _RunningLocalRollout(engine, policy, engine.ids(None), goal, rnn_state, is_over).run(shows_progress)
@@ -361,7 +362,7 @@ class _RunningLocalRollout(RunningRollout):
         self._runner: PolicyRunner
         super().__init__(engine, policy, env_ids, goal, rnn_state)
         self._rollout = HostRollout(0, self._runner, is_over)
-        # Bypass the pool: a step of 8 CartPoles and a small network took 184 us with it, 166 us without.
+        # Bypass the pool: a step of 8 CartPoles and a small network took 184 us with the pool and 166 us without it.
         self._source: StepSource = (engine.recovery is None and engine.pool.lone_host) or _LocalSteps(engine)
 
     def _prepare(self, memory: RecurrentState | None) -> None:
@@ -382,7 +383,7 @@ class _RunningLocalRollout(RunningRollout):
 
 
 class _LocalSteps:
-    """Steps all envs for the policy, instead of a host. Attributes: see `StepSource`."""
+    """Steps all envs for the policy, in place of a host. See `StepSource` for the attributes."""
 
     in_caller = True
 

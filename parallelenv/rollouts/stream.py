@@ -1,4 +1,4 @@
-"""Envs one at a time: signals that replace states and actions, and the loop of `ParallelEnv.stream`."""
+"""Stepping envs one at a time: signals that replace states and actions, and the loop of `ParallelEnv.stream`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Signal(enum.StrEnum):
-    """Replaces a missing state or action. Each signal equals its text: ``TERMINATED == "terminated"``."""
+    """Stands in for a state or an action. Each signal equals its text: ``TERMINATED == "terminated"``."""
 
     TERMINATED = "terminated"
     RESET = "reset"
@@ -36,7 +36,7 @@ class Signal(enum.StrEnum):
 
 
 TERMINATED: Final = Signal.TERMINATED
-"""Instead of a state: the episode has ended, and no other has started."""
+"""Instead of a state: the episode has ended, and no new one has started."""
 RESET: Final = Signal.RESET
 """Instead of an action: start an episode."""
 CLOSE: Final = Signal.CLOSE
@@ -44,7 +44,7 @@ CLOSE: Final = Signal.CLOSE
 
 
 class Stream:
-    """The loop of `ParallelEnv.stream`: the policy acts for the envs that are ready.
+    """The loop of `ParallelEnv.stream`, in which the policy acts for the envs that are ready.
 
     Between two results the caller may use the envs freely.
 
@@ -71,9 +71,9 @@ class Stream:
     def results(
         self, num_steps: int | None, min_envs: int, max_envs: int | None, timeout: float | None
     ) -> Iterator[tuple[Array, StepResult]]:
-        """Run the policy, and yield the results. Arguments: see `ParallelEnv.stream`.
+        """Run the policy, and yield the results. See `ParallelEnv.stream` for the arguments.
 
-        The next steps are sent before a result is yielded: envs step while the caller works.
+        The next steps are sent before a result is yielded, so envs step while the caller works.
         """
         left = math.inf if num_steps is None else num_steps
         left -= self._act(None, left)

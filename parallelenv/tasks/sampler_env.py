@@ -1,7 +1,7 @@
 """Task samplers as envs: one episode is one task.
 
-A sampler returns tasks until it has no more. `TaskEnv` makes it a `gymnasium.Env`, so the rest of the package handles
-tasks like episodes. When there are no more tasks, ``reset`` raises `ExhaustedError`, as any env may.
+A sampler returns tasks until it has no more. `TaskEnv` turns the sampler into a `gymnasium.Env`, so the rest of the
+package handles tasks like episodes. When there are no more tasks, ``reset`` raises `ExhaustedError`, as any env may.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class TaskStep(NamedTuple):
 
 
 class Task(Protocol):
-    """One episode. Subclass it for the default `render` and `close`, or define all methods; others are allowed."""
+    """One episode. Subclass this class to inherit `render` and `close`, or define all methods; more are allowed."""
 
     def step(self, action: Action) -> Any:
         """Return Gymnasium's five items of a step, an object like `TaskStep`, or its four fields as a tuple."""
         ...
 
     def is_done(self) -> bool:
-        """Return whether the task has ended. If its ``step`` did not report that, it counts as truncated."""
+        """Return whether the task has ended. If ``step`` did not report the end, the task counts as truncated."""
         ...
 
     def get_observations(self) -> State:
-        """Return the current observation. Does not change the task."""
+        """Return the current observation, without changing the task."""
         ...
 
     def render(self) -> Any:
@@ -58,7 +58,7 @@ class Task(Protocol):
 
 
 class TaskSampler(Protocol):
-    """Returns tasks. Subclass it for the defaults, or define all methods; others are allowed.
+    """Returns tasks. Subclass this class to inherit its defaults, or define all methods; more are allowed.
 
     Attributes:
         observation_space: Gymnasium space of all tasks; ``None`` if not declared.
@@ -66,7 +66,7 @@ class TaskSampler(Protocol):
         length: Total number of tasks; ``None`` or ``math.inf`` if unlimited. Used only by callers.
     """
 
-    observation_space: Any = None  # Any, so that a sampler may declare a narrower type
+    observation_space: Any = None  # Any, a sampler may declare a narrower type
     action_space: Any = None
     length: Any = None
 
@@ -75,7 +75,7 @@ class TaskSampler(Protocol):
         ...
 
     def reset(self) -> None:
-        """Go back to the first task. Does not change the random generator."""
+        """Go back to the first task, without changing the random generator."""
         ...
 
     def set_seed(self, seed: int) -> None:
@@ -94,11 +94,12 @@ class TaskEnv(gymnasium.Env[State, Action]):
     sampler.
 
     Args:
-        sampler: A `TaskSampler` for this env only. The env takes over its ``render_mode`` and ``metadata``, if any.
+        sampler: A `TaskSampler` for this env only. The env adopts the sampler's ``render_mode`` and ``metadata``, if
+            any.
 
     Attributes:
         sampler: The sampler.
-        task: The current task; ``None`` before the first and when there are no more.
+        task: The current task; ``None`` before the first task and when there are no more.
 
     Raises:
         InvalidEnvError: If the sampler lacks a method of `TaskSampler`.
@@ -123,7 +124,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
         Args:
             seed: Passed to the sampler's ``set_seed``; ``None`` does not seed.
-            options: Keyword arguments of its ``next_task``.
+            options: Keyword arguments of the sampler's ``next_task``.
 
         Raises:
             ExhaustedError: If there are no more tasks.
@@ -145,7 +146,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
         Raises:
             ResetNeededError: If there is no task.
-            EnvContractError: If it returns neither five or four items nor an object like `TaskStep`.
+            EnvContractError: If the task's ``step`` returns neither four or five items nor an object like `TaskStep`.
         """
         if self.task is None:
             raise ResetNeededError("There is no task to step. Call reset() first.")
@@ -168,7 +169,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
         return state, reward, terminated, truncated, info
 
     def render(self) -> Any:
-        """Return the result of the task's ``render()``; ``None`` without that method or a task."""
+        """Return the result of the task's ``render()``; ``None`` if there is no task, or it lacks that method."""
         render = getattr(self.task, "render", None)
         return render() if callable(render) else None
 
@@ -196,7 +197,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
 
 def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mapping[str, object]) -> TaskEnv:
-    """Return an env of a new sampler, which gets copies of the arguments, so that it may change them and be rebuilt."""
+    """Return an env of a new sampler, which gets copies of the arguments: it may change them and be rebuilt."""
     try:
         copies = deep_copy(dict(arguments))
     except Exception as error:

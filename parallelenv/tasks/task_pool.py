@@ -19,14 +19,15 @@ from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 
 @short_tracebacks
 class TaskPool(ParallelEnv):
-    """A `ParallelEnv` whose envs are task samplers: one episode is one task. Made by `ParallelEnv.from_samplers`."""
+    """A `ParallelEnv` whose envs are task samplers: one episode is one task. `ParallelEnv.from_samplers` makes it."""
 
     def next_task(self, id: Ids = None, **kwargs: object) -> State:
         """Start the next task of each sampler, even if the current one has not ended. Same as `reset`.
 
         Args:
             id: Which envs.
-            **kwargs: Passed to ``next_task`` of each sampler; for different ones per env, use ``reset(options=[...])``.
+            **kwargs: Passed to ``next_task`` of each sampler. To give each env different arguments, use
+                ``reset(options=[...])``.
 
         Returns:
             First states, as from `reset`; ``None`` for samplers without another task.
@@ -39,14 +40,14 @@ class TaskPool(ParallelEnv):
     def all_done(self) -> bool:
         """Return whether no task is in progress: every sampler waits for `next_task`, or has no more tasks.
 
-        With automatic restarts only the latter counts, so ``while not env.all_done()`` runs all tasks, even if all envs
-        end one in the same step.
+        With automatic restarts, the result is true only when every sampler has no more tasks. So ``while not
+        env.all_done()`` runs all tasks, even if the tasks of all envs end in the same step.
         """
         return self.all_exhausted() if self.engine.done_policy.autoreset else super().all_done()
 
     @single_threaded
     def reset_all(self) -> None:
-        """Reset all samplers to their first task, including paused and exhausted ones. All then need `next_task`.
+        """Reset all samplers, including paused and exhausted ones, to their first task. All then need `next_task`.
 
         Steps in flight are dropped. The samplers' random generators are not changed.
 
@@ -65,13 +66,14 @@ class TaskPool(ParallelEnv):
         """Seed every sampler immediately, for its next tasks; `seed` takes effect at the next reset.
 
         Args:
-            seeds: Int ``s`` gives env i the seed ``s + i``. A list has one per env; envs with ``None`` are not seeded.
+            seeds: Int ``s`` gives env i the seed ``s + i``. A list has one seed per env; envs with ``None`` are not
+                seeded.
 
         Returns:
             The seed of each sampler, in env id order.
 
         Raises:
-            ArgumentError: If ``seeds`` is neither; nothing was seeded.
+            ArgumentError: If ``seeds`` is neither an int nor such a list; nothing was seeded.
             BaseException: Any exception raised by a sampler.
         """
         spread = spread_seeds(seeds, self.engine.env_ids, whole=True)
@@ -125,7 +127,7 @@ class TaskPool(ParallelEnv):
 
 
 def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Callable[[], TaskEnv]]:
-    """Return one env fn per sampler; an `ArgumentError` unless given a function and a list of its arguments."""
+    """Return one env fn per sampler; raise an `ArgumentError` unless given a function and a list of its arguments."""
     if not callable(make_sampler_fn):
         raise ArgumentError(
             f"make_sampler_fn={show(make_sampler_fn)} cannot be called. Give a function that returns a TaskSampler."

@@ -35,7 +35,7 @@ from parallelenv.testing import envs as zoo
 
 NUM_ENVS = 5
 DONE_POLICIES = (None, "idle", "restart", "continue")
-LENGTHS = (4, 7, 3, 6, 4)  # two end at the same time
+LENGTHS = (4, 7, 3, 6, 4)  # the episodes of two envs end at the same time
 
 
 def five_env_fns(kind: Callable[..., object], *arguments: object) -> list[EnvFn]:
@@ -61,7 +61,7 @@ KINDS: dict[str, Callable[[], list[Any]]] = {
     "instances": lambda: [zoo.Wrapped(env_fn()) for env_fn in five_env_fns(zoo.Counter)],
     "registered": lambda: ["CartPole-v1"] * NUM_ENVS,
 }
-"""Lists of envs, by their special feature."""
+"""Lists of env fns, by the special feature of the envs."""
 
 ONES = [1] * NUM_ENVS
 _PATIENCE = 10.0  # seconds
@@ -96,8 +96,8 @@ class BackendContract:
     """All requirements for a backend. Subclass it with a name that pytest collects.
 
     Attributes:
-        para_mode: Mode under test: a word or a backend class.
-        backend_options: Options passed to it.
+        para_mode: The mode under test: a word or a backend class.
+        backend_options: Options of the mode.
         starts_slowly: Whether workers start slowly, so that fewer combinations are tested.
     """
 
@@ -119,7 +119,7 @@ class BackendContract:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_results_equal_those_of_the_oracle(self, kind: str, make: Make, make_oracle: Make) -> None:
-        """They are equal bit for bit, for all kinds of envs, done policies, forms of ``id`` and numbers of workers."""
+        """Results are equal bit for bit for all kinds of envs, done policies, forms of ``id`` and worker counts."""
         if kind == "tensor":
             pytest.importorskip("torch")
         row = list(KINDS).index(kind)
@@ -141,7 +141,7 @@ class BackendContract:
         play(make(KINDS["dict"](), "restart", copy=False)).assert_equals(play(make_oracle(KINDS["dict"](), "restart")))
 
     def test_rollout_equals_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """They are equal bit for bit, for a recurrent policy, including later calls."""
+        """Rollouts of a recurrent policy, and later calls, are equal bit for bit."""
         env, oracle = make(five_env_fns(zoo.Counter), "restart"), make_oracle(five_env_fns(zoo.Counter), "restart")
         for each in (env, oracle):
             each.reset(seed=2)
@@ -151,7 +151,7 @@ class BackendContract:
             assert_same(list(oracle.step(ONES)), list(env.step(ONES)))
 
     def test_calls_equal_those_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """This covers methods, attributes and frames, through wrappers, in order of ``id``."""
+        """This covers methods, attributes and frames, through wrappers, in the order of ``id``."""
         records = []
         for env in (make_oracle(five_env_fns(zoo.wrapped_toolbox)), make(five_env_fns(zoo.wrapped_toolbox))):
             env.reset()
@@ -161,7 +161,7 @@ class BackendContract:
         records[1].assert_equals(records[0])
 
     def test_calls_affect_only_the_envs_in_id(self, make: Make, tmp_path: Path) -> None:
-        """Each of these envs is called once."""
+        """Each of the envs in ``id`` is called once."""
         env = make(five_env_fns(zoo.Witness, str(tmp_path)))
         env.reset()
         env.reset([3, 0])
@@ -182,7 +182,7 @@ class BackendContract:
         assert [info["array"].tolist() for info in infos[[0, 2]]] == [[0, 0]] * 2
 
     def test_values_kept_by_envs_are_independent_of_the_caller(self, make: Make) -> None:
-        """Each env writes into its own copy of the arguments, which does not change with the caller's."""
+        """Each env writes into its own copy of the arguments, which does not change when the caller's arguments do."""
         env = make(five_env_fns(zoo.Toolbox))
         value = [1]
         env.set_env_attr("box", values=[value] * NUM_ENVS)
@@ -211,7 +211,7 @@ class BackendContract:
         assert env.get_env_attr("notes") == [[]] * NUM_ENVS
 
     def test_shared_arrays_are_read_only_and_keep_their_values(self, make: Make) -> None:
-        """They keep them if the caller changes the originals, and in rebuilt envs."""
+        """They keep their values even if the caller changes the originals, and in rebuilt envs."""
         arrays: dict[str, Array] = {
             "table": np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-1],
             "nothing": np.zeros((0, 2)),
@@ -227,7 +227,7 @@ class BackendContract:
         assert_same([before] * NUM_ENVS, env.customized_method("look"))
 
     def test_get_worker_info_works_in_every_env_method(self, make: Make) -> None:
-        """It works in the constructor, reset, step and other calls; envs of one worker get different infos."""
+        """It works in the constructor, reset, step and other calls; envs in the same worker get different infos."""
         env = make([zoo.InfoEnv] * NUM_ENVS, "restart", seed=20)
         env.reset()
         env.step(ONES)
@@ -241,10 +241,10 @@ class BackendContract:
             assert one == {"made": place, "reset": place, "step": place, "asked": place, "in a thread": None}
 
     def test_printed_lines_are_shown(self, make: Make, capfd: pytest.CaptureFixture[str]) -> None:
-        """They are shown at the latest when the env is closed."""
+        """Printed lines are shown when the env is closed at the latest."""
         with make(five_env_fns(zoo.Toolbox)) as env:
             env.customized_method("say", {"text": "greetings from"}, [4, 0])
-        printed = capfd.readouterr().out  # threads print their line breaks apart
+        printed = capfd.readouterr().out  # threads print their line breaks separately
         assert [printed.count(f"greetings from {number}") for number in (0, 4)] == [1, 1]
 
     # ---------------------------------------------------------------- requests in flight
@@ -281,7 +281,7 @@ class BackendContract:
             assert_same(large[number], landed[number][3]["action"])
 
     def test_no_env_starves(self, make: Make) -> None:
-        """Envs that get a new action at once do not keep the others from being received."""
+        """Envs that get a new action at once do not prevent results of other envs from being received."""
         env = make(five_env_fns(zoo.Counter), "restart", num_cpus=NUM_ENVS)
         env.reset()
         env.send(ONES)
@@ -365,7 +365,7 @@ class BackendContract:
     # ---------------------------------------------------------------- failures and deaths
 
     def test_failed_step_does_not_affect_other_envs(self, make: Make, make_oracle: Make) -> None:
-        """The others' results are in ``error.partial``, and all envs can be stepped again."""
+        """The results of the other envs are in ``error.partial``, and all envs can be stepped again."""
         env, oracle = make(_failing_env_fns("step", [2])), make_oracle(_failing_env_fns("", []))
         for one in (env, oracle):
             one.reset(seed=1)
@@ -382,7 +382,7 @@ class BackendContract:
         assert env.step(ONES).states[:, 1].tolist() == [3] * NUM_ENVS
 
     def test_failed_reset_does_not_affect_other_envs(self, make: Make) -> None:
-        """It does not affect later resets of the same env either."""
+        """Later resets of the same env are not affected either."""
         env = make(_failing_env_fns("reset", [1]))
         with pytest.raises(zoo.TroubleError, match="reset of 1") as caught:
             env.reset()
@@ -395,13 +395,13 @@ class BackendContract:
         ("method", "data", "types"),
         [
             ("method", {"kind": "plain"}, zoo.TroubleError),
-            ("method", {"kind": "uncopyable"}, (zoo.TroubleError, errors.EnvError)),  # as a text if it is sent
+            ("method", {"kind": "uncopyable"}, (zoo.TroubleError, errors.EnvError)),  # as text if it is sent
             ("method", {"kind": "exit"}, SystemExit),
             ("uncopyable", {"only": 3}, errors.UnpicklableError),  # not the exception, but the return value
         ],
     )
     def test_failed_method_does_not_affect_other_envs(self, method: str, data: object, types: Any, make: Make) -> None:
-        """Its exception keeps its type, and ``error.partial`` has the results of the others."""
+        """The method's exception keeps its type, and ``error.partial`` has the results of the other envs."""
         env = make(_failing_env_fns("method", [3]))
         with pytest.raises(types) as caught:
             env.customized_method(method, data)
@@ -412,7 +412,7 @@ class BackendContract:
         assert env.customized_method("method", id=[4, 0]) == [4, 0]
 
     def test_failed_constructor_closes_envs_already_made(self, make: Make, tmp_path: Path) -> None:
-        """It closes envs of the same worker and of other workers."""
+        """Envs in the same worker and in other workers are closed."""
         env_fns = _failing_env_fns("init", [1])
         env_fns[0], env_fns[4] = five_env_fns(zoo.Witness, str(tmp_path))[::4]
         with pytest.raises(zoo.TroubleError) as caught:
@@ -422,7 +422,7 @@ class BackendContract:
 
     @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signals between processes here")
     def test_death_of_worker_raises_worker_died_error(self, make: Make) -> None:
-        """Envs of other workers remain usable; `restart` rebuilds the dead one's."""
+        """Envs of other workers remain usable; `restart` rebuilds the envs of the dead worker."""
         env = make(five_env_fns(zoo.Sleeper))
         env.reset()
         first, last = env.customized_method("process", id=[0, 4])
@@ -452,7 +452,7 @@ class BackendContract:
         assert _read_records(tmp_path) == [["made", "closed"]] * NUM_ENVS
 
     def test_close_does_not_wait_for_a_step(self, make: Make, tmp_path: Path) -> None:
-        """It does not wait long, and the envs are closed afterwards."""
+        """`close` does not wait long, and the envs are closed afterwards."""
         env = make([*five_env_fns(zoo.Sleeper)[:4], partial(zoo.Witness, 4, str(tmp_path))])
         env.reset()
         env.send([20, 0, 0, 0, 1])
@@ -519,7 +519,7 @@ class Actions:
                 space.seed(int(self._chance.integers(1000)))
 
     def draw(self, env_ids: Sequence[int], *, batched: bool = False) -> Action:
-        """Return one action per env, as a list, or batched as Gymnasium does if they share a space."""
+        """Return one action per env: batched as in Gymnasium if the envs share a space, otherwise as a list."""
         spaces = [self._spaces[env_id] for env_id in env_ids]
         drawn = [float(self._chance.normal()) if space is None else space.sample() for space in spaces]
         space = self._common
@@ -555,7 +555,7 @@ class AnswerRecord:
         assert_same(copies, self._kept, f"{context}an earlier result, ")
 
     def assert_equals(self, expected: AnswerRecord, context: str = "") -> None:
-        """Fail if the results differ from those expected."""
+        """Fail if the results differ from the expected ones."""
         assert_same(expected._copies, self._copies, f"{context}result ")
 
 
@@ -582,7 +582,7 @@ def items(answer: object) -> object:
 
 
 def assert_same(expected: object, found: object, where: str = "") -> None:
-    """Fail unless two values are equal bit for bit; the message contains where they first differ."""
+    """Fail unless two values are equal bit for bit; the message says where they first differ."""
     first = difference(expected, found, where)
     if first is not None:
         raise AssertionError(f"{first} (expected against found)")
@@ -612,7 +612,7 @@ def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> Answer
     actions = Actions(env, seed)
     record.add("spaces", [*env.observation_spaces, *env.action_spaces])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Gymnasium's own envs warn about steps after their end
+        warnings.simplefilter("ignore")  # Gymnasium's own envs warn about steps after the end of an episode
         record.add("reset", env.reset(seed=seed))
         record.add("reset_infos", env.reset_infos)
         for turn, form in enumerate(_ID_FORMS):

@@ -1,7 +1,7 @@
-"""The envs of the suite. They are small and deterministic, and each has one difficulty.
+"""The envs of the suite. They are small and deterministic, and each one poses one difficulty.
 
-Every env has a ``number``, which appears in its states, so that results of different envs always differ, and a
-``length``, the steps of an episode. Even numbers terminate, odd ones are truncated.
+Every env has a ``number``, which appears in its states so that results of different envs always differ, and a
+``length``, the number of steps in an episode. Envs with even numbers terminate; envs with odd numbers are truncated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGE = 20_000  # number of float64 sent separately from a message instead of in
 
 
 class Numbered:
-    """Base of all envs. `prepare` is the constructor of subclasses."""
+    """Base class of all envs. `prepare` is the constructor of subclasses."""
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
         self.number = number
@@ -50,7 +50,7 @@ class Numbered:
 
 
 class Paced(Numbered, gymnasium.Env[State, Action]):
-    """Base of Gymnasium envs: subclasses define the states, rewards and infos."""
+    """Base class of the Gymnasium envs; subclasses define the states, rewards and infos."""
 
     episode = 0
     options: Info | None = None
@@ -198,7 +198,7 @@ class Net(Paced):
 
 
 class Old(Numbered):
-    """Not a `gymnasium.Env`: bare state from ``reset()``, four items from ``step``, ``seed(s)``, no spaces."""
+    """Not a `gymnasium.Env`: ``reset()`` returns only the state, ``step`` four items; has ``seed(s)``, no spaces."""
 
     def prepare(self) -> None:
         self.chance = random.Random(self.number)
@@ -220,7 +220,7 @@ class Old(Numbered):
 
 
 class Ragged(Numbered):
-    """States of a new shape at every step, also large ones, and array rewards; no spaces."""
+    """States that have a new shape at every step and may be large, and array rewards; no spaces."""
 
     chance = np.random.default_rng(0)
 
@@ -303,7 +303,7 @@ class Toolbox(Counter):
         return np.full((2, 2, 3), self.number, np.uint8)
 
     def say(self, text: str) -> None:
-        print(f"{text} {self.number}")  # noqa: T201 (its way to the caller is tested)
+        print(f"{text} {self.number}")  # noqa: T201 (the tests check that it reaches the caller)
 
 
 @dataclass
@@ -317,7 +317,7 @@ class Component:
 
 
 class Wrapped(gymnasium.Wrapper[State, Action, State, Action]):
-    """A wrapper with an attribute and a method of its own that halves the reward."""
+    """A wrapper that halves the reward, with an attribute and a method of its own."""
 
     def __init__(self, env: Env, label: str = "outer") -> None:
         super().__init__(env)
@@ -385,7 +385,7 @@ class TroubleError(Exception):
 
 
 class FailingEnv(Toolbox):
-    """Raises in ``"init"``, ``"reset"``, ``"step"`` (the second) or ``"method"``; in a reset or step only once."""
+    """Raises in ``"init"``, ``"reset"``, ``"step"`` (the second) or ``"method"``; a reset or step raises only once."""
 
     def __init__(self, number: int = 0, where: str = "", length: int = 50) -> None:
         super().__init__(number, length)
@@ -450,7 +450,7 @@ class Sleeper(Counter):
 
 
 class Interrupter(Counter):
-    """Interrupts, as Ctrl-C does, the process whose id is its action, unless it is 0; then it sleeps."""
+    """Interrupts, like Ctrl-C, the process whose id is the action, unless the action is 0; then it sleeps."""
 
     action_space = Discrete(2**31)
 

@@ -1,4 +1,4 @@
-"""One interface for every kind of env, Gymnasium's own and older ones; attributes, looked up through wrappers."""
+"""One interface for every kind of env, Gymnasium's own and older ones; and attributes looked up through wrappers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ EnvStep = tuple[State, Any, bool, bool, Info]
 _DRAWING = threading.RLock()
 """Held while an env renders: if two threads draw with pygame at the same time, one in six frames is wrong."""
 _LONGEST_DRAWING = 10.0
-"""Seconds after which a rendering thread counts as hung, and the others no longer wait for it."""
+"""Seconds after which a rendering thread counts as hung, and other threads no longer wait for it."""
 
 
 class Resettable:
-    """Resets and steps an env in Gymnasium's way, or in that of older ones.
+    """Resets and steps an env, whether it follows Gymnasium's API or an older one.
 
-    Objects that are not a `gymnasium.Env`, and envs whose ``reset`` takes less, may return ``(state, reward, done,
-    info)`` from ``step`` and the state only from ``reset``, and take seeds by ``seed(s)``.
+    Objects that are not a `gymnasium.Env`, and envs whose ``reset`` takes fewer arguments, may return ``(state, reward,
+    done, info)`` from ``step`` and only the state from ``reset``, and may take seeds through ``seed(s)``.
 
     Attributes:
         env: The env as the user made it.
-        step: Returns five items; the env's own ``step`` until that returns four.
-        oddity: Its behaviour like that of the old gym, and the consequence here, a clause each; empty if there is none.
+        step: Returns five items. It is the env's own ``step`` until that returns four.
+        oddity: Two clauses: how the env behaves like the old gym, and the consequence; empty if it does not.
     """
 
     def __init__(self, env: Env) -> None:
@@ -52,10 +52,11 @@ class Resettable:
             self.oddity = f"its reset() takes no {' and no '.join(lacking)}", f"It is reset without{seeding}"
 
     def reset(self, seed: int | None, options: Info | None) -> tuple[State, Info]:
-        """Return the first state of a new episode and its info, empty if the env returns the state alone.
+        """Return the first state of a new episode and its info, which is empty if the env returns only the state.
 
         Raises:
-            EnvContractError: If a `gymnasium.Env` returns a tuple that is neither, or does not take the options given.
+            EnvContractError: If a `gymnasium.Env` returns a tuple that fits neither API, or does not accept the options
+                given.
         """
         arguments = {**self._not_given}
         if seed is not None:
@@ -84,10 +85,10 @@ class Resettable:
         return result, {}
 
     def five(self, result: Any) -> EnvStep:
-        """Return the result of ``step`` as five items. If it has four, ``step`` returns five from now on.
+        """Return the result of ``step`` as five items. If it has four, replace ``step`` so that it returns five.
 
         Raises:
-            EnvContractError: If it is not a tuple of four or five items.
+            EnvContractError: If the result is not a tuple of four or five items.
         """
         if isinstance(result, tuple) and len(result) == 4:
             self.step = self._old_step
@@ -139,13 +140,13 @@ def adapt(env: Env) -> Resettable:
 
 
 def draws_by_mode(env: Env) -> bool:
-    """Return whether an env renders as in the old gym: by ``render(mode="rgb_array")``, without a ``render_mode``."""
+    """Return whether an env renders as in the old gym: with ``render(mode="rgb_array")``, without a ``render_mode``."""
     return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))[0]
 
 
 @contextlib.contextmanager
 def alone_while_drawing() -> Iterator[None]:
-    """Let no other thread draw during the block, unless one hangs while drawing."""
+    """Keep other threads from drawing during the block, unless the drawing thread hangs."""
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
     try:
         yield
@@ -189,7 +190,7 @@ def _owners(env: Env) -> tuple[list[Env], list[Env]]:
 def get_attribute(env: Env, key: str) -> tuple[Any] | None:
     """Return the attribute in a one-tuple, or ``None`` if it does not exist.
 
-    Of names that are joined by dots, only the first is looked up in every layer, and then by the env's own
+    If names are joined by dots, only the first is looked up in every layer and then through the env's own
     ``get_env_attr``, for envs that keep their state in parts.
     """
     first, *rest = key.split(".")
@@ -217,7 +218,7 @@ def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
     """
     found = get_attribute(env, key)
     if found is None:
-        wrapped, parts = _owners(env)  # parts of a `TaskEnv`; the text is the same whether it has a task now or not
+        wrapped, parts = _owners(env)  # parts of a `TaskEnv`; the text is the same with and without a current task
         inside = f" Neither has its sampler, {type(parts[-1]).__name__}, or its task." if parts else ""
         raise AbsentAttributeError(
             f"{type(wrapped[-1]).__name__} has no {kind} {key!r}, and no wrapper around it has.{inside}"
@@ -227,12 +228,12 @@ def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
 
 
 def set_attribute(env: Env, key: str, value: Any) -> bool:
-    """Set an attribute on the layer that has it, or on the task or sampler that has it, else on the innermost layer.
+    """Set an attribute on the layer, task or sampler that has it, or else on the innermost layer.
 
-    If none has it, the env's own ``set_env_attr`` sets it, if there is one.
+    If none of them has the attribute, the env's own ``set_env_attr``, if there is one, sets it.
 
     Returns:
-        Whether it is a new one, as far as is known.
+        Whether the attribute is new, as far as is known.
 
     Raises:
         AttributeError: If an object on a dotted path is absent.
@@ -259,7 +260,7 @@ def get_method(env: Env, key: str) -> Any:
     """Return a method of an env.
 
     Raises:
-        AbsentAttributeError: If there is none of that name, or it is not callable.
+        AbsentAttributeError: If there is no method of that name, or it is not callable.
     """
     found = get_existing(env, key, "method")
     if not callable(found):
@@ -271,7 +272,7 @@ def get_method(env: Env, key: str) -> Any:
 
 
 def near_name(env: Env, key: str) -> str:
-    """Return a hint at the likely meaning of an absent name: a sentence after a space, or an empty string."""
+    """Return a hint at the likely meaning of an absent name: a space and a sentence, or an empty string."""
     way, _, name = key.rpartition(".")
     if not way:
         wrapped, parts = _owners(env)

@@ -1,4 +1,4 @@
-"""A vector env as an item of the user's list: its sub-envs step together, and have an env id each."""
+"""A vector env as an item in the user's list: its sub-envs step together, and each has an env id."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ if TYPE_CHECKING:
     from parallelenv.worker.host import Host
 
 _OF_ENVPOOL = frozenset({"env_id", "players"})
-"""Infos in which EnvPool numbers its sub-envs; the user has env ids."""
+"""Infos in which EnvPool numbers its sub-envs; they are left out, because the user has env ids."""
 _ABSENT = object()
 _AT_END = "final_obs", "final_info", "_final_obs", "_final_info"
 """Infos of a vector env that starts episodes within the step that ends one."""
 
 
 class EnvGroup:
-    """Resets and steps the sub-envs of a vector env, writes what they return to rows of the batch, and calls them.
+    """Resets, steps and calls the sub-envs of a vector env, and writes their results to rows of the batch.
 
     There are three kinds. `SyncVectorEnv` and `AsyncVectorEnv` take a list of seeds and ``options["reset_mask"]``.
-    EnvPool's step and reset any of their sub-envs, by number, and keep the seed that they were made with. All others
-    are used only as Gymnasium's documentation describes: with one seed, and with the mask if they have no autoreset.
+    EnvPool's vector envs step and reset any of their sub-envs, by number, and keep the seed that they were made with.
+    All others are used only as Gymnasium's documentation describes: with one seed, and with the mask if they have no
+    autoreset.
 
-    Operations return what envs return beyond their rows, by env id, without empty results.
+    Operations return, by env id, what envs return in addition to their rows; empty results are left out.
 
     Attributes:
-        env: The vector env as the user made it, maybe wrapped.
-        facts: Its properties.
+        env: The vector env as the user made it; it may be wrapped.
+        facts: Properties of the vector env.
         oddity: See `Resettable`.
-        has_stepped: Whether it was stepped since it was built, so that it knows which episodes have ended.
+        has_stepped: Whether the vector env was stepped since it was built, so that it knows which episodes have ended.
     """
 
     has_stepped = False
@@ -74,7 +75,7 @@ class EnvGroup:
             resets_some=takes_numbers or self._is_of_envs or is_disabled,
             steps_ended=is_disabled and not self._is_of_envs,  # those raise an AssertionError
             is_assumed=declared is None,
-            seeds_each=self._is_of_envs or self._is_envpool,  # the latter ignores them
+            seeds_each=self._is_of_envs or self._is_envpool,  # EnvPool ignores them
         )
         if env.num_envs < 1:
             raise EnvContractError(f"{self.facts.name} has no envs.")
@@ -97,7 +98,7 @@ class EnvGroup:
             raise
 
     def close(self) -> None:
-        """Close it. After a failure an `AsyncVectorEnv` would wait without end for a worker that died in a step."""
+        """Close the vector env. After a failure, `AsyncVectorEnv` would wait forever for a worker that died."""
         options = {"terminate": True} if self._has_failed and isinstance(self.env.unwrapped, AsyncVectorEnv) else {}
         self.env.close(**options)
 
@@ -130,7 +131,7 @@ class EnvGroup:
         return {env_id: Extra(info or None, leaves) for env_id, info, leaves in of_each if info or leaves}
 
     def reset_instead(self, share: Share, each: object, host: Host, running: RunningCommand) -> dict[int, Extra]:
-        """Start episodes in place of a step, whose flags are cleared already."""
+        """Start episodes in place of a step. The flags are cleared already."""
         running.doing = "reset"
         values = self.reset(share, [(None, None)] * len(share.env_ids), host)
         host.writer.batch.rewards[share.rows] = 0.0
@@ -141,7 +142,7 @@ class EnvGroup:
     def _reset(
         self, numbers: Sequence[int] | None, seeds: Sequence[int | None] = (), options: Info | None = None
     ) -> tuple[State, Info, Sequence[int]]:
-        """Reset these sub-envs, ``None``: all; return states, infos, and where in them each env is."""
+        """Reset these sub-envs (``None``: all); return states, infos, and where each env is in them."""
         size = self.facts.num_envs
         chosen = range(size) if numbers is None else numbers
         is_seeded = any(seed is not None for seed in seeds)
@@ -164,7 +165,7 @@ class EnvGroup:
             for number, one in zip(chosen, seeds, strict=True):
                 seed[number] = one
         elif is_seeded:
-            seed = seeds[0]  # that of sub-env i is this one plus i, which the caller has checked
+            seed = seeds[0]  # the seed of sub-env i is this one plus i, as the caller has checked
         return *self._pair(self.env.reset(seed=seed, options=options)), chosen
 
     def _pair(self, result: Any) -> tuple[State, Info]:
@@ -218,13 +219,13 @@ class EnvGroup:
         return values
 
     def _step(self, actions: Action, numbers: Sequence[int] | None) -> tuple[State, list[Any], Info, Sequence[int]]:
-        """Step these sub-envs, ``None``: all; return states, outcomes, infos, and where in states and infos each is."""
+        """Step these sub-envs (``None``: all); return states, outcomes, infos, and where each env is in these."""
         size = self.facts.num_envs
         if numbers is None:
             result = self.env.step(actions)
         elif self.facts.steps_some:
             result = self.env.step(actions, np.array(numbers, np.int32))
-        elif self.facts.steps_ended:  # ended sub-envs take any action, and their result does not count
+        elif self.facts.steps_ended:  # ended sub-envs accept any action, and their result does not count
             given = list(iterate(batch_space(self.env.single_action_space, len(numbers)), actions))
             place = {number: index for index, number in enumerate(numbers)}
             items = [given[place.get(number, 0)] for number in range(size)]
@@ -342,7 +343,7 @@ class EnvGroup:
     # ---------------------------------------------------------------- attributes and methods
 
     def get(self, share: Share, each: Sequence[Any] | None, lookup: Lookup) -> dict[int, Any]:
-        """Look up an attribute of each env by the vector env's ``get_attr``, see `Host.get`."""
+        """Look up an attribute of each env through the vector env's ``get_attr``. See `Host.get`."""
         numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
         keys = each or [lookup.key] * len(numbers)
         if lookup.how == "wrapper":
@@ -384,7 +385,7 @@ class EnvGroup:
         return [None if value is _ABSENT else (value,) for value in values]
 
     def set(self, share: Share, values: Sequence[Any], key: str) -> dict[int, bool]:
-        """Set an attribute of all sub-envs by the vector env's ``set_attr``, a value each."""
+        """Set an attribute of all sub-envs, with a value for each, through the vector env's ``set_attr``."""
         set_attr = self._method("set_attr", "attributes of its envs cannot be set")
         if "." in key:
             raise EnvContractError(f"{key!r} cannot be set in {self.facts.name}: its set_attr() takes a single name.")
@@ -426,7 +427,7 @@ class EnvGroup:
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether pickle would keep the state of all sub-envs, as far as is known: see `save_env`."""
+        """Whether pickle would keep the state of all sub-envs, as far as is known. See `save_env`."""
         inner = getattr(self.env.unwrapped, "envs", [])
         layers = (layer for env in inner for layer in env_adapter.layers(env))
         return not any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in layers)

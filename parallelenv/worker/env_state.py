@@ -1,7 +1,7 @@
 """The state of one env as bytes, and its own random generators.
 
-The generators that a whole process shares, ``random``'s, ``numpy.random``'s and torch's, can be separate for each env:
-they are exchanged at the start and end of each command to a host, in 50 us, and from env to env, in 15 us.
+The process-wide generators of ``random``, ``numpy.random`` and torch can be separate for each env. Their states are
+exchanged at the start and end of each command to a host, which takes 50 us, and between envs, which takes 15 us.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def save_env(env: Env, generators: Any = None) -> bytes | None:
     """
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
-        of_wrappers = []  # each one's name, and its attributes that can be pickled
+        of_wrappers = []  # each wrapper's name, and those of its attributes that can be pickled
         for wrapper in wrappers:
             attributes = {name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)}
             of_wrappers.append((type(wrapper).__qualname__, attributes))
@@ -50,13 +50,13 @@ def save_env(env: Env, generators: Any = None) -> bytes | None:
 
 
 def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
-    """Restore a state; return the env, or the one that replaces it, and the state of its generators.
+    """Restore a state; return the env, or the env that replaces it, and the state of its generators.
 
     Raises:
-        EnvContractError: If the state is of an env that was wrapped differently, or had global generators of its own.
+        EnvContractError: If the saved env was wrapped differently, or had its own global generators.
     """
     kind, content, *others = loads(saved)
-    generators = others[0] if others else None  # older saved states have none
+    generators = others[0] if others else None  # older saved states have no state of generators
     if generators is not None and not takes_generators:
         raise EnvContractError(
             "The state was saved with seed_globals=True, and includes that of the env's own generators. Make the "
@@ -88,8 +88,9 @@ _numpys: Any = np.random  # its stubs lack two documented functions
 class _OwnBits(_Bits):
     """The bit generator of ``numpy.random`` during an env's call.
 
-    Exchanging it takes 0.3 us, but loses the second of two normal numbers that are drawn at a time, which is only in
-    the state. Reading and writing the full state takes 40 us each, so its 624 words can be left out.
+    Exchanging the bit generator takes 0.3 us, but loses the second of two normal numbers that are drawn at a time,
+    because only the state contains it. Reading and writing the full state takes 40 us each, so its 624 words can be
+    left out.
     """
 
     is_brief = False
@@ -106,7 +107,7 @@ class _OwnBits(_Bits):
 
 
 class EnvGenerators:
-    """The state of the generators of one env, at first by its seed, or one from the system."""
+    """The state of one env's generators; at first, from its seed or a seed from the system."""
 
     def __init__(self, seed: int | None) -> None:
         self._seed = random.SystemRandom().getrandbits(32) if seed is None else seed
@@ -116,7 +117,7 @@ class EnvGenerators:
         self._torch: Any = None  # state of torch's; None until it is imported
 
     def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function with them instead of the process's own, within `put_back`."""
+        """Call a function with these generators instead of the process's own, within `put_back`."""
         if self._python is None:
             _numpys.set_bit_generator(_OwnBits())
             self.seed(self._seed)
@@ -134,12 +135,12 @@ class EnvGenerators:
             return call(*arguments)
         finally:
             self._python = random.getstate()
-            self._bits = _numpys.get_bit_generator()  # an env may have set another one
+            self._bits = _numpys.get_bit_generator()  # an env may have set a different one
             self._normal = _within(self._bits, np.random.get_state, False)
             self._torch = None if torch is None else torch.get_state()
 
     def seed(self, seed: int) -> None:
-        """Seed them, during `run`, like ``random.seed``, ``numpy.random.seed`` and torch's generator."""
+        """During `run`, seed the generators like ``random.seed``, ``numpy.random.seed`` and torch's generator."""
         self._seed = seed
         random.seed(seed)
         words = [seed >> shift & 0xFFFFFFFF for shift in range(0, seed.bit_length(), 32)]
@@ -149,11 +150,11 @@ class EnvGenerators:
             torch.manual_seed(seed % 2**64)
 
     def save(self) -> Any:
-        """Return their state, during `run`. It can be pickled."""
+        """During `run`, return the state of the generators. It can be pickled."""
         return self._seed, *_global_states()
 
     def load(self, saved: Any) -> None:
-        """Restore a state, during `run`."""
+        """During `run`, restore a state."""
         self._seed, of_python, of_numpy, of_torch = saved
         random.setstate(of_python)
         np.random.set_state(of_numpy)
@@ -164,7 +165,7 @@ class EnvGenerators:
 
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
-    """Restore the process's own state of the generators at the end."""
+    """At the end of the block, restore the process's own state of the generators."""
     bits, (of_python, of_numpy, of_torch) = _numpys.get_bit_generator(), _global_states()
     torch = _torch()
     try:

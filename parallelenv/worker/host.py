@@ -1,8 +1,8 @@
 """The code that owns envs and executes commands on them; it is the same in every mode.
 
-A host uses four indices of an env. Its *env id* is the index in the list that `ParallelEnv` was made with, its *slot*
-that in the lists of its host, and its *row* that in the arrays of the batch, which other hosts may share.
-A *cell* is the slice of `RowWriter.flat_states` with the state in a row.
+A host uses four indices for an env. The *env id* is the env's index in the list that `ParallelEnv` was made with. The
+*slot* is its index in the lists of its host. The *row* is its index in the arrays of the batch, which other hosts may
+share. The *cell* is the slice of `RowWriter.flat_states` that contains the state in the row.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Host:
     cost a step a tenth of its speed, and a policy is called for all envs together.
 
     Args:
-        spec: The envs, and their settings.
-        in_caller: Whether it runs in the caller's main thread, which receives Ctrl-C.
+        spec: The envs and their settings.
+        in_caller: Whether the host runs in the caller's main thread, which receives Ctrl-C.
 
     Attributes:
-        env_ids: Ids of its envs, ascending.
-        running: The present or the latest command.
-        tracer: Records what its envs do and when, while it is traced.
-        writer: The rows that its envs write now; other rows once the host was abandoned.
+        env_ids: Ids of the host's envs, ascending.
+        running: The current or the latest command.
+        tracer: Records what the envs do and when, while the host is traced.
+        writer: The rows that the envs write to; different rows once the host was abandoned.
     """
 
     def __init__(self, spec: WorkerSpec, *, in_caller: bool = False) -> None:
@@ -99,12 +99,12 @@ class Host:
 
     @property
     def envs(self) -> list[Env]:
-        """Its envs as they were made, in env id order."""
+        """The host's envs as they were made, in env id order."""
         return [self._env(env_id).env for env_id in self.env_ids]
 
     @property
     def current(self) -> int | None:
-        """The env that the latest command has reached or stopped at; ``None`` before its first, and between envs."""
+        """The env that the latest command has reached or stopped at; ``None`` before the first env and between envs."""
         return next(iter(self.running.current_ids), None)
 
     def describe(self, env_id: int) -> WorkerInfo:
@@ -115,7 +115,7 @@ class Host:
         return WorkerInfo(env_id, self._num_envs, spec.worker_id, spec.num_workers, seed, shared)
 
     def attach(self, batch: Batch) -> None:
-        """Use this batch: its envs write their results to its rows."""
+        """Use this batch: the host's envs write their results to its rows."""
         self.writer = RowWriter(batch)
         self._found = (), None
         self._shared_out = (), ([], [])
@@ -152,17 +152,17 @@ class Host:
         vars(self).pop("writer", None)
 
     def close(self) -> None:
-        """Close all envs. No command may follow; one that is executed in another thread ends.
+        """Close all envs. No command may follow; a command that another thread is executing ends.
 
         Raises:
-            KeyboardInterrupt: Only in the caller's thread. The remaining envs are then not closed, like those of a
-                killed worker: a user who interrupts `close` does not want to wait for them.
+            KeyboardInterrupt: Only in the caller's thread. As in a killed worker, the remaining envs are then not
+                closed: a user who interrupts `close` does not want to wait for them.
         """
 
         def close_all() -> None:
             envs, self._envs = self._envs, [None] * len(self._envs)
             self._steps = [_not_built] * len(envs)  # their bound methods would keep the envs alive
-            self.running.columns = ((),)  # a command that another thread repeats after a failure finds no env
+            self.running.columns = ((),)  # if another thread repeats a command after a failure, it finds no env
             self.running = RunningCommand(Command(0, "close", self.env_ids))
             for self.running.num_started, env in enumerate(envs, 1):
                 if self.running.num_started == 1 or env is not envs[self.running.num_started - 2]:
@@ -179,12 +179,12 @@ class Host:
     def execute(self, command: Command) -> Reply:
         """Execute a command on each of its envs; an exception in one env does not affect the others.
 
-        After an interrupt of the caller's own thread, the same command again continues with the next env.
+        After an interrupt in the caller's own thread, executing the same command again continues with the next env.
         """
         running = self.running
         if command.number != running.number:
             running = self._start(command)
-        elif command.operation == "rollout":  # interrupted: the rest of its result is not wanted
+        elif command.operation == "rollout":  # interrupted; the rest of its result is not wanted
             return running.reply
         reply = call_for(self, self._run(running).__next__)
         if self._remarks:
@@ -192,9 +192,9 @@ class Host:
         return reply
 
     def prepare(self, command: Command) -> RunningCommand | None:
-        """Return a plain step command in a form for `repeat`, until another batch is attached; ``None`` if it has none.
+        """Return a plain step command in a form for `repeat`, until a new batch is attached; ``None`` if there is none.
 
-        Envs with generators of their own have none.
+        There is none for envs with their own generators.
         """
         if self._generators is not None:
             return None
@@ -205,7 +205,7 @@ class Host:
 
     @calls_envs
     def repeat(self, prepared: RunningCommand) -> Reply:
-        """Execute a prepared step like `execute`, with fewer calls: in a worker these cost 10 us per step.
+        """Execute a prepared step like `execute`, but with fewer function calls, which cost 10 us per step in a worker.
 
         After an interrupt, or a failure of an env, `execute` continues with the next env.
 
@@ -257,7 +257,7 @@ class Host:
         return running
 
     def _shares(self, command: Command) -> Shares | None:
-        """Return the parts of a command for single envs and for vector envs; ``None`` if it is not for each env."""
+        """Return the parts of a command for single envs and for vector envs; ``None`` if the command is not per env."""
         if command.operation == "rollout" or (command.operation == "manage" and command.common not in ("save", "load")):
             return None
         known_ids, known = self._shared_out  # one tuple: two threads may use an abandoned host
@@ -400,7 +400,7 @@ class Host:
                 self._remark(first)
         elif common != "save" or self._env(first).can_be_saved:
             self._operate(running, iter([(running.num_started, first, None if each is None else each[0])]))
-            if first in values:  # of a state the first env gets that of all
+            if first in values:  # the first env gets the state of all envs
                 others = values[first] if operation == "build" else b""
                 values.update(dict.fromkeys(share.env_ids[1:], others))
 
@@ -501,7 +501,7 @@ class Host:
     def step(self, running: RunningCommand, walk: Iterator[Any]) -> None:
         """Step envs, and start the next episode of those that ended if the command has ``autoreset``.
 
-        The overhead here is paid per env and step: 0.5 us, where CartPole takes 9 us.
+        The overhead of this method, per env and step, is 0.5 us; a step of CartPole takes 9 us.
         """
         autoreset, values = running.command.autoreset, running.reply.values
         for running.num_started, row, cell, step, action in walk:
@@ -543,7 +543,7 @@ class Host:
         goes_on: bool,
         values: dict[int, Any],
     ) -> None:
-        """Record a step whose flags are not plainly False, usually the last; if it ``goes_on``, start an episode.
+        """Record a step whose flags are not plainly False, usually the last one; if ``goes_on``, start an episode.
 
         ``other_reward`` is the reward in a one-tuple if it is not a number.
         """
@@ -574,10 +574,10 @@ class Host:
     # ---------------------------------------------------------------- rollouts
 
     def rollout(self, running: RunningCommand, walk: object) -> None:
-        """Make a chunk of a rollout; with ``None`` as common argument drop its policy.
+        """Make a chunk of a rollout; with ``None`` as the common argument, drop the policy.
 
-        The common argument is a `RolloutRequest`, that of each env how many episodes it may still end. The chunk is the
-        value of the first env, since its arrays have a column for every env.
+        The common argument is a `RolloutRequest`; the argument of each env is the number of episodes that it may still
+        end. The chunk is the value of the first env, because its arrays have a column for every env.
         """
         command = running.command
         request: RolloutRequest | None = command.common
@@ -590,7 +590,7 @@ class Host:
 
     @calls_envs  # of a rollout whose policy acts in the caller, which does not call `execute`
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
-        """Step envs within a rollout as a step command would."""
+        """Step envs within a rollout, as a step command would."""
         rollout, writer = self.running, self.writer
         columns = writer.infos, writer.reset_infos
         writer.infos = writer.reset_infos = None  # a rollout keeps those of all its steps
@@ -598,12 +598,12 @@ class Host:
             return next(self._run(self._start(Command(0, "step", env_ids, each, autoreset=autoreset))))
         finally:
             writer.infos, writer.reset_infos = columns
-            self.running = rollout  # which has no current env: the policy runs
+            self.running = rollout  # no env is current while the policy runs
 
     # ---------------------------------------------------------------- operations on one env
 
     def build(self, env_id: int, argument: object, has_spaces: bool | None) -> EnvFacts:
-        """Make an env, after closing the one that it replaces; read its spaces unless ``has_spaces``."""
+        """Make an env after closing the env that it replaces; read its spaces unless ``has_spaces``."""
         slots = self._items[env_id - self._first]
         old = self._envs[slots.start]
         for slot in slots:
@@ -680,7 +680,7 @@ class Host:
         return Extra(info or None, loose) if info or loose else None
 
     def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
-        """Look up an attribute, or ask for it, see `Lookup`; ``argument`` is a name or a class, if each has its own."""
+        """Look up an attribute as `Lookup` says; ``argument`` is a name or a class, if each env has its own."""
         env = self._env(env_id).env
         if lookup.how == "wrapper":
             return any(isinstance(layer, argument) for layer in env_adapter.layers(env))
@@ -693,11 +693,11 @@ class Host:
         return found is not None if lookup.how == "exists" else found
 
     def set(self, env_id: int, value: Any, key: str) -> bool | None:
-        """Set an attribute to a copy of the value; return whether it is a new one."""
+        """Set an attribute to a copy of the value; return whether the attribute is new."""
         return env_adapter.set_attribute(self._env(env_id).env, key, deep_copy(value)) or None
 
     def call(self, env_id: int, call: MethodCall | None, common: Any) -> Any:
-        """Call a method with copies of the arguments of ``call``, or of ``common``: a `Broadcast`, or has none."""
+        """Call a method with copies of the arguments in ``call`` or, if that is ``None``, in ``common``."""
         if call is not None:
             call = MethodCall(*deep_copy(tuple(call)))
         else:
@@ -717,7 +717,7 @@ class Host:
     # ---------------------------------------------------------------- requests of `manage`
 
     def manage(self, env_id: int, argument: Any, request: ManageRequest) -> Any:
-        """Save or load an env, or change how the host works, by one of the methods below."""
+        """Save or load an env, or change how the host works, with one of the methods below."""
         return getattr(self, request)(env_id, argument)
 
     def save(self, env_id: int, _: object) -> bytes | None:
@@ -726,7 +726,7 @@ class Host:
         return save_env(self._env(env_id).env, None if own is None else own.save())
 
     def load(self, env_id: int, saved: bytes) -> None:
-        """Continue from such a state."""
+        """Continue from a state that `save` returned."""
         old = self._env(env_id)
         own = None if self._generators is None else self._generators[env_id]
         env, generators = load_env(old.env, saved, own is not None)
@@ -742,18 +742,18 @@ class Host:
         return Extra(loose=loose) if loose else None
 
     def set_info_forms(self, env_id: int, forms: InfoForms) -> None:
-        """Write infos of these forms to columns from now on, for all envs."""
+        """Start to write infos of these forms to columns, for all envs."""
         self.writer.set_info_forms(forms, self.env_ids)
 
     def start_trace(self, env_id: int, _: object) -> tuple[str, float] | None:
-        """Start to record what all envs do; return the clock's id and its time, for the first env only."""
+        """Start to record what all envs do; for the first env only, return the clock's id and time."""
         if env_id != self.env_ids[0]:
             return None
         self.tracer = HostTracer()
         return clock_id(), perf_counter()
 
     def stop_trace(self, env_id: int, _: object) -> WorkerRecord | None:
-        """Stop recording; return the record, for the first env only."""
+        """Stop recording; for the first env only, return the record."""
         tracer, self.tracer = self.tracer, None
         return None if tracer is None else tracer.record(self.env_ids)
 

@@ -24,8 +24,8 @@ Extras = Mapping[str, Array]
 class PolicyRunner:
     """A host's copy of a policy, with the policy's recurrent state for each env.
 
-    ``memory`` is its recurrent state so far, also for envs of other hosts. ``extras_formats`` are the formats in which
-    its extras are stacked, so far; ``None`` before the first call.
+    ``memory`` is the policy's recurrent state so far, including that for envs of other hosts. ``extras_formats`` are
+    the formats in which its extras have been stacked so far; ``None`` before the first call.
     """
 
     def __init__(self, policy: Policy, memory: RecurrentState | None, layout: Layout) -> None:
@@ -43,14 +43,15 @@ class PolicyRunner:
         self._num_positional = 0 if self._names else max(0, min(len(required) - 1, 2))
         self.extras_formats: dict[str, ExtrasFormat] | None = None
         self._memory_ids, self._memory, new = memory or RecurrentState((), None)  # the envs of its rows
-        self._in_episode = set(self._memory_ids) - new  # envs whose rows belong to their present episode
+        self._in_episode = set(self._memory_ids) - new  # envs whose rows belong to their current episode
 
     def act(self, env_ids: tuple[int, ...], states: State) -> tuple[Any, Extras]:
         """Return the policy's actions for these envs, and its extras."""
         arguments: list[Any] = []
         if self._names or self._num_positional:
             if self._memory is not None and env_ids != self._memory_ids:
-                # Reorder the recurrent state. Envs without one get any row, masked by ``done=True``.
+                # Reorder the recurrent state. Envs without a recurrent state get an arbitrary row, masked by
+                # ``done=True``.
                 place = {env_id: row for row, env_id in enumerate(self._memory_ids)}
                 rows = np.array([place.get(env_id, 0) for env_id in env_ids], dtype=np.int64)
                 self._memory, self._memory_ids = map_leaves(self._memory, lambda leaf: leaf[rows]), env_ids
@@ -84,14 +85,14 @@ class PolicyRunner:
 
     @property
     def memory(self) -> RecurrentState | None:
-        """A copy of the present recurrent state."""
+        """A copy of the current recurrent state."""
         if self._memory is None or not (self._names or self._num_positional):
             return None
         rows = map_leaves(self._memory, functools.partial(_copy, "The policy's rnn_state"))
         return RecurrentState(self._memory_ids, rows)
 
     def forget(self, env_ids: Sequence[int]) -> None:
-        """Mark the next call for these envs as the first of an episode."""
+        """Mark the next call for these envs as the first one of an episode."""
         self._in_episode.difference_update(env_ids)
 
 
@@ -116,7 +117,7 @@ def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
 def _read_extra(name: str, value: Any, num_envs: int) -> Array:
     """Return a copy of one of the extras as an array."""
     if type(value) is np.ndarray and value.shape[:1] == (num_envs,) and not value.dtype.hasobject:
-        return value.copy()  # the usual case, without further checks: 2 us less
+        return value.copy()  # the usual case, without further checks: saves 2 us
     what = f"The policy's extras[{name!r}]"
     if isinstance(value, Mapping):
         raise ArgumentError(

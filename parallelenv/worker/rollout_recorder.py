@@ -1,8 +1,8 @@
 """The host's side of a rollout: a copy of the policy with the envs, stepped together, and the record of the steps.
 
-Per step and host that is one call of the policy, one of `Host.run_step`, and a row written to each array of the chunk.
-With envs and a policy that do nothing, a step takes 23 us in total for one env, 36 us for 16 and 183 us for 256;
-stepped from outside, in the same process, 35, 49 and 207 us.
+For each step, a host makes one call to the policy and one to `Host.run_step`, and writes a row to each array of the
+chunk. With envs and a policy that do nothing, a step takes 23 us in total for one env, 36 us for 16 and 183 us for 256;
+if the envs are stepped from outside, in the same process, it takes 35, 49 and 207 us.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from parallelenv.worker.row_writer import RowWriter
 class StepSource(Protocol):
     """The owner of the envs that a policy acts for: a `Host`, or the caller, for all envs of all hosts."""
 
-    writer: RowWriter  #: The rows that its envs write now, and the loose leaves of their states.
-    in_caller: bool  #: Whether Ctrl-C arrives here.
+    writer: RowWriter  #: The rows that its envs write to, and the loose leaves of their states.
+    in_caller: bool  #: Whether Ctrl-C arrives in this thread.
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs."""
@@ -48,9 +48,9 @@ class HostRollout:
 
     Args:
         number: Id of the rollout.
-        policy: The pickled policy, see `RolloutRequest`, or a runner that is here already.
-        is_over: Called after every step with the number of envs stepped, and before the first with 0; returns whether
-            to stop.
+        policy: The pickled policy (see `RolloutRequest`), or an existing runner.
+        is_over: Called after every step with the number of envs stepped, and before the first step with 0; returns
+            whether to stop.
 
     Attributes:
         has_stopped: The latest result of ``is_over``.
@@ -65,9 +65,9 @@ class HostRollout:
         self.has_stopped = False
 
     def play(self, host: StepSource, command: Command) -> RolloutChunk:
-        """Make the steps requested, fewer if every env reaches its limit or the policy fails.
+        """Make the requested steps; make fewer if every env reaches its limit or the policy fails.
 
-        The command has the envs, for each how many episodes it may still end (``None``: any number), and a
+        The command contains the envs, the number of episodes that each may still end (``None``: any number), and a
         `RolloutRequest`.
         """
         recorder = ChunkRecorder(host.writer, command)
@@ -177,7 +177,7 @@ class ChunkRecorder:
     def record_step(self, reply: Reply) -> list[int]:
         """Record the results of a step; return the ids of the envs that failed or whose episode ended.
 
-        Those that failed or have no episode left make no further step.
+        Envs that failed or have no episode left make no further step.
         """
         chunk, step, place = self.chunk, self.count, (self.count, self._columns)
         chunk.rewards[place] = self._batch.rewards[self._rows]
@@ -192,7 +192,7 @@ class ChunkRecorder:
                 continue
             try:  # copied now because the env may change it in its next step
                 extra = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
-            except Exception as error:  # noqa: BLE001 (copying runs user code: anything may come)
+            except Exception as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
                 why = cannot_travel(reply.values[env_id], error)
                 failures[env_id] = Failure(why, env_id, "the copying of its result")
             else:
@@ -237,7 +237,7 @@ class ChunkRecorder:
         chunk.rewards, chunk.flags, chunk.valid = chunk.rewards[:count], chunk.flags[:count], chunk.valid[:count]
         chunk.ended = join_ends(self._ends, self._batch.states)
         chunk.loose = self._loose(chunk.env_ids)
-        made = self._extras[:count]  # not those for a step that was not made
+        made = self._extras[:count]  # without those for a step that was not made
         if made:
             shape = count, len(chunk.env_ids)
             chunk.extras = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in formats.items()}

@@ -1,4 +1,4 @@
-"""The command that a host executes, and its progress."""
+"""The command that a host executes, and how far it has got."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from parallelenv.contract.protocol import Command, Reply
 Run = Callable[["RunningCommand", Iterator[Any]], None]
 """Executes a command for the envs of an iterator, `RunningCommand.remaining`, and counts them in ``num_started``."""
 Columns = tuple[Sequence[Any], ...]
-"""The data that a command needs of each of its envs."""
+"""The data about each env that a command needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepEnvs:
     """Where a step finds its envs, looked up once for all steps of the same envs."""
 
-    rows: Index  #: Their rows: a slice if they are consecutive, else a list.
+    rows: Index  #: Their rows: a slice if they are consecutive, or else a list.
     row_numbers: Sequence[int]  #: Their rows, one by one.
     cells: Sequence[slice]  #: The cells of these rows.
-    #: Returns their items of a list with one for each env of the host; ``None`` if these are all.
+    #: Returns the items of these envs from a list with one item per env of the host; ``None`` if these are all envs.
     pick: operator.itemgetter[Any] | None
 
 
@@ -34,28 +34,28 @@ class Share(NamedTuple):
     positions: list[int]  #: Their positions in the command.
     numbers: Sequence[int] | None  #: Which sub-envs of the vector env these are, ascending; ``None``: all.
     rows: Index  #: Their rows in the batch.
-    is_group: bool  #: Whether it is for a vector env.
+    is_group: bool  #: Whether the part is for a vector env.
 
 
 class RunningCommand:
-    """The command that a host executes, or the latest one; or a step that it prepared to execute again and again.
+    """The command that a host executes, or the latest one; or a step that it has prepared to execute many times.
 
-    A failure of an env ends ``run`` in the middle, and so does an interrupt of the caller's own thread. The host then
-    runs the `remaining` envs: after a failure at once, after an interrupt when it is given the same command again.
+    A failure of an env ends ``run`` in the middle, and so does an interrupt in the caller's own thread. The host then
+    runs the `remaining` envs: at once after a failure, and after an interrupt when it gets the same command again.
 
     Args:
         command: The command. The number of a prepared step is set anew for each step.
-        run: Executes it.
-        columns: The data that ``run`` needs of each env.
+        run: Executes the command.
+        columns: The data about each env that ``run`` needs.
         envs: Where a prepared step finds its envs.
-        shares: For a host with vector envs: the parts that start one after the other, instead of single envs.
+        shares: For a host with vector envs, the parts that start one after another, instead of single envs.
 
     Attributes:
-        counts: From 1 to the number of parts or envs that start one after the other.
-        number: Number of the command that this object is the state of. It is set last, so if an interrupt came earlier,
-            the host starts the command anew.
+        counts: From 1 to the number of parts or envs that start one after another.
+        number: Number of the command whose state this object is. It is set last, so the host starts the command anew if
+            an interrupt came earlier.
         num_started: Number of envs that have started. The last of them is the current one.
-        doing: The operation of this env, for messages.
+        doing: The operation of the current env, for messages.
         reply: The reply so far.
     """
 
@@ -82,8 +82,8 @@ class RunningCommand:
 
     @property
     def current_ids(self) -> tuple[int, ...]:
-        """The env that has started last, or all envs of a vector env that has; empty before the first."""
-        number = self.num_started  # read once, since this is also called in other threads
+        """The env that has started last, or all envs of that vector env; empty before the first env."""
+        number = self.num_started  # read only once, because other threads call this as well
         if self.shares is not None:
             return self.shares[number - 1].env_ids if number else ()
         return self.command.env_ids[max(0, number - 1) : number]

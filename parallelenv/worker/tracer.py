@@ -1,7 +1,7 @@
 """A host's record of what each of its envs does and when, for `ParallelEnv.profile`.
 
-Recording a command takes some 4 us, each of its envs 0.6 us more, and each reset within a step 1 us. A host that is not
-traced pays one comparison per command.
+Recording takes about 4 us per command, 0.6 us more for each of its envs, and 1 us for each reset within a step. For a
+host that is not traced, the cost is one comparison per command.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from parallelenv.contract.worker_info import ProcessInfo, clock_id, this_process
 from parallelenv.worker.running_command import Run, RunningCommand
 
 MOST_TURNS = 1_000_000
-"""Turns of envs that a host keeps; older commands are dropped. They take 8 MB, and commands as much."""
+"""Number of turns of envs that a host keeps; older commands are dropped. Turns take 8 MB, and so do commands."""
 Span = tuple[float, float, str, tuple[int, ...], "array[float]"]
-"""Begin and end of a command, its operation, its envs, and when the turn of each started, if it had one."""
+"""Start and end of a command, its operation, its envs, and when the turn of each env started, if it had one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
-    """The record of a worker. Times are in seconds of one `time.perf_counter`."""
+    """The record of a worker. Times are in seconds of the same `time.perf_counter`."""
 
     env_ids: tuple[int, ...]  #: Its envs.
     process: ProcessInfo  #: Its process.
     clock: str  #: Id of its clock.
-    since: float  #: When the record begins: older commands, if there were any, were dropped.
+    since: float  #: When the record starts; older commands, if there were any, were dropped.
     now: float  #: When this record was made.
     is_cut: bool  #: Whether any commands were dropped.
     operations: Sequence[str]  #: ``m`` names, of its commands. A step within a rollout precedes the rollout.
@@ -55,12 +55,12 @@ class WorkerRecord:
         return replace(self, since=since, now=self.now + seconds, spans=spans, turns=turns, resets=resets)
 
     def __deepcopy__(self, memo: object) -> WorkerRecord:
-        """Return itself: the worker does not use it."""
+        """Return the object itself, because the worker no longer uses it."""
         return self
 
 
 class HostTracer:
-    """Records the commands of a host, the newest ones if there are too many.
+    """Records the commands of a host; if there are too many, only the newest ones are kept.
 
     Attributes:
         resets: Begin and end of each reset within a step, and the env's id.
@@ -72,8 +72,8 @@ class HostTracer:
         self._is_cut = False
         self._spans: deque[Span] = deque()
         self._num_turns = 0
-        self._moments: list[float] = []  # when each env's turn started in the present command
-        # Evaluated for each env, in C: `append` returns None, which is made true.
+        self._moments: list[float] = []  # when each env's turn started in the current command
+        # This is evaluated for each env, in C. `append` returns None, which is turned into true.
         self._clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 
     def traced(self, run: Run) -> Run:
@@ -81,7 +81,7 @@ class HostTracer:
 
         def traced_run(running: RunningCommand, walk: Iterator[Any]) -> None:
             operation, env_ids = running.command.operation, running.command.env_ids
-            if running.shares is not None:  # the turn of a vector env is shown as that of its first env
+            if running.shares is not None:  # the turn of a vector env is shown as the turn of its first env
                 env_ids = tuple(share.env_ids[0] for share in running.shares)
             is_rollout = operation == "rollout"  # the turns of its envs belong to its steps
             first, begin = running.num_started, perf_counter()  # after an interrupt the first envs have had their turn

@@ -1,7 +1,7 @@
-"""The output of a worker process, by Python, C code, or child processes.
+"""The output of a worker process, whether written by Python, C code or child processes.
 
-The worker's standard output and error are an unnamed file that the caller reads too, so the last output of a killed
-worker is also available. Python's output is marked with the env that was being stepped.
+The worker's standard output and error go to an unnamed file that the caller can read, so even the last output of a
+killed worker is available. Python's output is marked with the env that was being stepped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parallelenv.contract.protocol import Printed
 
 _MARK = re.compile(b"\x1e([0-9]*)\x1f")
 _WORN = 1 << 20
-"""Bytes after which a file that was read is truncated."""
+"""Number of bytes after which a file that has been read is truncated."""
 _NUM_LAST_LINES = 20
 _OWN_FRAMES = re.compile(
     rf'(most recent call first\):\n.*?)\n  File "{re.escape(str(Path(__file__).parent))}.*', re.DOTALL
@@ -36,11 +36,11 @@ class WorkerLog:
     def __init__(self, fileno: int) -> None:
         self.fileno = fileno
         self._position = 0  # read position on the caller's side; last known length on the worker's
-        self._last = b""  # the end of what was read so far
+        self._last = b""  # the last bytes that were read
 
     @classmethod
     def create(cls) -> WorkerLog | None:
-        """Return a new one; ``None`` where descriptors cannot be sent."""
+        """Return a new log; ``None`` on systems where descriptors cannot be sent."""
         if os.name != "posix":
             return None
         import fcntl
@@ -55,7 +55,7 @@ class WorkerLog:
             return cls(fileno)
 
     def __reduce__(self) -> Any:
-        """Pickle it for a process that is being started."""
+        """Pickle the log for a process that is being started."""
         return _receive, (reduction.DupFd(self.fileno),)
 
     def close(self) -> None:
@@ -80,9 +80,9 @@ class WorkerLog:
     # ---------------------------------------------------------------- the caller's end
 
     def take_output(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
-        """Return what was printed since the last time by a worker with these envs.
+        """Return what a worker with these envs has printed since the last call.
 
-        ``is_idle``: whether the worker waits for a command; it then does not write, and the last line is complete.
+        ``is_idle`` tells whether the worker waits for a command; it then does not write, and the last line is complete.
         """
         text = self._read()
         if not is_idle:
@@ -115,7 +115,7 @@ class WorkerLog:
 
 
 class EnvStream(io.TextIOWrapper):
-    """A standard stream that marks the text with the env that prints.
+    """A standard stream that marks text with the env that prints it.
 
     C code writes the same stream to ``fileno``; ``env_of`` returns the id of the env, ``None`` outside of envs.
     """
@@ -126,7 +126,7 @@ class EnvStream(io.TextIOWrapper):
         self.env_of = env_of
 
     def write(self, text: str) -> int:
-        """Write a text, in one piece."""
+        """Write text in one piece."""
         env_id = self.env_of()
         super().write(text if env_id is None else f"\x1e{env_id}\x1f{text}\x1e\x1f")
         return len(text)
@@ -136,11 +136,11 @@ def redirect_descriptors(log: WorkerLog) -> None:
     """Redirect all output of this process and its children to a log."""
     for fileno in (1, 2):
         os.dup2(log.fileno, fileno)
-    faulthandler.enable(2, all_threads=False)  # reports the line of Python at a crash in C code
+    faulthandler.enable(2, all_threads=False)  # reports the Python line if C code crashes
 
 
 def redirect_streams(env_of: Callable[[], int | None], filenos: tuple[int, int]) -> None:
-    """Make standard output and error an `EnvStream` each, on these descriptors."""
+    """Replace standard output and standard error with an `EnvStream` on each of these descriptors."""
     for name, fileno in zip(("stdout", "stderr"), filenos, strict=True):
         stream = getattr(sys, name)
         if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # a module, such as a logger, may have kept it

@@ -55,7 +55,7 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
         receive: Waits for the next message and returns it; raises `EOFError` or `OSError` if the other end is closed.
         send: Sends a message.
         parent_pipe: A descriptor that becomes readable when the caller dies; this process then ends at once, even
-            within a step. Without it, it ends when it next receives.
+            within a step. Without the descriptor, it ends when it next receives.
     """
     if parent_pipe is not None:
         die_with_caller(parent_pipe)
@@ -66,7 +66,7 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
 
 
 class MessageHost:
-    """A host that takes its commands from messages, and gives its replies as messages.
+    """A host that gets its commands in messages and sends its replies in messages.
 
     Args:
         host: The host.
@@ -82,7 +82,7 @@ class MessageHost:
         self.content: Array | None = None  # see `BroadcastContent`
 
     def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
-        """Execute commands until the connection is closed; then close the envs. Arguments: see `serve`.
+        """Execute commands until the connection is closed; then close the envs. See `serve` for the arguments.
 
         Raises:
             EOFError, OSError: At the end, always.
@@ -107,13 +107,13 @@ class MessageHost:
         if self._batch is not None and command.writes_rows:
             reply.rows = self._batch.take_results(command.env_ids)
         is_building = command.operation == "build" and self._limits is None
-        if is_building and not any(name in os.environ for name in _THREAD_VARIABLES):  # else the user has set them
+        if is_building and not any(name in os.environ for name in _THREAD_VARIABLES):  # otherwise the user has set them
             # Numerical libraries would start a thread per core in every worker. Only loaded ones can be limited.
             self._limits = threadpool_limits(self.packed.threads)
         return self.encode(reply)
 
     def decode(self, message: Message) -> Command | Message | None:
-        """Return the command in a message; the reply, if it cannot be read; ``None`` if it was not a command."""
+        """Return the command in a message, the reply if it cannot be read, or ``None`` if it is not a command."""
         try:
             command = decode_command(message, self.subsets)
         except UnreadableError as error:
@@ -136,14 +136,14 @@ class MessageHost:
         return encode_reply(reply)
 
     def attach(self, layout: Layout) -> None:
-        """Give the host a batch of this layout: here one of its own, so that rows travel in the messages."""
+        """Give the host a batch with this layout. It is the host's own, so rows travel in the messages."""
         self._batch = Batch.private(layout)
         self.use(self._batch)
 
     def use(self, batch: Batch) -> None:
         """Let the host use a batch."""
         self.host.attach(batch)
-        self.subsets[0] = self.host.env_ids  # only now known, if there are vector envs
+        self.subsets[0] = self.host.env_ids  # only known now if there are vector envs
 
 
 def prepare_worker(packed: PackedSpec) -> None:
@@ -161,9 +161,9 @@ def prepare_worker(packed: PackedSpec) -> None:
 def forget_launcher() -> None:
     """Remove the variables that mark this process as started by an MPI launcher.
 
-    A worker inherits the variables of the caller, which may have been started so. An env that imports `mpi4py` would
-    then take the caller's place in its job, and hang or end it. The variables are removed in the worker, before envs
-    are made: the caller's are never changed, since other threads may be reading them.
+    A worker inherits the variables of the caller, which an MPI launcher may have started. An env that imports `mpi4py`
+    would then take the caller's place in the MPI job, and hang the job or end it. The variables are removed in the
+    worker, before envs are made. The caller's variables are never changed, because other threads may be reading them.
     """
     for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
         del os.environ[name]
@@ -173,7 +173,7 @@ def die_with_caller(sentinel: int) -> None:
     """End this process when the caller dies, whatever the env is doing.
 
     Args:
-        sentinel: A descriptor that becomes readable then, whose end no other process shares.
+        sentinel: A descriptor that becomes readable when the caller dies; no other process shares its other end.
 
     Raises:
         RuntimeError: If no thread can be started.
@@ -188,7 +188,7 @@ def die_with_caller(sentinel: int) -> None:
 
 
 def end_with_caller(sentinel: int) -> None:
-    """Make the system end this process when the caller dies, on Linux. Arguments: see `die_with_caller`."""
+    """On Linux, make the system end this process when the caller dies. See `die_with_caller` for the arguments."""
     if sys.platform == "linux":
         fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The bases of all wrappers: they have every attribute and method of `ParallelEnv`, and hooks for its results."""
+"""The base classes of wrappers: they have every attribute and method of `ParallelEnv`, and hooks for its results."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ _BYPASSING = {
     *("rollout", "send_reset", "arecv", "stream", "run_episodes", "play", "record", "get_state", "send_action"),
     *("to_gymnasium", "to_sb3", "to_tianshou"),
 }
-"""Methods that step inside wrappers, or whose results arrive later than wrappers can process them."""
+"""Methods that step the envs inside the wrappers, or whose results arrive too late for wrappers to process."""
 
 
 def space_of(env: object) -> Space:
-    """Return the observation space shared by all envs, or ``None``; an `ArgumentError` if ``env`` cannot be wrapped."""
+    """Return the space that all envs share, or ``None``; raise an `ArgumentError` if ``env`` cannot be wrapped."""
     if isinstance(env, type) or not hasattr(env, "customized_method"):
         raise ArgumentError(
             f"env={show(env)} is not a ParallelEnv or a wrapper of one. Wrap single envs where you make them."
@@ -62,7 +62,7 @@ def space_of(env: object) -> Space:
 
 
 def shared_structure(env: object, problem: str) -> Structure:
-    """Return the structure of the space shared by all envs; an error that states the ``problem`` if they share none."""
+    """Return the structure of the space that all envs share; if there is none, raise an error with the ``problem``."""
     structure = Structure(space_of(env))
     if structure.space is None:
         raise ArgumentError(
@@ -72,14 +72,15 @@ def shared_structure(env: object, problem: str) -> Structure:
 
 
 class ParallelWrapper(ShortTracebacks):
-    """Base of wrappers, with all attributes and methods of the wrapped `ParallelEnv`.
+    """Base class of wrappers, with all attributes and methods of the wrapped `ParallelEnv`.
 
     Override methods, or the hooks `on_reset`, `on_step` and `on_send`. Each result passes through the hooks once,
     batched, whichever method returns it (`step`, `recv`, `step_wait`), for any number of envs and any ``align``. If an
     env fails, the others' results in ``error.partial`` also pass through.
 
-    An exception raised by a hook is raised unchanged. Its ``partial`` is the result that the hook received, its
-    ``wrapper`` this wrapper. Wrappers around it never see that result, so all envs in it need a reset.
+    An exception raised by a hook reaches the caller unchanged. Its attribute ``partial`` is the result that the hook
+    received, and ``wrapper`` is this wrapper. The wrappers around this one never see that result, so all envs in the
+    result need a reset.
 
     Methods that would bypass wrappers raise `UsageError`: `rollout`, `stream`, `run_episodes`, `play`, `record`,
     `send_reset`, `arecv`, `get_state`, `send_action`, `to_gymnasium`, `to_sb3`, `to_tianshou`. Call them on
@@ -104,13 +105,13 @@ class ParallelWrapper(ShortTracebacks):
     # ---------------------------------------------------------------- hooks
 
     def on_send(self, action: object, id: Ids) -> None:
-        """Check the actions of `step`, `send` or `step_async` before they are sent; raise an error to refuse them."""
+        """Check actions of `step`, `send` or `step_async` before they are sent; raise an error to refuse them."""
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Return the states that a reset should return.
 
         Args:
-            states: First states of these envs, batched.
+            states: Batched first states of these envs.
             env_ids: The envs, in the order of the states. Exhausted envs are left out.
         """
         return states
@@ -119,7 +120,8 @@ class ParallelWrapper(ShortTracebacks):
         """Return the result that a step should return.
 
         Args:
-            result: The result of the wrapped object, without idle envs; it may be of no env. Its infos may be changed.
+            result: The result that the wrapped object returned, without idle envs; it may have no rows. Its infos may
+                be changed.
         """
         return result
 
@@ -257,12 +259,12 @@ class ParallelWrapper(ShortTracebacks):
 
     @property
     def frozen(self) -> bool:
-        """Whether the statistics of all `NormalizeStates` and `NormalizeRewards`, from here inwards, are frozen.
+        """Whether the statistics of all `NormalizeStates` and `NormalizeRewards` from this wrapper inwards are frozen.
 
-        Setting it, at any time, sets it for all of them.
+        Setting this attribute, which is possible at any time, sets it for all of these wrappers.
 
         Raises:
-            ArgumentError: If it is set to anything but a bool.
+            ArgumentError: If it is set to anything other than a bool.
             AbsentAttributeError: If there is no such wrapper.
         """
         return all(layer.is_frozen for layer in self._with_statistics())
@@ -285,7 +287,7 @@ class ParallelWrapper(ShortTracebacks):
         return found
 
     def save_state(self) -> SavedState | WrappedState:
-        """Return the state of the envs, see `ParallelEnv.save_state`, and of the wrappers."""
+        """Return the state of the wrappers and of the envs. See `ParallelEnv.save_state`."""
         state, memory = self.env.save_state(), self.remembered()
         return WrappedState(type(self).__qualname__, deep_copy(memory), state) if memory else state
 
@@ -295,8 +297,8 @@ class ParallelWrapper(ShortTracebacks):
         If an env fails, the wrappers keep their current state, so reset all envs.
 
         Raises:
-            ArgumentError: If it was saved through different wrappers, or for the reasons given there; nothing was
-                changed.
+            ArgumentError: If the state was saved through different wrappers, or for the reasons given in
+                `ParallelEnv.load_state`; nothing was changed.
         """
         expected = _form(self.remembered())
         if not expected:
@@ -319,7 +321,7 @@ class ParallelWrapper(ShortTracebacks):
         return lost
 
     def remembered(self) -> dict[str, object]:
-        """Return the state that this wrapper keeps between calls, for `save_state`; empty if there is none."""
+        """Return the state that this wrapper keeps between calls, for `save_state`; it is empty if there is none."""
         return {name: getattr(self, name) for name in self._saved}
 
     def remember(self, memory: dict[str, Any]) -> None:
@@ -344,7 +346,7 @@ class ParallelWrapper(ShortTracebacks):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the wrapped object; for a method that would bypass this wrapper, one that raises."""
+        """Return the wrapped object's attribute; for a method that would bypass this wrapper, one that raises."""
         if name in _BYPASSING:
             return partial(self._refuse, name)
         if name.startswith("_") or name == "env":
@@ -354,10 +356,10 @@ class ParallelWrapper(ShortTracebacks):
     if not TYPE_CHECKING:  # a type checker would otherwise accept any name
 
         def __setattr__(self, name: str, value: object) -> None:
-            """Set an attribute of this wrapper; unlike a read, this is not forwarded.
+            """Set an attribute of this wrapper; reads are forwarded to the wrapped object, but this is not.
 
             Raises:
-                AbsentAttributeError: If it is a setting of another library, which would have no effect here.
+                AbsentAttributeError: If the name is a setting of a different library, because it would have no effect.
             """
             if name in FOREIGN_SETTINGS and not hasattr(type(self), name):
                 raise unsettable_attribute(self, name, is_argument=False)
@@ -368,7 +370,7 @@ class ParallelWrapper(ShortTracebacks):
         return len(self.env)
 
     def __enter__(self) -> Self:
-        """Return itself; the end of the ``with`` block calls `close`."""
+        """Return the wrapper itself; the end of the ``with`` block calls `close`."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -376,7 +378,7 @@ class ParallelWrapper(ShortTracebacks):
         self.close()
 
     def __repr__(self) -> str:
-        """Return one line."""
+        """Return a description of one line."""
         return f"<{type(self).__name__} around {self.env!r}>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
@@ -398,7 +400,7 @@ def _form(value: object) -> object:
 
 
 class StateWrapper(ParallelWrapper):
-    """Base of wrappers that change states: override `process`, which gets the states of all envs in a result.
+    """Base class of wrappers that change states: override `process`, which gets the states of all envs in a result.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -428,19 +430,20 @@ class StateWrapper(ParallelWrapper):
 
         Raises:
             UsageError: If a subclass does not override it.
-            BaseException: Any exception of yours; ``error.partial`` has the unprocessed result, see `ParallelWrapper`.
+            BaseException: Any exception that your `process` raises; ``error.partial`` has the unprocessed result, see
+                `ParallelWrapper`.
         """
         raise UsageError(f"{type(self).__name__} lacks process(states). Define it; it returns the processed states.")
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
-        """Return the first states, processed."""
+        """Return the processed first states."""
         return self._processed(states, len(env_ids))
 
     def on_step(self, result: StepResult) -> StepResult:
         """Return the result with its states processed, including last states of episodes.
 
         Raises:
-            ArgumentError: If `process` returns something other than a batch of states of the space.
+            ArgumentError: If `process` returns something other than a batch of states that fit the space.
         """
         if not len(result.dones):
             return result

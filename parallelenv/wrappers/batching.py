@@ -26,7 +26,7 @@ def apply_to_stepped(
 ) -> StepResult:
     """Return a result in which the hook has processed the rows of stepped envs; idle envs have no state.
 
-    ``space`` is that of the states, ``new_space`` that of the states that the hook returns.
+    ``space`` is the space of the states; ``new_space`` is the space of the states that the hook returns.
     """
     states, rewards = result.states, result.rewards
     if not isinstance(states, np.ndarray) or states.dtype != object or rewards.dtype != object:
@@ -47,7 +47,7 @@ def apply_to_stepped(
 
 
 def changed(result: StepResult, *, states: States = None, rewards: Array | None = None) -> StepResult:
-    """Return a result with other states or rewards."""
+    """Return a copy of the result with new states or rewards."""
     return StepResult(
         result.states if states is None else states,
         result.rewards if rewards is None else rewards,
@@ -56,14 +56,14 @@ def changed(result: StepResult, *, states: States = None, rewards: Array | None 
 
 
 def rebuilt(result: StepResult) -> Array:
-    """Return ``(k,)`` bool: env failed and was rebuilt. Its state is a first state, its reward is not from the env."""
+    """Return ``(k,)`` bool: whether the env failed and was rebuilt. Its reward is then not from the env."""
     if not has_true(result.dones):  # a rebuilt env ends its episode
         return np.zeros(len(result.dones), dtype=bool)
     return np.array([isinstance(info.get("failure"), BaseException) for info in result.infos], dtype=bool)
 
 
 def numeric_rewards(result: StepResult) -> Array:
-    """Return the rewards, ``(k,)`` float64; an `EnvContractError` if one is not a number."""
+    """Return the rewards, ``(k,)`` float64; raise an `EnvContractError` if a reward is not a number."""
     if result.rewards.dtype != object:
         return result.rewards  # type: ignore[no-any-return]
     numbers = [as_number(reward) for reward in result.rewards]
@@ -79,7 +79,7 @@ def numeric_rewards(result: StepResult) -> Array:
 
 
 def batch_of(space: Space, states: Sequence[object]) -> States:
-    """Return single states as a batch."""
+    """Return a batch of single states."""
     if space is None:
         return batch_values(states)
     empty: Any = create_empty_array(space, len(states))
@@ -87,7 +87,7 @@ def batch_of(space: Space, states: Sequence[object]) -> States:
 
 
 def unstacked(states: States, space: Space, count: int) -> list[State]:
-    """Return ``count`` single states of a batch, copied because with ``copy=False`` the batch may be a view."""
+    """Return copies of ``count`` single states of a batch; with ``copy=False`` the batch itself may be a view."""
     if isinstance(states, np.ndarray) and states.dtype == object:
         return list(states)
     structure = Structure(space)  # tells a batch of tuples from a tuple of batches
@@ -102,7 +102,7 @@ def _copied(value: State) -> State:
 
 
 def scattered(states: States, space: Space, rows: Sequence[int], count: int) -> Array:
-    """Return one state per env as an object array: those of a batch in these rows, ``None`` elsewhere."""
+    """Return an object array with one state per env: the states of a batch in these rows, ``None`` elsewhere."""
     found: list[object] = [None] * count
     for row, state in zip(rows, unstacked(states, space, len(rows)), strict=True):
         found[row] = state
@@ -110,7 +110,7 @@ def scattered(states: States, space: Space, rows: Sequence[int], count: int) -> 
 
 
 def aligned(result: StepResult, align: Align, space: Space) -> StepResult | StepBatch:
-    """Return a result with the requested alignment. ``space`` is that of its states."""
+    """Return a result with the requested alignment. ``space`` is the space of its states."""
     if align == "item":
         return result
     rows = unstacked(result.states, space, len(result.env_ids))
@@ -119,7 +119,7 @@ def aligned(result: StepResult, align: Align, space: Space) -> StepResult | Step
 
 
 def check_states(space: Space, states: States, num_states: int) -> None:
-    """Raise an `ArgumentError` unless ``states`` is a batch of that size; shapes and dtypes are not checked."""
+    """Raise an `ArgumentError` unless ``states`` is a batch of the given size; shapes and dtypes are not checked."""
     structure = Structure(space)
     try:
         leaves = structure.split(states)

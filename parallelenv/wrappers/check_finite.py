@@ -16,15 +16,15 @@ from parallelenv.wrappers.base import ParallelWrapper, Wrappable
 from parallelenv.wrappers.batching import States
 
 Found = dict[str, list[int]]
-"""Env ids by the place of the number that is not finite, such as ``"state['camera']"``."""
+"""Env ids, by the place of the number that is not finite, such as ``"state['camera']"``."""
 
 
 class CheckFinite(ParallelWrapper):
     """Raises `EnvContractError` as soon as an action, a state or a reward is nan or infinite.
 
-    The error names the envs, also in ``error.env_ids``, and the place in the action or state. Actions are checked
-    before anything is sent, except those of idle envs; results when they arrive. After an error in a result, which is
-    in ``error.partial``, the envs in it need a reset.
+    The error names the envs and the place in the action or state; ``error.env_ids`` lists the envs. Actions, except
+    those for idle envs, are checked before anything is sent; results are checked when they arrive. After an error in a
+    result, ``error.partial`` is that result, and the envs in it need a reset.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -38,7 +38,7 @@ class CheckFinite(ParallelWrapper):
         self._states, self._actions = Structure(env.single_observation_space), Structure(env.single_action_space)
 
     def on_send(self, action: object, id: Ids) -> None:
-        """Check that actions are finite. Other errors in them are left to the step."""
+        """Check that actions are finite. The step detects any other errors in them."""
         resting = self.exhausted | (self.done & (self.unwrapped.asynchronous in (None, "idle")))
         try:
             found = self._find(self._actions, action, "action", self.chosen(id))

@@ -43,7 +43,7 @@ class Moments:
 
     @property
     def variance(self) -> Array:
-        """``shape`` float64, the population variance; 0 if there are no arrays."""
+        """The population variance, a float64 array of shape ``shape``; 0 if there are no arrays."""
         return self.squares / max(self.count, 1)
 
     def plus(self, other: Moments) -> Moments:
@@ -55,11 +55,11 @@ class Moments:
 
     @property
     def is_finite(self) -> bool:
-        """Whether they are usable; `guess` also needs the square of the mean."""
+        """Whether the moments are usable. The square of the mean must be finite as well, because `guess` needs it."""
         return bool(np.isfinite(self.squares + self.mean**2).all())
 
     def guess(self) -> tuple[Array, Array]:
-        """Return mean and variance including the prior, so that a few arrays do not have too much weight."""
+        """Return the mean and variance, with the prior included so that a few arrays do not have too much weight."""
         total = self.count + _PRIOR
         squares = self.squares + _PRIOR + self.mean**2 * (self.count * _PRIOR / total)
         return self.mean * (self.count / total), squares / total
@@ -68,10 +68,10 @@ class Moments:
 class RunningStatistics:
     """Mean and variance of every number of a state, or of a return, over all data so far.
 
-    Can be pickled, copied, saved, and merged with those of other workers or pools.
+    Statistics can be pickled, copied, saved, and merged with those of other workers or other `ParallelEnv` objects.
 
     Args:
-        shapes: Shape of each leaf, by its path in the state: ``"['camera']"``, or ``""`` for the whole.
+        shapes: Shape of each leaf, by its path in the state: ``"['camera']"``, or ``""`` for the whole state.
 
     Attributes:
         leaves: The `Moments` of each leaf, by the same paths.
@@ -87,7 +87,7 @@ class RunningStatistics:
 
     @property
     def count(self) -> int:
-        """Number of states counted."""
+        """Number of states that were counted."""
         return max((moments.count for moments in self.leaves.values()), default=0)
 
     def update(self, batch: Mapping[str, Array], env_ids: Sequence[int] | Array | None = None) -> None:
@@ -99,8 +99,8 @@ class RunningStatistics:
 
         Raises:
             ArgumentError: If leaves or shapes differ.
-            EnvContractError: If mean or variance would become nan or infinite permanently. In both cases nothing was
-                added.
+            EnvContractError: If the mean or variance would become nan or infinite permanently. After either error,
+                nothing was added.
         """
         if not isinstance(batch, Mapping):
             raise ArgumentError(f"batch={show(batch)} must be a dict of arrays, one for each of {list(self.leaves)}.")
@@ -108,7 +108,7 @@ class RunningStatistics:
         with np.errstate(all="ignore"):  # overflows are detected below
             total = self._plus(self.leaves, {name: Moments.of(rows) for name, rows in arrays.items()}, "The batch")
             wrong = [name for name, moments in total.items() if not moments.is_finite]
-            spoilers: set[int] = set()  # rows that make a leaf infinite; all rows if only several together do
+            spoilers: set[int] = set()  # rows that make a leaf infinite; all rows if no single row does
             for name in wrong:
                 own, every = self.leaves[name], range(len(arrays[name]))
                 alone = [row for row in every if not own.plus(Moments.of(arrays[name][row : row + 1])).is_finite]
@@ -125,10 +125,10 @@ class RunningStatistics:
         self.leaves.update(total)
 
     def merge(self, *others: RunningStatistics) -> None:
-        """Add the data of other statistics. Data that two of them share counts twice.
+        """Add the data of other statistics. Data that two of them share is counted twice.
 
         Raises:
-            ArgumentError: If one is not `RunningStatistics`, or its leaves or shapes differ.
+            ArgumentError: If an argument is not `RunningStatistics`, or its leaves or shapes differ.
         """
         total: Mapping[str, Moments] = self.leaves
         for other in others:
@@ -148,17 +148,17 @@ class RunningStatistics:
         return {name: moments.plus(others[name]) for name, moments in leaves.items()}
 
     def save(self, path: str | Path) -> None:
-        """Write the statistics to a file in numpy's ``.npz`` format. An existing file is replaced once all is written.
+        """Write the statistics to a file in numpy's ``.npz`` format. An existing file is replaced only at the end.
 
         Raises:
-            OSError: If it cannot be written; no partial file remains.
+            OSError: If the file cannot be written; no partial file remains.
         """
         arrays: dict[str, Any] = {"names": np.array(list(self.leaves), dtype=str)}
         for index, moments in enumerate(self.leaves.values()):
             arrays.update({f"{name}{index}": value for name, value in vars(moments).items()})
         part = Path(path).with_name(Path(path).name + ".part")
         try:
-            with part.open("wb") as file:  # given a name, numpy would add a suffix
+            with part.open("wb") as file:  # if given a name, numpy would add a suffix
                 np.savez(file, **arrays)
             part.replace(path)
         except BaseException:
@@ -168,11 +168,11 @@ class RunningStatistics:
 
     @classmethod
     def load(cls, path: str | Path) -> RunningStatistics:
-        """Return statistics from a file written by `save`. Nothing in the file is executed.
+        """Return the statistics in a file that `save` wrote. Nothing in the file is executed.
 
         Raises:
             ArgumentError: If the file was not written by `save`.
-            OSError: If it cannot be read.
+            OSError: If the file cannot be read.
         """
         loaded = cls({})
         try:
@@ -188,7 +188,7 @@ class RunningStatistics:
         return loaded
 
     def __repr__(self) -> str:
-        """Return one line."""
+        """Return a description of one line."""
         return f"<RunningStatistics of {self.shapes}, {self.count:,} seen>"
 
 
@@ -201,7 +201,7 @@ class Normalizer:
         places: Indices of the leaves to normalise, by their names in the statistics.
         statistics: Statistics of these leaves.
         epsilon: Added to the variance.
-        clip: Bound of the absolute values returned.
+        clip: Upper bound on the absolute values returned.
     """
 
     structure: Structure
@@ -223,18 +223,19 @@ class Normalizer:
 class NormalizeStates(StateWrapper):
     """Normalises each number of the states to mean 0 and variance 1, with statistics of all states so far.
 
-    The statistics count the states that `reset`, `step` and `recv` return for envs that acted, but not those of idle
-    envs, nor ``info["ended_state"]``, which is also normalised. Only the `Box` parts of a state change; they become
-    float32, within ``-clip .. clip``. States that would make mean or variance nan or infinite raise `EnvContractError`.
+    The statistics count the states that `reset`, `step` and `recv` return for envs that acted. They do not count those
+    of idle envs, nor ``info["ended_state"]``, although the latter is normalised as well. Only the `Box` parts of a
+    state change; they become float32, within ``-clip .. clip``. States that would make the mean or variance nan or
+    infinite raise `EnvContractError`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space.
         keys: Keys of a `Dict` space to normalise; ``None`` means all.
-        statistics: Statistics to start from, or to share with another wrapper, for example those of training in an
-            evaluation; ``None`` starts new ones.
+        statistics: Statistics to start from, or to share with another wrapper, for example to evaluate with the
+            statistics from training; ``None`` starts new ones.
         frozen: Whether this wrapper leaves the statistics unchanged.
         epsilon: Added to the variance.
-        clip: Bound of the absolute values returned; `math.inf` for none.
+        clip: Upper bound on the absolute values returned; `math.inf` for no bound.
 
     Attributes:
         normalizer: The `Normalizer`, for use in a policy given to `ParallelEnv.rollout`.
@@ -279,20 +280,20 @@ class NormalizeStates(StateWrapper):
 
     @property
     def statistics(self) -> RunningStatistics:
-        """The statistics, to be saved, loaded or merged."""
+        """The statistics, which you can save, load or merge."""
         return self.normalizer.statistics
 
     @property
     def state_statistics(self) -> RunningStatistics:
-        """The same as ``statistics``, but also accessible through a `NormalizeRewards` around this wrapper."""
+        """The same as ``statistics``, but accessible even through a `NormalizeRewards` around this wrapper."""
         return self.statistics
 
     def process(self, states: States) -> States:
-        """Return normalised states, batched as the wrapped object returns them, without counting them."""
+        """Return normalised states, batched as the wrapped object returns them. They are not counted."""
         return self.normalizer(states)
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
-        """Count first states, and return them normalised."""
+        """Count the first states, and return them normalised."""
         self._count(states, env_ids)
         return super().on_reset(states, env_ids)
 
@@ -321,7 +322,7 @@ class NormalizeRewards(ParallelWrapper):
         statistics: Statistics of returns to start from or share; ``None`` starts new ones.
         frozen: Whether this wrapper leaves the statistics unchanged.
         epsilon: Added to the variance.
-        clip: Bound of the absolute values returned; `math.inf` for none.
+        clip: Upper bound on the absolute values returned; `math.inf` for no bound.
 
     Attributes:
         statistics: `RunningStatistics` of the returns.
@@ -352,7 +353,7 @@ class NormalizeRewards(ParallelWrapper):
 
     @property
     def reward_statistics(self) -> RunningStatistics:
-        """The same as ``statistics``, but also accessible through a `NormalizeStates` around this wrapper."""
+        """The same as ``statistics``, but accessible even through a `NormalizeStates` around this wrapper."""
         return self.statistics
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:

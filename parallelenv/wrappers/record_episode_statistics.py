@@ -18,15 +18,15 @@ from parallelenv.wrappers.batching import States, numeric_rewards, rebuilt
 
 
 class RecordEpisodeStatistics(ParallelWrapper):
-    """Adds statistics of the episode to the info of its last step: ``info["episode"]``, with Gymnasium's keys.
+    """Adds the statistics of an episode to the info of its last step, as ``info["episode"]`` with Gymnasium's keys.
 
-    ``"r"`` is the sum of rewards (float), ``"l"`` the number of steps, ``"t"`` the duration in seconds. A step in
-    which an env failed and was restarted counts, with reward 0. With ``"continue"``, steps after the end do not count
-    until a reset. A step raises `EnvContractError` if a reward is not a number, or an info already has the key.
+    ``"r"`` is the sum of rewards (a float), ``"l"`` is the number of steps, and ``"t"`` is the duration in seconds. A
+    step in which an env failed and was restarted counts, with reward 0. With ``"continue"``, steps after the end do not
+    count until a reset. A step raises `EnvContractError` if a reward is not a number or an info already has the key.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
-        buffer_length: Number of latest episodes to keep.
+        buffer_length: Number of episodes to keep; older ones are dropped.
         stats_key: Key in the info.
 
     Attributes:

@@ -22,8 +22,8 @@ class RecordVideo(ParallelWrapper):
     """Records videos of the envs, all in one picture, with Pillow only.
 
     Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards; the call first waits for envs that
-    are in the middle of a step. Frames stay in memory until the video is full, or `close` or `save` ends it; then it is
-    written. If that fails, it is kept for the next `save`.
+    are in the middle of a step. Frames stay in memory until the video is full, or `close` or `save` ends it; then the
+    video is written. If writing fails, the video is kept for the next `save`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Make its envs with ``render_mode="rgb_array"``.
@@ -33,8 +33,8 @@ class RecordVideo(ParallelWrapper):
             whether to start a video. ``None`` records one video, from the start.
         video_length: Frames per video.
         name_prefix: Prefix of file names.
-        fps: Frames per second; ``None`` takes the envs' ``metadata["render_fps"]``, or else 30. At most 50 for GIF and
-            90 for WebP and PNG, because browsers slow faster animations down to 10.
+        fps: Frames per second; ``None`` means the envs' ``metadata["render_fps"]``, or 30 if they have none. At most 50
+            for GIF and 90 for WebP and PNG, because browsers slow faster animations down to 10.
         video_format: ``"webp"``, ``"gif"``, ``"png"`` or, with imageio-ffmpeg installed, ``"mp4"``.
         id: Envs to record; ``None`` means all.
 
@@ -42,9 +42,9 @@ class RecordVideo(ParallelWrapper):
         paths: Paths of the written videos, oldest first.
 
     Raises:
-        ArgumentError: If an argument is unknown or has an invalid value, or an env to record has another
+        ArgumentError: If an argument is unknown or has an invalid value, or an env to record has a different
             ``render_mode``.
-        MissingDependencyError: If Pillow is missing, or built without the format.
+        MissingDependencyError: If Pillow is missing, or was built without support for the format.
         OSError: If the folder cannot be created.
     """
 
@@ -116,10 +116,10 @@ class RecordVideo(ParallelWrapper):
             self.save()
 
     def save(self) -> Path | None:
-        """End the current video and return its path; ``None`` if there is none.
+        """End the current video and return its path, or ``None`` if there is no video.
 
         Raises:
-            OSError: If it cannot be written. It is kept; the next call, step or `close` tries again.
+            OSError: If the video cannot be written. It is kept; the next call of `save`, step or `close` tries again.
         """
         if not self._frames:
             self._frames = None
@@ -152,7 +152,7 @@ class RecordVideo(ParallelWrapper):
         """Write the current video, and close the `ParallelEnv`.
 
         Raises:
-            OSError: If it cannot be written; everything is closed anyway, and `save` can be called again.
+            OSError: If the video cannot be written; everything is closed anyway, and `save` can be called again.
         """
         try:
             self.save()

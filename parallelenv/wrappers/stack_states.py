@@ -21,17 +21,19 @@ from parallelenv.wrappers.batching import States, changed, rebuilt
 class StackStates(StateWrapper):
     """Stacks the latest ``stack_size`` states of each env, newest last, on a new axis after the env axis.
 
-    A stack has states of one episode only: a new stack starts with each episode, after a reset or an automatic restart.
-    ``info["ended_state"]`` is the stack at the end of the episode. With ``"continue"``, an ended env continues its
-    stack until its reset.
+    A stack contains states of one episode only: a new stack starts with each episode, after a reset or an automatic
+    restart. ``info["ended_state"]`` is the stack at the end of the episode. With ``"continue"``, an ended env keeps
+    adding to its stack until its reset.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space of fixed shape.
         stack_size: Number of states.
-        padding_type: Fill before the first state: ``"reset"`` repeats the first state, ``"zero"`` uses zeros.
+        padding_type: Padding of a stack that does not have enough states yet: ``"reset"`` repeats the first state,
+            ``"zero"`` uses zeros.
 
     Raises:
-        ArgumentError: If there is no shared space, part of it has no fixed shape, or an argument has an invalid value.
+        ArgumentError: If the envs share no space, part of the space has no fixed shape, or an argument has an invalid
+            value.
     """
 
     _saved = ("_stacks", "_is_known")
@@ -63,7 +65,7 @@ class StackStates(StateWrapper):
         return self._shown(rows)
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Push the states, and return the result with stacks as states."""
+        """Add the states to the stacks, and return the result with stacks as states."""
         rows = result.env_ids
         leaves = [as_array(leaf) for leaf in self._structure.split(result.states)]
         begins = rebuilt(result) | ~self._is_known[rows]
@@ -84,7 +86,7 @@ class StackStates(StateWrapper):
         return changed(result, states=self._shown(rows))
 
     def get_observations(self, id: Ids = None) -> NoReturn:
-        """Raise an error, because the current observation may or may not be on the stack already."""
+        """Raise an error, because the current observation might already be on the stack."""
         self._refuse("get_observations")
 
     def _start(self, rows: Array, leaves: Sequence[Array]) -> None:
