@@ -128,8 +128,8 @@ class RayHost(RayActor):
         """Make the host, and return the id of its process.
 
         Args:
-            host_numbers: Its number, see `RelayedMessage`.
-            message: A list with its `PackedSpec`, encoded, as the items of a `Message`.
+            host_numbers: A list with the number of the host; see `RelayedMessage`.
+            message: The items of a `Message`: an encoded list that contains the `PackedSpec` of the host.
             shared: Read-only arrays for the envs, in Ray's object store.
         """
         (packed,) = decode(Message(*message))
@@ -320,7 +320,7 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
 
 
 def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
-    """Accept the connections of actors, and no others, interruptibly; raise `WorkerStartError` if one is missing."""
+    """Accept connections from actors only; raise `WorkerStartError` if one does not connect. Can be interrupted."""
     expected = {actor.pid: actor for actor in actors}
     while expected:
         if not wait([listener], _CONNECT_TIMEOUT):

@@ -1183,8 +1183,8 @@ class ParallelEnv:
     ) -> Evaluation:
         """Run a policy, show the envs below the notebook cell while they step, and return statistics of ended episodes.
 
-        The envs are reset at the start, and need a reset afterwards. An ended env is reset, regardless of
-        ``asynchronous``. Interrupt the cell to stop early.
+        The envs are reset at the start, and need a reset afterwards. An env whose episode has ended is reset,
+        regardless of ``asynchronous``. Interrupt the cell to stop early.
 
         Args:
             policy: See `ParallelEnv.run_episodes`.
@@ -1220,8 +1220,8 @@ class ParallelEnv:
     ) -> Film:
         """Run a policy and return a film of its steps, which a notebook plays. No screen is needed.
 
-        The envs are reset at the start, and need a reset afterwards. An ended env is reset, regardless of
-        ``asynchronous``. All frames are kept in memory until the last step: about 0.8 MB each at the default width.
+        The envs are reset at the start, and need a reset afterwards. An env whose episode has ended is reset,
+        regardless of ``asynchronous``. All frames are kept in memory until the last step: about 0.8 MB each at the default width.
         `RecordVideo` films the steps of your own loop.
 
         Args:

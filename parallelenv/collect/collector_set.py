@@ -289,7 +289,10 @@ def _start(
     options: dict[str, Any],
     makers: Mapping[str, object],
 ) -> ParallelEnv:
-    """Return a `ParallelEnv` of collectors. ``makers`` are the user's functions, to name one that cannot be pickled."""
+    """Return a `ParallelEnv` of collectors.
+
+    ``makers`` are the user's functions; an error names the one that cannot be pickled.
+    """
     if para_mode == registry.AUTO:
         raise ArgumentError(
             f"para_mode={para_mode!r} measures envs, but collectors are not envs. Give a mode: 'subproc' or 'ray'."

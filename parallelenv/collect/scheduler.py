@@ -84,7 +84,7 @@ class Part:
 
 
 class CollectorEnv(Collector):
-    """A collector, made with these arguments, in the form of an env: one step is one request. There are no episodes."""
+    """A collector, made with the given arguments, as an env: one step is one request. There are no episodes."""
 
     def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
         super().__init__(**arguments)

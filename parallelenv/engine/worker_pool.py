@@ -378,13 +378,13 @@ class Pool:
                     waiting.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
 
     def ways_to_wait(self, num_envs: int) -> str:
-        """Return the call that continues the wait for steps of ``num_envs`` envs, for messages."""
+        """Return, for messages, the call with which the user can continue to wait for steps of ``num_envs`` envs."""
         return self.waits_by or f"recv(min_envs={num_envs})"
 
     def late(self, env_ids: Sequence[int], timeout: float | None, call: str) -> WorkerTimeoutError:
         """Return the error that names the late envs and says what the user can do.
 
-        ``call`` is the operation that waits for the envs, or a user's call that needs its own advice.
+        ``call`` is the operation that waits for the envs, or the user's call if the error gives specific advice for that call.
         """
         ids = tuple(sorted(env_ids))
         wait_on = self.ways_to_wait(len(ids)) if call == "step" else f"{call}()"
@@ -572,7 +572,7 @@ class Pool:
     def _replace(self, worker: WorkerHandle) -> None:
         """Start another host in place of one that is dead or busy.
 
-        If it cannot be started, its envs are dead, and this can be tried again.
+        If the new host cannot be started, the envs are dead, and this method can be called again.
         """
         self.generation += 1
         if worker.death is None:

@@ -144,7 +144,7 @@ def _html_table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> st
 
 
 def repr_data(env: ParallelEnv, title: str) -> ReprData:
-    """Return the facts about a `ParallelEnv`, whether open or closed, even while it or another thread is busy."""
+    """Return the facts about a `ParallelEnv`, open or closed, even while it is busy or another thread uses it."""
     engine, table, pool = env.engine, env.engine.table, env.engine.pool
     if env.closed:
         states = ["closed"] * env.num_envs

@@ -56,8 +56,8 @@ class Rollout:
         extras: Other results of the policy by name, each ``(num_steps, num_envs, ...)``.
         final_states: Next input of the policy, batched as in `StepResult`.
         ended_states: The last state of each episode that ended, ``(num_ended, *shape)``, in the order of the ``True``
-            in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. For an episode cut off by a failure,
-            the last known state.
+            entries in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. For an episode cut off by a
+            failure, the last known state.
         infos: Infos of steps, by step and env id; empty infos are left out.
         reset_infos: Infos of resets within a step, in the same form.
         env_ids: ``(num_envs,)`` int64.
