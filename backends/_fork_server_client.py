@@ -39,7 +39,7 @@ class ForkServer:
     """A server as seen by the caller. The server ends when nothing refers to this object any more.
 
     Attributes:
-        surroundings: What its imports depend on, see `Surroundings`; ``None`` for the root server.
+        surroundings: The settings that its imports depend on, see `Surroundings`; ``None`` for the root server.
         packages: The packages from which it may import.
         loaded: Modules that it has imported on request, with the seconds that each took.
         files: The files of the modules that it imported, each with the file's state at the time of the import.

@@ -1221,8 +1221,8 @@ class ParallelEnv:
         """Run a policy and return a film of its steps, which a notebook plays. No screen is needed.
 
         The envs are reset at the start, and need a reset afterwards. An env whose episode has ended is reset,
-        regardless of ``asynchronous``. All frames are kept in memory until the last step: about 0.8 MB each at the default width.
-        `RecordVideo` films the steps of your own loop.
+        regardless of ``asynchronous``. All frames are kept in memory until the last step: about 0.8 MB each at the
+        default width. `RecordVideo` films the steps of your own loop.
 
         Args:
             policy: See `ParallelEnv.run_episodes`.

@@ -384,7 +384,8 @@ class Pool:
     def late(self, env_ids: Sequence[int], timeout: float | None, call: str) -> WorkerTimeoutError:
         """Return the error that names the late envs and says what the user can do.
 
-        ``call`` is the operation that waits for the envs, or the user's call if the error gives specific advice for that call.
+        ``call`` is the operation that waits for the envs, or the user's call if the error gives advice
+        for that call.
         """
         ids = tuple(sorted(env_ids))
         wait_on = self.ways_to_wait(len(ids)) if call == "step" else f"{call}()"
