@@ -99,7 +99,8 @@ class _Server:
     def await_request(self) -> None:
         """Wait for the next request, and report children that have ended in the meantime.
 
-        A pipe wakes it, not a handler of SIGCHLD: Python runs none for a signal that comes right before a call blocks.
+        A pipe ends the wait, not a handler of SIGCHLD: Python runs no handler for a signal that arrives right
+        before a call blocks.
         """
         # Repeated each time: an import may have set its own handlers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -243,7 +244,7 @@ def _generator_state() -> list[object]:
 
 
 def _unforkable_resources() -> set[tuple[str, str]]:
-    """Return the parts of this process that forked processes cannot share: kind and id of each."""
+    """Return the kind and id of each part of this process that forked processes cannot share."""
     tasks = Path("/proc/self/task")
     if len(os.listdir(tasks)) > 1:
         # OpenBLAS ends its threads before each fork and restarts them when needed. Other threads stay, and would be

@@ -120,7 +120,10 @@ class ForkedProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code, or the negative number of a signal; ``None`` while it runs; `UNKNOWN` if the server has ended."""
+        """The exit code of the process, or the negative number of the signal that ended it.
+
+        ``None`` while the process runs; `UNKNOWN` if the server has ended.
+        """
         if self.sentinel.closed:
             raise ValueError("process object is closed")
         if self._exitcode is None and self.sentinel.poll(0):

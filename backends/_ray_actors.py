@@ -466,7 +466,7 @@ class RayChannel(MessageChannel):
 
 
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
-    """Wait at most ``timeout`` seconds for a call to an actor of these channels; give its replies to the channels."""
+    """Wait up to ``timeout`` seconds for a call to one of these channels' actors; pass its replies to the channels."""
     import ray
 
     calls = {call: one for one in {channel.actor.calls for channel in channels} for call in one.under_way}

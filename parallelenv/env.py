@@ -931,8 +931,8 @@ class ParallelEnv:
     ) -> Rollout | list[Any]:
         """Run a policy inside the workers, and return all of its steps at once.
 
-        The policy is sent to the workers once. The steps give the same results as `step`, but need no round trip each.
-        Running episodes continue, both in this call and in later ones.
+        The policy is sent to the workers once. The steps give the same results as `step`, but do not each need a round
+        trip. Running episodes continue, both in this call and in later ones.
 
         Args:
             policy: ``policy(states)`` returns one action per env. States have the form that `step` returns, with one
@@ -956,8 +956,8 @@ class ParallelEnv:
             progress: Whether to show a progress bar, on a terminal or in a notebook, after the first second.
 
         Returns:
-            A `Rollout`. Without a policy, a list with the result of each env's own method ``run_batch_episode()``, as
-            MetaBox's test units have it.
+            A `Rollout`. Without a policy, a list with the result of each env's own method ``run_batch_episode()``,
+            which MetaBox's test units define.
 
         Raises:
             ArgumentError: If ``num_steps`` and ``num_episodes`` are both given or both missing, or ``asynchronous``
@@ -965,8 +965,9 @@ class ParallelEnv:
                 ``run_batch_episode()``.
             UnpicklableError: If the policy cannot be copied.
             ResetNeededError, EnvBusyError: See `step`. After any of the errors above, nothing was stepped.
-            BaseException: Any exception raised by an env, after the other envs have finished. Three errors are raised
-                at once: an exception of the policy, the death of a worker, and a timeout, when a chunk of about 0.2 s
+            BaseException: Any exception raised by an env, after the other envs have finished. Three kinds of error are
+                raised without waiting for the other envs: an exception in the policy, the death of a worker, and a
+                timeout, which occurs when a chunk of about 0.2 s
                 takes longer than ``timeout``. ``error.partial`` is the `Rollout` so far. Envs whose steps were lost
                 need a reset, even if Ctrl-C was the cause.
         """
@@ -1098,7 +1099,10 @@ class ParallelEnv:
 
     @property
     def asynchronous(self) -> str | None:
-        """The done policy, as given; with an adapter, the call that made the adapter, because its rules then apply."""
+        """The done policy that was given.
+
+        If an adapter is in use, the call that made the adapter, because the adapter's rules then apply.
+        """
         return self._engine.adapter or self._engine.done_policy.word
 
     @property
@@ -1431,7 +1435,7 @@ class ParallelEnv:
             raise BaseExceptionGroup("Errors were raised while closing.", errors)
 
     def __enter__(self) -> Self:
-        """Return the object itself, which the end of the ``with`` block closes."""
+        """Return the object itself, which is closed at the end of the ``with`` block."""
         return self
 
     def __exit__(self, *error: object) -> None:

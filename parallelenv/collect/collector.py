@@ -191,7 +191,7 @@ class CollectorBase(ShortTracebacks):
 
     @abc.abstractmethod
     def _apply(self, method: str, *arguments: object) -> None:
-        """Do the work of one of these methods, with checked arguments."""
+        """Run one of the public methods with arguments that have already been checked."""
 
     # ---------------------------------------------------------------- other
 

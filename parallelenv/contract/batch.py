@@ -87,7 +87,10 @@ class Layout:
         return self._ids_of[items]
 
     def part(self, env_ids: Sequence[int]) -> Layout:
-        """Return the layout of a batch for these consecutive env ids only. Its rows are sent, so it has no infos."""
+        """Return the layout of a batch for these consecutive env ids only.
+
+        It has no infos, because only rows of the batch are sent.
+        """
         return self.changed(first=env_ids[0], num_envs=len(env_ids), has_infos=False)
 
     def changed(self, **changes: Any) -> Layout:

@@ -122,7 +122,10 @@ class MessageChannel(ABC):
         return None if message.frames or message.tag not in codec.PLAIN_STEPS else message
 
     def name_subset(self, env_ids: tuple[int, ...]) -> None:
-        """Give these envs a number that stands for them in steps, unless the host has too many numbers already."""
+        """Assign one number to this group of envs, which represents it in step messages.
+
+        Do nothing if the host already stores too many such numbers.
+        """
         if env_ids not in self._subsets and len(self._subsets) < codec.MOST_SUBSETS:
             number = len(self._subsets) + 1
             with DeferSigint():

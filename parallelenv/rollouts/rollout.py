@@ -124,7 +124,7 @@ class Rollout:
 
 
 def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> EndedEpisodes:
-    """Add a rollout's steps to the running episodes, in the ``rows`` of its envs, and return the ended episodes."""
+    """Add a rollout's steps to the running episodes of its envs, which are at ``rows``, and return those that ended."""
     columns = np.flatnonzero(rollout.starts)
     begun = np.column_stack([np.zeros_like(columns), columns])
     return running.add_steps(rows, rollout.rewards, rollout.dones, rollout.valid | rollout.dones, begun, goes_on=True)

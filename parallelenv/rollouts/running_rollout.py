@@ -164,8 +164,8 @@ class RunningRollout:
     def _send_policy(self, asked: Sequence[int]) -> Mapping[int, Failure]:
         """Make hosts unpickle the policy. There is no time limit, because unpickling may import a library.
 
-        Hosts first finish earlier commands, within the timeout of the `ParallelEnv`. Without a recovery, late commands
-        stay in flight; no steps are lost, because no env takes part yet.
+        Hosts first finish earlier commands, within the timeout of the `ParallelEnv`. If automatic recovery is off, late
+        commands stay in flight; no steps are lost, because no env takes part in the rollout yet.
 
         Returns:
             The failures of envs whose host could not be reached.

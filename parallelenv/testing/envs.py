@@ -220,7 +220,7 @@ class Old(Numbered):
 
 
 class Ragged(Numbered):
-    """States that have a new shape at every step and may be large, and array rewards; no spaces."""
+    """An env without spaces: states have a new shape at every step and may be large, and rewards are arrays."""
 
     chance = np.random.default_rng(0)
 
@@ -296,7 +296,7 @@ class Toolbox(Counter):
         return self.box
 
     def uncopyable(self, only: int = 0) -> object:
-        """Return something that cannot be copied, if this is the env ``only``."""
+        """Return an object that cannot be copied, if this env's id is ``only``."""
         return (item for item in range(1)) if self.number == only else self.number
 
     def render(self) -> Any:

@@ -107,7 +107,7 @@ class _OwnBits(_Bits):
 
 
 class EnvGenerators:
-    """The state of one env's generators; at first, from its seed or a seed from the system."""
+    """The state of one env's generators, initially derived from the env's seed or from a seed of the system."""
 
     def __init__(self, seed: int | None) -> None:
         self._seed = random.SystemRandom().getrandbits(32) if seed is None else seed

@@ -190,7 +190,7 @@ class RowWriter:
         return self.loose.get(row, [None] * count) if count else None
 
     def keep_ended(self, row: int) -> None:
-        """Copy the state in a row to the last states of ended episodes."""
+        """Copy the state in a row to the array of the last states of ended episodes."""
         if self._flat_ended is not None:  # 0.25 us; row by row 0.5 us
             cell = self.cells[row]
             self._flat_ended[cell] = self.flat_states[cell]
