@@ -1,4 +1,4 @@
-"""Assembles the result of a step or a reset: states, rewards, flags and infos, all of which the user may keep."""
+"""Assembles the result of a step or a reset: states, rewards, flags and infos."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ if TYPE_CHECKING:
 
 Align = Literal["item", "batch"]
 Form = Align | Literal["columns"]
-"""The form of a result. ``"columns"``, for adapters, is ``"item"`` with `GatheredInfos` if infos have columns."""
+"""The form of a result.
+
+``"columns"``, which adapters use, is like ``"item"``, but the infos are `GatheredInfos` if possible.
+"""
 
 
 class GatheredInfos(dict[str, Any]):
-    """Infos of all envs of a step in the form of Gymnasium's vector envs: see `InfoColumns.gather`."""
+    """Infos of all envs of a step, in the form of Gymnasium's vector envs, as `InfoColumns.gather` returns them."""
 
 
 class Assembler:
-    """Builds the results of steps, and records them in the table of episodes."""
+    """Builds the results of steps, and records them in the `EnvTable`."""
 
     def __init__(self, done_policy: DonePolicy, table: EnvTable, copy: bool) -> None:
         self._done_policy = done_policy
@@ -56,12 +59,12 @@ class Assembler:
         return infos
 
     def gathered_infos(self, batch: Batch, rows: Index, count: int) -> Array | GatheredInfos:
-        """Return the infos of envs whose infos are empty or in columns, without making a dict for each."""
+        """Return the infos of envs whose infos are empty or in columns, as `GatheredInfos` if possible."""
         gathered = {} if batch.info_columns is None else batch.info_columns.gather(rows)
         return self.infos(batch, rows, count) if gathered is None else GatheredInfos(gathered)
 
     def assemble(self, batch: Batch, outcome: Outcome, align: Form) -> StepResult | StepBatch:
-        """Return the result of a step, an outcome without failures, in the form of ``align``, and record it."""
+        """Record a step without failures, and return its result in the form ``align``."""
         rows, flags, infos = self.record(batch, outcome, gathers=align == "columns")
         if align == "batch":
             return by_env(batch, outcome, rows, flags, infos)
@@ -77,7 +80,7 @@ class Assembler:
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         if outcome.extras and (has_true(terminated) or has_true(truncated)):
             table.record_exhausted(outcome.exhausted)
-        reborn: list[int] = []  # envs whose episode had ended, which were reset instead of stepped
+        reborn: list[int] = []  # envs that were reset instead of stepped, because their episode had ended
         if self._done_policy.resets_next and has_true(table.done):
             reborn = [env_id for env_id in table.ended(stepped) if env_id not in outcome.restarted]
         flags = table.record_step(outcome.env_ids, rows, terminated, truncated)
@@ -98,12 +101,12 @@ class Assembler:
                 found = batch.info_columns.read([env_id - batch.layout.first for env_id in reborn], len(reborn))[1]
             else:
                 found = [{} for _ in reborn]
-            for env_id, info in zip(reborn, found, strict=True):  # of the resets that took the place of steps
+            for env_id, info in zip(reborn, found, strict=True):  # infos of the resets
                 table.reset_infos[env_id] = info
         return rows, flags, infos
 
     def _infos(self, batch: Batch, outcome: Outcome, rows: Index, dones: Array) -> Array:
-        """Return the infos, a separate dict for each env, even where an env's own is empty."""
+        """Return the infos: a separate dict for each env, even if the env's own info is empty."""
         env_ids, extras = outcome.env_ids, outcome.extras
         infos = self.infos(batch, rows, len(outcome.stepped))
         if len(outcome.stepped) < len(env_ids):
@@ -125,14 +128,14 @@ class Assembler:
         return infos
 
     def describe_ends(self, batch: Batch, outcome: Outcome, dones: Array, infos: Array) -> None:
-        """Add the values that a reset within the step would hide to the infos of envs whose episode has ended."""
+        """For envs whose episode has ended, add to the infos the values that a reset within the step would hide."""
         env_ids, extras, table = outcome.env_ids, outcome.extras, self._table
         positions = dones.nonzero()[0].tolist()
         in_columns = batch.read_reset_infos([env_ids[position] for position in positions])
         for position in positions:
             env_id = env_ids[position]
             extra = extras.get(env_id, NOTHING) if extras else NOTHING
-            if table.exhausted and env_id in table.exhausted and not extra.is_exhausted:  # since an earlier step
+            if table.exhausted and env_id in table.exhausted and not extra.is_exhausted:  # exhausted in an earlier step
                 continue
             reset_info = extra.reset_info or in_columns.get(env_id, {})
             table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
@@ -168,7 +171,7 @@ def by_env(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Arr
 
 
 def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) -> State:
-    """Return the states of a reset, ``None`` where an env is absent: batched, or as a list with one per env."""
+    """Return the states of a reset, batched or as a list with one state per env. Absent envs have ``None``."""
     is_whole = len(outcome.stepped) == len(outcome.env_ids)
     if is_whole and not is_listed:
         return gather_states(batch, outcome.stepped, batch.rows(outcome.stepped), outcome.extras, copy)
@@ -189,7 +192,7 @@ def _rewards(batch: Batch, outcome: Outcome, rows: Index) -> Array:
 
 
 def _completed(outcome: Outcome, values: list[Any]) -> list[Any]:
-    """Return the values with ``None`` where an env is absent."""
+    """Return one value for each env of the result: those given for stepped envs, ``None`` for absent envs."""
     if len(values) == len(outcome.env_ids):
         return values
     found = dict(zip(outcome.stepped, values, strict=True))

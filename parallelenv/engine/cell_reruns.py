@@ -1,7 +1,7 @@
-"""Closes objects that earlier runs of a notebook cell left open when the cell runs again.
+"""When a notebook cell runs again, closes the objects that earlier runs of the cell left open.
 
-IPython keeps what a cell displayed and the frames of an exception's traceback. After five runs of a cell, five sets of
-workers would be left, although no variable refers to them.
+IPython keeps references to the objects that a cell displayed and to the frames of an exception's traceback. Without
+this module, five runs of a cell would therefore leave five sets of workers, although no variable refers to them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class CellRun(NamedTuple):
     """One run of a notebook cell."""
 
     cell: str  #: The cell's id, if the front end gives one, or else its source.
-    message: str  #: Id of the request to run the cell.
+    message: str  #: Id of the front end's request to run the cell.
 
 
-_made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: message id of the run, and the object
+_made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: the run's message id, and the object
 
 
 def current_run() -> CellRun | None:
-    """Return the current cell run; ``None`` outside of a notebook."""
+    """Return the cell run in progress; ``None`` outside of a notebook."""
     kernel = kernel_of_notebook()
     if kernel is None:
         return None
@@ -36,7 +36,7 @@ def current_run() -> CellRun | None:
 
 
 def close_earlier() -> None:
-    """Close objects that earlier runs of the current cell made and left open, and print a message."""
+    """Close objects that earlier runs of the current cell made and left open; if there are any, print a message."""
     run = current_run()
     if run is None:
         return
@@ -51,7 +51,7 @@ def close_earlier() -> None:
 
 
 def register(env: Any) -> None:
-    """Record an object that the current cell run made; it has ``closed`` and ``close()``."""
+    """Record an object that the current cell run made. The object has ``closed`` and ``close()``."""
     run = current_run()
     if run is not None:
         _made.setdefault(run.cell, []).append((run.message, weakref.ref(env)))

@@ -22,13 +22,13 @@ class Checkpoint:
     truncated: Array
     paused: Array
     fresh: tuple[int, ...]  #: Ids of envs that need a reset.
-    reset_infos: tuple[Info, ...]  #: One per env.
-    exhausted: tuple[int, ...] = ()  #: Ids of envs without a further episode. The default is for older saved states.
+    reset_infos: tuple[Info, ...]  #: The info of each env's latest reset.
+    exhausted: tuple[int, ...] = ()  #: Ids of envs without a further episode. Older saved states lack this field.
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """The result of `ParallelEnv.save_state`. It is plain data, which you can pickle and keep with a checkpoint."""
+    """The result of `ParallelEnv.save_state`: plain data, which you can pickle and store with a model's checkpoint."""
 
     envs: tuple[bytes | None, ...]  #: The state of each env, pickled; ``None`` where it cannot be saved.
     checkpoint: Checkpoint  #: State of the episodes.
@@ -50,23 +50,23 @@ class SavedState:
 
 @dataclass(frozen=True)
 class WrappedState:
-    """The result of ``save_state`` of a wrapper with its own memory. Plain data, like `SavedState`."""
+    """The result of ``save_state`` of a wrapper that has its own memory: plain data, like `SavedState`."""
 
-    wrapper: str  #: Its class, by name.
-    memory: Info  #: Its memory.
+    wrapper: str  #: Name of the wrapper's class.
+    memory: Info  #: The wrapper's memory.
     state: SavedState | WrappedState  #: The saved state of the wrapped object.
 
     @property
     def unsaved(self) -> tuple[int, ...]:
-        """Ids of envs whose state could not be saved, see `SavedState`."""
+        """Ids of envs whose state could not be saved, as in `SavedState.unsaved`."""
         return self.state.unsaved
 
 
 def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedState:
-    """Return a state after checking that it fits this kind of `ParallelEnv`.
+    """Return ``state`` after checking that a `ParallelEnv` with these arguments can load it.
 
     Raises:
-        ArgumentError: If it is not a `SavedState`, or its number of envs, done policy or format differs.
+        ArgumentError: If the state is not a `SavedState`, or its number of envs, done policy or format differs.
     """
     if isinstance(state, WrappedState):
         raise ArgumentError(

@@ -2,19 +2,19 @@
 
 *Submit* checks a call, writes its actions and sends its commands; the ticket is in the `EnvTable` before the first
 command is sent. *Wait* can be interrupted anywhere. *Collect* converts the arrived results to the user's form, restarts
-failed envs if there is a recovery, and removes the ticket. Some calls use only one or two of these.
+failed envs if there is a recovery, and removes the ticket. Some calls use only one or two of these three parts.
 
-The ways that a step can take, where each arrow is a call:
+A step takes one of the following ways, where each arrow is a call:
 
-    ParallelEnv.step            checks thread, process and closing; if its plan is valid, nothing else
+    ParallelEnv.step            checks thread, process and closing, and then uses a plan that is valid
      |        |
      |        v
-     |    Engine.step           the same checks, for adapters too; finds, renews or makes the plan
+     |    Engine.step           makes the same checks, because adapters call it; finds, renews or makes the plan
      |    |          |
      v    v          v
     StepPlan.step   submit_step  <--  send, step_async: checks the envs and the actions, and enters a ticket
      |    |          |
-     |    |          |           StepPlan.enter: something unusual happened, so the planned step gets a ticket
+     |    |          |           StepPlan.enter: gives the planned step a ticket if something unusual happens
      |    v          v
      |    finish_step            waits for the ticket
      |          |
@@ -70,7 +70,8 @@ ResetArguments = Sequence[tuple[int | None, Info | None]]
 class Engine:
     """The engine of a `ParallelEnv`. Adapters, wrappers, collectors and displays use it as `ParallelEnv.engine`.
 
-    The arguments are those of `ParallelEnv`, already checked; the others are those of `Pool`.
+    `ParallelEnv` makes the arguments from its own, which it has checked. See `Pool` for ``spec`` and
+    ``pool_arguments``.
 
     Attributes:
         pool: The workers.
@@ -81,21 +82,21 @@ class Engine:
         table: Where each env is.
         assembler: Builds results of steps.
         actions: Reads the user's actions.
-        reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
+        reward_dtype: Float dtype that rewards must fit as numbers; ``None`` if rewards may be of any type.
         recovery: Restarts envs that fail; ``None``: failed envs are not restarted.
         guard: Refuses calls from other threads.
         seeds: Seed of each env's next reset, by env id.
         adapter: The call that made an adapter for this engine, such as ``"to_sb3()"``; ``None`` if there is no adapter.
-        plans: Plans of steps that were repeated. The key is align, for all envs that are not paused, or align and env
-            ids.
-        learns_infos: Whether hosts get the form of infos, see `Pool.learn_infos`.
+        plans: Plans of steps that were repeated. The key is ``align`` for a step of all envs that are not paused, and
+            ``(align, env_ids)`` for any other step.
+        learns_infos: Whether the form of infos is learned and sent to the hosts; see `Pool.learn_infos`.
 
     Raises:
         BaseException: Any exception raised by an env's constructor; no worker is left running.
     """
 
     plans_steps = True
-    """Whether steps that are repeated are planned. The results are the same; tests compare them."""
+    """Whether steps that are repeated are planned. Results do not depend on this; tests compare both settings."""
 
     def __init__(
         self,
@@ -112,14 +113,14 @@ class Engine:
     ) -> None:
         self.guard = self._guard = Guard()
         self.adapter: str | None = None
-        self._hints: dict[tuple[str, int], str] = {}  # by name of an absent attribute, and env
+        self._hints: dict[tuple[str, int], str] = {}  # by the absent attribute's name and the env id
         try:
             self.pool = Pool(backend, env_factories, spec=spec, **pool_arguments)
             self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
             self.pool.build(done_policy, spaces)
             self.pool.timeout = timeout
         except BaseException:
-            backend.close((), 0.0)  # whatever was started, even if an interrupt came before `self.pool` was set
+            backend.close((), 0.0)  # ends all workers, even if an interrupt came before `self.pool` was set
             raise
         self.env_ids = self.pool.env_ids
         self.num_envs = len(self.env_ids)
@@ -138,7 +139,7 @@ class Engine:
         *,
         as_given: bool = False,
     ) -> None:
-        """Follow a done policy, in a new table: all envs need a reset.
+        """Use a done policy and a new `EnvTable`, in which all envs need a reset.
 
         With a ``reward_dtype``, rewards must be numbers that fit it. See `ActionReader` for ``as_given``.
         """
@@ -150,43 +151,49 @@ class Engine:
         self.reward_dtype = reward_dtype
         self.actions = ActionReader(self.pool.layout, keeps_graphs=self.pool.backend.uses_live_envs, as_given=as_given)
         self.plans: dict[Any, StepPlan] = {}
-        # Keys of the latest steps that have no plan. The value is -1, or the `Pool.generation` that cannot repeat them.
+        # The latest steps that have no plan, by the key of a plan. The value is the `Pool.generation` for which the
+        # backend could not prepare the step, or -1 if it was not asked.
         self._unplanned: dict[Any, int] = {}
-        # Values of the latest step outside the batch, and its number of envs: the next step first learns from these
-        # infos.
+        # The values of the latest step that are not in the batch, and the number of envs stepped. The next step first
+        # learns the form of infos from these values.
         self._latest_extras: tuple[Mapping[int, Extra], int] | None = None
 
     def close(self, timeout: float) -> None:
         """Close all envs and end all workers, which have ``timeout`` seconds to close their envs."""
         self.guard.is_closed = True
-        self.plans.clear()  # plans hold the batch
+        self.plans.clear()  # plans refer to the batch
         self.pool.close(timeout)
         self._finalizer.detach()
 
     # ---------------------------------------------------------------- arguments of calls
 
     def ids(self, id: Ids, with_paused: bool = False) -> tuple[int, ...]:
-        """Return the env ids of an ``id`` argument. ``None``: all envs, without paused ones unless ``with_paused``."""
+        """Return the env ids of an ``id`` argument.
+
+        ``None`` means all envs that are not paused or, with ``with_paused``, all envs.
+        """
         if id is not None:
             return parse_ids(id, self.num_envs)
         return self.env_ids if with_paused else self.table.unpaused
 
     def reset_arguments(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> ResetArguments:
-        """Return seed and options for the next reset of each env. See `ParallelEnv.reset` for the arguments."""
+        """Return the seed and the options for each env's next reset. See `ParallelEnv.reset` for the arguments."""
         seeds = arguments.spread_seeds(seed, env_ids, whole=False)
         if seed is None:
             seeds = [self.seeds.get(env_id) for env_id in env_ids]
         return list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))
 
     def forget_seeds(self, env_ids: Sequence[int]) -> None:
-        """Drop the seeds that were set for the next reset, because they have been used."""
+        """Drop the seeds that were set for the next reset of these envs, because a reset uses them."""
         for env_id in env_ids:
             self.seeds.pop(env_id, None)
 
     # ---------------------------------------------------------------- submit
 
     def submit_step(self, action: Action, env_ids: Sequence[int], *, separately: bool = False) -> Ticket:
-        """Send a step of envs, with one action for each. See `EnvTable.enter` for ``separately``.
+        """Send a step of envs, with one action for each env. See `EnvTable.enter` for ``separately``.
+
+        If an error is raised, nothing was sent.
 
         Raises:
             EnvBusyError: If an env is paused, or has a step or reset whose result was not returned.
@@ -194,7 +201,7 @@ class Engine:
             ResetNeededError: If an env has no episode.
             ExhaustedError: If an env has no further episode, and the done policy does not let envs rest.
             ArgumentError: If the envs are only a part of a vector env that steps as a whole.
-            ActionError: If the actions do not fit. After any of these errors, nothing was sent.
+            ActionError: If the actions do not fit the envs.
         """
         table, done_policy = self.table, self.done_policy
         self.refuse_unsteppable(env_ids)
@@ -211,9 +218,10 @@ class Engine:
         )
 
     def submit_reset(self, env_ids: Sequence[int], each: ResetArguments, *, separately: bool = False) -> Ticket:
-        """Send resets. Steps of these envs whose results were not returned are dropped.
+        """Send resets of envs. Earlier calls on these envs that are still in flight are dropped.
 
-        `collect_reset` waits for them; with ``separately`` `receive` returns the first states.
+        The first states are returned by `collect_reset`, which waits for the resets, or, with ``separately``, by
+        `receive`.
         """
         self.table.refuse_stepless(env_ids)
         self.pool.groups.refuse_seeds(env_ids, [seed for seed, _ in each])
@@ -222,14 +230,14 @@ class Engine:
             self._restart_silently(env_ids, self.pool.death_failures(env_ids), self.recovery)
         ticket = self._send_reset(env_ids, each, separately=separately)
         if separately:
-            # The envs are marked now and not when results are received: with StopAll, it would otherwise depend on the
-            # order of arrival which envs are done.
+            # Clear the flags now and not when results are received. Otherwise, with `StopAll`, which envs are done
+            # would depend on the order of arrival.
             self.table.clear_flags(env_ids)
         return ticket
 
     def _send_reset(self, env_ids: Sequence[int], each: ResetArguments, *, separately: bool = False) -> Ticket:
         def announce(ticket: Ticket) -> None:
-            self.drop_episodes(env_ids)  # they still need a reset if anything goes wrong
+            self.drop_episodes(env_ids)  # until the resets are collected, the envs count as needing one
             if separately:
                 self.table.enter(env_ids, ticket, separately=True)
 
@@ -237,7 +245,7 @@ class Engine:
         return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed)
 
     def drop_episodes(self, env_ids: Sequence[int]) -> None:
-        """Drop steps of envs whose results were not returned; the envs then need a reset."""
+        """Drop the calls on these envs that are in flight; the envs then need a reset."""
         self.table.release(env_ids)
         self.table.require_reset(env_ids)
         if self.recovery is not None:
@@ -249,7 +257,10 @@ class Engine:
         self.table.refuse_without_episode(env_ids)
 
     def _refuse_unavailable(self, env_ids: Sequence[int]) -> None:
-        """Raise if an env is busy, paused, or dead for good, or cannot step without others of its vector env."""
+        """Raise if an env is busy or paused, cannot step without others of its vector env, or has a dead worker.
+
+        If there is a recovery, dead workers are allowed, because the recovery replaces them.
+        """
         self.refuse_busy(env_ids)
         self.table.refuse_paused(env_ids)
         self.pool.groups.refuse_running(env_ids, lambda env_id: self.table.phase(env_id) is Phase.RUNNING)
@@ -271,9 +282,10 @@ class Engine:
     # ---------------------------------------------------------------- wait
 
     def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
-        """Wait for all replies to a call; the timeout counts from ``start``, a time of `time.monotonic`, or from now.
+        """Wait for all replies to a call.
 
-        Without ``timeout``, the engine's own timeout applies, and a recovery restarts envs that are late.
+        The timeout counts from ``start``, a time of `time.monotonic`, or from now. If ``timeout`` is ``None``, the
+        pool's timeout applies and, if there is a recovery, late envs count as failed.
 
         Raises:
             WorkerTimeoutError: If the replies do not arrive in time. The wait can be repeated.
@@ -284,7 +296,10 @@ class Engine:
             self.pool.wait(ticket, self.pool.timeout if timeout is None else timeout, start)
 
     def _wait_for_arrivals(self, wanted: int, timeout: float | None) -> list[int]:
-        """Wait until that many results have arrived, and return `EnvTable.arrived`. Timeout and errors: see `wait`."""
+        """Wait until ``wanted`` results have arrived, and return `EnvTable.arrived`.
+
+        See `wait` for the timeout and the errors.
+        """
         start = time.monotonic()
         while True:
             arrived = self.table.arrived
@@ -294,12 +309,15 @@ class Engine:
                 self._be_late(timeout)
 
     def _deadline(self, timeout: float | None, start: float) -> float | None:
-        """Return the time until which to wait. Repeated resets have the full time again."""
+        """Return the time at which to stop waiting; ``None`` if there is no limit.
+
+        The timeout counts from ``start`` or, if resets were repeated later, from then.
+        """
         limit = self.pool.timeout if timeout is None else timeout
         return None if limit is None else max(start, self._retried_at) + limit
 
     def _be_late(self, timeout: float | None) -> None:
-        """Give up all that is pending if there is a recovery, else raise the timeout."""
+        """Give up pending commands if there is a recovery and no ``timeout``; otherwise, raise the timeout error."""
         pending = self.table.pending_ids
         late = self.pool.late(pending, self.pool.timeout if timeout is None else timeout, "step")
         if timeout is not None or self.recovery is None:
@@ -308,7 +326,7 @@ class Engine:
             self.pool.give_up(ticket, late)
 
     def _repeat_lost_resets(self) -> bool:
-        """With a recovery, repeat resets whose worker died or hung; return whether there were any."""
+        """If there is a recovery, repeat the resets whose worker died or hung; return whether any were repeated."""
         if self.recovery is None:
             return False
         tickets = self.table.tickets
@@ -319,7 +337,7 @@ class Engine:
             return False
         each = [resets[env_id].each[resets[env_id].env_ids.index(env_id)] for env_id in lost]
         env_ids = tuple(lost)
-        self.table.release(env_ids)  # so later failures are reported once
+        self.table.release(env_ids)  # so that failures in the lines below are reported only once
         self._restart_silently(env_ids, lost, self.recovery)
         self._send_reset(env_ids, each, separately=True)
         self._retried_at = time.monotonic()
@@ -330,15 +348,15 @@ class Engine:
     def collect_step(self, outcome: Outcome, align: Form) -> StepResult | StepBatch:
         """Return an outcome in the user's form, and remove its tickets from the table.
 
-        The order makes sure that an interrupt loses nothing: the rows of resets are completed, rewards are checked,
-        failed envs are restarted (the recovery remembers this), and the result is assembled. Only then are tickets
-        removed and failures raised; until then, another call can repeat all of these.
+        The order makes sure that an interrupt loses nothing. First, the rows of resets are completed, rewards are
+        checked, failed envs are restarted (the recovery remembers which), and the result is assembled. Only then are
+        tickets removed and failures raised. If an interrupt comes before that, the next call collects the step again.
 
         Raises:
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
         """
         if outcome.resets:
-            # Resets have no reward and no flags. Envs that are exhausted are absent from the result.
+            # The result of a reset has reward 0 and no flags set. Exhausted envs are absent from the result.
             batch, table = self.pool.batch, self.table
             rows = batch.rows(outcome.resets)
             batch.rewards[rows] = 0.0
@@ -349,7 +367,7 @@ class Engine:
             for env_id in exhausted:
                 table.reset_infos[env_id] = table.absent_info(env_id)
             outcome = outcome.with_resting(exhausted) if exhausted else outcome
-        wrong: Sequence[int] = ()  # envs that have stepped, with a reward that is refused
+        wrong: Sequence[int] = ()  # envs that were stepped and whose reward is refused
         if self.reward_dtype is not None:
             outcome, wrong = refuse_other_rewards(self.pool.batch, outcome, self.reward_dtype)
         if outcome.failures and self.recovery is not None:
@@ -361,7 +379,7 @@ class Engine:
             unpaid = [env_id for env_id in wrong if env_id in failures]
             if unpaid:
                 self.assembler.record(self.pool.batch, Outcome(unpaid, unpaid, outcome.extras, {}, outcome.restarted))
-        except (ValueError, TypeError) as error:  # for example from a user's own space
+        except (ValueError, TypeError) as error:  # raised, for example, by a user's own space
             self.table.release(outcome.env_ids)
             raise EnvContractError(f"The envs' results cannot be batched: {error}.") from error
         self.table.release(outcome.env_ids)
@@ -373,7 +391,10 @@ class Engine:
         return result
 
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
-        """Restart failed envs: their episodes count as truncated, and their states are the first of the next ones."""
+        """Restart the envs that failed in a step, and return the outcome with their episodes truncated.
+
+        In it, the state of a restarted env is the first state of the env's next episode.
+        """
         raised = {env_id: failure for env_id, failure in outcome.failures.items() if env_id in outcome.resets}
         others = {env_id: failure for env_id, failure in outcome.failures.items() if env_id not in raised}
         restarted, left = recovery.restart_failed(others)
@@ -390,13 +411,14 @@ class Engine:
         return Outcome(outcome.env_ids, outcome.stepped, extras, {**raised, **left}, restarted.keys(), outcome.resets)
 
     def collect_reset(self, ticket: Ticket, timeout: float | None, align: Form = "item") -> State:
-        """Wait for resets; return the first states, batched or, with align ``"batch"``, as a list.
+        """Wait for resets and return the first states: batched, or as a list if ``align`` is ``"batch"``.
 
-        With a recovery, resets are repeated until no worker dies or hangs. The state of an exhausted env is ``None``.
+        If there is a recovery, resets are repeated until no worker dies or hangs. An exhausted env has the state
+        ``None``.
         The seeds that were set for these resets are dropped.
 
         Raises:
-            WorkerTimeoutError: If the replies do not arrive in time. This method can be called again.
+            WorkerTimeoutError: If the replies do not arrive in time. The method can then be called again.
             BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
                 episodes have started.
             ExhaustedError: If an env has no further episode, and the done policy does not let envs rest.
@@ -426,7 +448,10 @@ class Engine:
         return states
 
     def _restart_silently(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
-        """Restart lost envs without reporting it, since the user wants a new episode of them anyway."""
+        """Restart the envs in ``lost`` without reporting the restart, because the caller resets these envs anyway.
+
+        Failures of envs that cannot be restarted are raised.
+        """
         _, left = recovery.restart_failed(lost)
         recovery.forget(env_ids)
         raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
@@ -440,9 +465,9 @@ class Engine:
         plan = self.plans.get(align if env_ids is self.table.unpaused else (align, env_ids))
         if plan is None or not plan.is_valid():
             self.pool.enter_planned()
-            # Learn the form of infos from those infos of the latest step that came pickled. This must not happen while
-            # results wait to be received, because their infos may be in the columns, nor at the end of that step,
-            # because an interrupt there would lose its result.
+            # Learn the form of infos from those infos of the latest step that were pickled. This must not happen while
+            # results wait to be received, because their infos may be in the columns. It must not happen at the end of
+            # the latest step either, because an interrupt there would lose the result of that step.
             if self._latest_extras is not None and self.learns_infos and not self.table.tickets:
                 (extras, num_envs), self._latest_extras = self._latest_extras, None
                 self.pool.learn_infos(extras, num_envs)
@@ -452,7 +477,7 @@ class Engine:
         return plan.step(action, self)
 
     def finish_step(self, ticket: Ticket, align: Form, start: float | None = None) -> StepResult | StepBatch:
-        """Wait for a step that has a ticket, and return its result. See `wait` for the timeout."""
+        """Wait for a step that has a ticket, and return its result. See `wait` for the timeout and ``start``."""
         self.wait(ticket, None, start)
         if ticket.values:
             self._latest_extras = ticket.values, len(ticket.sent_to)
@@ -461,7 +486,7 @@ class Engine:
     def _plan(self, env_ids: Sequence[int], align: Form) -> StepPlan | None:
         """Return a valid plan of a step; ``None`` if the step cannot be planned, or is the first of its kind.
 
-        The errors are those of `submit_step`, except those about actions.
+        The errors are those of `submit_step`, except `ActionError`.
         """
         self.refuse_unsteppable(env_ids)
         table, pool = self.table, self.pool
@@ -485,7 +510,7 @@ class Engine:
         stepped, chosen = table.choose(env_ids)
         if not stepped:
             return None
-        shape = pool.generation, env_ids, stepped  # `env_ids` too: pauses change them, and `key` is only the align
+        shape = pool.generation, env_ids, stepped  # pauses change `env_ids`, and `key` may be only `align`
         if plan is None or (plan.generation, plan.env_ids, plan.stepped) != shape:
             how = {"autoreset": self.done_policy.autoreset, "begins_ended": self.done_policy.resets_next}
             prepared = pool.prepare_step(stepped, **how)
@@ -500,7 +525,7 @@ class Engine:
         return plan
 
     def plan_of(self, id: Ids, align: Any) -> StepPlan | None:
-        """Return the plan of a step, if there is one. See `ParallelEnv.step` for the arguments."""
+        """Return the plan of a step, or ``None`` if there is none. See `ParallelEnv.step` for the arguments."""
         if type(id) is not list and type(id) is not tuple:
             return None
         if not self.plans or set(map(type, id)) != {int} or type(align) is not str:
@@ -512,7 +537,7 @@ class Engine:
 
         Raises:
             NothingInFlightError: If no step of one of the envs is in flight.
-            WorkerTimeoutError: If the envs do not reply in time. This method can be called again.
+            WorkerTimeoutError: If the envs do not reply in time. The method can then be called again.
         """
         self.pool.enter_planned()
         tickets = self.table.tickets
@@ -527,7 +552,7 @@ class Engine:
     ) -> StepResult | StepBatch:
         """Return the results of envs that have finished their step or reset, in the order of arrival.
 
-        ``timeout``: see `ParallelEnv.recv`.
+        See `ParallelEnv.recv` for the arguments.
         """
         arrived = self._wait_for_arrivals(self._num_wanted(min_envs), timeout)
         return self._collect_arrived(arrived[:max_envs], align)
@@ -536,7 +561,7 @@ class Engine:
         return self.collect_step(Outcome.of(env_ids, self.table.tickets), align)
 
     def _num_wanted(self, min_envs: int) -> int:
-        """Return how many envs can be waited for, at most ``min_envs``; raise `NothingInFlightError` if none."""
+        """Return how many envs can be waited for, at most ``min_envs``; raise `NothingInFlightError` if it is 0."""
         self.pool.enter_planned()
         if not self.table.tickets:
             raise NothingInFlightError(
@@ -546,7 +571,7 @@ class Engine:
 
     @single_threaded_in("reset")
     def latest_states(self, env_ids: Sequence[int] | None = None, *, copies: bool = False) -> State:
-        """Return the batched latest states of envs, by default of all; with ``copies``, always return copies."""
+        """Return the latest states of envs (``None``: all), batched. With ``copies``, they are always copies."""
         chosen, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
         has_loose = None in batch.layout.state_fields
         extras = self.pool.ask("manage", chosen, None, "loose_leaves").values if has_loose else {}
@@ -560,7 +585,7 @@ class Engine:
         lacks_some = isinstance(found, np.ndarray) and found.dtype == object and any(state is None for state in found)
         if result is None or -1 in rows or lacks_some:
             self.table.refuse_unknown_states(env_ids)
-        elif None in self.pool.layout.state_fields:  # the worker, which would have to be asked, may be busy
+        elif None in self.pool.layout.state_fields:  # the worker may be busy, so it is not asked
             structure = self.pool.layout.states
             return structure.join(
                 [
@@ -574,9 +599,9 @@ class Engine:
 
     @contextlib.contextmanager
     def with_continue_done_policy(self, env_ids: Sequence[int]) -> Iterator[Self]:
-        """Yield an engine that uses the same workers but keeps stepping ended envs, whatever the done policy here.
+        """Yield an engine that uses the same workers but, whatever this engine's done policy, steps ended envs too.
 
-        Steps of these envs still in flight at the end are dropped; the envs need a reset.
+        At the end, steps of the envs that are still in flight are dropped, and the envs need a reset.
         """
         self._refuse_unavailable(env_ids)
         done_policy = ResetByCall()
@@ -594,11 +619,14 @@ class Engine:
     # ---------------------------------------------------------------- other operations
 
     def call_each(self, env_ids: Sequence[int], calls: Sequence[MethodCall]) -> list[Any]:
-        """Call a method of each env, possibly a different one for each, and return the results in the same order."""
+        """Call a method of each env and return the results in the same order. ``calls`` has one call for each env."""
         return self.pool.ask("call", env_ids, calls).listed()
 
     def attribute_hint(self, key: str, env_id: int) -> str:
-        """Return a hint at an existing attribute with a similar name. An env is asked once per name (1 ms)."""
+        """Return a hint at an existing attribute with a similar name, or an empty text.
+
+        Asking an env takes 1 ms, so each env is asked only once for each name.
+        """
         if (key, env_id) not in self._hints:
             self._hints[key, env_id] = self.pool.ask(
                 "get", (env_id,), None, Lookup(key, "hint"), raises=False
@@ -616,7 +644,10 @@ class Engine:
 
     @single_threaded_in("arecv")
     def poll(self, min_envs: int, timeout: float | None, start: float) -> bool:
-        """Return at once whether enough has arrived for `receive_now`. See `wait` and `receive` for the rest."""
+        """Return, without waiting, whether enough results have arrived for `receive_now`.
+
+        See `receive` for ``min_envs``, and `wait` for the other arguments and the errors.
+        """
         wanted, table = self._num_wanted(min_envs), self.table
         while len(table.arrived) < wanted and self.pool.pump(time.monotonic()):
             pass
@@ -628,23 +659,24 @@ class Engine:
         return False
 
     async def sleep_until_reply(self, timeout: float | None, start: float) -> None:
-        """Let the event loop run until `poll`, which takes the same arguments, may find a reply or a timeout."""
+        """Let the event loop run until `poll` may find a reply or a timeout. See `poll` for the arguments."""
         deadline, now = self._deadline(timeout, start), time.monotonic()
         left = math.inf if deadline is None else max(0.0, deadline - now)
         await sleep_until_woken(self.pool.backend.fileno(), self.pool.wakers, now - start, left)
 
     @single_threaded_in("arecv")
     def receive_now(self, min_envs: int, max_envs: int | None, align: Form) -> StepResult | StepBatch | None:
-        """Return the result of `receive`, or ``None`` if another caller took it since `poll`. This steps no env."""
+        """Return the result of `receive` without waiting; ``None`` if a different caller took results since `poll`."""
         arrived = self.table.arrived
         enough = len(arrived) >= self._num_wanted(min_envs)
         return self._collect_arrived(arrived[:max_envs], align) if enough else None
 
 
 def _close_dropped(pool: Pool) -> None:
-    """Close the pool of an unreferenced object.
+    """Close the pool of an engine that is no longer referenced.
 
-    A KeyboardInterrupt in between is raised in the caller a moment later: Python drops exceptions of finalizers.
+    Python drops the exceptions of finalizers, so a `KeyboardInterrupt` during the close is raised in the main thread a
+    moment later.
     """
     try:
         pool.close()

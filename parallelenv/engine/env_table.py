@@ -7,11 +7,12 @@ phase          meaning                                                         l
 =============  ==============================================================  =========================================
 NEEDS_RESET    never reset, or its episode was lost with its worker            a reset
 RUNNING        it has an episode                                               a reset, the end of the episode, a loss
-DONE           its episode has ended, and no other has started by itself       a reset, a loss; with "continue" a step
+DONE           its episode has ended, and the next has not started by itself   a reset, a loss; with "continue" a step
 EXHAUSTED      its latest reset found no further episode                       a reset, a loss
 =============  ==============================================================  =========================================
 
-Most envs are running, so the other phases are kept as sets and not as one array.
+A loss is the loss of the episode with its worker. Few envs need a reset or are exhausted at any time, so these two
+phases are kept as sets of env ids; the phase DONE is kept as a bool for each env.
 """
 
 from __future__ import annotations
@@ -51,21 +52,21 @@ class Phase(enum.Enum):
 class EnvTable:
     """The phase of each of the envs ``0 .. num_envs-1`` under a done policy, and the calls in flight.
 
-    A ticket is in the table from before its first command is sent until its result has been returned to the user. So an
-    interrupt loses no result: the next call finds the ticket here.
+    A ticket is in the table from before its first command is sent until its result has been returned to the user. An
+    interrupt therefore loses no result: the next call finds the ticket in the table.
 
-    ``stepless`` envs have no episodes, because they lack ``reset`` and ``step``.
+    The envs in ``stepless`` have no episodes, because they lack ``reset`` or ``step``.
 
     Attributes:
         env_ids: All env ids, ascending.
         done: ``(num_envs,)`` bool: whether the env's last step was done, or the done policy ended its episode.
-        terminated: ``(num_envs,)`` bool, of each env's latest step.
-        truncated: ``(num_envs,)`` bool, of each env's latest step.
-        exhausted: Ids of envs whose latest reset found no further episode. They are done.
-        paused: ``(num_envs,)`` bool.
-        unpaused: Env ids that are not paused, ascending.
+        terminated: ``(num_envs,)`` bool: the flag of each env's latest step.
+        truncated: ``(num_envs,)`` bool: the flag of each env's latest step.
+        exhausted: Ids of envs whose latest reset found no further episode. Such envs also count as done.
+        paused: ``(num_envs,)`` bool: whether the env is paused.
+        unpaused: Ids of envs that are not paused, ascending.
         tickets: By env id, the step or reset that is in flight, that is, whose result the user does not have. A planned
-            step is not in this dict until `Pool.enter_planned`.
+            step is not in this dict before `Pool.enter_planned` is called.
         reset_infos: The info of each env's latest reset.
         version: Changes with everything except steps of a `StepPlan`.
         stats: Statistics of the episodes that have ended.
@@ -79,7 +80,7 @@ class EnvTable:
         self.env_ids = env_ids
         self._done_policy = done_policy
         self._needs_reset = set(env_ids)  # envs that were never reset, or whose state is not known
-        # Envs not stepped since their reset or since `load_state`, with whether their row contains their state.
+        # Envs that were not stepped since their reset or `load_state`: whether their row in the batch has their state.
         self._unstepped: dict[int, bool] = {}
         self.exhausted: set[int] = set()
         self.done = np.zeros(num_envs, dtype=bool)
@@ -89,12 +90,12 @@ class EnvTable:
         self.unpaused = env_ids
         self.reset_infos: list[Info] = [{} for _ in range(num_envs)]
         self.tickets: dict[int, Ticket] = {}
-        self._arrivals: list[Arrival] = []  # of all tickets in the table, in order
+        self._arrivals: list[Arrival] = []  # of all tickets in the table, in the order of the results
         self.version = 0
         self.share_stats(EpisodeStats(num_envs))
 
     def share_stats(self, stats: EpisodeStats) -> None:
-        """Use the statistics of another table of the same envs."""
+        """Use the statistics of a different table of the same envs from now on."""
         self.stats = stats
         stats.set_autoreset(self._done_policy.autoreset)
 
@@ -106,9 +107,9 @@ class EnvTable:
     # ---------------------------------------------------------------- calls in flight
 
     def enter(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
-        """Enter a step or reset that is about to be sent; results of these envs that were not returned are dropped.
+        """Enter a step or reset that is about to be sent. Earlier tickets of these envs are dropped.
 
-        ``separately`` is for `recv`: each env's result is returned when it has arrived, whereas results of a `step` are
+        ``separately`` is for `recv`, which returns each env's result when it has arrived. Otherwise, the results are
         returned together, in the order of ``env_ids``.
         """
         self.version += 1
@@ -124,15 +125,15 @@ class EnvTable:
             self._arrivals.append((ticket, None))
 
     def release(self, env_ids: Iterable[int]) -> None:
-        """Remove envs whose result was returned or is no longer wanted."""
+        """Remove the tickets of these envs, whose results were returned or are no longer wanted."""
         tickets: dict[int, Ticket] = {}
         old = self.tickets
         if env_ids is not self.env_ids:
             gone = set(env_ids)
             tickets = {one: ticket for one, ticket in old.items() if one not in gone}
-        self.tickets = tickets  # one assignment: an interrupt cannot split the result of several envs
+        self.tickets = tickets  # one assignment, so that an interrupt removes all envs or none
         if tickets:
-            for one in old.keys() - tickets.keys():  # an exception that is raised keeps the variables of its callers
+            for one in old.keys() - tickets.keys():  # an exception keeps its callers' variables, so drop it
                 if old[one].pending:
                     old[one].failures.pop(one, None)
             kept: list[Arrival] = []
@@ -205,11 +206,11 @@ class EnvTable:
             )
 
     def has_first_states(self, env_ids: Iterable[int]) -> bool:
-        """Return whether any of these envs was not stepped since its reset or since `load_state`."""
+        """Return whether any of these envs was not stepped since its reset or `load_state`."""
         return bool(self._unstepped) and not self._unstepped.keys().isdisjoint(env_ids)
 
     def at_beginning(self, env_ids: Sequence[int]) -> Array:
-        """Return ``(k,)`` bool: whether each env is at the start of an episode."""
+        """Return a ``(k,)`` bool array: whether each env is at the start of an episode."""
         new: Array = np.array([env_id in self._unstepped for env_id in env_ids], dtype=bool)
         return new | self.done[list(env_ids)] if self._done_policy.autoreset else new
 
@@ -222,7 +223,13 @@ class EnvTable:
         return tuple(itertools.compress(env_ids, self.done[list(env_ids)].tolist()))
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return the envs that are neither exhausted nor skipped by the done policy as done; and their positions."""
+        """Return the envs that a step does not leave out, and their positions (``None``: all).
+
+        A step leaves out exhausted envs and, if the done policy skips done envs, those that are done.
+
+        Raises:
+            ExhaustedError: If an env is exhausted, and the done policy does not let envs rest.
+        """
         if self.exhausted:
             self.refuse_exhausted(env_ids)
         if self._done_policy.skips_done and has_true(self.done):
@@ -259,7 +266,7 @@ class EnvTable:
         return dict(EXHAUSTED) if env_id in self.exhausted else {}
 
     def set_paused(self, env_ids: Sequence[int], is_paused: bool) -> None:
-        """Leave envs out of later calls, or include them again."""
+        """Pause envs, so that calls without ``id`` leave them out, or resume them."""
         self.version += 1
         self.paused[list(env_ids)] = is_paused
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else self.env_ids
@@ -267,14 +274,14 @@ class EnvTable:
     # ---------------------------------------------------------------- recording resets and steps
 
     def require_reset(self, env_ids: Iterable[int]) -> None:
-        """Mark envs as needing a reset until something else is recorded."""
+        """Mark envs as needing a reset, until a later record says that they have an episode or are exhausted."""
         self.version += 1
         marked = tuple(env_ids)
         self._needs_reset.update(marked)
         self.exhausted.difference_update(marked)
 
     def record_running(self, env_ids: Iterable[int]) -> None:
-        """Mark envs as having an episode, at any step."""
+        """Mark envs as having an episode, whether at its start or later."""
         self._needs_reset.difference_update(env_ids)
 
     def record_unknown_states(self) -> None:
@@ -294,7 +301,7 @@ class EnvTable:
         self.stats.begin_episodes(list(env_ids))
 
     def record_exhausted(self, env_ids: Iterable[int]) -> None:
-        """Mark envs as exhausted; for a reset within a step, call this before the step's flags are recorded."""
+        """Mark envs as exhausted. For a reset within a step, this comes before the step's flags are recorded."""
         for env_id in env_ids:
             self.version += 1
             self.exhausted.add(env_id)
@@ -302,7 +309,7 @@ class EnvTable:
             self.done[env_id], self.terminated[env_id], self.truncated[env_id] = True, False, True
 
     def copy_from(self, other: EnvTable, env_ids: Sequence[int]) -> None:
-        """Copy the record of envs from another table. They need a reset."""
+        """Copy the flags and reset infos of envs from a different table, and mark the envs as needing a reset."""
         rows = list(env_ids)
         for ours, theirs in zip(self.flags, other.flags, strict=True):
             ours[rows] = theirs[rows]
@@ -321,10 +328,10 @@ class EnvTable:
     def record_step(
         self, env_ids: Sequence[int], stepped: Index, terminated: Array, truncated: Array
     ) -> tuple[Array, Array, Array]:
-        """Record the flags of the envs with the rows ``stepped``.
+        """Record the flags of a step of the envs in the rows ``stepped``.
 
         Returns:
-            Terminated and truncated for all envs in the result, and whether either is set.
+            Three arrays with an entry for each of ``env_ids``: terminated, truncated, and whether either is set.
         """
         ended = terminated | truncated
         self._done_policy.mark_done(self.done, stepped, ended)
@@ -360,13 +367,13 @@ class EnvTable:
     # ---------------------------------------------------------------- saving and loading
 
     def checkpoint(self) -> Checkpoint:
-        """Return the record as plain data."""
+        """Return the phases, flags and reset infos of all envs as plain data."""
         flags = self.done.copy(), self.terminated.copy(), self.truncated.copy(), self.paused.copy()
         fresh, exhausted = tuple(sorted(self._needs_reset)), tuple(sorted(self.exhausted))
         return Checkpoint(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
     def restore(self, checkpoint: Checkpoint, unsaved: Collection[int]) -> tuple[int, ...]:
-        """Load a record; ``unsaved`` envs have no episode. Return the ids of all envs that need a reset."""
+        """Load a `Checkpoint`, and return the ids of all envs that need a reset, including the ``unsaved`` ones."""
         self.version += 1
         for record, saved in zip(
             self.flags, (checkpoint.done, checkpoint.terminated, checkpoint.truncated), strict=True

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from parallelenv.contract.rollout_data import RolloutChunk
 
 LATEST = 100
-"""Number of episodes to average over."""
+"""Number of latest episodes over which means are taken."""
 _ROOM = 16384
-"""Number of env rows that are kept until they are summed."""
+"""Approximate number of rows, one for each env and step, that are kept before they are summed."""
 
 
 class EndedEpisodes(NamedTuple):
@@ -60,22 +60,23 @@ class OpenEpisodes:
     def add(self, rows: Index, rewards: Array) -> None:
         """Count one step of each of these envs. Rewards may be of any type that can be added."""
         self._admit(rewards)
-        with DeferSigint():  # return and length must agree
+        with DeferSigint():  # an interrupt in between would leave returns and lengths of different steps
             self.returns[rows] += rewards
             self.lengths[rows] += 1
 
     def add_steps(
         self, rows: Array, rewards: Array, ended: Array, valid: Array | None, begun: Array, *, goes_on: bool
     ) -> EndedEpisodes:
-        """Count many steps of some envs, ``k`` here.
+        """Count many steps of ``k`` envs, and return the episodes that ended.
 
         Args:
             rows: ``(k,)`` int: the envs.
             rewards: ``(num_steps, k)``.
             ended: ``(num_steps, k)`` bool: whether the episode ended with this step.
-            valid: ``(num_steps, k)`` bool: whether the step counts; ``None``: all do.
-            begun: ``(num_begun, 2)`` int: step before which an episode starts (after the last: ``num_steps``), column.
-            goes_on: Whether an env whose episode ends starts the next one by itself.
+            valid: ``(num_steps, k)`` bool: whether the step counts; ``None``: all steps count.
+            begun: ``(num_begun, 2)`` int: for each episode that starts, the step before which it starts (``num_steps``
+                if it starts after the last step), and the column of its env.
+            goes_on: Whether an env whose episode ends starts the next episode by itself.
         """
         self._admit(rewards)
         num_steps = len(rewards)
@@ -84,13 +85,13 @@ class OpenEpisodes:
         found = EndedEpisodes(self.returns[:0], self.lengths[:0], self.are_whole[:0])
         if num_steps:
             parts = _EpisodeParts.of(rows, rewards, ended, valid, begun, goes_on)
-            # The first part of an env may continue its episode, and its last may leave one open.
+            # The first part of an env may continue an earlier episode, and its last part may leave an episode open.
             are_whole = parts.is_begun.copy()
             continues = ~(parts.is_later | parts.is_begun)
             owners = parts.owners[continues]
             are_whole[continues] = self.are_whole[owners]
             returns = parts.returns
-            if self.returns.dtype == object:  # the sum of one reward is the reward itself, which is the user's
+            if self.returns.dtype == object:  # the sum of one reward is the user's own object
                 returns = object_array(deep_copy(returns.tolist()))
             with np.errstate(all="ignore"):
                 returns[continues] += self.returns[owners]
@@ -114,28 +115,31 @@ class OpenEpisodes:
 
 @dataclass(slots=True)
 class _EpisodeParts:
-    """Steps cut where an env's episode starts or ends, in order, one env after another, with one item per part."""
+    """The steps of envs, cut into parts wherever an env's episode starts or ends.
 
-    owners: Array  #: Its env id.
+    Each array has one item per part. All parts of the first env come first, in order, then those of the second env.
+    """
+
+    owners: Array  #: Env id of the part.
     is_later: Array  #: Whether an earlier part has the same env.
-    is_begun: Array  #: Whether its first step starts an episode.
-    last: Array  #: Its last step, as a row of the steps.
-    ended: Array  #: Whether its last step ends an episode.
-    returns: Array  #: Sum of its rewards.
-    lengths: Array  #: Number of its steps.
+    is_begun: Array  #: Whether the part's first step starts an episode.
+    last: Array  #: Index of the part's last step.
+    ended: Array  #: Whether the part's last step ends an episode.
+    returns: Array  #: Sum of the part's rewards.
+    lengths: Array  #: Number of the part's steps.
 
     @classmethod
     def of(
         cls, rows: Array, rewards: Array, ended: Array, valid: Array | None, begun: Array, goes_on: bool
     ) -> _EpisodeParts:
-        """Cut steps. See `OpenEpisodes.add_steps` for the arguments."""
+        """Cut steps into parts. See `OpenEpisodes.add_steps` for the arguments."""
         num_steps = len(rewards)
         before, column = begun[begun[:, 0] < num_steps].T
-        begins = column * num_steps + before  # flat index, env after env
+        begins = column * num_steps + before  # index into the steps of all envs, one env after another
         is_end = ended.T.ravel()
         after = np.flatnonzero(is_end) + 1
         is_begun, is_cut = np.zeros((2, is_end.size + 1), bool)
-        is_begun[after] = goes_on & (after % num_steps > 0)  # otherwise it would be the first step of another env
+        is_begun[after] = goes_on & (after % num_steps > 0)  # a multiple is the first step of the next env
         is_begun[begins] = True
         is_cut[::num_steps] = is_cut[begins] = is_cut[after] = True
         firsts = np.flatnonzero(is_cut[:-1])
@@ -151,19 +155,19 @@ class _EpisodeParts:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """The counts so far."""
+    """Numbers of steps and episodes so far, and means of the latest episodes."""
 
     num_steps: int  #: Steps of single envs.
     num_episodes: int  #: Episodes counted from their first step to their last.
-    #: Mean return (sum of rewards) of the latest `LATEST` episodes; ``None`` if there are none, or a reward was not a
-    #: number.
+    #: Mean return (sum of rewards) of the latest `LATEST` episodes; ``None`` if there are no episodes, or a reward was
+    #: not a number.
     mean_return: float | None
-    mean_length: float | None  #: Mean number of steps of these episodes; ``None`` if there are none.
+    mean_length: float | None  #: Mean number of steps of the same episodes; ``None`` if there are no episodes.
 
 
 @dataclass(slots=True)
 class _Totals:
-    """Sums up to some step: the running episodes, and the counts of an `EpisodeSummary`."""
+    """Sums over the steps up to a certain one: the running episodes, and the counts of an `EpisodeSummary`."""
 
     running: OpenEpisodes
     num_steps: int
@@ -190,8 +194,8 @@ _NONE_BEGUN: Array = np.zeros((0, 2), np.int64)
 class EpisodeStats:
     """Counts the episodes of the envs ``0 .. num_envs-1`` as the envs are stepped.
 
-    Each step only copies its rewards and flags, which takes 0.2 us; many steps are summed at once, or when the sums are
-    read.
+    During a step, only the rewards and flags are copied to a log, which takes 0.2 us. The steps in the log are summed
+    when there are many of them, or when the sums are read.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -199,7 +203,7 @@ class EpisodeStats:
         self._goes_on = False
         self._sums = _Totals(OpenEpisodes(num_envs), 0, 0, deque(maxlen=LATEST))
         self._room = max(32, min(1024, _ROOM // num_envs))
-        self._log: list[tuple[Any, bytes]] = []  # rows of the envs that were stepped, `None`: all; and `Batch.outcome`
+        self._log: list[tuple[Any, bytes]] = []  # rows of stepped envs (`None`: all), `Batch.outcome`
         self._begun: list[tuple[int, Any]] = []
 
     def set_autoreset(self, goes_on: bool) -> None:
@@ -220,7 +224,7 @@ class EpisodeStats:
             self.sum_up()
 
     def exclude_running(self) -> None:
-        """Exclude the running episodes: their first steps are not known."""
+        """Exclude the running episodes from the statistics, because their first steps are not known."""
         self.sum_up()
         self._sums.running.are_whole[:] = False
 
@@ -234,7 +238,7 @@ class EpisodeStats:
         self._sums.add(rows, chunk.rewards, ended, valid, _NONE_BEGUN, goes_on=self._goes_on)
 
     def summary(self) -> EpisodeSummary:
-        """Return the counts. Another thread may be stepping at the same time."""
+        """Return the counts and means. A different thread may step envs at the same time."""
         sums = self._sums.copy()
         sums.add(*self._pending(), goes_on=self._goes_on)
         latest = list(sums.latest)
@@ -247,14 +251,14 @@ class EpisodeStats:
         return EpisodeSummary(sums.num_steps, sums.num_episodes, None if np.isnan(mean) else mean, mean_length)
 
     def sum_up(self) -> None:
-        """Sum the log."""
-        with DeferSigint():  # otherwise an interrupt could make them count twice
+        """Add the steps in the log to the sums, and empty the log."""
+        with DeferSigint():  # otherwise an interrupt could make the steps count twice
             self._sums.add(*self._pending(), goes_on=self._goes_on)
             self._log.clear()
             self._begun.clear()
 
     def _pending(self) -> tuple[Array, Array, Array, Array | None, Array]:
-        """Return the steps in the log, which are not summed yet, as arguments of `OpenEpisodes.add_steps`."""
+        """Return the steps in the log as arguments of `OpenEpisodes.add_steps`."""
         n, log = self._num_envs, self._log.copy()
         every = np.arange(n)
         steps, chosen = zip(*self._begun.copy(), strict=True) if self._begun else ((), ())

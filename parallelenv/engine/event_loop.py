@@ -1,4 +1,4 @@
-"""Waiting in an event loop while its other tasks run."""
+"""Waiting for replies in a task of an event loop, while the loop's other tasks run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from parallelenv.contract.interrupts import DeferSigint
 
 HEARTBEAT = 0.25
-"""Seconds after which a sleep ends in any case, to look for output and deaths that no reply reports."""
+"""Seconds after which a sleep ends in any case, so that output and deaths that no reply reports are found."""
 SHORTEST_NAP = 5e-4
 _NAP = 1 / 8
-"""Length of a nap, as a fraction of the time waited so far. It bounds how late a result is found."""
+"""Length of a nap as a fraction of the time waited so far. The fraction bounds how late a result is found."""
 
 
 async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]], waited: float, left: float) -> None:
@@ -22,7 +22,8 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
     Args:
         fileno: The descriptor; ``None``: there is none.
         wakers: Contains the waker of this task during the sleep. It may be called in any thread.
-        waited: Seconds waited so far; if the descriptor cannot be watched, a nap takes a fraction of them.
+        waited: Seconds waited so far. If the descriptor cannot be watched, the sleep is a nap, whose length is a
+            fraction of this time.
         left: Seconds after which to wake up in any case.
     """
     nap = min(HEARTBEAT, max(SHORTEST_NAP, waited * _NAP), left)
@@ -39,8 +40,8 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
         if fileno is not None:
             # NotImplementedError: the usual loop on Windows; OSError: too many open files.
             with contextlib.suppress(NotImplementedError, OSError), DeferSigint():
-                # A copy, because a loop has one reader per descriptor, and the backend may close its own descriptor in
-                # between.
+                # Watch a copy, because a loop has one reader per descriptor, and because the backend may close its own
+                # descriptor during the sleep.
                 descriptor = os.dup(fileno)
                 loop.add_reader(descriptor, _finish, woken)
                 nap = min(HEARTBEAT, left)

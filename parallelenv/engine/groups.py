@@ -1,6 +1,6 @@
 """Vector envs in a pool: which env ids belong together, and which operations a vector env does not support.
 
-The sub-envs of a vector env are a *group*: they have consecutive env ids and live in the same worker.
+The sub-envs of a vector env form a *group*. They have consecutive env ids and live in the same worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Groups:
     """The groups of a pool.
 
     Args:
-        facts: The facts about each item in the user's list, ``None`` for a single env; empty if there is no vector env.
+        facts: For each item in the user's list, the facts about the vector env, or ``None`` if the item is a single
+            env. Empty if there is no vector env.
     """
 
     def __init__(self, facts: Iterable[GroupFacts | None]) -> None:
@@ -45,7 +46,7 @@ class Groups:
             self._items += [item] * len(env_ids)
 
     def item(self, env_id: int) -> int:
-        """Return the index that an env, or the vector env that it is part of, has in the user's list."""
+        """Return the index, in the user's list, of an env or of the vector env to which it belongs."""
         return self._items[env_id] if self._items else env_id
 
     def complete(self, env_ids: Iterable[int]) -> list[int]:
@@ -54,7 +55,7 @@ class Groups:
         return sorted(chosen.union(*(self._group_of.get(env_id, ()) for env_id in chosen)))
 
     def spread(self, failures: dict[int, Failure], env_ids: Iterable[int]) -> None:
-        """Among these envs, mark those as failed whose group has an env that failed in a step or a reset."""
+        """Add to ``failures`` those of the envs ``env_ids`` whose group contains an env that failed."""
         if not self._groups:
             return
         of_group = {self._group_of[env_id]: one for env_id, one in failures.items() if env_id in self._group_of}
@@ -64,7 +65,10 @@ class Groups:
                 failures[env_id] = Failure(one.exception, env_id, one.operation)
 
     def fitting_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> list[int | None]:
-        """Return seeds. In a group that accepts one seed for all envs, they follow from the first env's seed."""
+        """Return the seeds that the envs can use.
+
+        If a group accepts only one seed for all its envs, its seeds are derived from the seed of its first env.
+        """
         first = dict(zip(env_ids, seeds, strict=True))
         fitting = list(seeds)
         for place, env_id in enumerate(env_ids):
@@ -88,7 +92,7 @@ class Groups:
     def refuse_cut(
         self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
     ) -> None:
-        """Raise an `ArgumentError` if an operation is for part of a group that supports it only as a whole.
+        """Raise an `ArgumentError` if some envs of a group are left out of an operation that needs the whole group.
 
         See `Pool.submit` for the arguments.
         """
@@ -102,7 +106,10 @@ class Groups:
                 raise self._error_of_cut(whole, part, f"{_FOR_ALL[what]} only as a whole")
 
     def refuse_running(self, env_ids: Iterable[int], is_running: Callable[[int], bool]) -> None:
-        """Raise an `ArgumentError` if envs should step without the other envs of their groups."""
+        """Raise an `ArgumentError` if a step leaves out running envs of a group that can only step all of them.
+
+        ``is_running`` tells whether an env has an episode.
+        """
         if not self._groups:
             return
         for whole, part in self._cut(env_ids).items():
@@ -110,7 +117,7 @@ class Groups:
                 raise self._error_of_cut(whole, part, "which steps all that have an episode")
 
     def _cut(self, env_ids: Iterable[int]) -> dict[range, list[int]]:
-        """Return those of these envs that are a part of a group, by group."""
+        """Return, for each group of which ``env_ids`` has some envs but not all, those envs."""
         chosen: dict[range, list[int]] = {}
         for env_id in env_ids:
             if env_id in self._group_of:
@@ -124,9 +131,10 @@ class Groups:
         )
 
     def refuse_resting(self, call: str, env_ids: Iterable[int], *, autoreset: bool = False) -> None:
-        """Raise an `ArgumentError` if a call needs an env to rest while the others of its group step, and it cannot.
+        """Raise an `ArgumentError` if an env belongs to a vector env that cannot step its other envs without this env.
 
-        ``autoreset`` tells whether the env has started its next episode by then.
+        ``call``, in which each env rests after its last episode, is named in the message. ``autoreset`` tells whether
+        an env that rests has already started its next episode.
         """
         if not self._groups:
             return
@@ -141,7 +149,10 @@ class Groups:
                 )
 
     def refuse_policy(self, policy: DonePolicy, env_ids: Sequence[int] | None = None) -> None:
-        """Raise an `InvalidEnvError` if a vector env of these envs (``None``: of all) does not fit a done policy."""
+        """Raise an `InvalidEnvError` if a vector env does not fit a done policy.
+
+        Only vector envs that contain one of ``env_ids`` are checked; ``None`` means all.
+        """
         chosen = None if env_ids is None else set(env_ids)
         for whole, facts in self._groups.items():
             lack = _lack(facts, policy)
@@ -155,7 +166,7 @@ class Groups:
 
 
 def _lack(facts: GroupFacts, policy: DonePolicy) -> str:
-    """Return, as a clause, what a vector env lacks for a done policy; empty if it fits."""
+    """Return a clause that tells why a vector env does not fit a done policy; empty if it fits."""
     if policy.autoreset:
         if facts.autoreset == "SameStep" or facts.resets_some:
             return ""

@@ -1,4 +1,4 @@
-"""Learns the form of infos while envs are stepped."""
+"""Learns the form of infos, that is, their keys and the types of their values, while envs are stepped."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from parallelenv.contract.batch import InfoForm, form_of
 from parallelenv.contract.spaces import Info
 
 _NUM_ALIKE = 3
-"""Number of steps in a row whose infos have one form before that form gets columns."""
+"""Number of steps in a row that must repeat the form of the step before them until that form gets columns."""
 _NUM_MISSES = 16
-"""Number of steps in a row in which many infos differ in form from the columns before the form is given up."""
+"""Number of steps in a row in which most infos do not fit the columns, after which the form is given up."""
 _NUM_TRIES = 64
-"""Number of steps whose infos have no form for columns, and of changes to the form, after which learning stops."""
+"""Number of steps whose infos cannot be in columns, after which learning stops.
+
+A form that is given up counts as `_NUM_MISSES` such steps.
+"""
 
 
 class InfoLearner:
-    """Decides which form of one kind of infos has columns in the batch.
+    """Decides which form has columns in the batch, for one kind of infos: those of steps or those of resets.
 
     Attributes:
-        form: The form; empty: none.
+        form: The form that has columns; empty if there is none.
     """
 
     def __init__(self) -> None:
@@ -31,13 +34,17 @@ class InfoLearner:
         self._generation = -1
 
     def learn(self, infos: Sequence[Info], num_envs: int, generation: int, num_steps: int) -> bool:
-        """Note a step's infos that came as values. They count if there are more than half of ``num_envs`` of them.
+        """Learn from the infos of one step that are not in columns.
 
-        ``generation`` shows whether hosts were replaced, because new hosts do not know the form. ``num_steps`` is about
-        the number of steps since the last call; the other steps had no values.
+        Args:
+            infos: These infos. They are ignored unless there are more than ``num_envs / 2`` of them.
+            num_envs: Number of envs that were stepped.
+            generation: The `Pool.generation`. If it has changed, hosts may be new and not know the form.
+            num_steps: The approximate number of steps since the last call. All infos of the steps between the two calls
+                were empty or in columns.
 
         Returns:
-            Whether hosts must get the form.
+            Whether the hosts must get the form.
         """
         is_told = not self.form or generation == self._generation
         if not infos and is_told:

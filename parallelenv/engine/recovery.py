@@ -1,6 +1,6 @@
 """Implements ``on_failure="restart"``: envs that failed are rebuilt, that is, made anew, and reset.
 
-Only `Engine` and rollouts use this; they return the episode of such an env to the user as truncated.
+Only `Engine` and rollouts use this module. They return the episode of an env that was rebuilt to the user as truncated.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ PERIOD = 600.0
 """Seconds within which an env is restarted at most ``max_restarts`` times."""
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
-"""Maximum seconds of a delay.
+"""Maximum delay of a restart, in seconds.
 
-The second restart of an env within the period waits `_FIRST_DELAY`, each further one twice as long.
+The second restart of an env within `PERIOD` is delayed by `_FIRST_DELAY` seconds. From then on, the delay doubles with
+each restart, up to this maximum.
 """
 
 
 class Budget:
-    """How often envs may still be restarted.
+    """Limits the number of restarts of each env within `PERIOD`.
 
-    Rare crashes are forgiven, however long the run is; an env that fails again and again is given up.
+    An env that fails again and again is given up. Rare crashes never use up the limit, however long the run is.
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -39,7 +40,11 @@ class Budget:
         self._restarts: dict[int, deque[float]] = {}
 
     def spend(self, env_ids: Iterable[int]) -> tuple[list[int], float]:
-        """Count a restart of envs. Return those that may not be restarted, and the seconds to wait for the rest."""
+        """Count one restart of each env, unless the env has reached the limit.
+
+        Returns:
+            The envs that have reached the limit, and the seconds to wait before the other envs are restarted.
+        """
         now = time.monotonic()
         denied, delay = [], 0.0
         for env_id in env_ids:
@@ -59,31 +64,35 @@ class Recovery:
     """Rebuilds envs that failed and resets them.
 
     Attributes:
-        unreported: Envs whose rebuilding was not reported to the user yet: why their episode ended, and the result of
-            their reset (``None`` before the reset). Most of these envs only shared a worker with an env that failed:
-            the user may not have received their last step yet, and a reset would overwrite its rows.
+        unreported: By env id, the envs that were rebuilt without a report to the user so far: the failure that ended
+            the episode, and the result of the reset (``None`` before the reset). Most of these envs did not fail, but
+            shared a worker with an env that did. Such envs are not reset yet: the user may still have to receive their
+            last step, whose rows a reset would overwrite.
     """
 
     def __init__(self, pool: Pool, max_restarts: int) -> None:
         self._pool = pool
         self._budget = Budget(max_restarts)
         self._seeds: dict[int, int] = {}  # the latest seeds given by the user
-        self._counts: dict[int, int] = {}  # restarts since then
+        self._counts: dict[int, int] = {}  # number of restarts since the user gave the seed
         self.unreported: dict[int, tuple[Failure, Extra | None]] = {}
 
     def remember_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Store the seeds given by the user: the seeds of restarts are derived from them."""
+        """Store the seeds given by the user, from which the seeds of restarts are derived."""
         given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
         self._seeds.update(given)
         self._counts.update(dict.fromkeys(given, 0))
 
     def forget(self, env_ids: Iterable[int]) -> None:
-        """Drop the records of envs whose new episodes the user starts."""
+        """Drop the records of envs whose restart was reported, or for which the caller starts a new episode."""
         for env_id in env_ids:
             self.unreported.pop(env_id, None)
 
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
-        """Return the envs that cannot continue the episode that the user knows of, with the reason for each."""
+        """Return the failures of those envs that cannot continue the episode that the user knows of.
+
+        These envs have a dead worker, or were rebuilt without a report to the user so far.
+        """
         if not (self.unreported or self._pool.dead):  # called at every step
             return NO_FAILURES
         unreported = {env_id: self.unreported[env_id][0] for env_id in env_ids if env_id in self.unreported}
@@ -95,8 +104,8 @@ class Recovery:
         """Rebuild envs that failed and reset them.
 
         Returns:
-            For restarted envs, why their episode ended and the result of their reset, whose state is in the batch; for
-            the others, their last failure.
+            Two dicts by env id. The first has, for each env that was restarted, the failure that ended its episode and
+            the result of its reset; the first state is in the batch. The second has the last failure of each other env.
         """
         left: dict[int, Failure] = {}
         ill = {env_id: failure for env_id, failure in failures.items() if not self._has_begun(env_id)}
@@ -114,18 +123,21 @@ class Recovery:
         return self.unreported.get(env_id, (None, None))[1] is not None
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
-        """Return the envs that have to be rebuilt: those not rebuilt since they failed, or dead again."""
+        """Return the envs that have to be rebuilt: they were not rebuilt since they failed, or their worker is dead."""
         dead = self._pool.death_failures(tuple(ill))
         return sorted(env_id for env_id in ill if env_id not in self.unreported or env_id in dead)
 
     def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
-        """Rebuild envs where needed; remove and return those that cannot be rebuilt."""
+        """Rebuild the envs in ``ill`` that have to be rebuilt.
+
+        Envs that cannot be rebuilt are removed from ``ill``, and their failures are returned.
+        """
         broken = self._broken(ill)
         if not broken:
             return {}
 
         def record_rebuilt(env_ids: Sequence[int]) -> None:
-            """Record why envs were rebuilt; for some, it is only known that another env lost the same worker."""
+            """Record why each env was rebuilt. An env without a failure of its own gets the failure of another env."""
             known = {**self._pool.death_failures(env_ids), **reasons}
             cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
             for env_id in env_ids:
@@ -143,11 +155,11 @@ class Recovery:
         seeds: list[int | None] = []
         for env_id in env_ids:
             seed = self._seeds.get(env_id)
-            if seed is not None:  # derived from the one given by the user and the number of restarts since
+            if seed is not None:  # derive it from the user's seed and the number of restarts since then
                 count = self._counts[env_id] = self._counts[env_id] + 1
                 seed = int(np.random.SeedSequence(seed, spawn_key=(count,)).generate_state(1)[0])
             seeds.append(seed)
-        # A new worker may be dead again before the others are built.
+        # A new worker may have died again while the envs of the others were built.
         each = [(seed, None) for seed in self._pool.groups.fitting_seeds(env_ids, seeds)]
         ticket = self._pool.submit("reset", env_ids, each, failed=self._pool.death_failures(env_ids))
         self._pool.wait_or_give_up(ticket)

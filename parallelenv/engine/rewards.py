@@ -33,8 +33,8 @@ def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -
     Numbers of other types, such as a `Fraction`, are written to the batch; ``None`` is written as nan.
 
     Returns:
-        The outcome, with an `EnvContractError` as the failure of each env with any other reward; and the ids of those
-        envs, ascending. Their steps still count.
+        The outcome, in which each env with any other reward has an `EnvContractError` as its failure; and the ids of
+        those envs, ascending. The steps of those envs still count.
     """
     wrong = too_large_rewards(batch, outcome.stepped, dtype)
     extras = dict(outcome.extras)
@@ -42,7 +42,7 @@ def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -
         if extra.reward is None:
             continue
         reward = extra.reward[0]
-        number = np.nan if reward is None else as_number(reward)  # like numpy, and therefore like the other libraries
+        number = np.nan if reward is None else as_number(reward)  # numpy, too, converts None to nan
         if number is None:
             wrong[env_id] = reward
         elif env_id not in outcome.failures:
@@ -60,7 +60,7 @@ def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -
 
 
 def too_large_rewards(batch: Batch, env_ids: Sequence[int], dtype: np.dtype[Any]) -> dict[int, Any]:
-    """Return, by env id, the finite rewards in the batch that would become infinite in the dtype."""
+    """Return, by env id, the finite rewards in the batch that would become infinite in the given dtype."""
     if dtype == batch.rewards.dtype:
         return {}
     rewards = batch.rewards[batch.rows(env_ids)]

@@ -1,14 +1,15 @@
-"""The fast path of a step: decisions that depend only on the envs are made once.
+"""The fast path of a step: decisions that depend only on the envs are made once and used for many steps.
 
-A `StepPlan` is made when the same envs are stepped for the second time, and is valid until anything other than such a
-step happens: a reset, a different call on the same envs, a failure, an env that rests, or a replaced worker. It adds no
-rules of its own: if anything unusual happens in a step, it enters the step in a `Ticket` and the engine continues.
+A `StepPlan` is made when the same envs are stepped for the second time. It is valid until something changes the
+`EnvTable` or the workers: for example, a reset, a step without a plan, a failure, an env that rests, or a replaced
+worker. A plan adds no rules of its own: if anything unusual happens in a step, the plan gives the step a `Ticket`, and
+the engine continues.
 
-Three objects prepare such a step, one at each level: the `StepPlan` knows the form of the result; the backend's
+Three objects prepare a planned step, one at each level: the `StepPlan` knows the form of the result; the backend's
 `RepeatedStep` knows how to reach all workers; and the `RunningCommand` of each worker's host knows the envs' rows.
 
-An interrupt needs no protection here: one assignment to `Pool.planned` marks the step as in flight and one marks its
-result as complete, and everything in between can be repeated.
+A planned step needs no protection against interrupts: one assignment to `Pool.planned` marks the step as in flight, a
+second one marks its result as complete, and everything in between can be repeated.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
 
 PATIENCE = 0.25
-"""Seconds after which the engine takes over a wait, because it looks for deaths and output that no reply reports."""
+"""Seconds after which the engine takes over the wait, to look for deaths and output that no reply reports."""
 
 
 class StepPlan:
     """A step of the same envs, with the same form of the result, that is repeated many times.
 
-    It does not refer to the engine: after an interrupt the pool, which is kept until it is closed, refers to the plan,
-    and the engine of an object without references must be freed.
+    A plan must not refer to the engine. After an interrupt, the pool refers to the plan, and the pool is kept until it
+    is closed; but a `ParallelEnv` without references is only closed when its engine is freed.
 
-    The result has the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` are their positions (``None``:
-    all). ``repeated`` is the step that the backend has prepared; its commands go to the workers in ``shards``.
+    The result has the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` are their positions in ``env_ids``
+    (``None``: all). ``repeated`` is the step that the backend has prepared; its commands go to the workers in
+    ``shards``.
 
     Attributes:
-        generation: `Pool.generation` for which it is valid.
+        generation: The `Pool.generation` for which the plan is valid.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class StepPlan:
         is_vector = len(batch.actions) == 1 and batch.layout.actions.is_single
         self._actions: Array | None = batch.actions[0] if is_vector and chosen is None else None
         self._action_shape = (len(stepped), *batch.actions[0].shape[1:]) if is_vector else ()
-        # Views of the rows, which are copied: indexing each array anew takes 0.15 us more.
+        # Views of the rows. Each step copies the views, because indexing the arrays anew takes 0.15 us more.
         is_slice = type(rows) is slice
         self._views = (batch.rewards[rows], batch.flags[rows], batch.env_ids[rows]) if is_slice else None
         single = batch.single_state
@@ -85,7 +87,7 @@ class StepPlan:
     # ---------------------------------------------------------------- validity
 
     def is_valid(self) -> bool:
-        """Return whether nothing but steps of this plan has happened since `renew`, and none is in flight."""
+        """Return whether only planned steps have happened since `renew`, and no step is in flight."""
         pool = self._pool
         return (
             self._version == self._table.version
@@ -126,7 +128,7 @@ class StepPlan:
         return self._assembled()
 
     def enter(self) -> Ticket:
-        """Enter the step, which is in flight, in a ticket of the table like any other step, and return it."""
+        """Give the step, which is in flight, a ticket in the table, like any other step; return the ticket."""
         pool, ticket = self._pool, Ticket("step", self.stepped)
         with pool.shield:
             pool.planned = None
@@ -138,15 +140,15 @@ class StepPlan:
         return ticket
 
     def _assembled(self) -> StepResult | StepBatch:
-        """Return the result in any form."""
+        """Return the result, in any form, as the `Assembler` makes it."""
         result = self._assembler.assemble(self._batch, self._outcome, self.align)
         self._pool.planned = None
         if self._done_policy.skips_done and has_true(self._table.done):
-            self._table.version += 1  # other envs step next
+            self._table.version += 1  # the next step skips the done envs
         return result
 
     def _result(self) -> StepResult | StepBatch:
-        """Return the result as four batched items, for a step of all envs."""
+        """Return the result as four batched items, for a step that skips none of ``env_ids``."""
         batch, table, done_policy, rows = self._batch, self._table, self._done_policy, self._rows
         if self._views is not None:
             rewards, flags, env_ids = self._views
@@ -159,7 +161,7 @@ class StepPlan:
             return self._assembled()
         states: State = self._states
         states = gather_states(batch, self.stepped, rows, {}, self._copies) if states is None else states.copy()
-        is_described = has_end and done_policy.autoreset  # in the info of each env
+        is_described = has_end and done_policy.autoreset  # the infos describe the ends of episodes
         infos: Any = (self._assembler.infos if is_described else self._infos)(batch, rows, count)
         if has_end or has_true(table.done):
             dones = flags[:, 0] | flags[:, 1]

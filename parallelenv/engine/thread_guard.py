@@ -16,7 +16,7 @@ Use = tuple[int, str]
 """A call in progress: its thread and its name."""
 
 
-# The id of this process, kept to avoid a system call for each use, which takes 1 us between the steps of real envs.
+# The id of this process. It is kept because asking the system at each call takes 1 us between the steps of real envs.
 _process = {"id": os.getpid()}
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _process.update(id=os.getpid()))
@@ -34,7 +34,8 @@ class Guard:
         is_closed: Whether the object can no longer be used.
         home: Id of the process that made the object.
         users: Contains the outermost call in progress, if there is one, under the key ``""``.
-        tracer: Its ``begin()`` and ``end()`` are called when outermost calls start and end; ``None`` for none.
+        tracer: An object whose ``begin()`` and ``end()`` are called when an outermost call starts and ends; ``None`` if
+            there is none.
     """
 
     def __init__(self, name: str = "ParallelEnv", ended: str = "closed", unrepeatable: tuple[str, ...] = ()) -> None:
@@ -47,11 +48,14 @@ class Guard:
         self.home = _process["id"]
 
     def is_usable(self) -> bool:
-        """Return whether the object is neither closed nor in a process that was forked from the one that made it."""
+        """Return whether the object is not closed and is used in the process that made it, not in a forked one."""
         return not self.is_closed and _process["id"] == self.home
 
     def check_within(self, use: Use, outermost: Use) -> None:
-        """Refuse a call during another call, unless it was made within that call and is allowed there."""
+        """Raise a `UsageError` if ``outermost`` does not allow a second call, ``use``, while it is in progress.
+
+        Only the thread of the outermost call may make a second call, and only one that is not `unrepeatable`.
+        """
         (thread, call), (other_thread, other) = use, outermost
         if thread != other_thread:
             raise UsageError(
@@ -65,7 +69,7 @@ class Guard:
             )
 
     def refusal(self, call: str) -> ParallelEnvError:
-        """Return the error for a call that was made after the end, or in another process."""
+        """Return the error for a call that was made after the object's end, or in a forked process."""
         if self.is_closed:
             return ClosedError(f"{call}() was called on a {self._ended} {self._name}. Make a new one.")
         return UsageError(
@@ -74,10 +78,10 @@ class Guard:
         )
 
     def shorten(self, error: BaseException, call: str) -> None:
-        """Shorten the traceback of an error that a call raises; ``call`` is empty if it is not the outermost one.
+        """Shorten the traceback of an error that a call raises. ``call`` is empty unless the call is the outermost one.
 
         Raises:
-            ClosedError: Instead of the error, if the object and its resources were closed during the call.
+            ClosedError: Instead of the error, if the object was closed during the call.
         """
         shorten(error)
         if self.is_closed and call and isinstance(error, Exception):
@@ -85,11 +89,12 @@ class Guard:
 
 
 def single_threaded(method: _Method, call: str | None = None) -> _Method:
-    """Refuse calls of a method after its object's end, in a forked child, and while another thread is in such a method.
+    """Decorate a method so that only one thread at a time can call the decorated methods of an object.
 
-    A call within a call of the same thread is allowed; other threads are refused until the outermost one returns.
-    Exceptions of the method have a short traceback, see `short_tracebacks`. The object has a `Guard` as ``_guard``;
-    ``call`` is the name of the call that users make.
+    Calls from other threads are refused until the outermost call returns. The thread of the outermost call may make
+    further calls. Calls are also refused after the object's end and in a forked child. Exceptions of the method have a
+    short traceback; see `short_tracebacks`. The object needs a `Guard` as ``_guard``. ``call`` is the name of the call
+    that users make; ``None`` means the method's name.
     """
     name = call or method.__name__.lstrip("_")
 
@@ -101,8 +106,8 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
         try:
             if not guard.is_usable():
                 raise guard.refusal(name)
-            # `setdefault` is atomic. An interrupt right after it, before the assignment, cannot lock this thread out:
-            # `finally` also looks in `users`.
+            # `setdefault` is atomic. An interrupt between `setdefault` and the assignment cannot lock this thread out,
+            # because `finally` also looks in `users`.
             outermost = guard.users.setdefault("", use)
             if outermost is not use:
                 guard.check_within(use, outermost)
@@ -122,12 +127,12 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
 
 
 def single_threaded_in(call: str) -> Callable[[_Method], _Method]:
-    """Return `single_threaded` for a method that users reach through another call."""
+    """Return the decorator `single_threaded` for a method that users reach through a call with a different name."""
     return functools.partial(single_threaded, call=call)
 
 
 def refuse_copy() -> NoReturn:
-    """Refuse to copy or pickle a `ParallelEnv`: two objects cannot share the workers."""
+    """Refuse to copy or pickle a `ParallelEnv`, because two objects cannot share the workers."""
     raise UnpicklableError(
         "A ParallelEnv cannot be copied or pickled: its workers belong to one object in one process. Make another "
         "one from the same list of env fns. To continue from its state: other.load_state(env.save_state()). The "

@@ -11,7 +11,7 @@ from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import Extra
 
 Arrival = tuple["Ticket", Sequence[int] | None]
-"""A ticket, and the envs whose result has arrived; ``None``: all of the ticket's envs whose result has arrived."""
+"""A ticket, and the ids of some of its envs, whose results have arrived. ``None`` stands for `Ticket.answered`."""
 
 
 class Ticket:
@@ -20,13 +20,13 @@ class Ticket:
     Attributes:
         operation: Name of the operation.
         sent_to: The envs to which commands are sent.
-        each: One argument for each of these envs; ``None`` if there are no arguments.
+        each: One argument for each env in ``sent_to``; ``None`` if there are no arguments.
         env_ids: The envs of the result, in the order of the result; those not in ``sent_to`` rest. The default is
             ``sent_to``.
         pending: Env ids of the pending commands (those without a reply), by the command's number.
         values: Results, by env id; envs with an empty result are left out.
         failures: Failures, by env id.
-        arrivals: Where each later reply is announced; ``None``: nowhere.
+        arrivals: List to which an entry is appended for each reply that arrives; ``None`` if there is no such list.
     """
 
     __slots__ = ("arrivals", "each", "env_ids", "failures", "operation", "pending", "sent_to", "values")
@@ -51,7 +51,7 @@ class Ticket:
             self.arrivals.append((self, env_ids))
 
     def raise_failures(self, partial: Any = None) -> None:
-        """Raise the failures, if any; by default, ``error.partial`` has the values of the other envs, by id."""
+        """Raise the failures, if there are any. By default, ``error.partial`` has the other envs' values, by env id."""
         if not self.failures:
             return
         if partial is None:
@@ -59,7 +59,7 @@ class Ticket:
         raise_failures([self.failures[env_id] for env_id in sorted(self.failures)], partial)
 
     def listed(self) -> list[Any]:
-        """Return the results in the order of the envs, or raise the failures."""
+        """Return the results in the order of ``sent_to``, or raise the failures if there are any."""
         self.raise_failures()
         return [self.values.get(env_id) for env_id in self.sent_to]
 
@@ -81,14 +81,14 @@ class Outcome:
 
     env_ids: Sequence[int]  #: The envs, in the order of the result.
     stepped: Sequence[int]  #: The envs that were stepped; the others are absent, because they are done or exhausted.
-    extras: Mapping[int, Extra]  #: Replies outside of the batch, by env id.
-    failures: Mapping[int, Failure]  #: By env id.
+    extras: Mapping[int, Extra]  #: Values that are not in the batch, by env id.
+    failures: Mapping[int, Failure]  #: Failures, by env id.
     restarted: Collection[int] = ()  #: Envs of ``stepped`` that were restarted; their states are first states.
-    resets: Sequence[int] = ()  #: Envs of ``stepped`` that were reset instead; their states are first states too.
+    resets: Sequence[int] = ()  #: Envs of ``stepped`` that were in fact reset; their states are first states.
 
     @classmethod
     def of(cls, env_ids: Sequence[int], tickets: Mapping[int, Ticket]) -> Outcome:
-        """Return the outcome of envs whose replies have arrived, in their order, from the ticket of each."""
+        """Return the outcome of envs whose replies have arrived, in this order. ``tickets`` has each env's ticket."""
         ticket = tickets[env_ids[0]] if env_ids else None
         if ticket is not None and ticket.operation == "step" and all(tickets[one] is ticket for one in env_ids):
             if ticket.env_ids is env_ids:
@@ -119,7 +119,7 @@ class Outcome:
         return replace(self, **kept)
 
     def with_resting(self, resting: Collection[int]) -> Outcome:
-        """Return this outcome with some envs absent and without extras."""
+        """Return this outcome with the envs in ``resting`` marked as absent, and without the extras of these envs."""
         stepped = [env_id for env_id in self.stepped if env_id not in resting]
         resets = [env_id for env_id in self.resets if env_id not in resting]
         extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}

@@ -19,10 +19,10 @@ class WorkerHandle:
     """The pool's record of one host.
 
     Attributes:
-        env_ids: The host's envs: those of its spec, unless there are vector envs, whose size is known once they are
-            built.
-        pending: Tickets of its pending commands, by number; ``None`` for a command that was given up, whose late reply
-            is dropped.
+        env_ids: Ids of the host's envs. They are the ids in its spec, unless there are vector envs: their sizes are
+            only known after they are built.
+        pending: Tickets of the host's pending commands, by number. A command that was given up has ``None``; its late
+            reply is dropped.
         death: Cause of the host's death; ``None`` while it lives.
         has_built: Whether the host's envs were ever made.
     """
@@ -37,10 +37,10 @@ class WorkerHandle:
         self.env_ids = self.spec.env_ids
 
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
-        """Return whether this worker must be replaced to rebuild envs: it is dead, given up on, or busy.
+        """Return whether this worker must be replaced to rebuild envs: it is dead, was given up, or is busy with them.
 
-        A host in the caller's thread is never given up on and never counts as busy, because it continues as soon as the
-        caller waits for it.
+        A host in the caller's thread never counts as given up or busy, because it continues as soon as the caller waits
+        for it.
         """
         if self.death is not None or self.channel.in_caller:
             return self.death is not None
@@ -50,7 +50,10 @@ class WorkerHandle:
         )
 
     def death_error(self, *, others_live: bool) -> WorkerDiedError:
-        """Return the error for calls that need its envs. ``others_live``: whether others exist and all live."""
+        """Return the error for calls that need the envs of this worker, which is dead.
+
+        ``others_live`` tells whether there are other workers and all of them live.
+        """
         death = self.death or Death()
         owned = list_ids(self.env_ids)
         worker = f"The worker of {name_envs(self.env_ids)} (process {death.pid or 'unknown'})"
@@ -72,7 +75,10 @@ Shard = tuple[WorkerHandle, tuple[int, ...], Any]
 
 
 def spread(factories: Sequence[EnvFactory], num_workers: int, spec: WorkerSpec) -> list[WorkerSpec]:
-    """Assign envs to workers as evenly as possible, with consecutive ids together; ``spec`` has what workers share."""
+    """Assign envs to workers as evenly as possible, and return one spec per worker.
+
+    Each worker has consecutive env ids. ``spec`` has the values that are the same for all workers.
+    """
     spec = replace(spec, num_workers=num_workers, num_envs=len(factories))
     size, num_larger = divmod(len(factories), num_workers)
     left, specs = iter(factories), []

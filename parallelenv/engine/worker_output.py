@@ -13,7 +13,7 @@ from parallelenv.errors import ArgumentError, OldApiWarning
 
 
 def show_printed(printed: Sequence[Printed]) -> None:
-    """Write lines to the caller's standard output, each with the env that printed it: ``[env 3] hello``."""
+    """Write lines to the caller's standard output; each starts with the env that printed it: ``[env 3] hello``."""
     lines = []
     for env_ids, pieces in groupby(printed, attrgetter("env_ids")):
         name = f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {env_ids[0]}-{env_ids[-1]}"
@@ -25,7 +25,10 @@ def show_printed(printed: Sequence[Printed]) -> None:
 
 
 def say(text: str) -> None:
-    """Write to the caller's standard output and flush; Windows programs without a console have none."""
+    """Write a text to the caller's standard output, if there is one, and flush it.
+
+    Windows programs without a console have no standard output.
+    """
     if sys.stdout is None:
         return
     try:
@@ -37,7 +40,7 @@ def say(text: str) -> None:
 
 
 def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
-    """Return the listener for an ``output`` argument. The listener issues a warning for the first remark.
+    """Return the listener for an ``output`` argument. The listener issues the first `Remark` as a warning.
 
     Raises:
         ArgumentError: If the word is unknown.

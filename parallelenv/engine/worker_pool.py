@@ -1,4 +1,4 @@
-"""The workers of one `ParallelEnv`: splits operations into commands, sends these, and gathers the replies.
+"""Splits operations into commands, sends the commands to the workers of one `ParallelEnv`, and gathers the replies.
 
 This module finds and replaces workers that fail, die or hang; `recovery` decides when they are replaced.
 """
@@ -54,7 +54,7 @@ CLOSE_TIMEOUT = 3.0
 _IDLE_REPLY_TIME = 1.0
 """Seconds within which hosts without a pending command certainly reply."""
 _MOST_SHARDS = 256
-"""Number of groups of envs whose split over workers is kept, because splitting 8 envs takes 7 us."""
+"""Number of tuples of env ids whose split over workers is kept, because splitting 8 envs takes 7 us."""
 
 
 class Pool:
@@ -68,17 +68,17 @@ class Pool:
         layout: The layout of the batch.
         batch: The arrays that all hosts read and write.
         backend: Places and reaches the workers.
-        timeout: Seconds that a call may take if its caller gives no other limit. ``None``: no limit, as while envs are
-            first built.
+        timeout: Seconds that a call may take if its caller gives no other limit; ``None`` if there is no limit. There
+            is none while envs are first built.
         number: Number of the next command.
-        is_settled: Becomes False when an operation other than a step is sent, and True again when no worker is seen to
-            have a pending command: the wait for the operation may be interrupted, or may never start.
-        generation: Changes with the batch, and when a worker is replaced or dies.
+        is_settled: Becomes False when an operation other than a step is sent, and True again when a wait finds no
+            pending command. It stays False if the wait for the operation is interrupted or never starts.
+        generation: Changes when the batch is replaced, and when a worker is replaced or dies.
         planned: The plan whose step is in flight and has no ticket.
         dead: The error for each env whose worker is dead, or was replaced and has not built the env yet.
         is_traced: Whether the hosts record what their envs do.
-        waits_by: The call by which an adapter continues the wait for a step; ``None``: `ParallelEnv.recv`.
-        wakers: Wake the tasks of event loops that wait for replies.
+        waits_by: The call with which an adapter continues the wait for a step; ``None``: `ParallelEnv.recv`.
+        wakers: Functions that wake tasks of event loops; they are called when replies arrive.
         shield: Delays Ctrl-C.
     """
 
@@ -101,7 +101,7 @@ class Pool:
         self.timeout: float | None = None
         self.number = 1
         self._infos, self._reset_infos = InfoLearner(), InfoLearner()
-        self._learned_at = 0  # number of the next command when infos were learned from
+        self._learned_at = 0  # value of `number` when `learn_infos` was last called
         self.generation = 0
         self.is_settled = True
         self.planned: StepPlan | None = None
@@ -142,16 +142,16 @@ class Pool:
         self._number_envs()
 
     def _number_envs(self) -> None:
-        """Note which worker has which env."""
+        """Record which worker has which envs."""
         self._worker_of_env = [worker for worker in self._workers for _ in worker.env_ids]
-        self._shards: dict[tuple[int, ...], list[Shard]] = {}  # by env ids, of calls on some of the envs
+        self._shards: dict[tuple[int, ...], list[Shard]] = {}  # of calls on some of the envs, by env ids
         self._whole: list[Shard] = []
         for worker in self._workers:
             ids = worker.env_ids
             self._whole.append((worker, ids, slice(ids[0], ids[-1] + 1)))
 
     def build(self, done_policy: DonePolicy, spaces: Spaces | None = None) -> None:
-        """Build all envs, and a batch that has what a done policy needs.
+        """Build all envs, and allocate a batch that has the arrays that the done policy needs.
 
         Raises:
             BaseException: Any exception raised by an env's constructor; the pool is then closed.
@@ -207,7 +207,7 @@ class Pool:
         *,
         raises: bool = True,
     ) -> Ticket:
-        """Execute an operation of `Host` on envs, wait for all of them, and return the finished ticket.
+        """Execute an operation of `Host` on envs, wait until it is done, and return its ticket.
 
         ``each`` has one argument per env; ``common`` is the same for every env. With ``raises=False``, failures of envs
         are in the ticket instead of being raised.
@@ -235,7 +235,7 @@ class Pool:
         announce: Announcement = lambda _: None,
         failed: Mapping[int, Failure] = NO_FAILURES,
     ) -> Ticket:
-        """Send an operation to the hosts and return without waiting. See `ask` and `Command` for other arguments.
+        """Send an operation to the hosts and return without waiting. See `ask` and `Command` for the other arguments.
 
         ``announce`` is called with the ticket once nothing can fail any more, just before the first command is sent.
         ``failed`` are failures of envs to which nothing can be sent; they are used as the replies of these envs.
@@ -281,11 +281,11 @@ class Pool:
     def prepare_step(
         self, env_ids: Sequence[int], *, autoreset: bool, begins_ended: bool
     ) -> tuple[RepeatedStep, list[tuple[WorkerHandle, tuple[int, ...]]]] | None:
-        """Prepare a step of envs for repetition, and return it with the worker and envs of each command.
+        """Prepare a step that will be repeated, and return it with the worker and the envs of each command.
 
         The pool must be idle. The result is ``None`` if the backend has no quick way to repeat the step.
         """
-        # The caller's own envs come last: it steps them while the workers step theirs.
+        # Envs in the caller's thread come last, so that the caller steps them while the workers step the other envs.
         split = sorted(self._split(env_ids), key=lambda shard: shard[0].channel.in_caller)
         shards = [(worker, part) for worker, part, _ in split]
         commands = [
@@ -298,9 +298,9 @@ class Pool:
     def learn_infos(self, values: Mapping[int, Extra], num_envs: int) -> None:
         """Make hosts write infos to columns while the form of infos stays the same.
 
-        ``values`` are those of the latest step, of ``num_envs`` envs. No result may be in the columns, because they are
-        emptied. Hosts and caller must agree on the form, so an interrupt is delayed until the hosts, which have nothing
-        else to do, have replied.
+        ``values`` are those of the latest step, which was a step of ``num_envs`` envs. No result that was not returned
+        may be in the columns, because they are emptied. Hosts and caller must agree on the form, so an interrupt is
+        delayed until the hosts, which are idle, have replied.
         """
         num_steps = (self.number - self._learned_at) // len(self._workers)
         self._learned_at = self.number
@@ -308,7 +308,7 @@ class Pool:
             return
         steps = [extra.info for extra in values.values() if extra.info]
         resets = [extra.reset_info for extra in values.values() if extra.reset_info and not extra.is_exhausted]
-        with DeferSigint(), contextlib.suppress(WorkerTimeoutError):  # a late host still reads it before the next step
+        with DeferSigint(), contextlib.suppress(WorkerTimeoutError):  # a late host gets the form before the next step
             has_changed = self._infos.learn(steps, num_envs, self.generation, num_steps)
             if self._reset_infos.learn(resets, 0, self.generation, 1) or has_changed:
                 forms = InfoForms(self._infos.form, self._reset_infos.form)
@@ -317,12 +317,12 @@ class Pool:
                 self.wait(self.submit("manage", firsts, [forms] * len(firsts), "set_info_forms"), _IDLE_REPLY_TIME)
 
     def enter_planned(self) -> None:
-        """Enter a planned step that is in flight because its call was interrupted in a ticket, like any other step."""
+        """If a planned step is in flight, because its call was interrupted, give the step a ticket."""
         if self.planned is not None:
             self.planned.enter()
 
     def _split(self, env_ids: Sequence[int]) -> Iterable[Shard]:
-        """Group env ids by worker: the worker, the ids of its envs, and their positions in ``env_ids``."""
+        """Return one `Shard` for each worker that has some of these envs."""
         if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
             return self._whole
         known = self._shards.get(env_ids) if type(env_ids) is tuple else None
@@ -334,7 +334,7 @@ class Pool:
         shards: list[Shard] = []
         for worker, found in positions.items():
             part, owned = tuple(env_ids[index] for index in found), worker.env_ids
-            # Always use the same object for all envs of a worker: a step of them then needs no pickle.
+            # For all envs of a worker, always use the same tuple, because a step with that tuple needs no pickle.
             shards.append((worker, owned if part == owned else part, found))
         if len(self._shards) == _MOST_SHARDS:
             self._shards.clear()
@@ -345,7 +345,7 @@ class Pool:
     # ---------------------------------------------------------------- replies
 
     def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
-        """Wait until all hosts have replied to a call. The timeout counts from ``start``, or from now.
+        """Wait until all hosts have replied to a call. The timeout counts from ``start``; ``None`` means from now.
 
         Raises:
             WorkerTimeoutError: If the hosts have not replied within ``timeout`` seconds.
@@ -358,7 +358,11 @@ class Pool:
             self.is_settled = not any(worker.pending for worker in self._workers)
 
     def wait_or_give_up(self, ticket: Ticket, start: float | None = None) -> bool:
-        """Wait for replies as long as a call may take; late envs then count as failed. Return whether all replied."""
+        """Wait for replies within the pool's timeout, after which late envs count as failed.
+
+        Returns:
+            Whether all envs replied in time.
+        """
         try:
             self.wait(ticket, self.timeout, start)
         except WorkerTimeoutError as late:
@@ -367,7 +371,7 @@ class Pool:
         return True
 
     def give_up(self, ticket: Ticket, error: Exception) -> None:
-        """Fail the envs that have not replied to a call, and all other calls to their hosts."""
+        """Mark envs that have not replied to a call as failed, in this call and in all other calls to their hosts."""
         for worker in self._workers:
             if not ticket.pending.keys() & worker.pending.keys():
                 continue
@@ -384,8 +388,7 @@ class Pool:
     def late(self, env_ids: Sequence[int], timeout: float | None, call: str) -> WorkerTimeoutError:
         """Return the error that names the late envs and says what the user can do.
 
-        ``call`` is the operation that waits for the envs, or the user's call if the error gives advice
-        for that call.
+        ``call`` is the operation that waits for the envs, or the user's call if the error gives advice for that call.
         """
         ids = tuple(sorted(env_ids))
         wait_on = self.ways_to_wait(len(ids)) if call == "step" else f"{call}()"
@@ -402,7 +405,9 @@ class Pool:
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
     def pump(self, deadline: float | None, wanted: int = 1) -> bool:
-        """Wait for replies of hosts, at most until a deadline in terms of `time.monotonic`, and record them.
+        """Wait for replies of hosts, at most until a deadline, and record them.
+
+        ``deadline`` is a time of `time.monotonic`; see `Backend.wait` for ``wanted``.
 
         Returns:
             Whether any reply arrived before the deadline.
@@ -436,7 +441,7 @@ class Pool:
         except HostDied:
             self._mark_dead(worker)
             return
-        except UnreadableError as error:  # of the command, which did not reach the host, or of its reply
+        except UnreadableError as error:  # of a reply, or of a command that the host cannot read
             unread = worker.pending.get(error.number)
             env_ids = () if unread is None else unread.pending[error.number]
             cause = UnpicklableError(
@@ -447,7 +452,7 @@ class Pool:
             reply = Reply(error.number, {}, failures)
         if reply.output:
             items, env_ids = worker.spec.env_ids, worker.env_ids
-            for one in reply.output:  # a relay does not learn the ids of vector envs
+            for one in reply.output:  # a relay does not know the env ids of vector envs
                 is_of_items = one.env_ids == items and len(items) < len(env_ids)
                 self._printed.append(one._replace(env_ids=env_ids) if is_of_items else one)
         ticket = worker.pending.pop(reply.number, None)
@@ -458,8 +463,8 @@ class Pool:
         if reply.failures and ticket.operation in ("step", "reset"):
             self.groups.spread(reply.failures, ticket.pending[reply.number])
         ticket.record_reply(reply.number, reply.values, reply.failures)
-        # A host in this process keeps its latest reply, and an exception in it keeps the frames through which it is
-        # raised, which include the user's call and its variables.
+        # Drop the failures. A host in this process keeps its latest reply, and an exception in the reply would keep the
+        # frames through which it is raised, including the user's call and its variables.
         reply.failures.clear()
 
     @property
@@ -469,7 +474,7 @@ class Pool:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all workers live, as far as is known, and none of them has a command."""
+        """True if all workers live, as far as is known, and none of them has a pending command."""
         return not self.dead and not any(worker.pending for worker in self._workers)
 
     @property
@@ -479,7 +484,7 @@ class Pool:
 
     @property
     def dead_env_ids(self) -> list[int]:
-        """Ids of envs whose worker is known to be dead, ascending. May be called from a different thread."""
+        """Ids of envs whose worker is known to be dead, ascending. Any thread may read this property."""
         return sorted(self.dead.copy())
 
     # ---------------------------------------------------------------- dead workers
@@ -495,7 +500,7 @@ class Pool:
             raise self.dead[dead[0]].about(dead)
 
     def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
-        """End a host that is dead or given up, and fail its pending commands, which would never get a reply.
+        """End a host that is dead or being replaced, and fail its pending commands, which would never get a reply.
 
         Raises:
             ClosedError: If another thread has closed the pool.
@@ -506,7 +511,7 @@ class Pool:
         earlier = [one for one in self._workers if one.death and one is not worker]
         error = worker.death_error(others_live=not earlier and len(self._workers) > 1)
         self.dead.update(dict.fromkeys(worker.env_ids, error))
-        for one in earlier:  # whose message may state that all other envs continue; the envs of one share an error
+        for one in earlier:  # the message, which a worker's envs share, may say that all other envs continue
             self.dead[one.env_ids[0]].args = one.death_error(others_live=False).args
         for number, ticket in sorted(worker.pending.items()):
             if ticket is not None:
@@ -517,11 +522,11 @@ class Pool:
     # ---------------------------------------------------------------- rebuilding envs
 
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
-        """Build envs from their factories, and return the finished ticket, which has all envs that were built.
+        """Build envs anew from their factories, and return the finished ticket, which has all envs that were built.
 
-        A host that is dead, was given up on, or is busy with one of these envs is replaced, with all its envs. If a
-        host has pending commands for other envs, they are waited for; if that takes longer than the pool's timeout, the
-        host is replaced too.
+        A host that is dead, was given up, or is busy with one of these envs is replaced, and all its envs are built
+        anew. A host with pending commands for other envs may finish these commands; if that takes longer than the
+        pool's timeout, the host is replaced as well.
 
         Args:
             env_ids: The envs.
@@ -537,7 +542,7 @@ class Pool:
         workers = dict.fromkeys(map(self._worker_of_env.__getitem__, env_ids))
         self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)])
         broken = [worker for worker in workers if worker.death or worker.pending]
-        # This includes envs of a worker whose replacement was interrupted before the envs were built.
+        # These include the envs of a worker whose replacement was interrupted before the envs were built.
         lost = (one for worker in workers for one in worker.env_ids if worker in broken or one in self.dead)
         rebuilt = self.groups.complete([*env_ids, *lost])
         self._refuse_live(rebuilt)
@@ -565,15 +570,15 @@ class Pool:
             refuse_live(factories[self.groups.item(env_id)] for env_id in env_ids)
 
     def _let_finish(self, workers: Sequence[WorkerHandle]) -> None:
-        """Wait until hosts have finished their commands, no longer than `timeout` seconds."""
+        """Wait until these hosts have finished their commands, but no longer than the pool's timeout."""
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         while any(worker.pending for worker in workers) and self.pump(deadline):
             pass
 
     def _replace(self, worker: WorkerHandle) -> None:
-        """Start another host in place of one that is dead or busy.
+        """Start a new host in place of one that is dead or busy.
 
-        If the new host cannot be started, the envs are dead, and this method can be called again.
+        If the new host cannot be started, the worker counts as dead, and this method can be called again.
         """
         self.generation += 1
         if worker.death is None:
@@ -591,7 +596,7 @@ class Pool:
     # ---------------------------------------------------------------- the batch
 
     def attach(self, layout: Layout) -> None:
-        """Allocate the batch and hand it to all hosts."""
+        """Allocate a batch with this layout, and give all hosts access to it."""
         self.layout, self.batch = layout, self.backend.allocate(layout)
         self.generation += 1
         for worker in self._workers:
@@ -603,8 +608,8 @@ class Pool:
         """Replace the batch with one that has a different layout. All states in the old batch are lost.
 
         Raises:
-            WorkerTimeoutError: If hosts do not finish commands whose replies have the old layout within the pool's
-                timeout; nothing was changed.
+            WorkerTimeoutError: If, within the pool's timeout, hosts do not finish their pending commands, whose replies
+                have the old layout; nothing was changed.
         """
         self.enter_planned()
         self._let_finish(self._workers)
@@ -616,10 +621,10 @@ class Pool:
     # ---------------------------------------------------------------- closing
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End all hosts, which have ``timeout`` seconds to close their envs. May be called repeatedly; prints nothing.
+        """End all hosts, which have ``timeout`` seconds to close their envs. May be called repeatedly.
 
         Raises:
-            KeyboardInterrupt: After all hosts have been ended without further delay.
+            KeyboardInterrupt: If the close is interrupted. All hosts have then been ended without further delay.
         """
         workers = self._workers
         if os.getpid() != self._pid:  # a forked child must not end its parent's workers
@@ -633,7 +638,7 @@ class Pool:
         try:
             with DeferSigint():  # not `self.shield`: another thread may be using the pool
                 self._workers, self._rest = [], (threading.get_ident(), channels)
-                vars(self).pop("batch", None)  # frees its memory now, not with the closed object
+                vars(self).pop("batch", None)  # free the memory now, not with this object
                 for worker in workers:
                     worker.spec = replace(worker.spec, shared={})  # likewise
             printed = [*self._printed, *self.backend.close(channels, timeout)]
@@ -646,7 +651,7 @@ class Pool:
                 self._listener(printed)
 
     def _close_at_once(self, channels: Sequence[Channel]) -> None:
-        """End hosts without delay, whatever interrupts it."""
+        """End hosts without delay, even if Ctrl-C interrupts this method."""
         while True:
             with contextlib.suppress(KeyboardInterrupt):
                 self.backend.close(channels, 0.0)

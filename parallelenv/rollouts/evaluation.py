@@ -66,7 +66,7 @@ def evaluate(
     each: ResetArguments,
     shows_progress: bool,
 ) -> Evaluation:
-    """Run episodes; each env runs its share and is then idle. See `EpisodeRunner.play` for the rest."""
+    """Run episodes: each env runs its share of ``goal`` and is then idle. See `EpisodeRunner.play` for the errors."""
     shares = {env_id: share for env_id, share in goal.shares(env_ids).items() if share}  # the first envs run most
     engine.pool.groups.refuse_resting("run_episodes()", shares)
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
@@ -74,9 +74,10 @@ def evaluate(
 
 
 class EpisodeRunner:
-    """Runs each env for its number of episodes in ``shares``, as long as ``goes_on`` returns ``True`` before each step.
+    """Runs each env for its number of episodes in ``shares``.
 
-    ``advance`` is called with the number of episodes that ended in a step.
+    ``goes_on`` is called before each step; when it returns ``False``, the run stops early. ``advance`` is called with
+    the number of episodes that ended in a step, unless none did.
     """
 
     def __init__(
@@ -92,20 +93,20 @@ class EpisodeRunner:
         self._running: OpenEpisodes
 
     def play(self, engine: Engine, policy: Policy, each: ResetArguments) -> Evaluation:
-        """Run until every env has run its share.
+        """Run until every env has run its share of episodes, and return the episodes.
 
         The envs are reset at the start, with the seeds and options in ``each``, and need a reset afterwards.
 
         Raises:
-            BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
-                before it.
+            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes that ended
+                before the exception.
         """
         check_policy(policy)
         env_ids = tuple(self._shares)
         self._running = OpenEpisodes(engine.num_envs)
         with engine.with_continue_done_policy(env_ids) as continuing:  # no env starts an episode by itself
             runner = PolicyRunner(policy, None, continuing.pool.layout)
-            engine.forget_seeds(env_ids)  # all arguments are checked
+            engine.forget_seeds(env_ids)  # not earlier, because wrong arguments raise above
             try:
                 self._play(continuing, runner, env_ids, each)
             except WorkerTimeoutError as error:
@@ -140,7 +141,7 @@ class EpisodeRunner:
             each = [(None, None)] * len(beginning)
 
     def _note(self, result: StepResult) -> list[int]:
-        """Count a step and return the envs whose episodes ended in it."""
+        """Count a step, and return the envs whose episodes ended in the step."""
         rows, rewards, ends = result.env_ids, result.rewards, np.flatnonzero(result.dones)
         try:
             self._running.add(rows, rewards)
@@ -182,7 +183,7 @@ def _evaluation(results: EpisodesByEnv) -> Evaluation:
 
 
 def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return the episodes of all parts, those of the first part first. Envs are renumbered in order."""
+    """Return the episodes of all parts, in the order of the parts. The envs of later parts get new, higher ids."""
     env_ids, offset = [], 0
     for part in parts:
         env_ids.append(part.env_ids + offset)

@@ -41,29 +41,29 @@ from parallelenv.progress import open_bar
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout:
-    """Steps of many envs: the first axis is time; the second is env, in the order of ``env_ids``.
+    """Steps of many envs: the first axis is time; the second axis is the env, in the order of ``env_ids``.
 
-    Entries where `valid` is False are zero, or ``None`` in object arrays. All arrays are the caller's own.
+    Entries where `valid` is False are zero, or ``None`` in object arrays. Later calls never modify the arrays.
 
     Attributes:
-        states: Input of the policy, ``(num_steps, num_envs, *shape)``, nested like the space; parts without a fixed
-            shape, such as text, are object arrays ``(num_steps, num_envs)``.
-        actions: Actions of the policy, in the same form.
+        states: Inputs of the policy, ``(num_steps, num_envs, *shape)``, nested like the observation space. Parts
+            without a fixed shape, such as text, are object arrays ``(num_steps, num_envs)``.
+        actions: Actions of the policy, in the same form, nested like the action space.
         rewards: ``(num_steps, num_envs)`` float64; an object array if some rewards are not numbers.
         terminated: ``(num_steps, num_envs)`` bool.
         truncated: ``(num_steps, num_envs)`` bool.
         valid: ``(num_steps, num_envs)`` bool: whether the env made this step.
-        extras: Other results of the policy by name, each ``(num_steps, num_envs, ...)``.
-        final_states: Next input of the policy, batched as in `StepResult`.
+        extras: Other outputs of the policy, by name, each ``(num_steps, num_envs, ...)``.
+        final_states: The next input of the policy, batched as in `StepResult`.
         ended_states: The last state of each episode that ended, ``(num_ended, *shape)``, in the order of the ``True``
-            entries in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. For an episode cut off by a
-            failure, the last known state.
+            entries in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. If a failure cut an episode
+            off, its last known state is used.
         infos: Infos of steps, by step and env id; empty infos are left out.
         reset_infos: Infos of resets within a step, in the same form.
         env_ids: ``(num_envs,)`` int64.
-        starts: ``(num_envs,)`` bool: whether the first step starts an episode instead of continuing one.
-        rnn_state: Recurrent state of the policy for each env after the rollout, to pass to the next rollout: zeros for
-            envs without a running episode; ``None`` if the policy has no recurrent state.
+        starts: ``(num_envs,)`` bool: whether the env's first step starts an episode instead of continuing one.
+        rnn_state: Recurrent state of the policy for each env after the rollout, to pass to the next rollout. Envs
+            without a running episode have zeros. ``None`` if the policy has no recurrent state.
     """
 
     states: State
@@ -83,7 +83,7 @@ class Rollout:
 
     @property
     def dones(self) -> Array:
-        """Whether a step ended its episode, ``(num_steps, num_envs)`` bool: terminated or truncated."""
+        """True where a step ended its episode (terminated or truncated), ``(num_steps, num_envs)`` bool."""
         dones: Array = self.terminated | self.truncated
         return dones
 
@@ -102,7 +102,7 @@ class Rollout:
 
     @property
     def whole_episodes(self) -> Array:
-        """Whether each of the episodes that ended also started in this rollout, ``(num_ended,)`` bool."""
+        """True for each ended episode that also started in this rollout, ``(num_ended,)`` bool."""
         return self._ended_episodes().are_whole
 
     def _ended_episodes(self) -> EndedEpisodes:
@@ -124,14 +124,17 @@ class Rollout:
 
 
 def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> EndedEpisodes:
-    """Add a rollout's steps to the running episodes of its envs, which are at ``rows``, and return those that ended."""
+    """Add a rollout's steps to the running episodes of its envs, and return the episodes that ended.
+
+    ``rows`` are the rows of the rollout's envs in ``running``.
+    """
     columns = np.flatnonzero(rollout.starts)
     begun = np.column_stack([np.zeros_like(columns), columns])
     return running.add_steps(rows, rollout.rewards, rollout.dones, rollout.valid | rollout.dones, begun, goes_on=True)
 
 
 class RolloutBuilder:
-    """Collects the chunks of a rollout, and stacks them with one column per env of ``env_ids``."""
+    """Collects the chunks of a rollout, and stacks them into arrays with one column for each of ``env_ids``."""
 
     def __init__(self, batch: Batch, env_ids: Sequence[int]) -> None:
         self._batch = batch
@@ -146,7 +149,10 @@ class RolloutBuilder:
         self._forms: dict[str, ExtrasFormat] = {}
 
     def add(self, first: int, chunk: RolloutChunk) -> None:
-        """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked count as a failure of the policy."""
+        """Add a chunk that starts at step ``first`` of the rollout.
+
+        Extras that cannot be stacked with those of earlier chunks count as a failure of the policy.
+        """
         try:
             self._forms = join_forms(self._forms, forms_of(chunk.extras))
         except ArgumentError as error:
@@ -169,7 +175,7 @@ class RolloutBuilder:
     def rollout(self, num_steps: int | None, starts: Array, rnn_state: Any) -> Rollout:
         """Stack the chunks into a rollout of ``num_steps``; ``None``: all steps."""
         layout, batch = self._batch.layout, self._batch
-        unknown = Extra(loose=[None for array in batch.states if array is None])  # lost with a worker
+        unknown = Extra(loose=[None for array in batch.states if array is None])  # for leaves lost with a worker
         loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
         final_states = gather_states(batch, self._env_ids, batch.rows(self._env_ids), loose, copy=True)
         shape = self._num_steps if num_steps is None else num_steps, len(self._env_ids)
@@ -195,7 +201,11 @@ class RolloutBuilder:
         )
 
     def rnn_state(self, running: Collection[int]) -> Any:
-        """Return the policy's memory for envs with a running episode; raise an `ArgumentError` if its form differs."""
+        """Return the policy's recurrent state after the rollout. Only envs in ``running`` keep theirs.
+
+        Raises:
+            ArgumentError: If the form of the recurrent state differs between envs.
+        """
         return join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids])
 
     def _filled(self, array: Array, name: str) -> Array:
@@ -204,7 +214,10 @@ class RolloutBuilder:
         return array
 
     def _leaf(self, shape: tuple[int, int], like: Array | None, index: int, name: str) -> Array:
-        """Return one array of all states or actions. Those of the chunks are freed, so memory is needed only once."""
+        """Return one leaf of all states or actions as one array.
+
+        The chunks' own arrays of this leaf are freed, so that memory is not needed twice.
+        """
         array = empty_rows(shape, like)
         for chunk, place in self._parts:
             leaves = getattr(chunk, name)
@@ -223,7 +236,7 @@ class RolloutBuilder:
 
 
 def _stacked(leaf: Array) -> Any:
-    """Return a leaf; values that are objects because there is no space are stacked if they have one shape."""
+    """Return a leaf. An object array, as results without a space have, is stacked if all its values have one shape."""
     if leaf.dtype != object or not leaf.size:
         return leaf
     values = stack_values(list(leaf.reshape(-1)))
@@ -232,7 +245,7 @@ def _stacked(leaf: Array) -> Any:
 
 
 _BAR_DELAY = 1.0
-"""Seconds until a bar appears."""
+"""Seconds until a progress bar appears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +257,11 @@ class RolloutLength:
 
     @classmethod
     def of(cls, num_steps: Any, num_episodes: Any) -> RolloutLength:
-        """Return a length; raise an `ArgumentError` unless exactly one of the two is given, as an int of at least 1."""
+        """Return a length.
+
+        Raises:
+            ArgumentError: Unless exactly one of the two arguments is given, as an int of at least 1.
+        """
         if (num_steps is None) == (num_episodes is None):
             raise ArgumentError(
                 f"num_steps={show(num_steps)} and num_episodes={show(num_episodes)}: give exactly one of them, "
@@ -255,7 +272,7 @@ class RolloutLength:
         return cls(num_steps, num_episodes)
 
     def check(self, policy: DonePolicy, groups: Groups, env_ids: Sequence[int]) -> None:
-        """Raise an `ArgumentError` if the done policy does not allow a rollout, or not this many episodes."""
+        """Raise an `ArgumentError` if the done policy or a vector env does not allow a rollout of this length."""
         groups.refuse_cut("step", env_ids)
         if self.num_episodes is not None:
             groups.refuse_resting("rollout(num_episodes=...)", env_ids, autoreset=policy.autoreset)
@@ -289,7 +306,7 @@ class RolloutLength:
 
 @contextlib.contextmanager
 def progress_bar(goal: RolloutLength, is_wanted: bool, name: str = "rollout") -> Iterator[Callable[[int], object]]:
-    """Show a progress bar in a notebook or on a terminal, and yield the function that advances it."""
+    """Show a progress bar in a notebook or on a terminal, and yield the function that advances the bar."""
     total, unit = (goal.num_steps, " step") if goal.num_episodes is None else (goal.num_episodes, " episode")
     look = "{l_bar}{bar}| {n:,}/{total:,}{unit}s [{elapsed}<{remaining}, {rate_noinv_fmt}]"
     with open_bar(is_wanted, total=total, unit=unit, desc=name, delay=_BAR_DELAY, bar_format=look) as bar:
@@ -299,15 +316,16 @@ def progress_bar(goal: RolloutLength, is_wanted: bool, name: str = "rollout") ->
 # ---------------------------------------------------------------- joining rollouts, in time and across envs
 
 Nest: TypeAlias = Any
-"""States, actions or memories: arrays, tensors or tuples of objects in dicts, tuples and lists."""
+"""States, actions or recurrent states: arrays, tensors or tuples of objects, nested in dicts, tuples and lists."""
 Ends = tuple[Nest, Array]
-"""Last states of episodes, and the step and column where each episode ended."""
+"""Last states of episodes, and an array with the step and the column where each episode ended."""
 
 
 def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
-    """Raise an `ArgumentError` if rollouts differ in the nesting of states, actions or memories, or in extras' shapes.
+    """Raise an `ArgumentError` if two rollouts cannot be joined.
 
-    ``what`` names the rollouts in messages.
+    They cannot be joined if their states, actions or recurrent states are nested differently, or if their extras have
+    different shapes. ``what`` names the rollouts in messages.
     """
     for name in ("states", "actions", "rnn_state"):
         forms = [map_leaves(getattr(part, name), lambda _: "an array") for part in (one, other)]
@@ -320,7 +338,10 @@ def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
 
 
 def can_follow(one: Rollout, other: Rollout) -> bool:
-    """Return whether rollouts can be joined in time. They cannot if the envs or the policy were replaced in between."""
+    """Return whether a rollout can be joined to an earlier one in time.
+
+    It cannot if the envs or the policy were replaced in between by ones of a different form.
+    """
     try:
         refuse_different(one, other, "They")
     except ArgumentError:
@@ -346,7 +367,7 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
     for history, column in zip(histories, columns, strict=True):
         steps = np.cumsum([0, *map(len, history[:-1])]).tolist()
         offsets += [(step, column) for step in steps]
-        # The ends of episodes that a part left open although the next part starts others at its first step.
+        # The ends of episodes that a part left open, although the next part starts new episodes at its first step.
         dones = np.concatenate([part.dones for part in history])
         made = np.concatenate([part.valid for part in history]) | dones
         for before, later, step in zip(history, history[1:], steps[1:], strict=False):
@@ -393,7 +414,7 @@ def _steps_of_all(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], 
             for (step, env_id), info in getattr(part, name).items()
         }
         joined[name] = {place: infos[place] for place in sorted(infos)}
-    # Last states, in the order of the True in `dones`.
+    # Last states, in the order of the True entries in `dones`.
     dones = joined["terminated"] | joined["truncated"]
     number = dones.ravel().cumsum().reshape(shape) - 1
     ends = [(part.ended_states, np.argwhere(part.dones) + offset) for part, offset in zip(parts, offsets, strict=True)]
@@ -416,9 +437,10 @@ def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequen
 
 
 def _put_together(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[int, ...]) -> Nest:
-    """Return one leaf, with the leading axes ``shape``, that contains each of these leaves at its place.
+    """Return one leaf, with the leading axes ``shape``, that contains the given leaves at their ``places``.
 
-    The leaves are arrays, tensors, or tuples of objects; if their shapes or types differ, the result has dtype object.
+    The leaves are arrays, tensors, or tuples of objects. Tuples are concatenated. If the shapes or types of arrays or
+    tensors differ, the result has dtype object.
     """
     if all(isinstance(leaf, tuple) for leaf in leaves):
         return tuple(value for leaf in leaves for value in leaf)

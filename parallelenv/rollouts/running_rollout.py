@@ -37,16 +37,19 @@ if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
 
 CHUNK = 0.2
-"""Seconds that a chunk should take. They determine how soon Ctrl-C has an effect, and how often the bar advances."""
+"""Seconds that a chunk should take. Ctrl-C has an effect, and the progress bar advances, after each chunk."""
 _GROWTH = 16
-"""Maximum factor by which chunks grow: the time of one chunk is a poor estimate, and the first includes warm-up."""
+"""Maximum factor by which the size of chunks grows.
+
+It is limited because the time of one chunk is a poor estimate, and because the first chunk includes warm-up.
+"""
 _numbers = itertools.count(1)
 
 
 class RunningRollout:
     """One rollout, whose policy acts in the workers. See `ParallelEnv.rollout` for arguments and errors.
 
-    If a worker dies, the steps of its chunk in progress are lost; those of the other workers are kept.
+    If a worker dies, the steps of its chunk in progress are lost; the steps of the other workers are kept.
     """
 
     def __init__(
@@ -68,23 +71,24 @@ class RunningRollout:
         self._episodes_left = self._shares(living)  # number of episodes each env may still finish; None: any number
         self._unsent_policy = self._prepare(self._memory(rnn_state))  # the policy, to be sent with the next chunk
         self._builder = RolloutBuilder(self._pool.batch, env_ids)
-        # For envs that are not stepped, only hosts have all states, so these envs take part in the first chunk.
+        # If states have leaves that are not in the batch, all envs take part in the first chunk, even those that are
+        # not stepped, because only the hosts have these leaves.
         self._asks_all = any(array is None for array in self._pool.batch.states)
         self._hosts_have_policy = False  # whether hosts have the policy
         self._num_made = self._chunk_size = 0
-        self._seconds_per_step = 0.0  # seconds per step
+        self._seconds_per_step = 0.0  # of the slowest host; 0: not measured
         self._is_over = self._is_late = False
         self._failures: dict[int, Failure] = {}
         self._policy_failure: tuple[Failure, tuple[int, ...]] | None = None
 
     def _prepare(self, memory: RecurrentState | None) -> Array | None:
-        """Return the message that gives hosts the policy, with this recurrent state."""
+        """Return the policy and this recurrent state in the form in which they are sent to hosts."""
         what = f"The policy, a {type(self._policy).__name__},"
         way_out = "Let it hold plain data, and create other objects at its first call."
         return pickled((self._policy, memory), what, way_out)
 
     def _memory(self, rnn_state: Any) -> RecurrentState | None:
-        """Return the recurrent state of the envs."""
+        """Return the user's ``rnn_state`` as the `RecurrentState` of the envs; ``None`` if there is none."""
         if rnn_state is None:
             return None
         begins = self._starts | self._table.done[list(self._env_ids)]
@@ -108,7 +112,7 @@ class RunningRollout:
         return shares
 
     def run(self, shows_progress: bool) -> Rollout:
-        """Make all steps and return them.
+        """Make all steps of the rollout and return them.
 
         Raises:
             BaseException: Any exception raised by an env or the policy; ``error.partial`` has the steps that were made.
@@ -125,8 +129,8 @@ class RunningRollout:
                     advance(self._run_chunk(asked))
             is_complete = not self._is_late
         finally:
-            if self._hosts_have_policy:  # hosts drop the policy; commands in flight after a failure are not waited for
-                with contextlib.suppress(ParallelEnvError):  # a worker that dies now no longer has the policy
+            if self._hosts_have_policy:  # make hosts drop the policy; after a failure, do not wait for them
+                with contextlib.suppress(ParallelEnvError):  # a worker that dies here drops the policy too
                     dead = self._pool.death_failures(self._env_ids)
                     ticket = self._pool.submit("rollout", self._env_ids, failed=dead)
                     if is_complete:
@@ -134,8 +138,8 @@ class RunningRollout:
         return self._result()
 
     def _run_chunk(self, asked: Sequence[int]) -> int:
-        """Let envs make some steps; return the progress towards the goal."""
-        before: list[Array] = []  # the states, as a chunk of one step
+        """Make one chunk of steps, and return the progress towards the goal, in steps or episodes."""
+        before: list[Array] = []  # the states before the chunk, in the form of a chunk of one step
         if self._recovery is not None:
             batch, shape = self._pool.batch, (1, len(asked))
             rows = [env_id - batch.layout.first for env_id in asked]
@@ -164,8 +168,8 @@ class RunningRollout:
     def _send_policy(self, asked: Sequence[int]) -> Mapping[int, Failure]:
         """Make hosts unpickle the policy. There is no time limit, because unpickling may import a library.
 
-        Hosts first finish earlier commands, within the timeout of the `ParallelEnv`. If automatic recovery is off, late
-        commands stay in flight; no steps are lost, because no env takes part in the rollout yet.
+        Before that, hosts must finish earlier commands within the timeout of the `ParallelEnv`. If there is no
+        recovery, late commands stay in flight. No steps are lost, because no env takes part in the rollout yet.
 
         Returns:
             The failures of envs whose host could not be reached.
@@ -174,7 +178,7 @@ class RunningRollout:
         failed = dict(recovery.failures_before(asked)) if recovery is not None else {}
         if not self._hosts_have_policy:
             self._hosts_have_policy = True
-            ticket = pool.submit("rollout", asked, failed=failed)  # cheap; its reply comes after all earlier ones
+            ticket = pool.submit("rollout", asked, failed=failed)  # cheap; replied to after earlier commands
             try:
                 pool.wait(ticket, self._engine.pool.timeout)
             except WorkerTimeoutError as late:
@@ -189,7 +193,7 @@ class RunningRollout:
         return ticket.failures
 
     def _send(self, asked: Sequence[int], failed: Mapping[int, Failure]) -> Ticket:
-        """Send a request to the hosts of these envs, and wait until it is done or the timeout has passed."""
+        """Send a request for a chunk to the hosts, and wait until they have replied or the timeout has passed."""
         left = [self._episodes_left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0 and env_id not in failed]
@@ -207,7 +211,7 @@ class RunningRollout:
     def _record(self, ticket: Ticket, asked: Sequence[int], before: list[Array]) -> int:
         """Record the result of a chunk; return the number of episodes that ended."""
         table = self._table
-        chunks: list[RolloutChunk] = [ticket.values[env_id] for env_id in sorted(ticket.values)]  # not by arrival
+        chunks: list[RolloutChunk] = [ticket.values[env_id] for env_id in sorted(ticket.values)]  # arrival is random
         lost: dict[int, Failure] = {}  # envs whose steps did not arrive, and why
         if ticket.failures:  # a chunk that cannot be copied counts as a failure of one of its envs
             known = {env_id for chunk in chunks for env_id in chunk.env_ids}
@@ -239,9 +243,9 @@ class RunningRollout:
             table.reset_infos[env_id] = begun.info or {}
         table.record_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
         table.record_running(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
-        # Envs that failed permanently are left out of later chunks. The other envs finish, so that their number of
-        # steps does not depend on timing. If steps were lost, the number depends on timing anyway, so the rollout ends
-        # at once.
+        # Envs that failed and were not restarted are left out of later chunks. The other envs finish, so that their
+        # number of steps does not depend on timing. If steps were lost, this number depends on timing anyway, so the
+        # rollout ends at once.
         self._failures.update(left)
         self._episodes_left.update(dict.fromkeys([*left, *table.exhausted.intersection(self._episodes_left)], 0))
         broken = [(chunk.broken, chunk.env_ids) for chunk in chunks if chunk.broken is not None]
@@ -250,7 +254,10 @@ class RunningRollout:
         return num_ended
 
     def _cut_off(self, chunk: RolloutChunk, env_id: int, failure: Failure, begun: Extra, *, is_lost: bool) -> None:
-        """Mark the step in which a restarted env failed as `step` does."""
+        """Mark the step in which a restarted env failed as truncated, as `ParallelEnv.step` does.
+
+        The step stays valid unless its values did not arrive (``is_lost``).
+        """
         step, column = chunk.failed[env_id][0], chunk.env_ids.index(env_id)
         chunk.flags[step, column] = False, True
         chunk.valid[step, column] = not is_lost
@@ -285,7 +292,10 @@ class RunningRollout:
 def _invalid_chunk(
     asked: Sequence[int], before: list[Array], lost: Mapping[int, Failure], batch: Batch
 ) -> RolloutChunk:
-    """Return an invalid chunk of one step, for restarted envs whose steps are lost."""
+    """Return a chunk of one step that is not valid, for restarted envs whose steps are lost.
+
+    ``before`` has the states of all envs in ``asked`` before the lost steps, in the form of a chunk of one step.
+    """
     places = [place for place, env_id in enumerate(asked) if env_id in lost]
     shape = 1, len(places)
     return RolloutChunk(
@@ -305,10 +315,12 @@ _OWN_ROLLOUT = "run_batch_episode"
 
 
 def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: Any) -> list[Any]:
-    """Call ``run_batch_episode()`` of each env, which brings its own policy, and return the results.
+    """Call ``run_batch_episode()`` of each env, which uses the env's own policy, and return the results.
 
-    Raises an `ArgumentError` if an env lacks that method, or if any of ``for_policies`` (the arguments of a rollout
-    with a policy) is given.
+    ``for_policies`` are the arguments of `ParallelEnv.rollout` that only apply to a rollout with a policy.
+
+    Raises:
+        ArgumentError: If an env lacks that method, or if any of ``for_policies`` is not ``None``.
     """
     found = engine.pool.ask("get", env_ids, None, Lookup(_OWN_ROLLOUT, "exists")).values
     lacking = [env_id for env_id in env_ids if not found.get(env_id)]
@@ -340,15 +352,15 @@ class LocalRollouts:
     ) -> Rollout:
         """Make a rollout of all envs that are not paused. See `ParallelEnv.rollout` for arguments and errors.
 
-        The policy is called in this process, with the states of all these envs. Once ``is_over`` (see `HostRollout`)
-        returns ``True``, the rollout ends with the steps made so far.
+        The policy is called in this process, with the states of all these envs together. When ``is_over`` (see
+        `HostRollout`) returns ``True``, the rollout ends with the steps made so far.
         """
         engine, goal = self._engine, RolloutLength.of(num_steps, None)
         return _RunningLocalRollout(engine, policy, engine.ids(None), goal, rnn_state, is_over).run(shows_progress)
 
 
 class _RunningLocalRollout(RunningRollout):
-    """A rollout whose policy is in this process. Chunks are made here instead of being requested from hosts."""
+    """A rollout whose policy is in this process, which makes the chunks instead of requesting them from hosts."""
 
     def __init__(
         self,
@@ -362,7 +374,8 @@ class _RunningLocalRollout(RunningRollout):
         self._runner: PolicyRunner
         super().__init__(engine, policy, env_ids, goal, rnn_state)
         self._rollout = HostRollout(0, self._runner, is_over)
-        # Bypass the pool: a step of 8 CartPoles and a small network took 184 us with the pool and 166 us without it.
+        # Use a lone host directly: a step of 8 CartPoles and a small network took 184 us with the pool and 166 us
+        # without it.
         self._source: StepSource = (engine.recovery is None and engine.pool.lone_host) or _LocalSteps(engine)
 
     def _prepare(self, memory: RecurrentState | None) -> None:
@@ -399,7 +412,7 @@ class _LocalSteps:
                 self.writer.loose[env_id - self.writer.first] = extra.loose
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
-        """Step envs in any mode; an env that is late or lost counts as failed."""
+        """Step envs through the pool, in any mode. An env that is late, or whose worker died, counts as failed."""
         failed = NO_FAILURES if self._recovery is None else self._recovery.failures_before(env_ids)
         ticket = self._pool.submit("step", env_ids, each, autoreset=autoreset, failed=failed)
         self._pool.wait_or_give_up(ticket)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Signal(enum.StrEnum):
-    """Stands in for a state or an action. Each signal equals its text: ``TERMINATED == "terminated"``."""
+    """A value used instead of a state or an action. Each signal equals its text: ``TERMINATED == "terminated"``."""
 
     TERMINATED = "terminated"
     RESET = "reset"
@@ -36,11 +36,11 @@ class Signal(enum.StrEnum):
 
 
 TERMINATED: Final = Signal.TERMINATED
-"""Instead of a state: the episode has ended, and no new one has started."""
+"""Signal used instead of a state: the episode has ended, and no new episode has started."""
 RESET: Final = Signal.RESET
-"""Instead of an action: start an episode."""
+"""Signal used instead of an action: start an episode."""
 CLOSE: Final = Signal.CLOSE
-"""Instead of an action: pause this env."""
+"""Signal used instead of an action: pause the env."""
 
 
 class Stream:
@@ -71,7 +71,7 @@ class Stream:
     def results(
         self, num_steps: int | None, min_envs: int, max_envs: int | None, timeout: float | None
     ) -> Iterator[tuple[Array, StepResult]]:
-        """Run the policy, and yield the results. See `ParallelEnv.stream` for the arguments.
+        """Run the policy, and yield each result with its env ids. See `ParallelEnv.stream` for the arguments.
 
         The next steps are sent before a result is yielded, so envs step while the caller works.
         """
@@ -88,13 +88,13 @@ class Stream:
 
     @single_threaded_in("stream")
     def _act(self, result: StepResult | None, most: float) -> int:
-        """Send actions to at most ``most`` of the envs that wait for one; return the number of actions sent."""
+        """Send actions to at most ``most`` of the envs that wait for an action; return the number of actions sent."""
         engine, table = self._engine, self._engine.table
         in_flight = set(engine.in_flight)
         idle = [env_id for env_id in table.unpaused if env_id not in in_flight]
         table.refuse_without_episode(idle)
         waiting = list(table.choose(idle)[0])
-        if result is not None:  # in the order of their results
+        if result is not None:  # first the envs in `result`, in its order
             came = {env_id: place for place, env_id in enumerate(result.env_ids.tolist())}
             waiting.sort(key=lambda env_id: came.get(env_id, len(came)))
         env_ids = tuple(waiting[: int(min(most, len(waiting)))])
