@@ -245,7 +245,7 @@ class Engine:
         return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed)
 
     def drop_episodes(self, env_ids: Sequence[int]) -> None:
-        """Drop the calls on these envs that are in flight; the envs then need a reset."""
+        """Drop the calls in flight on these envs; the envs then need a reset."""
         self.table.release(env_ids)
         self.table.require_reset(env_ids)
         if self.recovery is not None:
@@ -284,8 +284,8 @@ class Engine:
     def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
         """Wait for all replies to a call.
 
-        The timeout counts from ``start``, a time of `time.monotonic`, or from now. If ``timeout`` is ``None``, the
-        pool's timeout applies and, if there is a recovery, late envs count as failed.
+        The timeout counts from ``start``, a time of `time.monotonic`, or from now if ``start`` is ``None``. If
+        ``timeout`` is ``None``, the pool's timeout applies and, if there is a recovery, late envs count as failed.
 
         Raises:
             WorkerTimeoutError: If the replies do not arrive in time. The wait can be repeated.
@@ -393,7 +393,7 @@ class Engine:
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
         """Restart the envs that failed in a step, and return the outcome with their episodes truncated.
 
-        In it, the state of a restarted env is the first state of the env's next episode.
+        In this outcome, the state of a restarted env is the first state of the env's next episode.
         """
         raised = {env_id: failure for env_id, failure in outcome.failures.items() if env_id in outcome.resets}
         others = {env_id: failure for env_id, failure in outcome.failures.items() if env_id not in raised}
@@ -414,8 +414,7 @@ class Engine:
         """Wait for resets and return the first states: batched, or as a list if ``align`` is ``"batch"``.
 
         If there is a recovery, resets are repeated until no worker dies or hangs. An exhausted env has the state
-        ``None``.
-        The seeds that were set for these resets are dropped.
+        ``None``. The seeds that were set for these resets are dropped.
 
         Raises:
             WorkerTimeoutError: If the replies do not arrive in time. The method can then be called again.
@@ -599,7 +598,7 @@ class Engine:
 
     @contextlib.contextmanager
     def with_continue_done_policy(self, env_ids: Sequence[int]) -> Iterator[Self]:
-        """Yield an engine that uses the same workers but, whatever this engine's done policy, steps ended envs too.
+        """Yield an engine with the same workers that also steps ended envs, whatever this engine's done policy is.
 
         At the end, steps of the envs that are still in flight are dropped, and the envs need a reset.
         """

@@ -1,6 +1,6 @@
 """Where each env is: whether it has an episode, is done, exhausted or paused, and which call on it is in flight.
 
-An env is in one of four phases, which these calls change:
+An env is in one of four phases. The table describes each phase, and the events that end it:
 
 =============  ==============================================================  =========================================
 phase          meaning                                                         left by
@@ -11,8 +11,8 @@ DONE           its episode has ended, and the next has not started by itself   a
 EXHAUSTED      its latest reset found no further episode                       a reset, a loss
 =============  ==============================================================  =========================================
 
-A loss is the loss of the episode with its worker. Few envs need a reset or are exhausted at any time, so these two
-phases are kept as sets of env ids; the phase DONE is kept as a bool for each env.
+A loss is any event, such as the death of its worker, that leaves the env without a known episode. Few envs need a reset
+or are exhausted at any time, so these two phases are kept as sets of env ids; the phase DONE is kept as a bool array.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class EnvTable:
         return tuple(itertools.compress(env_ids, self.done[list(env_ids)].tolist()))
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return the envs that a step does not leave out, and their positions (``None``: all).
+        """Return those of these envs that a step includes, and their positions (``None``: all).
 
         A step leaves out exhausted envs and, if the done policy skips done envs, those that are done.
 
@@ -258,11 +258,11 @@ class EnvTable:
             raise_failures([Failure(error, env_id, "reset") for env_id in exhausted], partial)
 
     def needing_reset(self) -> list[int]:
-        """Return the envs that need a reset to have an episode."""
+        """Return the envs that have no episode until they are reset, including exhausted envs."""
         return [*list(self._needs_reset), *list(self.exhausted)]
 
     def absent_info(self, env_id: int) -> Info:
-        """Return the info of an env that was not stepped."""
+        """Return the info that a step's result has for an env that was not stepped."""
         return dict(EXHAUSTED) if env_id in self.exhausted else {}
 
     def set_paused(self, env_ids: Sequence[int], is_paused: bool) -> None:
@@ -301,7 +301,7 @@ class EnvTable:
         self.stats.begin_episodes(list(env_ids))
 
     def record_exhausted(self, env_ids: Iterable[int]) -> None:
-        """Mark envs as exhausted. For a reset within a step, this comes before the step's flags are recorded."""
+        """Mark envs as exhausted. For a reset within a step, call this method before `record_step`."""
         for env_id in env_ids:
             self.version += 1
             self.exhausted.add(env_id)

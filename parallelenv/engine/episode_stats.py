@@ -60,7 +60,7 @@ class OpenEpisodes:
     def add(self, rows: Index, rewards: Array) -> None:
         """Count one step of each of these envs. Rewards may be of any type that can be added."""
         self._admit(rewards)
-        with DeferSigint():  # an interrupt in between would leave returns and lengths of different steps
+        with DeferSigint():  # returns and lengths must be sums over the same steps
             self.returns[rows] += rewards
             self.lengths[rows] += 1
 
@@ -117,7 +117,8 @@ class OpenEpisodes:
 class _EpisodeParts:
     """The steps of envs, cut into parts wherever an env's episode starts or ends.
 
-    Each array has one item per part. All parts of the first env come first, in order, then those of the second env.
+    Each array has one item per part: first the parts of the first env, in order of time, then the parts of the second
+    env, and so on.
     """
 
     owners: Array  #: Env id of the part.
@@ -139,7 +140,7 @@ class _EpisodeParts:
         is_end = ended.T.ravel()
         after = np.flatnonzero(is_end) + 1
         is_begun, is_cut = np.zeros((2, is_end.size + 1), bool)
-        is_begun[after] = goes_on & (after % num_steps > 0)  # a multiple is the first step of the next env
+        is_begun[after] = goes_on & (after % num_steps > 0)  # a multiple of `num_steps` is in the next env
         is_begun[begins] = True
         is_cut[::num_steps] = is_cut[begins] = is_cut[after] = True
         firsts = np.flatnonzero(is_cut[:-1])
@@ -157,8 +158,8 @@ class _EpisodeParts:
 class EpisodeSummary:
     """Numbers of steps and episodes so far, and means of the latest episodes."""
 
-    num_steps: int  #: Steps of single envs.
-    num_episodes: int  #: Episodes counted from their first step to their last.
+    num_steps: int  #: Number of steps, summed over envs.
+    num_episodes: int  #: Number of ended episodes, without those whose first steps were not counted.
     #: Mean return (sum of rewards) of the latest `LATEST` episodes; ``None`` if there are no episodes, or a reward was
     #: not a number.
     mean_return: float | None
@@ -167,7 +168,7 @@ class EpisodeSummary:
 
 @dataclass(slots=True)
 class _Totals:
-    """Sums over the steps up to a certain one: the running episodes, and the counts of an `EpisodeSummary`."""
+    """Sums over the steps so far: those of the running episodes, and the counts of an `EpisodeSummary`."""
 
     running: OpenEpisodes
     num_steps: int
@@ -238,7 +239,7 @@ class EpisodeStats:
         self._sums.add(rows, chunk.rewards, ended, valid, _NONE_BEGUN, goes_on=self._goes_on)
 
     def summary(self) -> EpisodeSummary:
-        """Return the counts and means. A different thread may step envs at the same time."""
+        """Return the counts and means. This method may be called while a different thread steps the envs."""
         sums = self._sums.copy()
         sums.add(*self._pending(), goes_on=self._goes_on)
         latest = list(sums.latest)

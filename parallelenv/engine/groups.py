@@ -36,7 +36,7 @@ class Groups:
     def __init__(self, facts: Iterable[GroupFacts | None]) -> None:
         self._groups: dict[range, GroupFacts] = {}
         self._group_of: dict[int, range] = {}
-        self._items: list[int] = []  # by env id
+        self._items: list[int] = []  # index in the user's list, by env id
         for item, one in enumerate(facts):
             first = len(self._items)
             env_ids = range(first, first + (1 if one is None else one.num_envs))
@@ -55,7 +55,7 @@ class Groups:
         return sorted(chosen.union(*(self._group_of.get(env_id, ()) for env_id in chosen)))
 
     def spread(self, failures: dict[int, Failure], env_ids: Iterable[int]) -> None:
-        """Add to ``failures`` those of the envs ``env_ids`` whose group contains an env that failed."""
+        """Add to ``failures`` each env in ``env_ids`` whose group contains an env that failed."""
         if not self._groups:
             return
         of_group = {self._group_of[env_id]: one for env_id, one in failures.items() if env_id in self._group_of}
@@ -117,7 +117,7 @@ class Groups:
                 raise self._error_of_cut(whole, part, "which steps all that have an episode")
 
     def _cut(self, env_ids: Iterable[int]) -> dict[range, list[int]]:
-        """Return, for each group of which ``env_ids`` has some envs but not all, those envs."""
+        """Return the groups that are only partly in ``env_ids``, with the envs of each group that are."""
         chosen: dict[range, list[int]] = {}
         for env_id in env_ids:
             if env_id in self._group_of:

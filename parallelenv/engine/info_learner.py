@@ -8,11 +8,11 @@ from parallelenv.contract.batch import InfoForm, form_of
 from parallelenv.contract.spaces import Info
 
 _NUM_ALIKE = 3
-"""Number of steps in a row that must repeat the form of the step before them until that form gets columns."""
+"""A form gets columns after this many steps in a row had the same form as the step before them."""
 _NUM_MISSES = 16
-"""Number of steps in a row in which most infos do not fit the columns, after which the form is given up."""
+"""A form is given up after this many steps in a row in which most infos did not fit its columns."""
 _NUM_TRIES = 64
-"""Number of steps whose infos cannot be in columns, after which learning stops.
+"""Learning stops after this many steps whose infos cannot be in columns.
 
 A form that is given up counts as `_NUM_MISSES` such steps.
 """

@@ -1,6 +1,6 @@
 """Implements ``on_failure="restart"``: envs that failed are rebuilt, that is, made anew, and reset.
 
-Only `Engine` and rollouts use this module. They return the episode of an env that was rebuilt to the user as truncated.
+Only `Engine` and rollouts use this module. In the results that they return, the episode of a rebuilt env is truncated.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Recovery:
     """Rebuilds envs that failed and resets them.
 
     Attributes:
-        unreported: By env id, the envs that were rebuilt without a report to the user so far: the failure that ended
+        unreported: Envs that were rebuilt, which was not yet reported to the user. By env id, the failure that ended
             the episode, and the result of the reset (``None`` before the reset). Most of these envs did not fail, but
-            shared a worker with an env that did. Such envs are not reset yet: the user may still have to receive their
-            last step, whose rows a reset would overwrite.
+            shared a worker with an env that did. Those that did not fail are not reset at once: the user may still have
+            to receive their last step, whose rows a reset would overwrite.
     """
 
     def __init__(self, pool: Pool, max_restarts: int) -> None:
@@ -91,7 +91,7 @@ class Recovery:
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
         """Return the failures of those envs that cannot continue the episode that the user knows of.
 
-        These envs have a dead worker, or were rebuilt without a report to the user so far.
+        These envs have a dead worker, or were rebuilt, which was not yet reported to the user.
         """
         if not (self.unreported or self._pool.dead):  # called at every step
             return NO_FAILURES
@@ -159,7 +159,7 @@ class Recovery:
                 count = self._counts[env_id] = self._counts[env_id] + 1
                 seed = int(np.random.SeedSequence(seed, spawn_key=(count,)).generate_state(1)[0])
             seeds.append(seed)
-        # A new worker may have died again while the envs of the others were built.
+        # A new worker may have died again while the envs of other workers were built.
         each = [(seed, None) for seed in self._pool.groups.fitting_seeds(env_ids, seeds)]
         ticket = self._pool.submit("reset", env_ids, each, failed=self._pool.death_failures(env_ids))
         self._pool.wait_or_give_up(ticket)

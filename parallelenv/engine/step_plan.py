@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
 
 PATIENCE = 0.25
-"""Seconds after which the engine takes over the wait, to look for deaths and output that no reply reports."""
+"""Seconds after which the engine takes over a plan's wait, to look for deaths and output that no reply reports."""
 
 
 class StepPlan:
     """A step of the same envs, with the same form of the result, that is repeated many times.
 
-    A plan must not refer to the engine. After an interrupt, the pool refers to the plan, and the pool is kept until it
-    is closed; but a `ParallelEnv` without references is only closed when its engine is freed.
+    A plan must not refer to the engine. After an interrupt, the pool refers to the plan, so such a plan would keep the
+    engine of a dropped `ParallelEnv` from being freed, and the pool is only closed when the engine is freed.
 
     The result has the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` are their positions in ``env_ids``
     (``None``: all). ``repeated`` is the step that the backend has prepared; its commands go to the workers in
@@ -140,7 +140,7 @@ class StepPlan:
         return ticket
 
     def _assembled(self) -> StepResult | StepBatch:
-        """Return the result, in any form, as the `Assembler` makes it."""
+        """Return the result in the plan's form, made by the `Assembler`."""
         result = self._assembler.assemble(self._batch, self._outcome, self.align)
         self._pool.planned = None
         if self._done_policy.skips_done and has_true(self._table.done):

@@ -52,9 +52,9 @@ class Guard:
         return not self.is_closed and _process["id"] == self.home
 
     def check_within(self, use: Use, outermost: Use) -> None:
-        """Raise a `UsageError` if ``outermost`` does not allow a second call, ``use``, while it is in progress.
+        """Raise a `UsageError` unless the call ``use`` may be made while the call ``outermost`` is in progress.
 
-        Only the thread of the outermost call may make a second call, and only one that is not `unrepeatable`.
+        Only the thread of the outermost call may make further calls, except the unrepeatable ones.
         """
         (thread, call), (other_thread, other) = use, outermost
         if thread != other_thread:

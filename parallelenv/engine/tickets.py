@@ -15,14 +15,14 @@ Arrival = tuple["Ticket", Sequence[int] | None]
 
 
 class Ticket:
-    """One call on some envs, split into commands to several workers.
+    """One call on some envs, split into one command for each of their workers.
 
     Attributes:
         operation: Name of the operation.
         sent_to: The envs to which commands are sent.
         each: One argument for each env in ``sent_to``; ``None`` if there are no arguments.
-        env_ids: The envs of the result, in the order of the result; those not in ``sent_to`` rest. The default is
-            ``sent_to``.
+        env_ids: The envs of the result, in the order of the result; envs that are not in ``sent_to`` rest. The default
+            is ``sent_to``.
         pending: Env ids of the pending commands (those without a reply), by the command's number.
         values: Results, by env id; envs with an empty result are left out.
         failures: Failures, by env id.
@@ -84,7 +84,7 @@ class Outcome:
     extras: Mapping[int, Extra]  #: Values that are not in the batch, by env id.
     failures: Mapping[int, Failure]  #: Failures, by env id.
     restarted: Collection[int] = ()  #: Envs of ``stepped`` that were restarted; their states are first states.
-    resets: Sequence[int] = ()  #: Envs of ``stepped`` that were in fact reset; their states are first states.
+    resets: Sequence[int] = ()  #: Envs of ``stepped`` that were reset, not stepped; their states are first states.
 
     @classmethod
     def of(cls, env_ids: Sequence[int], tickets: Mapping[int, Ticket]) -> Outcome:

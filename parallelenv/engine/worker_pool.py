@@ -238,7 +238,7 @@ class Pool:
         """Send an operation to the hosts and return without waiting. See `ask` and `Command` for the other arguments.
 
         ``announce`` is called with the ticket once nothing can fail any more, just before the first command is sent.
-        ``failed`` are failures of envs to which nothing can be sent; they are used as the replies of these envs.
+        ``failed`` are failures of envs to which nothing can be sent; the failures stand in for replies of these envs.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
@@ -298,9 +298,9 @@ class Pool:
     def learn_infos(self, values: Mapping[int, Extra], num_envs: int) -> None:
         """Make hosts write infos to columns while the form of infos stays the same.
 
-        ``values`` are those of the latest step, which was a step of ``num_envs`` envs. No result that was not returned
-        may be in the columns, because they are emptied. Hosts and caller must agree on the form, so an interrupt is
-        delayed until the hosts, which are idle, have replied.
+        ``values`` are the `Ticket.values` of the latest step, which was a step of ``num_envs`` envs. All results in the
+        columns must have been returned, because the columns are emptied. Hosts and caller must agree on the form, so an
+        interrupt is delayed until the hosts, which are idle, have replied.
         """
         num_steps = (self.number - self._learned_at) // len(self._workers)
         self._learned_at = self.number
@@ -530,8 +530,8 @@ class Pool:
 
         Args:
             env_ids: The envs.
-            announce: Called with the ids of all envs that are built, when the build can no longer be interrupted. At
-                that time, `death_failures` still has the envs of dead workers.
+            announce: Called with the ids of all envs to build, just before the build is sent. At that time,
+                `death_failures` still has the envs of dead workers.
 
         Raises:
             InvalidEnvError: If an env was given as a live instance that never left this process; nothing was changed.

@@ -76,8 +76,8 @@ def evaluate(
 class EpisodeRunner:
     """Runs each env for its number of episodes in ``shares``.
 
-    ``goes_on`` is called before each step; when it returns ``False``, the run stops early. ``advance`` is called with
-    the number of episodes that ended in a step, unless none did.
+    ``goes_on`` is called before each step; when it returns ``False``, the run stops early. ``advance`` is called after
+    each step in which episodes ended, with the number of these episodes.
     """
 
     def __init__(

@@ -173,7 +173,7 @@ class RolloutBuilder:
             self._memories.update({env_id: (chunk.memory, row) for row, env_id in enumerate(chunk.memory.env_ids)})
 
     def rollout(self, num_steps: int | None, starts: Array, rnn_state: Any) -> Rollout:
-        """Stack the chunks into a rollout of ``num_steps``; ``None``: all steps."""
+        """Stack the chunks into a rollout of ``num_steps`` steps (``None``: all steps)."""
         layout, batch = self._batch.layout, self._batch
         unknown = Extra(loose=[None for array in batch.states if array is None])  # for leaves lost with a worker
         loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
@@ -236,7 +236,7 @@ class RolloutBuilder:
 
 
 def _stacked(leaf: Array) -> Any:
-    """Return a leaf. An object array, as results without a space have, is stacked if all its values have one shape."""
+    """Return a leaf. If it is an object array whose values all have one shape, return the stacked values."""
     if leaf.dtype != object or not leaf.size:
         return leaf
     values = stack_values(list(leaf.reshape(-1)))
@@ -257,7 +257,7 @@ class RolloutLength:
 
     @classmethod
     def of(cls, num_steps: Any, num_episodes: Any) -> RolloutLength:
-        """Return a length.
+        """Return the length that the two arguments of a rollout specify.
 
         Raises:
             ArgumentError: Unless exactly one of the two arguments is given, as an int of at least 1.
@@ -338,9 +338,9 @@ def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
 
 
 def can_follow(one: Rollout, other: Rollout) -> bool:
-    """Return whether a rollout can be joined to an earlier one in time.
+    """Return whether the rollout ``other`` can be joined in time to the earlier rollout ``one``.
 
-    It cannot if the envs or the policy were replaced in between by ones of a different form.
+    It cannot if the envs or the policy were replaced in between by envs or a policy of a different form.
     """
     try:
         refuse_different(one, other, "They")
@@ -352,9 +352,9 @@ def can_follow(one: Rollout, other: Rollout) -> bool:
 def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
     """Join consecutive rollouts of the same envs in time, then join the results along the env axis; renumber the envs.
 
-    If an env was lost, a part may start an episode although the previous part left the env's episode open. The open
-    episode then counts as truncated, with its last known state. Shorter histories are padded with steps that are not
-    valid.
+    If an env was lost, a rollout may start an episode although the previous rollout left the env's episode open. The
+    open episode then counts as truncated, with its last known state. Shorter histories are padded with steps that are
+    not valid.
     """
     (first, *rest), *others = histories
     if not rest and not others:

@@ -41,7 +41,7 @@ CHUNK = 0.2
 _GROWTH = 16
 """Maximum factor by which the size of chunks grows.
 
-It is limited because the time of one chunk is a poor estimate, and because the first chunk includes warm-up.
+The factor is limited because the time of one chunk is a poor estimate, and because the first chunk includes warm-up.
 """
 _numbers = itertools.count(1)
 
@@ -211,7 +211,7 @@ class RunningRollout:
     def _record(self, ticket: Ticket, asked: Sequence[int], before: list[Array]) -> int:
         """Record the result of a chunk; return the number of episodes that ended."""
         table = self._table
-        chunks: list[RolloutChunk] = [ticket.values[env_id] for env_id in sorted(ticket.values)]  # arrival is random
+        chunks: list[RolloutChunk] = [ticket.values[env_id] for env_id in sorted(ticket.values)]  # in a fixed order
         lost: dict[int, Failure] = {}  # envs whose steps did not arrive, and why
         if ticket.failures:  # a chunk that cannot be copied counts as a failure of one of its envs
             known = {env_id for chunk in chunks for env_id in chunk.env_ids}
@@ -268,7 +268,7 @@ class RunningRollout:
         chunk.ended = join_ends([chunk.ended, end], self._pool.batch.states)
 
     def _result(self) -> Rollout:
-        """Return all steps that were made, or raise the failure."""
+        """Return all steps that were made, or raise the failure, if there is one."""
         running = {env_id for env_id in self._env_ids if not self._table.done[env_id]}.difference(self._failures)
         rnn_state = None
         try:

@@ -46,7 +46,7 @@ CLOSE: Final = Signal.CLOSE
 class Stream:
     """The loop of `ParallelEnv.stream`, in which the policy acts for the envs that are ready.
 
-    Between two results the caller may use the envs freely.
+    Between two results, the caller may use the envs freely.
 
     Raises:
         ArgumentError: If the policy is not callable, or takes a recurrent state, which would lack rows for the envs
