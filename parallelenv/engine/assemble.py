@@ -171,7 +171,7 @@ def by_env(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Arr
 
 
 def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) -> State:
-    """Return the states of a reset, batched or as a list with one state per env. Absent envs have ``None``."""
+    """Return the states of a reset, batched or as a list with one state per env. An absent env has ``None``."""
     is_whole = len(outcome.stepped) == len(outcome.env_ids)
     if is_whole and not is_listed:
         return gather_states(batch, outcome.stepped, batch.rows(outcome.stepped), outcome.extras, copy)

@@ -1,7 +1,8 @@
 """Done policies: what happens when an episode ends. Users choose one with the argument ``asynchronous``.
 
 A done policy decides which envs a step skips, whether hosts reset by themselves, which envs count as done afterwards,
-and what the info contains. No other code depends on which done policy is used.
+and what the info contains. No other code depends on which done policy is used. The name ``asynchronous`` comes from
+MetaBox.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class Engine:
         )
 
     def submit_reset(self, env_ids: Sequence[int], each: ResetArguments, *, separately: bool = False) -> Ticket:
-        """Send resets of envs. Earlier calls on these envs that are still in flight are dropped.
+        """Send resets of envs. Calls that are still in flight on these envs are dropped.
 
         The first states are returned by `collect_reset`, which waits for the resets, or, with ``separately``, by
         `receive`.

@@ -117,7 +117,10 @@ class Groups:
                 raise self._error_of_cut(whole, part, "which steps all that have an episode")
 
     def _cut(self, env_ids: Iterable[int]) -> dict[range, list[int]]:
-        """Return the groups that are only partly in ``env_ids``, with the envs of each group that are."""
+        """Return the envs in ``env_ids`` that belong to a group, by group.
+
+        Groups whose envs are all in ``env_ids`` are left out.
+        """
         chosen: dict[range, list[int]] = {}
         for env_id in env_ids:
             if env_id in self._group_of:

@@ -39,8 +39,9 @@ PATIENCE = 0.25
 class StepPlan:
     """A step of the same envs, with the same form of the result, that is repeated many times.
 
-    A plan must not refer to the engine. After an interrupt, the pool refers to the plan, so such a plan would keep the
-    engine of a dropped `ParallelEnv` from being freed, and the pool is only closed when the engine is freed.
+    A plan has no reference to the engine. After an interrupt, the pool refers to the plan. If the plan then referred to
+    the engine, the engine of a dropped `ParallelEnv` would not be freed, and the pool, which is closed at that moment,
+    would stay open.
 
     The result has the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` are their positions in ``env_ids``
     (``None``: all). ``repeated`` is the step that the backend has prepared; its commands go to the workers in

@@ -371,7 +371,7 @@ class Pool:
         return True
 
     def give_up(self, ticket: Ticket, error: Exception) -> None:
-        """Mark envs that have not replied to a call as failed, in this call and in all other calls to their hosts."""
+        """Give up the pending commands of a call, and all others of the same hosts. Their envs count as failed."""
         for worker in self._workers:
             if not ticket.pending.keys() & worker.pending.keys():
                 continue
@@ -441,7 +441,7 @@ class Pool:
         except HostDied:
             self._mark_dead(worker)
             return
-        except UnreadableError as error:  # of a reply, or of a command that the host cannot read
+        except UnreadableError as error:  # the command or the reply could not be unpickled
             unread = worker.pending.get(error.number)
             env_ids = () if unread is None else unread.pending[error.number]
             cause = UnpicklableError(
@@ -452,7 +452,7 @@ class Pool:
             reply = Reply(error.number, {}, failures)
         if reply.output:
             items, env_ids = worker.spec.env_ids, worker.env_ids
-            for one in reply.output:  # a relay does not know the env ids of vector envs
+            for one in reply.output:  # output of a whole worker has the ids of its items
                 is_of_items = one.env_ids == items and len(items) < len(env_ids)
                 self._printed.append(one._replace(env_ids=env_ids) if is_of_items else one)
         ticket = worker.pending.pop(reply.number, None)
