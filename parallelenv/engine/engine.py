@@ -96,7 +96,7 @@ class Engine:
     """
 
     plans_steps = True
-    """Whether steps that are repeated are planned. Results do not depend on this; tests compare both settings."""
+    """True if repeated steps are planned. Results do not depend on this setting; tests compare both values."""
 
     def __init__(
         self,

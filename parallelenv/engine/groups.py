@@ -169,7 +169,7 @@ class Groups:
 
 
 def _lack(facts: GroupFacts, policy: DonePolicy) -> str:
-    """Return a clause that tells why a vector env does not fit a done policy; empty if it fits."""
+    """Return a clause that tells why a vector env does not fit a done policy; empty if the env fits."""
     if policy.autoreset:
         if facts.autoreset == "SameStep" or facts.resets_some:
             return ""

@@ -371,7 +371,10 @@ class Pool:
         return True
 
     def give_up(self, ticket: Ticket, error: Exception) -> None:
-        """Give up the pending commands of a call, and all others of the same hosts. Their envs count as failed."""
+        """Give up the pending commands of a call, and all other pending commands of the same hosts.
+
+        The envs of these commands count as failed.
+        """
         for worker in self._workers:
             if not ticket.pending.keys() & worker.pending.keys():
                 continue
