@@ -38,7 +38,7 @@ class DonePolicy:
     """
 
     word: str | None = "continue"
-    after_end = "an ended env is still stepped, and starts no other episode"
+    after_end = "an ended env is still stepped, and starts no further episode"
     autoreset = False
     resets_next = False
     skips_done = False

@@ -15,12 +15,12 @@ from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.errors import ArgumentError, InvalidEnvError
 
 _FOR_ALL = {
-    "reset": "which is reset",
-    "step": "which steps",
-    "set": "whose attributes are set",
-    "call": "whose methods are called",
-    "save": "which is saved",
-    "load": "which is loaded",
+    "reset": "which can only be reset as a whole",
+    "step": "which can only step as a whole",
+    "set": "whose attributes can only be set for all of its envs",
+    "call": "whose methods can only be called for all of its envs",
+    "save": "which can only be saved as a whole",
+    "load": "which can only be loaded as a whole",
 }
 """Operations that many vector envs support only for all of their sub-envs at once, with words for messages."""
 
@@ -103,7 +103,7 @@ class Groups:
             return
         for whole, part in self._cut(env_ids).items():
             if not self._groups[whole].does_for_some(what):
-                raise self._error_of_cut(whole, part, f"{_FOR_ALL[what]} only as a whole")
+                raise self._error_of_cut(whole, part, _FOR_ALL[what])
 
     def refuse_running(self, env_ids: Iterable[int], is_running: Callable[[int], bool]) -> None:
         """Raise an `ArgumentError` if a step leaves out running envs of a group that can only step all of them.

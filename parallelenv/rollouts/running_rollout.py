@@ -327,8 +327,8 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
     if lacking or any(given is not None for given in for_policies):
         why = f", and envs {list_ids(lacking)} have none" if lacking else ", which takes no arguments"
         raise ArgumentError(
-            f"rollout() was called without a policy. Give one: rollout(policy, num_steps=...). Without, it calls "
-            f"{_OWN_ROLLOUT}() of each env{why}."
+            f"rollout() was called without a policy. Give one: rollout(policy, num_steps=...). Without a policy, it "
+            f"calls {_OWN_ROLLOUT}() of each env{why}."
         )
     values = engine.pool.ask("call", env_ids, None, MethodCall(_OWN_ROLLOUT)).values
     return [values.get(env_id) for env_id in env_ids]
