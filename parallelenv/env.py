@@ -1,4 +1,4 @@
-"""The class `ParallelEnv`: checks arguments, calls the engine, and documents the results."""
+"""The class `ParallelEnv`, which checks arguments, calls the engine, and documents the results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import functools
 import inspect
-import multiprocessing.util  # noqa: F401 (its exit handler joins workers; ours is registered later, so it runs first)
+import multiprocessing.util  # noqa: F401 (its exit handler joins workers; ours, registered later, runs before that)
 import threading
 import time
 import weakref
@@ -87,58 +87,62 @@ class ParallelEnv:
 
     Args:
         envs: Envs, env fns (callables without arguments that return an env), registered ids or `EnvSpec` objects, in
-            any mixture. Env fns are called where the env will live. Objects with ``reset()`` and the old 4-tuple
-            ``step()`` are accepted as well; a `gymnasium.Env` that has these methods, or whose ``reset`` takes no
-            ``seed`` or ``options``, is used through the old API, with an `OldApiWarning`. Objects without ``reset()``
-            and ``step()`` only support method calls and attributes. Each env in a `gymnasium.vector.VectorEnv` has its
-            own id; these envs step together.
+            any mixture. Each env fn is called where its env will live. Objects with ``reset()`` and the old ``step()``,
+            which returns four items, are accepted as well. A `gymnasium.Env` whose ``step`` returns four items, or
+            whose ``reset`` takes no ``seed`` or ``options``, is used through the old API, with an `OldApiWarning`.
+            Objects that lack ``reset()`` or ``step()`` only support method calls and attributes. Each env inside a
+            `gymnasium.vector.VectorEnv` has its own id, but all envs of that vector env step together.
         para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a mode that another
-            package adds, a backend class, or ``"auto"``: the mode that `recommend` chooses after a trial of one second.
-        asynchronous: The done policy: what happens when an episode ends. ``None``: all episodes end with the first one;
-            until they are reset, all envs return ``(None, None, True, {})``. ``"idle"``: only that env returns ``(None,
-            None, True, {})`` until its reset; the others continue. ``"restart"``: the env is reset within the same
-            step, and ``info["ended_state"]`` is the last state of the ended episode. ``"continue"``: the env keeps
-            being stepped.
-        num_cpus: Cores the envs may use; there are ``min(num_cpus, n)`` workers. ``None`` or 0: all usable cores. A
-            number larger than the number of cores helps if envs spend their time waiting.
-        num_gpus: GPUs shared evenly among Ray workers; fractions are allowed.
+            package adds, a backend class, or ``"auto"``, with which `recommend` chooses the mode in a trial of one
+            second.
+        asynchronous: The done policy: what happens when an episode ends. ``None``: when the first episode ends, the
+            episodes of all envs end; all envs then return ``(None, None, True, {})`` until they are reset. ``"idle"``:
+            an env whose episode has ended returns ``(None, None, True, {})`` until its reset; the other envs continue.
+            ``"restart"``: the env is reset within the step that ends its episode, and ``info["ended_state"]`` is the
+            last state of that episode. ``"continue"``: the env keeps being stepped.
+        num_cpus: Number of cores that the envs may use; there are ``min(num_cpus, n)`` workers. ``None`` or 0: all
+            usable cores. A number larger than the number of cores helps if envs spend their time waiting.
+        num_gpus: Number of GPUs, which Ray workers share evenly; fractions are allowed.
         no_warning: Whether to drop warnings raised in worker processes.
-        timeout: Seconds a call may take before it raises `WorkerTimeoutError`; ``None``: no limit.
-        on_failure: What happens if an env raises in a step, its worker dies, or a step takes longer than ``timeout``.
-            ``"raise"``: the call raises. ``"restart"``: that env, and any that shared a dead worker with it, is rebuilt
-            and reset, and its episode counts as truncated: the state is the first of the new episode, the reward is 0,
-            done and truncated are ``True``, ``info["failure"]`` is the exception, and ``info["ended_state"]``, with
-            ``asynchronous="restart"``, is ``None``. If the env was seeded, its new seed is derived from the old one.
-        max_restarts: Number of restarts allowed per env within ten minutes. The pause before each restart is longer
-            than the last one, up to 5 s. Once the number is used up, the next failure is raised.
-        output: ``"show"``: lines that envs print in worker processes appear on ``sys.stdout`` during the same call,
-            each prefixed with ``[env 3]``. ``"quiet"``: they are dropped. In both cases, the error for a dead worker
-            contains the last lines that it printed. Envs in this process print as usual.
+        timeout: Seconds that a call may take before it raises `WorkerTimeoutError`; ``None``: no limit.
+        on_failure: What happens if an env raises an exception in a step, its worker dies, or a step takes longer than
+            ``timeout``. ``"raise"``: the call raises. ``"restart"``: the env is rebuilt and reset, as are all envs that
+            shared its dead worker, and their episodes count as truncated. The result of the step then contains the
+            first state of the new episode, reward 0, and ``True`` for done and truncated; ``info["failure"]`` is the
+            exception. With ``asynchronous="restart"``, ``info["ended_state"]`` is ``None``. If the env was seeded, its
+            new seed is derived from the old one.
+        max_restarts: Number of restarts allowed per env within ten minutes; the failure after the last one is raised.
+            The first restart is immediate; the pause before each further restart is longer than the previous pause, up
+            to 5 s.
+        output: ``"show"``: lines that envs print in worker processes appear on ``sys.stdout`` during the current call,
+            with a prefix such as ``[env 3]``. ``"quiet"``: these lines are dropped. In both cases, the error for a dead
+            worker contains the last lines that the worker printed. Envs in this process print as usual.
         copy: ``False`` makes ``step`` and ``reset`` return states as read-only views that are valid until the next
             call.
-        spaces: ``(observation_space, action_space)`` of every env, for envs that declare none or are slow to declare
-            them. The envs' own spaces are then not read. A state that does not fit raises `EnvContractError`; an action
-            that does not fit raises `ActionError`.
-        keep: When a notebook cell is run again and makes a new `ParallelEnv`, each one that the previous run of the
-            cell left open is closed. ``True`` keeps this one open.
-        seed: Seed of the first episodes, as if set with the method `seed`; `get_worker_info` returns it while envs are
-            built.
-        shared: Read-only arrays by name, copied once to where all workers can read them:
+        spaces: ``(observation_space, action_space)`` of every env, for envs that declare no spaces or are slow to
+            declare them. The envs' own spaces are then not read. A state that does not fit raises `EnvContractError`;
+            an action that does not fit raises `ActionError`.
+        keep: When a notebook cell that makes a `ParallelEnv` is run again, every `ParallelEnv` that its earlier runs
+            left open is closed. ``True`` exempts this object.
+        seed: Seed of the first episodes, as if set with the method `seed`. While an env is built,
+            ``get_worker_info().seed`` is this seed plus the env id.
+        shared: Arrays by name. They are copied once to where all workers can read them; envs get them, read-only, as
             ``get_worker_info().shared["name"]``.
         seed_globals: Whether each env has its own state of the process-wide random generators: those of ``random`` and
             ``numpy.random`` and, from the first call after the env has imported torch, torch's CPU generator. A reset
-            with seed ``s`` seeds them like ``random.seed(s)``; before the first reset they are seeded with ``seed``
-            plus the env id, or by the system. The env's state is active while the env is built, reset, stepped or
-            called; afterwards the state of the process is restored. `save_state` saves the env's state. With this
-            option, envs that draw from these generators give the same results in every mode. The cost is about 60 us
-            per command and 15 us per env step. Threads share generators: ``"thread"`` needs ``num_cpus=1``, and the
-            caller must not draw from the generators during a step.
+            with seed ``s`` seeds these generators as ``random.seed(s)`` does. Until the first reset with a seed, they
+            are seeded with ``seed`` plus the env id or, without ``seed``, by the system. While an env is built, reset,
+            stepped or called, the generators have the env's state; afterwards they have that of the process again.
+            `save_state` includes the env's state of the generators. With this option, envs that draw from these
+            generators give the same results in every mode. The cost is about 60 us per message to a worker and 15 us
+            per env step. Threads share the generators, so ``"thread"`` needs ``num_cpus=1``, and the caller must not
+            draw from the generators during a step.
         **backend_options: Options of the chosen backend.
 
     Raises:
         ArgumentError: If an argument has an invalid value.
-        InvalidEnvError: If an item of ``envs`` is not an env, or appears twice.
-        UnpicklableError: If an env cannot move to its worker.
+        InvalidEnvError: If an item of ``envs`` is not an env, or the same env object appears twice.
+        UnpicklableError: If an env or env fn cannot be pickled to send it to its worker.
         BaseException: Any exception raised by an env's constructor.
     """
 
@@ -202,7 +206,7 @@ class ParallelEnv:
 
     @property
     def engine(self) -> Engine:
-        """The engine, which runs the caller's side of every call; adapters, wrappers and displays use it."""
+        """The engine, which does the work of every call in this process; adapters, wrappers and displays use it."""
         return self._engine
 
     @classmethod
@@ -217,14 +221,14 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of ``num_envs`` envs made by ``gymnasium.make(id, ...)``.
 
-        ``id`` is a registered id or an `EnvSpec`. Arguments of the constructor are accepted under the same names, and
-        options of the mode in the dict ``backend_options``; all other keyword arguments are passed to
+        ``id`` is a registered id or an `EnvSpec`. The constructor's arguments are accepted under the same names.
+        Options of the mode are given in the dict ``backend_options``. All other keyword arguments are passed to
         ``gymnasium.make``.
 
         Raises:
             InvalidEnvError: If ``id`` is not registered, or is neither an id nor an `EnvSpec`.
-            ArgumentError: If a keyword argument is an option of the mode, or an argument of ``make_vec_env`` or
-                ``make_vec``, but not an argument of the env.
+            ArgumentError: If a keyword argument is not an argument of the env, but is an option of the mode or an
+                argument of Stable-Baselines3's ``make_vec_env`` or Gymnasium's ``make_vec``.
         """
         arguments.check_positive("num_envs", num_envs)
         options = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
@@ -246,8 +250,8 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of vector envs, one per worker, with ``num_envs`` envs in total.
 
-        Each vector env is made by ``gymnasium.make_vec(id, k, vectorization_mode, ...)`` where it will live, with an
-        even share of the envs. See the page on vector envs for the done policies that can be used.
+        Each vector env has an even share of the envs, ``k``, and is made by ``gymnasium.make_vec(id, k,
+        vectorization_mode, ...)`` where it will live. The page on vector envs lists the done policies that can be used.
 
         Args:
             id: A registered id or an `EnvSpec`.
@@ -299,12 +303,12 @@ class ParallelEnv:
         """Return a `TaskPool`: a `ParallelEnv` whose envs are task samplers and whose episodes are tasks.
 
         Args:
-            make_sampler_fn: Returns a `TaskSampler`. It is called where the sampler will live.
+            make_sampler_fn: A function that returns a `TaskSampler`. It is called where the sampler will live.
             sampler_fn_args: Keyword arguments of ``make_sampler_fn``: one dict per env. The dicts are copied.
             para_mode: See the constructor.
-            auto_resample_when_done: ``True``: the sampler's next task starts within the step that ends the current one,
-                as with ``asynchronous="restart"``. ``False``: the env is idle until `TaskPool.next_task`, as with
-                ``"idle"``.
+            auto_resample_when_done: ``True``: the sampler's next task starts within the step that ends the current
+                task, as with ``asynchronous="restart"``. ``False``: the env is idle until `TaskPool.next_task` is
+                called, as with ``"idle"``.
             **options: Other arguments of the constructor, except ``asynchronous``.
 
         Raises:
@@ -312,7 +316,7 @@ class ParallelEnv:
             InvalidEnvError: If ``make_sampler_fn`` did not return a sampler.
             BaseException: Any error that the constructor raises.
         """
-        from parallelenv.tasks.task_pool import TaskPool, make_env_fns  # TaskPool is a subclass
+        from parallelenv.tasks.task_pool import TaskPool, make_env_fns  # that module imports this one
 
         if "asynchronous" in options:
             raise ArgumentError(
@@ -327,12 +331,12 @@ class ParallelEnv:
     def replicate(
         cls, env: Any, num_envs: int, para_mode: ParaMode = "dummy", *args: Any, seed: int | None = None, **kwargs: Any
     ) -> ParallelEnv:
-        """Return a `ParallelEnv` of ``num_envs`` copies of one env. Each copy has a rank.
+        """Return a `ParallelEnv` of ``num_envs`` copies of one env.
 
-        The rank is the env id; the env can read it with `get_worker_info`. An env fn with parameters ``rank``,
-        ``world_size`` or ``seed`` is called with the rank, ``num_envs``, and ``seed`` plus the rank. Besides an env fn,
-        ``env`` may be an env, which is copied, a registered id or an `EnvSpec`. Further arguments are those of the
-        constructor.
+        ``env`` is an env fn, an env (which is copied), a registered id or an `EnvSpec`. Each copy has a rank, which is
+        its env id; the copy can read the rank with `get_worker_info`. If an env fn has a parameter ``rank``, it gets
+        the rank; a parameter ``world_size`` gets ``num_envs``, and a parameter ``seed`` gets ``seed`` plus the rank.
+        All other arguments are those of the constructor.
 
         Raises:
             InvalidEnvError: If ``env`` is not an env.
@@ -346,21 +350,22 @@ class ParallelEnv:
 
     @single_threaded
     def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> State:
-        """Start new episodes and return their first states alone; Gymnasium's ``reset`` returns the infos as well.
+        """Start new episodes and return only their first states; Gymnasium's ``reset`` returns the infos as well.
 
-        A step of these envs that is in flight or was interrupted is dropped.
+        Steps of these envs that are in flight or were interrupted are dropped.
 
         Args:
-            id: Which envs.
+            id: The envs to reset.
             seed: Int ``s``: env i gets ``s + i``. A list: one seed per env of ``id``. ``None``: the seeds set with the
                 method `seed`, if any.
             options: A dict for all envs, or a list with one dict per env of ``id``.
 
         Returns:
-            States as in `step`, in the order of ``id``. The infos are in `reset_infos`; the ``reset`` of `to_gymnasium`
-            returns a pair. If an env's own ``reset`` raises `ExhaustedError`, the env has no further episode: its state
-            is ``None``, and it is `exhausted`. Until a later reset starts an episode, its steps return ``(None, None,
-            True, {"exhausted": True})``, whatever ``asynchronous`` is.
+            States, batched as in the result of `step`, in the order of ``id``. The infos are in `reset_infos`. (The
+            vector env of `to_gymnasium` has a ``reset`` that returns the pair of states and infos.) If an env's own
+            ``reset`` raises `ExhaustedError`, the env has no further episode: its state is ``None``, and the env is
+            `exhausted`. Until a later reset starts an episode, the env's steps return ``(None, None, True,
+            {"exhausted": True})``, whatever ``asynchronous`` is.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` are invalid, or the result is unpacked into a pair as in
@@ -379,13 +384,13 @@ class ParallelEnv:
 
     @single_threaded
     def seed(self, seed: int | Sequence[int | None]) -> list[int | None]:
-        """Set the seeds that the next reset of each env uses, and return them in env id order.
+        """Set the seeds that the next reset of each env uses, and return the seeds in env id order.
 
-        Int ``s``: env i gets ``s + i``. A list: one seed per env.
+        With an int ``s``, env i gets ``s + i``. A list has one seed per env.
 
         Raises:
-            ArgumentError: If ``seed`` is neither an int nor such a list, or has separate seeds for a vector env that
-                accepts only one seed for all of its envs.
+            ArgumentError: If ``seed`` is neither an int nor such a list, or if it has separate seeds for the envs of a
+                vector env that accepts only one seed for all of its envs.
         """
         seeds = arguments.spread_seeds(seed, self._engine.env_ids, whole=True)
         self._engine.pool.groups.refuse_seeds(self._engine.env_ids, seeds)
@@ -401,34 +406,34 @@ class ParallelEnv:
         """Step envs and wait for all of them.
 
         Args:
-            action: One action per env, in the order of ``id``: a batch like the one ``action_space.sample()`` returns,
-                or a list. Tensors that require grad, and torch modules whose parameters require grad, reach envs in
-                this process unchanged.
-            id: Which envs.
-            align: ``"item"`` or ``"batch"``.
+            action: One action per env, in the order of ``id``: a batch like the one that ``action_space.sample()``
+                returns, or a list. Tensors that require grad, and torch modules whose parameters require grad, reach
+                envs in this process unchanged.
+            id: The envs to step.
+            align: Form of the result, ``"item"`` or ``"batch"``.
 
         Returns:
-            ``"item"``: a `StepResult`, which unpacks to ``states, rewards, dones, infos``. ``"batch"``: a list of
-            ``(state, reward, done, info)``, one per env. Both have the attributes ``terminated``, ``truncated`` and
-            ``env_ids``.
+            With ``"item"``, a `StepResult`, which unpacks to ``states, rewards, dones, infos``. With ``"batch"``, a
+            `StepBatch`, which is a list with one tuple ``(state, reward, done, info)`` per env. Both results have the
+            attributes ``terminated``, ``truncated`` and ``env_ids``.
 
         Raises:
-            ResetNeededError: If an env was never reset.
+            ResetNeededError: If an env was never reset, or its last step was lost.
             EnvBusyError: If a step of an env is in flight or was interrupted, or ``id`` names a paused env.
-            ActionError: If the actions do not fit, or carry gradients that cannot reach the envs. After any of these
-                three errors, nothing was stepped.
+            ActionError: If the actions do not fit the envs, or carry gradients that cannot reach the envs. After a
+                `ResetNeededError`, an `EnvBusyError` or an `ActionError`, nothing was stepped.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
-            WorkerDiedError: If a worker died.
+            WorkerDiedError: If the worker of an env died.
             WorkerTimeoutError: If the step took longer than the ``timeout`` of the `ParallelEnv`; `recv` continues the
                 wait.
         """
         engine, guard = self._engine, self._guard
         use, outermost, call = (threading.get_ident(), "step"), None, ""
-        # Like `single_threaded`, but without its frame. Its comments give the reason for `setdefault` and for the two
-        # conditions in `finally` (an interrupt between `setdefault` and the assignment). As long as `use` is in
-        # `guard.users`, calls from other threads are refused, so a plan that is valid then stays valid until its step
-        # is done. A call within another one finds the outer `use` there and takes the general path; a traced call takes
-        # it too.
+        # This method does the work of the decorator `single_threaded` itself, which saves a frame. The comment in
+        # `single_threaded` gives the reason for `setdefault` and for the two conditions in `finally` (an interrupt
+        # between `setdefault` and the assignment). While `use` is in `guard.users`, calls from other threads are
+        # refused, so a plan that is valid at this point stays valid until its step is done. A call made within another
+        # call finds the outer `use` in `guard.users` and takes the general path; a traced call takes that path too.
         try:
             plan = engine.plans.get(align) if id is None and type(align) is str else engine.plan_of(id, align)
             if plan is not None and guard.tracer is None:
@@ -455,7 +460,7 @@ class ParallelEnv:
         """Start a step of envs and return without waiting, like `ParallelEnv.send`; `step_wait` returns the results.
 
         Raises:
-            The errors of `ParallelEnv.step`, raised before anything is sent.
+            ResetNeededError, EnvBusyError, ActionError, WorkerDiedError: See `ParallelEnv.step`; nothing was sent.
         """
         env_ids = self._engine.ids(id)
         self._engine.submit_step(action, env_ids, separately=True)
@@ -467,13 +472,14 @@ class ParallelEnv:
     def step_wait(self, timeout: float | None = None, align: _Batch = ...) -> StepBatch: ...
     @single_threaded
     def step_wait(self, timeout: float | None = None, align: Align = "item") -> StepResult | StepBatch:
-        """Wait for the envs of the latest `step_async`; return their results like `step`, in the order of its ``id``.
+        """Wait for the envs of the latest `step_async` and return the result of their step, in the form of `step`.
 
-        ``timeout`` is in seconds; ``None`` means the ``timeout`` of the `ParallelEnv`.
+        The envs are in the order of the ``id`` that was given to `step_async`. ``timeout`` is in seconds; ``None``
+        means the ``timeout`` of the `ParallelEnv`.
 
         Raises:
-            NothingInFlightError: If there was no `step_async`, or a later `recv` or `reset` took or dropped its
-                results.
+            NothingInFlightError: If `step_async` was not called, or its results were returned by a later `recv` or
+                dropped by a later `reset`.
             WorkerTimeoutError: If the results do not arrive in time; call this method again to continue the wait.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
         """
@@ -490,7 +496,7 @@ class ParallelEnv:
         """Start a step of envs and return without waiting; `recv` returns the results.
 
         Raises:
-            The errors of `step`, raised before anything is sent.
+            ResetNeededError, EnvBusyError, ActionError, WorkerDiedError: See `step`; nothing was sent.
         """
         self._engine.submit_step(action, self._engine.ids(id), separately=True)
 
@@ -498,8 +504,8 @@ class ParallelEnv:
     def send_reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> None:
         """Start new episodes and return without waiting; `recv` returns the first states.
 
-        A step of these envs whose result was not received is dropped. In the result of `recv`, each of these envs has
-        its first state, reward 0, and is not done; its info is the info of the reset, with ``info["reset"]`` set to
+        Steps of these envs whose results were not received are dropped. In the result of `recv`, each of these envs has
+        its first state and reward 0, and is not done; its info is the info of the reset, with ``info["reset"]`` set to
         ``True``. There is no ``info["ended_state"]``, because no episode ended. See `reset` for the arguments.
 
         Raises:
@@ -522,20 +528,20 @@ class ParallelEnv:
     def recv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
     ) -> StepResult | StepBatch:
-        """Return the results of envs that have finished their step or reset, in the order in which they finish.
+        """Return the results of envs that have finished their step or reset, in the order in which the envs finish.
 
         Args:
-            min_envs: Number of envs to wait for; if fewer are in flight, all of them.
-            max_envs: Maximum number of envs to return; the rest stay for the next call.
+            min_envs: Number of envs to wait for. If fewer envs are in flight, the call waits for all of them.
+            max_envs: Maximum number of envs in the result; the remaining results stay for the next call.
             timeout: Seconds to wait; ``None`` means the ``timeout`` of the `ParallelEnv`.
             align: See `step`.
 
         Returns:
-            See `step`; ``env_ids`` gives the env of each row.
+            A result in the form of `step`; ``env_ids`` gives the env of each row.
 
         Raises:
-            NothingInFlightError: If nothing was sent.
-            WorkerTimeoutError: If fewer than ``min_envs`` finished in time; nothing is lost.
+            NothingInFlightError: If no step or reset is in flight.
+            WorkerTimeoutError: If fewer than ``min_envs`` envs finished in time; no result is lost.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
         """
         arguments.check_align(align)
@@ -553,15 +559,15 @@ class ParallelEnv:
     async def arecv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
     ) -> StepResult | StepBatch:
-        """Return the result of `recv` while other tasks of the event loop run. Cancelling the call loses nothing.
+        """Return the result of `recv`; other tasks of the event loop run during the wait. Cancelling loses no result.
 
         The event loop watches a file descriptor that becomes readable when a worker replies. If there is no such
-        descriptor (on Windows, and for actors reached through Ray calls), this method polls instead; that makes the
-        wait at most one eighth longer, and never more than 0.25 s longer. No thread waits. In mode ``"dummy"`` the envs
-        step inside this call.
+        descriptor (on Windows, and for actors reached through Ray calls), this method polls instead; polling makes the
+        wait at most one eighth longer, and never more than 0.25 s longer. No extra thread is used. In mode ``"dummy"``
+        the envs step inside this call.
 
         Raises:
-            NothingInFlightError: If nothing is in flight, even if the reason is that another task has received the
+            NothingInFlightError: If no step or reset is in flight, for example because another task has received the
                 results.
             The errors of `recv`.
         """
@@ -572,8 +578,7 @@ class ParallelEnv:
         while True:
             if self._engine.poll(min_envs, limit, start):
                 # Yield to other tasks. A cancellation that arrived while envs stepped (for example, by Ctrl-C) is
-                # raised here, before the result is taken: a task that is cancelled and then returns would lose the
-                # result.
+                # raised here, before the result is taken, because a cancelled task that returns loses its result.
                 await asyncio.sleep(0)
                 result: StepResult | StepBatch | None = self._engine.receive_now(min_envs, max_envs, align)
                 if result is not None:
@@ -581,19 +586,19 @@ class ParallelEnv:
             await self._engine.sleep_until_reply(limit, start)
 
     def get_state(self, timeout: float | None = None) -> tuple[State, int] | None:
-        """Return the state of the env that has waited longest for an action, and its id.
+        """Return the state and the id of the env that has waited longest for an action.
 
         `get_state` and `send_action` do the same as `recv` and `send`, for one env at a time; start with `send_reset`.
-        For rewards, flags and infos use ``recv(1, 1, align="batch")`` instead. ``timeout`` is in seconds; ``None``
-        means the ``timeout`` of the `ParallelEnv`.
+        To get rewards, flags and infos as well, use ``recv(1, 1, align="batch")`` instead. ``timeout`` is in seconds;
+        ``None`` means the ``timeout`` of the `ParallelEnv`.
 
         Returns:
-            ``(state, env_id)``. The state is `TERMINATED` if an episode has ended and no new one has started: with any
-            ``asynchronous`` except ``"restart"``, and for an exhausted env. The result is ``None`` if ``timeout``
-            seconds have passed.
+            ``(state, env_id)``. The state is `TERMINATED` if the env's episode has ended and no new episode has
+            started; this happens with any ``asynchronous`` except ``"restart"``, and for an exhausted env. If
+            ``timeout`` seconds have passed, the result is ``None``.
 
         Raises:
-            The errors of `recv`; `WorkerTimeoutError` only if the ``timeout`` of the `ParallelEnv` applies.
+            The errors of `recv`; but `WorkerTimeoutError` only if ``timeout`` is ``None``.
         """
         try:
             batch = self.recv(1, 1, timeout, "batch")
@@ -610,12 +615,12 @@ class ParallelEnv:
 
         Args:
             action: The action of the step. `RESET` or ``"reset"`` starts an episode, like `send_reset`. `CLOSE` or
-                ``"close"`` pauses the env, like `pause`, until `resume`; its memory is freed only when the
-                `ParallelEnv` is closed. (`send` treats these strings as actions.)
-            env_id: The env.
+                ``"close"`` pauses the env, like `pause`, until `resume` is called; the env's memory is freed only when
+                the `ParallelEnv` is closed. (`send` treats the strings ``"reset"`` and ``"close"`` as actions.)
+            env_id: Id of the env.
 
         Raises:
-            ArgumentError: If ``env_id`` is not one id, or the action is `TERMINATED`.
+            ArgumentError: If ``env_id`` is not the id of one env, or the action is `TERMINATED`.
             The errors of `send`.
         """
         if len(self._engine.ids(env_id)) != 1:
@@ -643,16 +648,17 @@ class ParallelEnv:
     ) -> Iterator[tuple[Array, StepResult]]:
         """Run a policy, in this process, on the envs that are ready: ``for env_ids, result in env.stream(policy)``.
 
-        Each round of the loop sends an action to every env that is not paused, has nothing in flight, and whose episode
-        has not ended. Running episodes continue. If you pause an env in the loop, it drops out after its result; if you
-        resume it, or reset it with `send_reset`, it joins again. The next steps are sent before a result is yielded.
-        You can leave the loop at any time: `recv` or the next stream returns the results still in flight.
+        Each round of the loop sends an action to every env that is not paused, has nothing in flight, and is not idle
+        after the end of its episode (see ``asynchronous``). The envs are not reset first: running episodes continue. If
+        you pause an env in the loop, the env drops out after its next result; if you resume the env, or reset it with
+        `send_reset`, it takes part again. The next steps are sent before a result is yielded. You can leave the loop at
+        any time: `recv` or the next stream returns the results still in flight.
 
         Args:
-            policy: ``policy(states)`` returns one action per env; states are batched as in `step`. If the policy has a
-                parameter ``env_ids``, it gets the ids of these envs as well.
-            num_steps: Number of steps of all envs together, after which the loop ends with nothing in flight. ``None``:
-                the loop ends when no env can step further, or this object is closed.
+            policy: ``policy(states)`` returns one action per env that is ready; states are batched as in the result of
+                `step`. If the policy has a parameter ``env_ids``, it gets the ids of these envs as well.
+            num_steps: Total number of steps of all envs, after which the loop ends with nothing in flight. ``None``:
+                the loop ends when no env can step further, or when this object is closed.
             min_envs: See `recv`.
             max_envs: See `recv`.
             timeout: See `recv`.
@@ -662,8 +668,8 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If an argument has an invalid value.
-            ResetNeededError: If an env that is not paused has no episode.
-            BaseException: Any exception raised by an env, as in `recv`, or by the policy; in the latter case
+            ResetNeededError: If an env that is not paused was never reset, or its last step was lost.
+            BaseException: Any exception raised by an env, as in `recv`, or by the policy. If the policy raised it,
                 ``error.partial`` is the result that was not yielded.
         """
         arguments.check_window(min_envs, max_envs)
@@ -674,9 +680,9 @@ class ParallelEnv:
 
     @single_threaded
     def pause(self, id: Any = MISSING) -> None:
-        """Until `resume`, leave envs out of calls without ``id``, and refuse to step them.
+        """Leave envs out of calls without ``id``, and refuse to step them, until `resume` is called.
 
-        A step in flight continues, and `recv` returns its result. ``None`` pauses all.
+        A step in flight continues, and `recv` returns its result. With ``id=None``, all envs are paused.
 
         Raises:
             ArgumentError: If ``id`` is not given.
@@ -687,7 +693,7 @@ class ParallelEnv:
 
     @single_threaded
     def resume(self, id: Ids = None) -> None:
-        """End the pause of envs; without ``id``, of all paused envs."""
+        """End the pause of envs or, without ``id``, of all paused envs."""
         self._engine.table.set_paused(self._engine.ids(id, with_paused=True), False)
 
     # ---------------------------------------------------------------- attributes, methods, frames
@@ -702,19 +708,19 @@ class ParallelEnv:
         Args:
             key: Name of the attribute; ``"a.b"`` is attribute ``b`` of the object ``a``. The name is never evaluated as
                 code.
-            id: Which envs.
+            id: The envs.
             default: Value for an env without this attribute; ``None`` if not given.
 
         Returns:
-            Copies, one per env, in the order of ``id``.
+            Copies of the values, one per env, in the order of ``id``.
 
         Raises:
             ArgumentError: If the key is not a plain name.
-            UnpicklableError: If a value cannot be copied from its worker.
+            UnpicklableError: If a value cannot be copied from the env's worker.
 
         Warns:
-            AbsentAttributeWarning: If no env has the attribute, an env has one with a similar name, and no default was
-                given.
+            AbsentAttributeWarning: If no env has the attribute, the first env has an attribute with a similar name, and
+                no default was given.
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("key", key)
@@ -730,27 +736,27 @@ class ParallelEnv:
     def set_env_attr(
         self, key: str, value: Any = MISSING, id: Ids = None, *, values: Sequence[Any] | None = None
     ) -> None:
-        """Set an attribute of each env, on the wrapper that has it, or else on the innermost env.
+        """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env.
 
-        If no wrapper and not the env itself has the attribute, and the env has its own method ``set_env_attr(key,
-        value)``, that method is called.
+        If neither the env nor a wrapper has the attribute, and the env has its own method ``set_env_attr(key, value)``,
+        that method is called.
 
         Args:
-            key: Name, see `get_env_attr`.
+            key: Name of the attribute; see `get_env_attr`.
             value: The value for every env. A list or tuple must have one item per env, in the order of ``id``, like
                 ``values``.
-            id: Which envs.
-            values: Instead of ``value``, a list with one value per env, in the order of ``id``. To set a list on all
-                envs, give ``[value] * n``.
+            id: The envs.
+            values: Instead of ``value``, a list with one value per env, in the order of ``id``. To set the same list on
+                all n envs, give ``values=[the_list] * n``.
 
         Raises:
             ArgumentError: If the key is not a plain name, both or neither of ``value`` and ``values`` are given, a list
-                has the wrong length, or ``value`` is an array or tensor with as many rows as there are envs,
-                which is ambiguous.
-            UnpicklableError: If a value cannot be copied to its worker; nothing was set.
+                has the wrong length, or ``value`` is an array or tensor with as many rows as there are envs, which is
+                ambiguous.
+            UnpicklableError: If a value cannot be copied to the env's worker; nothing was set.
 
         Warns:
-            AbsentAttributeWarning: If the attribute is new to all of the envs, and they have an attribute with a
+            AbsentAttributeWarning: If none of the envs had the attribute, and the first env has an attribute with a
                 similar name.
         """
         env_ids = self._engine.ids(id)
@@ -765,14 +771,14 @@ class ParallelEnv:
         """Call a method of each env and return copies of the results, in the order of ``id``.
 
         Args:
-            env_method: Name, searched from the outermost wrapper down to the env; ``"a.b"`` calls ``b`` of the object
-                ``a``.
-            data: Keyword arguments: a dict for all envs, or a list with one dict per env. A list or dict is copied, so
-                that no two envs share an argument.
-            id: Which envs.
+            env_method: Name of the method, which is looked up from the outermost wrapper down to the env; ``"a.b"``
+                calls ``b`` of the object ``a``.
+            data: Keyword arguments: a dict for all envs, or a list with one dict per env. The dicts are copied, so that
+                no two envs share an argument.
+            id: The envs.
 
         Raises:
-            ArgumentError: If the name is not a plain name or ``data`` is invalid; nothing was called.
+            ArgumentError: If ``env_method`` is not a plain name, or ``data`` is invalid; nothing was called.
             AbsentAttributeError: If an env has no such method; the methods of the other envs were called.
             BaseException: Any exception raised by a method; ``error.partial`` maps the ids of the other envs to their
                 results.
@@ -786,13 +792,13 @@ class ParallelEnv:
 
     @single_threaded
     def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Ids = None) -> list[Any]:
-        """Call a method of each env, possibly a different one for each, and return copies of the results.
+        """Call a method of each env, possibly a different method for each env, and return copies of the results.
 
         Args:
             function_names: A name for all envs, or a list with one name per env, as in `customized_method`.
             function_args_list: A list with one item per env: a list or tuple of positional arguments, a dict of keyword
                 arguments, or ``None``. Arguments are copied.
-            id: Which envs; the results are in the same order.
+            id: The envs; the results are in the order of ``id``.
 
         Raises:
             ArgumentError: If a name is invalid, or a list does not have one item per env; nothing was called.
@@ -807,7 +813,7 @@ class ParallelEnv:
 
     @single_threaded
     def attr(self, names: str | Sequence[str], id: Ids = None) -> list[Any]:
-        """Return copies of an attribute of each env, in the order of ``id``. Every env must have it.
+        """Return copies of an attribute of each env, in the order of ``id``. Every env must have the attribute.
 
         ``names`` is a name for all envs, or a list with one name per env, as in `get_env_attr`.
 
@@ -843,12 +849,12 @@ class ParallelEnv:
         """Return a list with the result of each env's ``render()``, in the order of ``id``.
 
         With ``tile``, return one picture instead, ``(height, width, 3)`` uint8, in which the RGB frames form a grid
-        without gaps; their sizes may differ. With ``labels`` as well, the grid has gaps, and each frame shows the env
-        id, as in `show`.
+        without gaps; the frames may differ in size. With ``labels`` as well, the grid has gaps, and each frame shows
+        its env id, as in `show`.
 
         Raises:
-            ArgumentError: If a frame to tile is not a uint8 array (RGB, grey, or RGB with alpha, which is dropped), or
-                ``labels`` is given without ``tile``.
+            ArgumentError: If ``tile`` is given and a frame is not a uint8 array (RGB, grey, or RGB with alpha, which is
+                dropped), or if ``labels`` is given without ``tile``.
         """
         env_ids = self._engine.ids(id)
         if labels and not tile:
@@ -858,7 +864,7 @@ class ParallelEnv:
         return _notebook().picture_of(self._engine, env_ids, labels=labels)
 
     def get_images(self, id: Ids = None) -> list[Any]:
-        """Return the frame of each env, like ``render(id)``; ``render(tile=True)`` joins them into one picture."""
+        """Return a list with the frame of each env, as ``render(id)`` does."""
         return self.render(id)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- episodes, rollouts, saved state
@@ -876,18 +882,19 @@ class ParallelEnv:
     ) -> Evaluation:
         """Run whole episodes with a policy in this process, and return their statistics.
 
-        Each env runs an equal share of the episodes (if they do not divide evenly, the first envs run one more), and is
-        then idle while the others finish. Shares are fixed beforehand, so short episodes are not over-represented. All
-        envs with a share are reset at the start, even in the middle of an episode, and need a reset afterwards.
-        ``asynchronous`` has no effect. If the policy can be pickled, `rollout` is faster; it also keeps all steps.
+        Each env runs an equal share of the episodes, and is then idle while the other envs finish. If the episodes do
+        not divide evenly, the first envs run one more each. Shares are fixed beforehand, so short episodes are not
+        over-represented. All envs with a share are reset at the start, even in the middle of an episode, and need a
+        reset afterwards. ``asynchronous`` has no effect. If the policy can be pickled, `rollout` is faster, and it also
+        returns all steps.
 
         Args:
-            policy: See `rollout`; here, however, the policy is called in this process, with the states of all envs that
-                are not finished.
-            num_episodes: Number of episodes of all envs together.
-            id: Which envs.
-            seed: Seed of the first reset, see `reset`.
-            options: Options of the first reset, see `reset`.
+            policy: A policy as in `rollout`, except that it is called in this process, with the states of all envs that
+                have not finished their share.
+            num_episodes: Total number of episodes of all envs.
+            id: The envs.
+            seed: Seed of the first reset; see `reset`.
+            options: Options of the first reset; see `reset`.
             progress: See `rollout`.
 
         Raises:
@@ -895,7 +902,7 @@ class ParallelEnv:
                 invalid; nothing was sent.
             EnvBusyError: See `step`.
             BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
-                before it.
+                before the exception.
         """
         env_ids = self._engine.ids(id)
         arguments.check_positive("num_episodes", num_episodes)
@@ -931,28 +938,28 @@ class ParallelEnv:
     ) -> Rollout | list[Any]:
         """Run a policy inside the workers, and return all of its steps at once.
 
-        The policy is sent to the workers once. The steps give the same results as `step`, but do not each need a round
-        trip. Running episodes continue, both in this call and in later ones.
+        The policy is sent to the workers once. The steps give the same results as `step`, but without a round trip for
+        each step. The envs are not reset first: running episodes continue, in this call and in later calls.
 
         Args:
             policy: ``policy(states)`` returns one action per env. States have the form that `step` returns, with one
                 row for each of the worker's envs that take part. Actions have the form that `step` takes, with one
-                exception: a tuple is always ``(actions, rnn_state, extras)``, so a policy returns a batch of a
-                ``Tuple`` space as ``(actions, None, None)``. ``extras`` is a flat dict of arrays whose first axis is
-                env; names, shapes and dtypes must be compatible in all steps. A policy with the parameters
-                ``rnn_state`` and ``done`` gets the ``rnn_state`` that it returned last (nested arrays whose first axis
-                is env; ``None`` at first). ``done`` is ``True`` for envs at the start of an episode and for envs
-                without an ``rnn_state``. In every mode, each worker has its own copy of the policy.
-            num_steps: Number of steps of each env; an env makes fewer if ``asynchronous`` leaves it idle after its
-                episode.
+                exception: a tuple is always ``(actions, rnn_state, extras)``, so actions of a ``Tuple`` space must be
+                returned as ``(actions, None, None)``. ``extras`` is a flat dict of arrays whose first axis is env; its
+                keys and the shapes and dtypes of the arrays must be compatible in all steps. A policy with the
+                parameters ``rnn_state`` and ``done`` gets the ``rnn_state`` that it returned last (nested arrays whose
+                first axis is env; ``None`` at first). ``done`` is ``True`` for envs at the start of an episode and for
+                envs without an ``rnn_state``. In every mode, each worker has its own copy of the policy.
+            num_steps: Number of steps of each env; an env makes fewer steps if ``asynchronous`` leaves it idle after
+                its episode.
             num_episodes: Number of episodes to finish, instead of ``num_steps``. Each env has an equal share; if the
-                episodes do not divide evenly, the first envs have one more. A running episode counts. The rollout waits
-                for the slowest env, so short episodes are not over-represented. ``"idle"`` allows at most one episode
-                per env; with ``"continue"``, ``num_episodes`` is not allowed. Exhausted envs have no share; envs that
-                become exhausted finish fewer episodes.
-            id: Which envs.
+                episodes do not divide evenly, the first envs have one more each. An episode that is running at the
+                start counts. The rollout waits for the slowest env, so short episodes are not over-represented.
+                ``"idle"`` allows at most one episode per env; with ``"continue"``, ``num_episodes`` is not allowed.
+                Exhausted envs have no share; envs that become exhausted finish fewer episodes.
+            id: The envs.
             rnn_state: The policy's recurrent state for these envs. Give the `Rollout.rnn_state` of the previous
-                rollout, so that running episodes continue with it. ``None``: no state.
+                rollout, so that running episodes continue with that state. ``None``: no state.
             progress: Whether to show a progress bar, on a terminal or in a notebook, after the first second.
 
         Returns:
@@ -965,11 +972,11 @@ class ParallelEnv:
                 ``run_batch_episode()``.
             UnpicklableError: If the policy cannot be copied.
             ResetNeededError, EnvBusyError: See `step`. After any of the errors above, nothing was stepped.
-            BaseException: Any exception raised by an env, after the other envs have finished. Three kinds of error are
-                raised without waiting for the other envs: an exception in the policy, the death of a worker, and a
-                timeout, which occurs when a chunk of about 0.2 s
-                takes longer than ``timeout``. ``error.partial`` is the `Rollout` so far. Envs whose steps were lost
-                need a reset, even if Ctrl-C was the cause.
+            BaseException: Any exception raised by an env, after the other envs have finished. An exception in the
+                policy, the death of a worker, and a timeout are raised without waiting for the other envs. (Workers
+                step in chunks of about 0.2 s; a timeout occurs if a chunk takes longer than ``timeout``.)
+                ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, even if Ctrl-C was
+                the cause.
         """
         env_ids = self._engine.ids(id)
         if policy is None:
@@ -979,12 +986,12 @@ class ParallelEnv:
 
     @single_threaded
     def restart(self, id: Ids = None) -> tuple[int, ...]:
-        """Rebuild envs from the items of ``envs``, and return the ids of all rebuilt envs in ascending order.
+        """Rebuild envs from the constructor's ``envs``, and return the ids of all rebuilt envs in ascending order.
 
-        These envs need a reset afterwards. A worker that died, or that is busy with one of them, is replaced, and all
-        envs that it owned are rebuilt. Commands in flight for a worker's other envs may finish first, within
-        ``timeout`` seconds. After Ctrl-C, those other envs need a reset as well. ``None`` means all envs, including
-        paused ones.
+        All rebuilt envs need a reset afterwards, even if Ctrl-C interrupts this call. A worker that has died, or is
+        busy with one of the envs to rebuild, is replaced, and all of its envs are rebuilt. A worker that is busy only
+        with its other envs may finish first; if that takes longer than the ``timeout`` of the `ParallelEnv`, the worker
+        is replaced as well. ``id=None`` means all envs, including paused ones.
 
         Raises:
             InvalidEnvError: If an env was given as a live instance and lives in this process.
@@ -1014,13 +1021,13 @@ class ParallelEnv:
 
     @single_threaded
     def load_state(self, state: SavedState) -> tuple[int, ...]:
-        """Continue from a saved state, even that of a different `ParallelEnv` in any mode, if its envs were made alike.
+        """Continue from a saved state, and return the ids of the envs that need a reset.
 
-        Steps in flight are dropped. Later steps are the same as they would have been after the save.
+        The state may be that of a different `ParallelEnv`, in any mode, whose envs were made in the same way. Steps in
+        flight are dropped. Later steps give the same results as steps right after the save.
 
         Returns:
-            Ids of the envs that need a reset, because they needed one when they were saved or are in
-            `SavedState.unsaved`.
+            Ids of the envs that needed a reset when they were saved or are in `SavedState.unsaved`.
 
         Raises:
             ArgumentError: If the number of envs or ``asynchronous`` differs; nothing was changed.
@@ -1040,31 +1047,31 @@ class ParallelEnv:
 
     @property
     def done(self) -> Array:
-        """``(n,)`` bool: whether the env's episode ended, by its own last step or because of ``asynchronous=None``."""
+        """``(n,)`` bool: True for envs whose episode has ended, in their last step or due to ``asynchronous=None``."""
         return self._engine.table.done.copy()
 
     def has_done(self) -> bool:
-        """Whether any env is done."""
+        """Return True if any env is done."""
         return has_true(self._engine.table.done)
 
     def all_done(self) -> bool:
-        """Whether all envs are done."""
+        """Return True if all envs are done."""
         return bool(self._engine.table.done.all())
 
     @property
     def exhausted(self) -> Array:
-        """``(n,)`` bool: whether the env is idle because it has no further episode. Such envs are also done."""
+        """``(n,)`` bool: True for envs that are idle because they have no further episode. These envs are also done."""
         flags: Array = np.zeros(self._engine.num_envs, dtype=bool)
         flags[list(self._engine.table.exhausted)] = True
         return flags
 
     def all_exhausted(self) -> bool:
-        """Whether no env has a further episode."""
+        """Return True if no env has a further episode."""
         return len(self._engine.table.exhausted) == self._engine.num_envs
 
     @property
     def paused(self) -> Array:
-        """``(n,)`` bool: whether the env is paused."""
+        """``(n,)`` bool: True for paused envs."""
         return self._engine.table.paused.copy()
 
     @property
@@ -1079,7 +1086,7 @@ class ParallelEnv:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if this object was closed."""
         return self._guard.is_closed
 
     @property
@@ -1101,7 +1108,8 @@ class ParallelEnv:
     def asynchronous(self) -> str | None:
         """The done policy that was given.
 
-        If an adapter is in use, the call that made the adapter, because the adapter's rules then apply.
+        If an adapter is in use, its rules apply instead, and this property is the call that made the adapter, such as
+        ``"to_sb3()"``.
         """
         return self._engine.adapter or self._engine.done_policy.word
 
@@ -1112,32 +1120,32 @@ class ParallelEnv:
 
     @functools.cached_property
     def observation_spaces(self) -> list[Space | None]:
-        """The observation space of each env; ``None`` if it declares none."""
+        """A list with the observation space of each env; ``None`` for an env that declares no observation space."""
         return [deepcopy(facts.observation_space) for facts in self._engine.pool.facts]
 
     @functools.cached_property
     def action_spaces(self) -> list[Space | None]:
-        """The action space of each env; ``None`` if it declares none."""
+        """A list with the action space of each env; ``None`` for an env that declares no action space."""
         return [deepcopy(facts.action_space) for facts in self._engine.pool.facts]
 
     @property
     def single_observation_space(self) -> Space | None:
-        """The observation space that all envs share; ``None`` if they differ or declare none."""
+        """The observation space that all envs share; ``None`` if the envs' spaces differ or are not declared."""
         return self._engine.pool.layout.observation_space
 
     @property
     def single_action_space(self) -> Space | None:
-        """The action space that all envs share; ``None`` if they differ or declare none."""
+        """The action space that all envs share; ``None`` if the envs' spaces differ or are not declared."""
         return self._engine.pool.layout.action_space
 
     @functools.cached_property
     def observation_space(self) -> Space | None:
-        """The batch of ``n`` copies of the shared observation space, or ``None``."""
+        """The batch of ``n`` copies of `single_observation_space`; ``None`` if that is ``None``."""
         return batched(self.single_observation_space, self._engine.num_envs)
 
     @functools.cached_property
     def action_space(self) -> Space | None:
-        """The batch of ``n`` copies of the shared action space, or ``None``."""
+        """The batch of ``n`` copies of `single_action_space`; ``None`` if that is ``None``."""
         return batched(self.single_action_space, self._engine.num_envs)
 
     @property
@@ -1150,25 +1158,26 @@ class ParallelEnv:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return the display of this object in a notebook, as text and as HTML.
 
-        No worker is contacted: a busy, broken or closed object shows its last known facts.
+        No worker is contacted, so the display of a busy, broken or closed object shows the last known facts.
         """
         return _notebook().mime_bundle(self)  # type: ignore[no-any-return]
 
     @single_threaded
     def show(self, id: Ids = None, *, width: int = 800) -> None:
-        """Show the current frames of the envs below the notebook cell. A second call in the same cell replaces them.
+        """Show the current frames of the envs below the notebook cell.
 
-        Frames of several envs are tiled, with gaps between them, and each frame shows the env id.
+        A second call in the same cell replaces the frames of the first. Frames of several envs are tiled, with gaps
+        between them, and each frame shows its env id.
 
         Args:
-            id: Which envs. They must be made with ``render_mode="rgb_array"``; their frames may differ in size.
-            width: Pixels; a wider picture is scaled down.
+            id: The envs, which must be made with ``render_mode="rgb_array"``. Their frames may differ in size.
+            width: Maximum width in pixels; a wider picture is scaled down.
 
         Raises:
-            UsageError: If this is not a notebook.
+            UsageError: If the call is not made in a notebook.
             MissingDependencyError: If Pillow is not installed.
-            ArgumentError: If an env has a different ``render_mode`` or cannot draw; nothing was drawn. Or if the frames
-                cannot be tiled, see `ParallelEnv.render`.
+            ArgumentError: If an env has a different ``render_mode`` or cannot draw, and nothing was drawn; or if the
+                frames cannot be tiled (see `ParallelEnv.render`).
             ResetNeededError: If an env needs a reset before it can draw.
         """
         _notebook().show_envs(self, id, width)
@@ -1193,9 +1202,10 @@ class ParallelEnv:
         Args:
             policy: See `ParallelEnv.run_episodes`.
             steps: Number of steps of each env.
-            id: Which envs.
-            seed: Seed of the first reset, see `ParallelEnv.reset`.
-            fps: Frames per second at most; ``None``: the first env's ``metadata["render_fps"]``, else 30.
+            id: The envs.
+            seed: Seed of the first reset; see `ParallelEnv.reset`.
+            fps: Maximum number of frames per second. ``None``: the first env's ``metadata["render_fps"]`` or, if that
+                is absent, 30.
             width: See `show`.
             progress: See `ParallelEnv.rollout`.
 
@@ -1205,7 +1215,7 @@ class ParallelEnv:
                 was reset.
             EnvBusyError: See `ParallelEnv.step`.
             BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
-                before it.
+                before the exception.
         """
         return _notebook().Performance(self, policy, steps, id, seed, fps, width, bool(progress)).play()  # type: ignore[no-any-return]
 
@@ -1222,43 +1232,44 @@ class ParallelEnv:
         width: int = 640,
         progress: bool = True,
     ) -> Film:
-        """Run a policy and return a film of its steps, which a notebook plays. No screen is needed.
+        """Run a policy and return a film of the envs' steps, which a notebook can play. No screen is needed.
 
         The envs are reset at the start, and need a reset afterwards. An env whose episode has ended is reset,
         regardless of ``asynchronous``. All frames are kept in memory until the last step: about 0.8 MB each at the
-        default width. `RecordVideo` films the steps of your own loop.
+        default width. To film the steps of your own loop, use the wrapper `RecordVideo`.
 
         Args:
             policy: See `ParallelEnv.run_episodes`.
             steps: Number of steps of each env; the film has one more frame.
-            path: File to write as well: ``.webp``, ``.gif``, ``.png`` (animated), or ``.mp4``, which needs
-                imageio-ffmpeg. ``None``: no file; the film is then an MP4 if possible, else a WebP.
-            id: Which envs.
-            seed: Seed of the first reset, see `ParallelEnv.reset`.
-            fps: Frames per second; ``None``: see `play`. At most 50 in a GIF and 90 in a WebP or PNG: browsers slow
-                faster animations down to 10.
-            width: Pixels; wider frames are scaled down.
+            path: A file to which the film is also written: ``.webp``, ``.gif``, ``.png`` (animated), or ``.mp4``, which
+                needs imageio-ffmpeg. ``None``: no file; the film is then an MP4 if possible, else a WebP.
+            id: The envs.
+            seed: Seed of the first reset; see `ParallelEnv.reset`.
+            fps: Frames per second; ``None``: see `play`. The maximum is 50 in a GIF and 90 in a WebP or PNG, because
+                browsers slow faster animations down to 10 frames per second.
+            width: Maximum width in pixels; wider frames are scaled down.
             progress: See `ParallelEnv.rollout`.
 
         Raises:
             MissingDependencyError: If Pillow or, for an MP4, imageio-ffmpeg is not installed.
-            ArgumentError: If an argument is invalid, or an env has a different ``render_mode`` or cannot draw; nothing
-                was reset. Or if a picture is too large for the format.
-            OSError: If the folder does not exist or is not writable; nothing was reset. Or if the film cannot be
-                written; ``error.partial`` is then the film.
+            ArgumentError: If an argument is invalid, or an env has a different ``render_mode`` or cannot draw, and
+                nothing was reset; or if a picture is too large for the format.
+            OSError: If the folder does not exist or is not writable, and nothing was reset; or if the film cannot be
+                written, and ``error.partial`` is the film.
             EnvBusyError: See `ParallelEnv.step`.
             BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
-                before it.
+                before the exception.
         """
         return _notebook().Performance(self, policy, steps, id, seed, fps, width, bool(progress)).record(path)  # type: ignore[no-any-return]
 
     def profile(self) -> Recorder:
-        """Return a context manager that records where the time goes: ``with env.profile() as p``.
+        """Return a context manager that records how the time is spent: ``with env.profile() as p``.
 
         After the block, ``p.summary()`` is a table with advice, ``p.plot()`` is a timeline that a notebook shows, and
         ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record contains the steps and resets of each
-        env and the caller's calls; only the latest million are kept. In each step, recording takes about 4 us per
-        worker and 0.6 us per env. The records of a worker that dies are lost; its replacement is recorded.
+        env and the caller's calls; only the latest million entries are kept. In each step, recording takes about 4 us
+        per worker and 0.6 us per env. The records of a worker that dies are lost; the worker that replaces it is
+        recorded as well.
 
         Raises:
             EnvBusyError: On entry, if this object is already being recorded.
@@ -1282,17 +1293,17 @@ class ParallelEnv:
         ``final_obs`` are always copies.
 
         Args:
-            autoreset_mode: ``"NextStep"``: the step after the end of an episode resets that env, ignores its action,
-                and has reward 0. ``"SameStep"``: the env is reset within the step that ends it; ``infos["final_obs"]``
-                and ``infos["final_info"]`` are the last observation and info of the episode. ``"Disabled"``: you reset
-                the env, with ``reset(options={"reset_mask": terminations | truncations})``.
-            observation_mode: ``"same"``: the envs share one observation space. ``"different"``: their spaces have the
-                same shapes and dtypes, but different bounds. You can also give your own pair: the batched and the
-                single space.
+            autoreset_mode: ``"NextStep"``: the step after the end of an env's episode resets the env, ignores its
+                action, and has reward 0. ``"SameStep"``: the env is reset within the step that ends its episode;
+                ``infos["final_obs"]`` and ``infos["final_info"]`` are the last observation and info of the episode.
+                ``"Disabled"``: you reset the env, with ``reset(options={"reset_mask": terminations | truncations})``.
+            observation_mode: ``"same"``: the envs share one observation space. ``"different"``: the envs' spaces have
+                the same shapes and dtypes, but different bounds. You can also give a pair of your own spaces: the
+                batched space and the single space.
 
         Raises:
-            ArgumentError: If a mode is unknown, or an env declares no spaces or spaces that ``observation_mode`` does
-                not allow.
+            ArgumentError: If a mode is unknown, or if an env declares no spaces, or spaces that ``observation_mode``
+                does not allow.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
             UsageError: If another adapter already uses this object.
@@ -1306,8 +1317,8 @@ class ParallelEnv:
 
         After this call, an env whose episode ends is reset within the same step, regardless of ``asynchronous``, and
         all envs need a reset. Closing the `VecEnv` closes this object. Observations are copied even with
-        ``copy=False``: the algorithms keep the latest observations during a step, and would otherwise store the next
-        ones and learn from those.
+        ``copy=False``, because Stable-Baselines3's algorithms keep the latest observations during a step: without a
+        copy, the step would overwrite these observations, and the algorithms would learn from the wrong ones.
 
         Raises:
             MissingDependencyError: If Stable-Baselines3 is not installed.
@@ -1330,17 +1341,18 @@ class ParallelEnv:
     def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:
         """Return a vector env for Tianshou's collectors and wrappers.
 
-        After this call, nothing happens when an episode ends, regardless of ``asynchronous``; collectors reset the
-        envs. All envs need a reset. Closing the vector env closes this object. Observations are copied, regardless of
-        ``copy``.
+        After this call, an env is not reset when its episode ends, regardless of ``asynchronous``; Tianshou's
+        collectors reset the envs. All envs need a reset. Closing the vector env closes this object. Observations are
+        copied, regardless of ``copy``.
 
         Args:
-            wait_num: Number of envs that a step waits for while the others continue. ``None``: all.
-            timeout: Seconds after which a step returns the results that have arrived, but at least one; ``None``: no
-                limit.
+            wait_num: Number of envs that a step waits for while the other envs continue. ``None``: all envs.
+            timeout: Seconds after which a step returns the results that have arrived; if there are none, it waits for
+                one. ``None``: no limit.
 
         Warns:
-            UserWarning: If either argument is given and envs share workers, because such envs wait for each other.
+            UserWarning: If either argument is given and envs share workers, because envs in one worker wait for each
+                other.
 
         Raises:
             ArgumentError: If ``wait_num`` is not an int from 1 to the number of envs, or ``timeout`` is not positive.
@@ -1372,7 +1384,7 @@ class ParallelEnv:
     if not TYPE_CHECKING:  # otherwise, a type checker would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse an unknown name, and suggest the known name with the same meaning. No worker is contacted.
+            """Refuse an unknown name, and suggest a known name with the same meaning. No worker is contacted.
 
             Raises:
                 AttributeError: Always; an `AbsentAttributeError` for a public name.
@@ -1392,7 +1404,7 @@ class ParallelEnv:
         return self._engine.num_envs
 
     def __repr__(self) -> str:
-        """Return a description of one line, without contacting a worker."""
+        """Return a one-line description, without contacting a worker."""
         if not hasattr(self, "_engine"):
             return "<parallelenv.ParallelEnv, not constructed>"
         chosen = self._recommendation
@@ -1409,7 +1421,7 @@ class ParallelEnv:
         """Close all envs and stop all workers. Errors of envs are not raised; repeated calls do nothing.
 
         Args:
-            timeout: Seconds that workers have to close their envs before they are terminated; ``None`` means 3.
+            timeout: Seconds that workers have to close their envs before the workers are terminated; ``None`` means 3.
 
         Raises:
             ArgumentError: If ``timeout`` is not a valid number of seconds; nothing was closed.
@@ -1423,13 +1435,14 @@ class ParallelEnv:
         """Close every `ParallelEnv` of this process that is still open.
 
         Raises:
-            BaseExceptionGroup: All errors raised, after every `ParallelEnv` has been closed.
+            BaseExceptionGroup: If an error was raised. The group contains all errors, and is raised after every
+                `ParallelEnv` has been closed.
         """
         errors: list[BaseException] = []
         for env in list(cls._live):
             try:
                 env.close()
-            except BaseException as error:  # noqa: BLE001 (raised below, when the others are closed)
+            except BaseException as error:  # noqa: BLE001 (raised below, after all objects are closed)
                 errors.append(error)
         if errors:
             raise BaseExceptionGroup("Errors were raised while closing.", errors)
@@ -1444,16 +1457,17 @@ class ParallelEnv:
 
 
 def _notebook() -> ModuleType:
-    """Return the module that draws a `ParallelEnv`. It is in a layer above this one, so it is imported when needed."""
+    """Return the package that draws a `ParallelEnv`, which is in a layer above this module and is imported late."""
     from parallelenv import notebook
 
     return notebook
 
 
-# `ParallelEnv.make` takes ``**kwargs``; its signature shows editors and `help` what these can be. It lists the first
-# three arguments of `make`, those of the constructor except the first two and the options, and the last two of `make`.
+# `ParallelEnv.make` takes ``**kwargs``. The signature set here shows editors and `help` what these can be. It lists the
+# first three parameters of `make`, the constructor's parameters except ``envs``, ``para_mode`` and the options, and the
+# last two parameters of `make`.
 _OWN, _WHOLE = (list(inspect.signature(one).parameters.values()) for one in (ParallelEnv.make, ParallelEnv))
-_ARGUMENTS = tuple(one.name for one in _WHOLE[:-1])  # the last one takes the options
+_ARGUMENTS = tuple(one.name for one in _WHOLE[:-1])  # without the last one, ``backend_options``
 _SIGNATURE = inspect.Signature([*_OWN[:3], *_WHOLE[2:-1], *_OWN[-2:]])
 _MAKE_ARGUMENTS = tuple(_SIGNATURE.parameters)[:-1]
 _CLS = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_OR_KEYWORD)
