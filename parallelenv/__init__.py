@@ -1,6 +1,6 @@
 """Run a list of Gymnasium environments in parallel; `para_mode` selects how.
 
-This `ParallelEnv` is neither TorchRL's process pool nor PettingZoo's multi-agent interface.
+The `ParallelEnv` of this package is neither TorchRL's process pool nor PettingZoo's multi-agent interface.
 """
 
 from importlib import import_module
@@ -44,7 +44,8 @@ __all__ = [
     "vector_entry_point",
 ]
 
-# These names are imported on first access, so a worker process, which needs none of them, does not import them.
+# The modules of these names are imported on first access. A worker process needs none of the names, so it imports none
+# of these modules.
 _HOMES = {
     "CLOSE": "rollouts.stream",
     "RESET": "rollouts.stream",
@@ -70,7 +71,7 @@ _SUBMODULES = ("errors", "wrappers")
 
 
 def __dir__() -> list[str]:
-    """List only the names that users need, not the many others in submodules."""
+    """Return only the names that users need, without the many other names in submodules."""
     return [*__all__, "__version__", *_SUBMODULES]
 
 
@@ -90,4 +91,4 @@ if not TYPE_CHECKING:  # a type checker would otherwise accept any name
             raise errors.AbsentAttributeError(f"module 'parallelenv' has no attribute {name!r}.{hint}")
         except errors.AbsentAttributeError as error:
             tracebacks.shorten(error)
-            raise  # which adds no frame
+            raise  # this adds no frame

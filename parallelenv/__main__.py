@@ -1,7 +1,7 @@
 """The commands ``parallelenv compare``, ``recommend`` and ``doctor``, which ``python -m parallelenv`` runs as well.
 
-Exit codes: 0 success; 1 a mode failed, or its results differ from those of the plain loop; 2 the command was invalid;
-130 interrupted.
+Exit codes: 0 for success; 1 if a mode failed, or its results differ from those of mode ``"dummy"``; 2 if the command
+was invalid; 130 if the command was interrupted.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _compare(arguments: argparse.Namespace) -> int:
     known = compare.comparable_words()
-    # Separated by spaces or commas; the oracle comes first.
+    # Users separate the modes by spaces or commas. The oracle, with which results are compared, is put first.
     words = [word for item in arguments.modes for word in item.split(",") if word] or known
     for word in words:
         if word not in known:
@@ -130,7 +130,7 @@ def _compare(arguments: argparse.Namespace) -> int:
             gymnasium.make(name).close()
         except Exception as error:
             raise InvalidEnvError(f"The env {name!r} cannot be made: {one_line(error)}") from error
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # but not errors of the measurement itself
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # without that of the measurement itself
     comparisons = []
     # Keep the output of envs out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():

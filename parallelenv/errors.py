@@ -1,8 +1,8 @@
 """Every exception that this package raises on purpose.
 
-Each derives from `ParallelEnvError` and from the builtin or Gymnasium exception that it corresponds to, so that
-existing ``except`` clauses keep working. Exceptions raised by envs are not defined here: they reach the user with their
-own type.
+Each error derives from `ParallelEnvError` and from the builtin or Gymnasium exception to which it corresponds, so that
+existing ``except`` clauses keep working. Exceptions raised by envs are not among these errors: they reach the user with
+their own type.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class InvalidEnvError(ArgumentError, RuntimeError):
 
 
 class MissingDependencyError(ParallelEnvError, ImportError):
-    """A mode needs a package that is not installed."""
+    """A mode or a method needs a package that is not installed."""
 
 
 class UsageError(ParallelEnvError, RuntimeError):
@@ -41,15 +41,15 @@ class UsageError(ParallelEnvError, RuntimeError):
 
 
 class ClosedError(ParallelEnvError, gymnasium.error.ClosedEnvironmentError, RuntimeError):
-    """A call came after ``close()``."""
+    """A method was called after ``close()``."""
 
 
 class ResetNeededError(ParallelEnvError, gymnasium.error.ResetNeeded):
-    """An env was stepped before its first reset, or after its step was lost."""
+    """An env was stepped before its first reset, or after one of its steps was lost."""
 
 
 class EnvBusyError(ParallelEnvError, RuntimeError):
-    """An env cannot be stepped now: the result of its last step was not received yet, or the env is paused."""
+    """An env cannot be stepped now, because the result of its last call has not been received or the env is paused."""
 
 
 class NothingInFlightError(ParallelEnvError, gymnasium.error.NoAsyncCallError, RuntimeError):
@@ -88,7 +88,7 @@ class AbsentAttributeError(ParallelEnvError, AttributeError):
 
 
 class AbsentAttributeWarning(UserWarning):
-    """None of the envs has an attribute of this name, but one has a similar name."""
+    """None of the envs has an attribute of this name, but there is an attribute with a similar name."""
 
 
 class OldApiWarning(UserWarning):
@@ -98,20 +98,20 @@ class OldApiWarning(UserWarning):
 class ExhaustedError(ParallelEnvError, RuntimeError):
     """An env has no further episode: its ``reset`` raises this error, and the env then counts as exhausted.
 
-    Users see this error where envs cannot be idle: in a plain Gymnasium loop, and in adapters.
+    Users see this error only where envs cannot be idle: in a plain Gymnasium loop, and in adapters.
     """
 
 
 class EnvInterruptedError(ParallelEnvError, RuntimeError):
-    """An env was interrupted during a step, in the caller's own process."""
+    """An env that lives in the caller's process was interrupted during a step or another call."""
 
 
 class EnvError(ParallelEnvError, RuntimeError):
-    """Replaces an exception that an env raised and that cannot be pickled."""
+    """An env raised an exception that cannot be pickled; this error is raised in its place."""
 
 
 class UnpicklableError(ParallelEnvError, TypeError):
-    """Something cannot be copied to or from the process where the env lives."""
+    """An object cannot be pickled, for example to copy it to or from the process where an env lives."""
 
 
 class WorkerStartError(ParallelEnvError, OSError):
@@ -122,7 +122,7 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
     """The worker of an env is dead.
 
     Attributes:
-        env_ids: Ids of the envs that the worker owned and the call needed.
+        env_ids: Ids of those envs of the worker that the call needed.
         pid: Process id of the worker, if known.
         exitcode: Exit code of the worker, negative for a signal, if known.
     """
@@ -136,7 +136,7 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
         self.exitcode = exitcode
 
     def about(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
-        """Return this error with a message about a call that needed these envs."""
+        """Return a copy of this error for a call that needed the given envs."""
         return WorkerDiedError(str(self), env_ids, self.pid, self.exitcode)
 
 
@@ -152,5 +152,5 @@ class WorkerTimeoutError(ParallelEnvError, TimeoutError, multiprocessing.Timeout
         self.env_ids = env_ids
 
     def about(self, env_ids: tuple[int, ...]) -> WorkerTimeoutError:
-        """Return the same error for only these envs."""
+        """Return a copy of this error for the given envs."""
         return WorkerTimeoutError(str(self), env_ids)

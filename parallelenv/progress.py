@@ -18,14 +18,14 @@ _PATIENCE = 2.0
 
 
 class NoBar:
-    """A bar that shows nothing. It has those methods of a tqdm bar that this package uses."""
+    """A progress bar that shows nothing. It has the methods of a tqdm bar that this package uses."""
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Advance by ``n``."""
+        """Do nothing. A tqdm bar advances by ``n``."""
         return None
 
     def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
-        """Set the text."""
+        """Do nothing. A tqdm bar sets its text."""
 
 
 Bar: TypeAlias = "NoBar | tqdm.tqdm[Any]"
@@ -33,13 +33,13 @@ Bar: TypeAlias = "NoBar | tqdm.tqdm[Any]"
 
 @contextlib.contextmanager
 def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
-    """Show a bar in a notebook or on a terminal, and remove it at the end. Nothing is written to files or pipes.
+    """Show a progress bar in a notebook or on a terminal, and remove it at the end of the block.
 
-    ``look``: arguments of tqdm.
+    If the output goes to a file or a pipe, nothing is shown. ``look`` has further arguments of tqdm.
     """
     is_cell = kernel_of_notebook() is not None
     is_terminal = False
-    with contextlib.suppress(Exception):  # the user's own stream: it may be None, closed, or have only a `write`
+    with contextlib.suppress(Exception):  # a user's own stream may be None, closed, or have only a `write`
         is_terminal = bool(sys.stderr.isatty())
     if is_wanted and (is_cell or is_terminal):
         with (CellBar if is_cell else tqdm.tqdm)(leave=False, **look) as bar:
@@ -50,13 +50,13 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def announce_if_slow(text: str) -> Iterator[None]:
-    """If the block takes longer than 2 s, show a line where bars are shown; remove it at the end."""
+    """If the block takes longer than 2 s, show a line of text in place of a progress bar until the block ends."""
     with contextlib.ExitStack() as shown:
 
         def show() -> None:
             shown.enter_context(open_bar(True, desc=text, bar_format="{desc}"))
 
-        # A notebook determines the cell from the context.
+        # The notebook finds the cell for the output in the context, so the timer's thread uses a copy of the context.
         timer = threading.Timer(_PATIENCE, contextvars.copy_context().run, (show,))
         timer.daemon = True
         timer.start()
@@ -68,7 +68,7 @@ def announce_if_slow(text: str) -> Iterator[None]:
 
 
 class CellBar(tqdm.tqdm):  # type: ignore[type-arg]
-    """A bar of tqdm below a notebook cell.
+    """A tqdm bar below a notebook cell.
 
     The bar is a line of text that the front end replaces, so it needs no ipywidgets. tqdm's own bars either need
     ipywidgets, in the kernel and in the front end, or write to stderr, which notebooks show on a red background.
@@ -80,7 +80,7 @@ class CellBar(tqdm.tqdm):  # type: ignore[type-arg]
         super().__init__(file=io.StringIO(), ncols=80, ascii=False, **look)  # a notebook does not report its width
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Show the current line, or ``msg``; an empty ``msg`` removes it."""
+        """Show the current line or, if given, ``msg``; an empty ``msg`` removes the line."""
         from IPython.display import display
 
         line = str(self) if msg is None else msg
@@ -93,7 +93,7 @@ class CellBar(tqdm.tqdm):  # type: ignore[type-arg]
 
 
 def kernel_of_notebook() -> Any:
-    """Return the kernel that runs this process's cells; ``None`` outside a notebook, as in IPython on a terminal."""
+    """Return the kernel that runs this process's cells; ``None`` outside notebooks, including IPython on a terminal."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None)

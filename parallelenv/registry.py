@@ -1,6 +1,7 @@
 """The modes and their backend classes, which are imported only when used.
 
-Third-party packages add modes with an entry point in the group ``parallelenv.backends``; its value is ``module:Class``.
+Third-party packages add modes with entry points in the group ``parallelenv.backends``. The name of an entry point is
+the word of the mode, and its value is ``module:Class``.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "parallelenv.backends"
 AUTO = "auto"
-"""The word that lets `choose` select the mode."""
+"""The value of ``para_mode`` with which `choose` selects the mode."""
 AUTO_OPTION = "caller_busy"
-"""The only option of ``"auto"``; `recommend` has the same one."""
+"""The only option of ``"auto"``; `recommend` has an argument of this name with the same meaning."""
 
 # word -> (module:Class, package that the mode needs beyond our own dependencies)
 _MODES: dict[str, tuple[str, str | None]] = {
@@ -36,17 +37,17 @@ _MODES: dict[str, tuple[str, str | None]] = {
     "ray-subproc": ("parallelenv.backends.ray_subproc:RaySubprocBackend", "ray"),
 }
 
-# Type checkers accept any string, because other packages may add modes. Editors suggest the built-in ones.
+# Type checkers accept any string, because other packages may add modes. Editors suggest the built-in modes.
 ParaMode = Literal["dummy", "thread", "subproc", "ray", "ray-subproc", "auto"] | str | type[Backend]
 
 
 def known_modes() -> tuple[str, ...]:
-    """Return the word of every mode, installed or not, with the built-in modes first."""
+    """Return the words of all modes, built-in modes first, even if a mode needs a package that is not installed."""
     return (*_MODES, *sorted(set(_foreign()) - {*_MODES, AUTO}))
 
 
 def known_words() -> tuple[str, ...]:
-    """Return every word that ``para_mode`` accepts: the modes and ``"auto"``."""
+    """Return every word that ``para_mode`` accepts: the words of the modes, and ``"auto"``."""
     return (*known_modes(), AUTO)
 
 
@@ -60,10 +61,11 @@ def resolve_backend(
     for_envs: dict[str, Any],
     own_arguments: Sequence[str],
 ) -> tuple[Backend, int | None, Recommendation | None]:
-    """Return a new backend, the cores it may use, and the recommendation if the mode is ``"auto"``.
+    """Return a new backend, the number of cores it may use, and the recommendation if the mode is ``"auto"``.
 
-    ``own_arguments`` are the names of `ParallelEnv`'s own arguments, for hints if one is misspelt. ``for_envs`` holds
-    the ``seed`` and ``shared`` that envs may use while a trial runs them.
+    ``own_arguments`` are the names of `ParallelEnv`'s own arguments, for hints at the correct name of a misspelt
+    argument. ``for_envs`` holds the arguments ``seed`` and ``shared``, which envs may use during the trial of
+    ``"auto"``.
 
     Raises:
         The errors of `load_backend`; and
@@ -71,7 +73,8 @@ def resolve_backend(
     """
     chosen: Recommendation | None = None
     if isinstance(para_mode, str) and para_mode == AUTO:
-        for name, value in options.items():  # otherwise the measured mode would decide whether an option is an error
+        # Otherwise, it would depend on the result of the trial whether an option is an error.
+        for name, value in options.items():
             if name != AUTO_OPTION:
                 raise ArgumentError(
                     f"{name}={show(value)} is not an option of para_mode={AUTO!r}, which only accepts {AUTO_OPTION}, "
@@ -83,7 +86,7 @@ def resolve_backend(
                 f"num_gpus={show(num_gpus)} is not possible with para_mode={AUTO!r}: only Ray's workers can have GPUs, "
                 "and it never chooses Ray. Give para_mode='ray', or leave num_gpus at 0."
             )
-        from parallelenv.autotune.recommend import choose  # imported late: it needs this module
+        from parallelenv.autotune.recommend import choose  # imported late: that module imports this one
 
         chosen = choose(env_factories, num_cpus, spaces, **for_envs, **options)
         para_mode, num_cpus, options = chosen.mode, chosen.num_cpus, chosen.options
@@ -100,12 +103,12 @@ def resolve_backend(
 
 
 def option_names(para_mode: Any) -> list[str]:
-    """Return the options that a mode accepts. See `load_backend` for arguments and errors."""
+    """Return the names of the options that a mode accepts. See `load_backend` for the argument and the errors."""
     return [AUTO_OPTION] if isinstance(para_mode, str) and para_mode == AUTO else _accepted(load_backend(para_mode))
 
 
 def lives_here(para_mode: Any) -> bool:
-    """Return whether the envs of a mode live in this process. See `load_backend` for arguments and errors."""
+    """Return True if the envs of a mode live in this process. See `load_backend` for the argument and the errors."""
     return not (isinstance(para_mode, str) and para_mode == AUTO) and bool(load_backend(para_mode).uses_live_envs)
 
 
@@ -114,10 +117,10 @@ def _accepted(kind: type[Any]) -> list[str]:
 
 
 def load_backend(para_mode: Any) -> type[Any]:
-    """Import and return the backend class of a mode; if a class was given, return it.
+    """Import and return the backend class of a mode. If ``para_mode`` is a class, return that class.
 
     Raises:
-        ArgumentError: If the mode is unknown, or the class is not a `protocol.Backend`.
+        ArgumentError: If the mode is unknown, or the class lacks methods of `protocol.Backend`.
         MissingDependencyError: If a package that the mode needs is not installed.
     """
     if isinstance(para_mode, type):
@@ -137,7 +140,8 @@ def load_backend(para_mode: Any) -> type[Any]:
         foreign: type[Any] = _foreign()[para_mode].load()
         return foreign
     target, needs = _MODES[para_mode]
-    if needs is not None and find_spec(needs) is None:  # not imported here: importing Ray changes environment variables
+    # The package is not imported here, because importing Ray changes environment variables.
+    if needs is not None and find_spec(needs) is None:
         raise MissingDependencyError(
             f"para_mode={para_mode!r} needs the package {needs!r}, which is not installed. Install it with: pip "
             f"install {needs}"
@@ -157,5 +161,8 @@ def word_of(para_mode: Any) -> str:
 
 
 def _instead(name: object, known: Sequence[str]) -> str:
-    """Return a hint for an unknown keyword of the constructor, or mode: a sentence after a space, or an empty text."""
+    """Return a hint at the name that was meant by an unknown one: a space and a sentence, or an empty string.
+
+    The unknown name is a mode or a keyword of the constructor.
+    """
     return hint_at(name) or did_you_mean(str(name), known)

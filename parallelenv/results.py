@@ -29,10 +29,11 @@ _INFOS = ("info", "infos", "_info", "_infos")
 
 
 class StepResult(tuple[State, Any, Any, Any]):
-    """``states, rewards, dones, infos`` of a step, batched over envs.
+    """The tuple ``states, rewards, dones, infos`` of a step of ``k`` envs.
 
-    Gymnasium's ``step`` returns five items; here `terminated` and `truncated` are attributes. Unpacking into any number
-    other than four raises `ArgumentError`. The vector env of `ParallelEnv.to_gymnasium` returns five.
+    Gymnasium's ``step`` returns five items; here `terminated` and `truncated` are attributes. Unpacking the result into
+    any number of variables other than four raises `ArgumentError`. The vector env that `ParallelEnv.to_gymnasium`
+    returns has a ``step`` with Gymnasium's five items.
 
     Attributes:
         states: Batched as in Gymnasium, with env as the first axis; an object array if an env has no state.
@@ -64,10 +65,10 @@ class StepResult(tuple[State, Any, Any, Any]):
 
     @classmethod
     def of(cls, states: State, rewards: Array, dones: Array, infos: Array, flags: Array, env_ids: Array) -> StepResult:
-        """Return a result that makes its attributes only when they are read; few callers read them. This saves 0.9 us.
+        """Return a result that makes each attribute when it is first read, which saves 0.9 us if none is read.
 
-        ``flags``, ``(k, 2)`` bool, has the columns terminated and truncated, and must not be used elsewhere.
-        ``env_ids`` must never change; the attribute returns a copy.
+        ``flags``, ``(k, 2)`` bool, has the columns terminated and truncated, and must not be used elsewhere. The array
+        ``env_ids`` must never change; the attribute ``env_ids`` is a copy of the array.
         """
         self = tuple.__new__(cls, (states, rewards, dones, infos))
         self._flags, self._env_ids = flags, env_ids
@@ -75,27 +76,28 @@ class StepResult(tuple[State, Any, Any, Any]):
 
     @cached_property
     def terminated(self) -> Array:
-        """``(k,)`` bool."""
+        """``(k,)`` bool: True for envs whose episode was terminated."""
         return self._flags[:, 0].copy()
 
     @cached_property
     def truncated(self) -> Array:
-        """``(k,)`` bool."""
+        """``(k,)`` bool: True for envs whose episode was truncated."""
         return self._flags[:, 1].copy()
 
     @cached_property
     def env_ids(self) -> Array:
-        """``(k,)`` int64."""
+        """``(k,)`` int64: the env of each row."""
         return self._env_ids.copy()
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the four items.
 
-        Python's own message for a wrong number of targets does not explain the result, so this reads the caller's
-        current instruction. That takes 0.25 us; the smallest step takes 14 us.
+        Python's own message for a wrong number of targets does not explain the result. Therefore, this method reads the
+        caller's current instruction and raises an error of its own. Reading the instruction takes 0.25 us; the smallest
+        step takes 14 us.
 
         Raises:
-            ArgumentError: If the caller unpacks them into any other number of targets.
+            ArgumentError: If the caller unpacks the result into a number of targets other than four.
         """
         frame = sys._getframe().f_back
         if frame is not None:
@@ -109,7 +111,7 @@ class StepResult(tuple[State, Any, Any, Any]):
                     )
                 except ArgumentError as error:
                     shorten(error)
-                    raise  # adds no frame
+                    raise  # this adds no frame
         return tuple.__iter__(self)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
@@ -123,7 +125,7 @@ class StepResult(tuple[State, Any, Any, Any]):
 
 
 class StepBatch(list[tuple[State, Any, Any, Any]]):
-    """One ``(state, reward, done, info)`` per env, in the order of ``id``.
+    """A list with one tuple ``(state, reward, done, info)`` for each of ``k`` envs, in the order of ``id``.
 
     Attributes:
         terminated: ``(k,)`` bool.
@@ -141,8 +143,8 @@ class StepBatch(list[tuple[State, Any, Any, Any]]):
 def refuse_pair(num_states: int | None) -> None:
     """Refuse a call of ``reset`` whose caller unpacks the result into a pair, as in Gymnasium.
 
-    Python would only complain about too many values, and with two envs it would not complain at all. So this function
-    reads the caller's next instruction. That takes 0.8 us; the smallest reset takes 20 us.
+    Python would only raise an error about too many values to unpack, and with two envs it would raise no error at all.
+    Therefore, this function reads the caller's next instruction, which takes 0.8 us; the smallest reset takes 20 us.
 
     Args:
         num_states: Number of items in the result; ``None`` if the result may itself be a pair, such as states of a
@@ -153,7 +155,7 @@ def refuse_pair(num_states: int | None) -> None:
             infos.
     """
     user = inspect.currentframe()
-    for _ in range(3):  # this function, `reset`, and its guard
+    for _ in range(3):  # the frames of this function, of `reset`, and of the guard around `reset`
         user = user.f_back if user is not None else None
     if user is None:
         return
@@ -174,11 +176,11 @@ def refuse_pair(num_states: int | None) -> None:
 
 
 def difference(left: Any, right: Any, where: str = "") -> str | None:
-    """Return where two nested values first differ, or ``None`` if they are the same bit for bit.
+    """Return a text that says where two nested values first differ; ``None`` if they are the same bit for bit.
 
-    Types, dtypes and shapes must match. NaN equals the same NaN; 0.0 and -0.0 differ. Numbers, strings and arrays are
-    compared, as are dicts, lists and tuples of them; any other objects are the same if they are equal or pickle to the
-    same bytes. ``where`` names the value.
+    Types, dtypes and shapes must match. NaN equals the same NaN; 0.0 and -0.0 differ. Dicts, lists and tuples are
+    compared item by item. Objects other than these containers, numbers, strings and arrays count as the same if they
+    are equal or pickle to the same bytes. ``where`` is the name of the value in the text.
     """
     if type(left) is not type(right):
         return f"{where}: {_shown(left)} ({type(left).__name__}) against {_shown(right)} ({type(right).__name__})"
@@ -210,10 +212,10 @@ def _is_same(left: Any, right: Any) -> bool:
         return bool(left.dtype == right.dtype and left.tobytes() == right.tobytes())
     if hasattr(left, "__array__"):  # tensors of other libraries, whose == returns a tensor
         return difference(np.asarray(left), np.asarray(right)) is None
-    with contextlib.suppress(Exception):  # an __eq__ that fails does not show that they are equal
+    with contextlib.suppress(Exception):  # an __eq__ that fails does not show that the values are equal
         if left == right:
             return True
-    with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError):  # of objects equal only to themselves
+    with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError):  # for objects equal only to themselves
         return bool(cloudpickle.dumps(left) == cloudpickle.dumps(right))
     return False
 
