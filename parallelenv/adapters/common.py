@@ -1,4 +1,4 @@
-"""Code shared by adapters: their engine calls, and indices, spaces and errors in the form that other libraries use."""
+"""Code that adapters share: engine calls, and the forms of indices, spaces and errors that other libraries use."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _Step = TypeVar("_Step")
 
 
 def positions(argument: Any, num_envs: int, name: str) -> list[int]:
-    """Return the env ids at these positions in the list of all envs, in order; ``None``: all.
+    """Return the env ids at the given positions in the list of all envs, in the order given; ``None`` means all envs.
 
-    Besides the forms that `parse_ids` accepts, positions may be negative (from the end), repeated, or given as a set.
+    In addition to the forms that `parse_ids` accepts, a position may be negative (counted from the end) or occur more
+    than once, and the positions may be a set. ``name`` is the name of the argument, for messages.
     """
     if argument is None:
         return list(range(num_envs))
@@ -55,9 +56,10 @@ def positions(argument: Any, num_envs: int, name: str) -> list[int]:
 
 
 def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Make them equal.") -> list[Space]:
-    """Return each env's ``observation_space`` or ``action_space``.
+    """Return the space of each env. ``name`` is ``"observation_space"`` or ``"action_space"``.
 
-    ``if_different`` ends the message of the error that is raised if the spaces differ; ``None``: they may differ.
+    Raises an `InvalidEnvError` if an env declares no space, or if the spaces differ; ``if_different`` is the end of the
+    message about different spaces. If ``if_different`` is ``None``, the spaces may differ.
     """
     spaces: list[Space] = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
@@ -80,7 +82,7 @@ class EndedEpisode(NamedTuple):
 
 
 class SameStep(Restart):
-    """``"restart"`` for adapters: infos are the envs' own, with the key `EndedEpisode` if an episode ended."""
+    """The done policy ``"restart"`` for adapters. If a step ends an episode, its info gets the key `EndedEpisode`."""
 
     name = "this adapter"
     lets_rest = False
@@ -95,7 +97,7 @@ class SameStep(Restart):
 
 
 class NextStep(DonePolicy):
-    """For adapters: ended envs start their next episode in the next step."""
+    """A done policy for adapters: an env whose episode has ended starts its next episode in the next step."""
 
     name = "this adapter"
     after_end = "an ended env starts its next episode in the next step"
@@ -104,25 +106,26 @@ class NextStep(DonePolicy):
 
 
 class ByHand(DonePolicy):
-    """``"continue"`` for adapters whose users reset the envs."""
+    """The done policy ``"continue"`` for adapters whose users reset the envs themselves."""
 
     name = "this adapter"
     lets_rest = False
 
 
 class AdapterCalls:
-    """The calls that an adapter makes on the engine of a `ParallelEnv`. The engine then follows the adapter's rules.
+    """The calls that an adapter makes on the engine of a `ParallelEnv`.
 
-    An adapter keeps no episode state itself, so attributes, rendering, `ParallelEnv.restart` and
-    `ParallelEnv.save_state` still work on the `ParallelEnv`, and closing the adapter or the `ParallelEnv` closes the
-    other. Envs may be stepped before their first reset.
+    From the construction of this object on, the engine follows the adapter's rules. An adapter keeps no episode state
+    itself, so attributes, rendering, `ParallelEnv.restart` and `ParallelEnv.save_state` still work on the
+    `ParallelEnv`, and closing either the adapter or the `ParallelEnv` closes both. Envs may be stepped before their
+    first reset.
 
     Args:
         env: The `ParallelEnv`.
-        adapter: The call that made the adapter.
-        policy: What happens when an episode ends.
-        observation_space: Space in which states are batched; ``None``: the same as before.
-        reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
+        adapter: The call that made the adapter, such as ``"to_sb3()"``.
+        policy: The done policy of the adapter.
+        observation_space: Space in which states are batched; ``None``: the space stays the same.
+        reward_dtype: Dtype of numbers that all rewards must fit; ``None``: rewards of any type are allowed.
         always_copies: Whether states are copied regardless of ``copy``.
         broadcasts: See `Layout`.
         waits_by: Name of the call that continues the wait for an interrupted or late step, for messages.
@@ -187,7 +190,7 @@ class AdapterCalls:
     # ---------------------------------------------------------------- steps and resets
 
     def step(self, action: Action) -> StepResult:
-        """Step all envs; raise an error if one is paused."""
+        """Step all envs; raise an error if an env is paused."""
         return self._engine.step(action, self._engine.env_ids, self._align)  # type: ignore[return-value]
 
     @single_threaded_in("step_async")
@@ -197,29 +200,29 @@ class AdapterCalls:
 
     @single_threaded
     def step_wait(self, timeout: float | None) -> StepResult:
-        """Return the result of the step of all envs that was sent or whose call was interrupted."""
+        """Wait for the step of all envs that was sent, or whose call was interrupted, and return its result."""
         limit = arguments.check_timeout(timeout)
         return self._engine.step_wait(self._engine.env_ids, limit, "item")  # type: ignore[return-value]
 
     @single_threaded
     def reset_async(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> Ticket:
-        """Send resets; `reset_wait` waits for them. Seeds and options: see `ParallelEnv.reset`."""
+        """Send resets and return their ticket, for `reset_wait`. See `ParallelEnv.reset` for the arguments."""
         return self._engine.submit_reset(env_ids, self._engine.reset_arguments(env_ids, seed, options))
 
     @single_threaded
     def reset_wait(self, ticket: Ticket, timeout: float | None) -> State:
-        """Return the batched first states of the episodes."""
+        """Wait for the resets of `reset_async` and return the batched first states."""
         return self._engine.collect_reset(ticket, arguments.check_timeout(timeout))
 
     @single_threaded_in("reset")
     def reset_each(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> list[State]:
-        """Start episodes and return the first states, one per env."""
+        """Start new episodes and return a list with the first state of each env, in the order of ``env_ids``."""
         ticket = self._engine.submit_reset(env_ids, self._engine.reset_arguments(env_ids, seed, options))
         return self._engine.collect_reset(ticket, None, "batch")  # type: ignore[no-any-return]
 
     @single_threaded_in("reset")
     def refuse_unknown_states(self, env_ids: Sequence[int]) -> None:
-        """Refuse envs that have no episode, or whose latest states are not known."""
+        """Raise `ResetNeededError` if an env has no episode, or if its latest state is not known."""
         self._engine.table.refuse_without_episode(env_ids)
         self._engine.table.refuse_unknown_states(env_ids)
 
@@ -227,26 +230,26 @@ class AdapterCalls:
 
     @single_threaded_in("call")
     def call_async(self, call: MethodCall, id: Ids = None) -> Ticket:
-        """Send the same method call to each of these envs; without ``id``, to all envs."""
+        """Send a method call to each env of ``id`` (by default, to all envs) and return its ticket, for `call_wait`."""
         env_ids = self._engine.ids(id, with_paused=True)
         return self._engine.pool.submit("call", env_ids, [call] * len(env_ids))
 
     @single_threaded
     def call_wait(self, ticket: Ticket, timeout: float | None) -> list[Any]:
-        """Return the results of `call_async`, in the order of its ``id``."""
+        """Wait for the calls of `call_async` and return their results, in the order of the envs in ``id``."""
         limit = arguments.check_timeout(timeout)
         self._engine.pool.wait(ticket, self._engine.pool.timeout if limit is None else limit)
         return ticket.listed()
 
     @single_threaded_in("call")
     def look_up(self, lookup: Lookup, argument: Any, id: Ids = None) -> list[Any]:
-        """Return the result of a look-up in each of these envs; without ``id``, in all envs."""
+        """Return the result of a look-up in each env of ``id`` (by default, in all envs). See `Lookup`."""
         env_ids = self._engine.ids(id, with_paused=True)
         return self._engine.pool.ask("get", env_ids, [argument] * len(env_ids), lookup).listed()
 
     @single_threaded_in("get_attr")
     def existing_attr(self, key: str, id: Ids) -> list[Any]:
-        """Return an attribute of envs; raise `AbsentAttributeError` if an env does not have it."""
+        """Return an attribute of each env of ``id``; raise `AbsentAttributeError` if an env lacks the attribute."""
         env_ids = parse_ids(id, self._engine.num_envs)
         arguments.check_name("key", key)
         values = self._engine.pool.ask("get", env_ids, None, Lookup(key)).values
@@ -260,7 +263,9 @@ class AdapterCalls:
         return [values[env_id][0] for env_id in env_ids]
 
     def envs(self, name: str, way: str) -> tuple[Any, ...]:
-        """Return the envs themselves, in env id order; ``name`` and ``way`` (the call to use instead) are for messages.
+        """Return the env objects, in env id order.
+
+        ``name``, the attribute that the user has read, and ``way``, the call to use instead, are for messages.
 
         Raises:
             AbsentAttributeError: If the envs do not live in this process, or were closed.
@@ -286,7 +291,7 @@ class PartialStep(tuple):  # type: ignore[type-arg]
 def convert_step(
     convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
 ) -> _Step:
-    """Return the result of an `AdapterCalls` method in the adapter's form; ``None`` if it only starts a step.
+    """Call a method of `AdapterCalls`, and return its result in the adapter's form or, if it only starts a step, None.
 
     Raises:
         PendingCallError, NothingInFlightError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
@@ -309,7 +314,7 @@ def convert_step(
 
 
 def nothing_begun(name: str) -> NothingInFlightError:
-    """Return the error for a wait that no call preceded."""
+    """Return the error for a call of ``..._wait()`` for which ``..._async()`` was not called before."""
     return NothingInFlightError(f"{name}_wait() was called, but {name}_async() was not.", name)
 
 
@@ -323,7 +328,10 @@ def convert_partial(error: BaseException, convert: Callable[[Any], Any]) -> None
 
 
 def raises_first(adapter: _Class) -> _Class:
-    """Make an adapter raise only the first env's exception, as its library does; notes name the other failed envs."""
+    """Make an adapter class raise only the exception of the first env that failed, as the adapter's library does.
+
+    Notes on the exception name the other envs that failed.
+    """
 
     def first_of(error: BaseException) -> BaseException:
         if not isinstance(error, BaseExceptionGroup) or not hasattr(error, "failures"):

@@ -60,7 +60,7 @@ _POLICIES: dict[AutoresetMode, type[DonePolicy]] = {
 
 
 class _PendingCall(NamedTuple):
-    """The call that an ``..._async`` method started."""
+    """A call that an ``..._async`` method has started; ``ticket`` is ``None`` for a step."""
 
     name: str
     ticket: Ticket | None
@@ -68,10 +68,11 @@ class _PendingCall(NamedTuple):
 
 @raises_first
 class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
-    """A Gymnasium vector env, returned by `ParallelEnv.to_gymnasium`. Behaves like Gymnasium's own, without their bugs.
+    """A Gymnasium vector env, returned by `ParallelEnv.to_gymnasium`.
 
-    A step is one round trip in every autoreset mode. After Ctrl-C or a timeout, `step_wait` returns the step in flight
-    and `reset` drops it. ``parallel_env`` is the `ParallelEnv`.
+    It behaves like Gymnasium's own vector envs, but without their bugs. A step is one round trip in every autoreset
+    mode. After Ctrl-C or a timeout, `step_wait` returns the result of the step in flight, and `reset` drops the step.
+    ``parallel_env`` is the `ParallelEnv`.
     """
 
     def __init__(
@@ -108,12 +109,14 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
     ) -> tuple[State, Info]:
-        """Start new episodes. Return observations of all envs (the latest if not reset) and infos of the envs reset.
+        """Start new episodes. Return the observations of all envs, and the infos of the envs that were reset.
+
+        The observation of an env that was not reset is its latest observation.
 
         Args:
             seed: Int ``s`` gives env i the seed ``s + i``. A list has one seed per env.
-            options: Passed to each env's ``reset``, except ``"reset_mask"``: ``(num_envs,)`` bool, the envs to reset
-                (by default all). The dict is not changed.
+            options: A dict for each env's ``reset``. The key ``"reset_mask"``, which is not passed to the envs, has a
+                mask ``(num_envs,)`` bool of the envs to reset; by default, all envs are reset. The dict is not changed.
 
         Raises:
             ArgumentError: If seeds, options or mask are invalid; nothing was reset.
@@ -125,7 +128,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return self.reset_wait()
 
     def reset_async(self, seed: int | Sequence[int | None] | None = None, options: Info | None = None) -> None:
-        """Send resets; `reset_wait` returns what `reset` would return. See `reset` for arguments and errors."""
+        """Send resets; `reset_wait` returns the result. See `reset` for the arguments and errors."""
         self._refuse_awaited("reset")
         if options is not None and not isinstance(options, dict):
             raise ArgumentError(f"options={show(options)} is not a dict. Give a dict for each env's reset.")
@@ -148,7 +151,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         self._is_awaited = True
 
     def reset_wait(self, timeout: float | None = None) -> tuple[State, Info]:
-        """Return the result of `reset_async`. See `reset`, and `step_wait` for ``timeout`` and errors."""
+        """Wait for `reset_async` and return the result of `reset`. For ``timeout`` and more errors, see `step_wait`."""
         env_ids, observations = self._finish("reset", timeout, self._calls.reset_wait)
         if len(env_ids) < self.num_envs:
             observations = self.parallel_env.engine.latest_states()
@@ -157,9 +160,9 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return _writeable(observations) if self._lends else observations, infos
 
     def step(self, actions: object) -> GymnasiumStep:
-        """Step all envs, and reset ended ones according to the autoreset mode.
+        """Step all envs; the autoreset mode decides when envs are reset after the end of their episodes.
 
-        Actions are a batch like the one ``action_space.sample()`` returns, or a sequence with one action per env.
+        Actions are a batch like the one that ``action_space.sample()`` returns, or a sequence with one action per env.
 
         Returns:
             Observations, rewards ``(num_envs,)`` float64, terminations and truncations ``(num_envs,)`` bool, and infos:
@@ -175,19 +178,19 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
                 continues the wait.
             EnvContractError: If a reward is not a number.
             BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
-                the other envs, whose ids are its ``env_ids``.
+                the other envs; ``error.partial.env_ids`` has the ids of these envs.
         """
         self._check_step()
         return convert_step(self._gathered, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
-        """Start a step; `step_wait` returns what `step` would return. See `step` for arguments and errors."""
+        """Start a step; `step_wait` returns the result. See `step` for the arguments and errors."""
         self._check_step()
         convert_step(self._gathered, self._calls.step_async, actions)
         self._begun, self._is_awaited = _PendingCall("step", None), True
 
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
-        """Return the result of a step that was started, was interrupted, or exceeded its timeout.
+        """Wait for a step that was started, was interrupted, or exceeded its timeout, and return the result of `step`.
 
         ``timeout`` is in seconds; ``None`` means the ``timeout`` of the `ParallelEnv`.
 
@@ -201,7 +204,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return convert_step(self._gathered, self._calls.step_wait, timeout)
 
     def _gathered(self, result: StepResult) -> GymnasiumStep:
-        """Return the result of a step of all or some envs in the form of a vector env."""
+        """Return the result of a step, of all or some envs, in the form of Gymnasium's vector envs."""
         states, rewards, _, infos = result
         if self._lends:
             states = _writeable(states)
@@ -214,7 +217,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
                 ending: EndedEpisode | None = info.pop(EndedEpisode, None)
                 if ending is None:
                     shown.append(info)
-                else:  # reset within the step: the info of the reset, with that of the ended episode in ``final_info``
+                else:  # as in Gymnasium: the info of the reset, with the info of the ended episode in ``final_info``
                     final = {} if ending.state is None else {"final_obs": ending.state}
                     shown.append({**final, "final_info": info, **ending.reset_info})
             gathered = gather_infos(enumerate(shown), len(infos))
@@ -232,7 +235,9 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     # ---------------------------------------------------------------- attributes and methods
 
     def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
-        """Return an attribute of each env; if it is callable, the result of calling it with these arguments.
+        """Return an attribute of each env; if the attribute is callable, return the result of calling it.
+
+        ``args`` and ``kwargs`` are the arguments of that call.
 
         Raises:
             ArgumentError: If the name is invalid, or is ``reset``, ``step`` or ``close``.
@@ -244,7 +249,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return self.call_wait()
 
     def call_async(self, name: str, /, *args: object, **kwargs: object) -> None:
-        """Start a `call`; `call_wait` returns its result. See `call` for arguments and errors."""
+        """Start a `call`; `call_wait` returns the result. See `call` for the arguments and errors."""
         self._refuse_awaited("call")
         arguments.check_name("name", name)
         if name in ("reset", "step", "close"):
@@ -254,11 +259,11 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         self._is_awaited = True
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Return the result of `call_async`. See `call`, and `step_wait` for ``timeout`` and errors."""
+        """Wait for `call_async` and return the result of `call`. For ``timeout`` and more errors, see `step_wait`."""
         return tuple(self._finish("call", timeout, self._calls.call_wait)[1])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of each env; if the attribute is a method, return its result. See `call` for errors."""
+        """Return an attribute of each env; if it is a method, return the method's result. See `call` for errors."""
         return self.call(name)
 
     def set_attr(self, name: str, values: object) -> None:
@@ -275,13 +280,13 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         self.parallel_env.set_env_attr(name, values=each, id=slice(None))
 
     def render(self) -> tuple[Any, ...]:
-        """Return the result of each env's ``render()``."""
+        """Return a tuple with the result of each env's ``render()``."""
         return self.call("render")
 
     @property
     @short_tracebacks
     def envs(self) -> tuple[Env, ...]:
-        """The env objects; raises an `AbsentAttributeError` if they are in other processes."""
+        """The env objects; raises an `AbsentAttributeError` if the envs live in other processes."""
         return self._calls.envs("envs", "get_attr(), set_attr() or call()")
 
     @property  # type: ignore[misc]
@@ -298,7 +303,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
     @property
     def closed(self) -> bool:  # type: ignore[override]
-        """Whether this vector env or its `ParallelEnv` is closed."""
+        """True if this vector env or its `ParallelEnv` is closed."""
         return self.parallel_env.closed
 
     def close(  # type: ignore[override]
@@ -306,9 +311,9 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     ) -> None:
         """Close the `ParallelEnv`. A call in flight is dropped with a warning. Exceptions of envs are not raised.
 
-        Workers have ``timeout`` seconds (``None``: a few seconds) to close their envs before they are terminated; with
-        ``terminate`` they are terminated at once. An invalid ``timeout`` raises an `ArgumentError`, and nothing is
-        closed.
+        Workers have ``timeout`` seconds (by default 3) to close their envs before the workers are terminated. With
+        ``terminate``, the workers are terminated at once. An invalid ``timeout`` raises an `ArgumentError`, and nothing
+        is closed.
         """
         begun = self._begun if self._is_awaited and not self.closed else None
         self.parallel_env.close(0.0 if terminate else timeout)
@@ -317,7 +322,10 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             warn_user(f"close() was called while {name}_async() waits for {name}_wait(): its result is lost.")
 
     def __del__(self) -> None:
-        """Leave the `ParallelEnv` open: other code may use it. Before Gymnasium 1.3, the base class closed it."""
+        """Leave the `ParallelEnv` open, because other code may use it.
+
+        Before Gymnasium 1.3, this method of the base class closed the vector env.
+        """
 
     # ---------------------------------------------------------------- calls in flight
 
@@ -329,7 +337,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def _take(self, name: str, timeout: object) -> _PendingCall:
         """Return the call that was started. Other calls are allowed from now on, even if the wait is interrupted.
 
-        ``timeout`` is that of the wait and is checked first.
+        Before that, the ``timeout`` of the wait is checked.
         """
         if self.closed:
             raise self.parallel_env.engine.guard.refusal(f"{name}_wait")
@@ -340,7 +348,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return self._begun
 
     def _finish(self, name: str, timeout: float | None, wait: Callable[..., Any]) -> tuple[Sequence[int], Any]:
-        """Return the envs and the result of a call that was started. After a timeout, it can be waited for again."""
+        """Wait for a started call and return its env ids and result. After a timeout, the wait can be repeated."""
         begun = self._take(name, timeout)
         self._begun = None
         try:
@@ -397,22 +405,22 @@ def _writeable(states: State) -> State:
 
 
 _AS_THEY_ARE = "final_obs"
-"""Gymnasium never batches these."""
+"""The key of infos whose values Gymnasium never batches."""
 
 
 def gather_infos(infos: Iterable[tuple[int, Mapping[str, object]]], num_envs: int) -> Info:
-    """Return one dict for all envs, given pairs of an env id and an info; envs may be left out.
+    """Return one dict of arrays for all envs, given pairs of an env id and an info. Envs may be left out.
 
     This function replaces `gymnasium.vector.VectorEnv._add_info`, which loses values: that method converts all values
-    to the type of the first one, so 1.5 after 1 becomes 1, and raises errors for arrays of different shapes and for
-    ``None`` after a number.
+    to the type of the first value, so 1.5 after 1 becomes 1. It also raises errors for arrays of different shapes and
+    for ``None`` after a number.
 
     Returns:
-        For each key ``k``, an array with one row per env, which is zero or ``None`` for envs without the key; and under
-        ``_k`` an array ``(num_envs,)`` bool, ``True`` for envs with the key. It replaces an env's own key ``_k``. The
-        dtype can represent all values exactly. Numbers become an array ``(num_envs,)``; arrays of one shape become
-        ``(num_envs, *shape)``; dicts are gathered recursively; all other values, including mixtures, become an object
-        array ``(num_envs,)``.
+        For each key ``k``, an array with one row per env; the rows of envs without the key are zero or ``None``. The
+        key ``_k`` has an array ``(num_envs,)`` bool, ``True`` for envs with the key ``k``; it replaces any value that
+        envs themselves return under ``_k``. Numbers become an array ``(num_envs,)``, and arrays of one shape become an
+        array ``(num_envs, *shape)``, whose dtype represents all values exactly. Dicts are gathered recursively. All
+        other values, including mixtures, become an object array ``(num_envs,)``.
     """
     columns: dict[str, dict[int, object]] = {}
     for row, info in infos:
@@ -442,7 +450,7 @@ def _column(key: object, by_row: Mapping[int, Any], num_envs: int) -> Info | Arr
 
 
 def _common_dtype(values: list[object]) -> DType | None:
-    """Return a dtype that keeps all values exactly; ``None`` if they are neither numbers nor arrays of one shape."""
+    """Return a dtype that represents all values exactly; ``None`` if the values need an object array."""
     are_arrays = all(isinstance(value, np.ndarray) for value in values)
     are_numbers = all(type(value) in (int, float) or isinstance(value, np.number) for value in values)
     if not (are_arrays or are_numbers or all(type(value) is bool for value in values)):
@@ -473,18 +481,19 @@ def vector_entry_point(
     max_episode_steps: int | None = None,
     **make_kwargs: object,
 ) -> GymnasiumVectorEnv:
-    """Return a vector env for `gymnasium.make_vec`; ids are registered with this function as their entry point.
+    """Return a vector env for `gymnasium.make_vec`, which calls this function for ids that name it as entry point.
 
-    Register with ``gymnasium.register("FastPole-v0", vector_entry_point="parallelenv:vector_entry_point",
-    kwargs={"env": "CartPole-v1"})``, then call ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
+    For example, register an id with ``gymnasium.register("FastPole-v0",
+    vector_entry_point="parallelenv:vector_entry_point", kwargs={"env": "CartPole-v1"})``, then call
+    ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
 
     Args:
         num_envs: Number of envs.
         env: A registered id, an `EnvSpec`, or a callable that makes an env.
         para_mode: See `ParallelEnv`.
         autoreset_mode: See `ParallelEnv.to_gymnasium`.
-        parallel_kwargs: Further arguments of `ParallelEnv`.
-        max_episode_steps: Steps after which an episode is truncated.
+        parallel_kwargs: Further arguments of `ParallelEnv`, by name.
+        max_episode_steps: Number of steps after which an episode is truncated.
         **make_kwargs: Passed to ``gymnasium.make(env, ...)``, or to the callable.
 
     Raises:

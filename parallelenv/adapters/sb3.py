@@ -52,7 +52,7 @@ class SB3VecEnv(VecEnv):
             raise ArgumentError(
                 f"The envs have the render modes {modes}, but a VecEnv has one. Make them with the same one."
             )
-        # SB3's algorithms keep the latest observations during a step; with views they would already see the next ones.
+        # SB3's algorithms keep the latest observations during a step, which would overwrite these if they were views.
         self._calls = AdapterCalls(
             env, "to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True, broadcasts=True
         )
@@ -62,7 +62,7 @@ class SB3VecEnv(VecEnv):
     # ---------------------------------------------------------------- episodes
 
     def reset(self) -> State:
-        """Start new episodes with the seeds and options set before, and return the first observations."""
+        """Start new episodes with the seeds and options that were set before, and return the first observations."""
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         options = [option or None for option in self._options]
         observations = self.parallel_env.reset(slice(None), seed=seeds, options=options)
@@ -72,7 +72,7 @@ class SB3VecEnv(VecEnv):
         return observations
 
     def step(self, actions: object) -> SB3Step:
-        """Step all envs, and reset those whose episodes end. See `step_async` and `step_wait`."""
+        """Step all envs, and reset envs whose episodes end. See `step_async` and `step_wait` for result and errors."""
         return convert_step(self._convert, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
@@ -88,16 +88,16 @@ class SB3VecEnv(VecEnv):
         """Return the result of the step in flight.
 
         Returns:
-            Observations (for ended envs, the first one of the next episode), rewards ``(num_envs,)`` float32, dones
-            ``(num_envs,)`` bool, and one info per env. Each info has ``"TimeLimit.truncated"``. The infos of ended envs
-            have ``"terminal_observation"`` as well, unless the env was restarted after a failure, because its last
-            observation is then unknown.
+            Observations, rewards ``(num_envs,)`` float32, dones ``(num_envs,)`` bool, and a list with one info per env.
+            For an env whose episode ended, the observation is the first of its next episode. Each info has
+            ``"TimeLimit.truncated"``. The info of an env whose episode ended also has ``"terminal_observation"``,
+            unless the env was restarted after a failure, because its last observation is then unknown.
 
         Raises:
             NothingInFlightError: If no step was started.
             EnvContractError: If a reward is not a number, or is finite but overflows float32.
             BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
-                the other envs, whose ids are its ``env_ids``.
+                the other envs; ``error.partial.env_ids`` has the ids of these envs.
         """
         return convert_step(self._convert, self._calls.step_wait, None)
 
@@ -116,44 +116,52 @@ class SB3VecEnv(VecEnv):
         return states, rewards.astype(np.float32), dones, listed
 
     def close(self) -> None:
-        """Close the `ParallelEnv`. Can be called more than once."""
+        """Close the `ParallelEnv`. This method can be called more than once."""
         self.parallel_env.close()
 
     # ---------------------------------------------------------------- attributes and methods
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return an attribute of envs, looked up through wrappers; raise an `AttributeError` if an env lacks it."""
+        """Return an attribute of each env, looked up through wrappers.
+
+        Raises:
+            AttributeError: If an env lacks the attribute.
+        """
         return self._each(indices, lambda ids: self._calls.existing_attr(attr_name, ids))
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether every env has an attribute, even one that cannot be copied."""
+        """Return True if every env has an attribute, even if the attribute cannot be copied."""
         arguments.check_name("attr_name", attr_name)
         return all(self._calls.look_up(Lookup(attr_name, "exists"), None))
 
     def set_attr(self, attr_name: str, value: object, indices: Indices = None) -> None:
-        """Set an attribute of envs, on the outermost wrapper that has it, or else on the innermost env."""
+        """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env."""
         ids = list(dict.fromkeys(positions(indices, self.num_envs, "indices")))
         self.parallel_env.set_env_attr(attr_name, values=[value] * len(ids), id=ids)
 
     def env_method(
         self, method_name: str, *method_args: object, indices: Indices = None, **method_kwargs: object
     ) -> list[Any]:
-        """Call a method of envs, looked up through wrappers; raise an `AttributeError` if an env does not have it."""
+        """Call a method of each env, looked up through wrappers, and return the results.
+
+        Raises:
+            AttributeError: If an env lacks the method.
+        """
         arguments.check_name("method_name", method_name)
         call = MethodCall(method_name, method_args, method_kwargs)
         calls, ids = self._calls, positions(indices, self.num_envs, "indices")
-        rounds = [ids] if len(set(ids)) == len(ids) else [[one] for one in ids]  # repeated envs are called twice
+        rounds = [ids] if len(set(ids)) == len(ids) else [[one] for one in ids]  # an env listed twice is called twice
         return [answer for some in rounds for answer in calls.call_wait(calls.call_async(call, some), None)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
-        """Return for each env whether a wrapper of this class is around it."""
+        """Return one bool per env: True if the env has a wrapper of the given class."""
         if not isinstance(wrapper_class, type):
             raise ArgumentError(f"wrapper_class={show(wrapper_class)} is not a class. Give the class of a wrapper.")
         how = Lookup(how="wrapper")
         return self._each(indices, lambda ids: self._calls.look_up(how, wrapper_class, ids))
 
     def get_images(self) -> Sequence[Array | None]:
-        """Return one frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
+        """Return one frame per env; if the render mode is not ``"rgb_array"``, every frame is ``None``."""
         if self.render_mode != "rgb_array":
             warn_user(f"The render mode is {self.render_mode!r}; images need 'rgb_array'.")
             return [None] * self.num_envs
@@ -163,11 +171,11 @@ class SB3VecEnv(VecEnv):
     @property
     @short_tracebacks
     def envs(self) -> tuple[Env, ...]:
-        """The env objects; raises an `AbsentAttributeError` if they are in other processes."""
+        """The env objects; raises an `AbsentAttributeError` if the envs live in other processes."""
         return self._calls.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
-        """Ask each env once; return the results in the order of the indices, which may contain duplicates."""
+        """Ask each env once; return the results in the order of ``indices``, which may contain an env more than once."""
         ids = positions(indices, self.num_envs, "indices")
         asked = list(dict.fromkeys(ids))
         answers = dict(zip(asked, ask(asked), strict=True))

@@ -1,4 +1,4 @@
-"""A `ParallelEnv` with the methods that Tianshou's collectors call. Does not import Tianshou."""
+"""A `ParallelEnv` with the methods that Tianshou's collectors call. This module does not import Tianshou."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Worker(NamedTuple):
 class TianshouVectorEnv:
     """A vector env for Tianshou, returned by `ParallelEnv.to_tianshou`. Its methods match those of `BaseVectorEnv`.
 
-    Calls on an env whose step is in flight raise `EnvBusyError` and have no effect. Ids may be negative.
+    Calls on an env whose step is in flight raise `EnvBusyError` and have no effect. Negative ids count from the end.
 
     Attributes:
         parallel_env: The `ParallelEnv`.
@@ -83,13 +83,17 @@ class TianshouVectorEnv:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this vector env or its `ParallelEnv` is closed."""
+        """True if this vector env or its `ParallelEnv` is closed."""
         return self.parallel_env.closed
 
     @property
     @short_tracebacks
     def workers(self) -> tuple[Worker, ...]:
-        """One `Worker` per env, with its ``env``; raises `AbsentAttributeError` if they are in other processes."""
+        """One `Worker` per env, which has the env object as its ``env``.
+
+        Raises:
+            AbsentAttributeError: If the envs live in other processes.
+        """
         return tuple(map(Worker, self._calls.envs("workers", "get_env_attr() or set_env_attr()")))
 
     @property
@@ -99,15 +103,15 @@ class TianshouVectorEnv:
 
     @property
     def ready_id(self) -> list[int]:
-        """Ids of all other envs."""
+        """Ids of envs without a step in flight."""
         return sorted(set(range(self.env_num)).difference(self.waiting_id))
 
     # ---------------------------------------------------------------- episodes
 
     def reset(self, env_id: Ids = None, *, seed: Seeds = None, options: Options = None) -> tuple[Array, Array]:
-        """Start new episodes of envs, by default of all; a reset of all envs drops any steps in flight.
+        """Start new episodes of envs, by default of all envs; a reset of all envs drops any steps in flight.
 
-        An int seeds every env with the same number, as in Tianshou; a list has one seed per env.
+        If ``seed`` is an int, it is the seed of every env, as in Tianshou; a list has one seed per env.
 
         Returns:
             Observations and infos, in the order of ``env_id``. Observations are stacked; dicts and observations of
@@ -120,9 +124,10 @@ class TianshouVectorEnv:
         return _stacked(states), object_array([infos[one] for one in env_ids])
 
     def step(self, action: object, id: Ids = None) -> TianshouStep:
-        """Step envs, by default all; if ``is_async``, return the results of the first to finish.
+        """Step envs, by default all envs; if ``is_async``, return the results of the envs that finish first.
 
-        ``action`` has one action per env. With ``is_async``, or after Ctrl-C, ``None`` only waits for steps in flight.
+        ``action`` has one action per env. If ``is_async``, or after Ctrl-C, ``action`` may be ``None``: the call then
+        only waits for steps in flight.
 
         Returns:
             Observations, rewards ``(k,)``, terminated and truncated ``(k,)`` bool, and infos; observations and infos
@@ -133,7 +138,7 @@ class TianshouVectorEnv:
             ResetNeededError: If an env lost its episode with its worker; nothing was stepped.
             NothingInFlightError: If there is nothing to wait for.
             BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
-                the other envs, whose ids are its ``env_ids``.
+                the other envs; ``error.partial.env_ids`` has the ids of these envs.
         """
         try:
             if action is None:
@@ -157,7 +162,7 @@ class TianshouVectorEnv:
         try:
             return self.parallel_env.recv(wanted, timeout=self.timeout, align="batch")
         except WorkerTimeoutError:
-            if self.timeout is None:  # the timeout of the ParallelEnv, for envs that hang
+            if self.timeout is None:  # an env exceeded the timeout of the ParallelEnv
                 raise
         except NothingInFlightError:
             raise NothingInFlightError("No step is in flight to wait for. Give actions.") from None
@@ -170,9 +175,10 @@ class TianshouVectorEnv:
         return _stacked(states), _stacked(rewards), batch.terminated, batch.truncated, object_array(infos)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[list[int | None]]:
-        """Reset all envs with seeds, and seed their ``action_space``. Return one list per env that contains its seed.
+        """Reset all envs with seeds, and seed their action spaces. Return one list per env, which contains its seed.
 
-        Int ``s`` gives env i the seed ``s + i``; a list has one seed per env; ``None`` seeds at random.
+        Int ``s`` gives env i the seed ``s + i``. A list has one seed per env. With ``None``, the envs are reset without
+        seeds, and the action spaces are seeded at random.
         """
         everyone = self._ready(None)
         seeds = arguments.spread_seeds(seed, everyone, whole=False)
@@ -186,35 +192,39 @@ class TianshouVectorEnv:
 
     @property
     def spec(self) -> list[Any]:
-        """The spec of each env."""
+        """A list with the spec of each env."""
         return self.get_env_attr("spec")
 
     @property
     def reward_range(self) -> list[Any]:
-        """The reward range of each env that has one."""
+        """A list with the reward range of each env; raises an `AttributeError` if an env has no reward range."""
         return self.get_env_attr("reward_range")
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
-        """Return an attribute of envs, looked up through wrappers; raise an `AttributeError` if an env lacks it."""
+        """Return an attribute of each env, looked up through wrappers.
+
+        Raises:
+            AttributeError: If an env lacks the attribute.
+        """
         return self._calls.existing_attr(key, self._ready(id))
 
     def set_env_attr(self, key: str, value: object, id: Ids = None) -> None:
-        """Set an attribute of envs to one value, on the outermost wrapper that has it, or else on the innermost env."""
+        """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env."""
         env_ids = self._ready(id)
         self.parallel_env.set_env_attr(key, values=[value] * len(env_ids), id=env_ids)
 
     def render(self, **kwargs: object) -> list[object]:
-        """Return the result of each env's ``render`` with these arguments."""
+        """Return a list with the result of each env's ``render(**kwargs)``."""
         self._ready(None)
         ticket = self._calls.call_async(MethodCall("render", (), kwargs))
         return self._calls.call_wait(ticket, None)
 
     def close(self) -> None:
-        """Close the `ParallelEnv`. Can be called more than once."""
+        """Close the `ParallelEnv`. This method can be called more than once."""
         self.parallel_env.close()
 
     def _ready(self, id: Ids) -> list[int]:
-        """Return the env ids of an argument, if none has a step in flight."""
+        """Return the env ids of an ``id`` argument; raise `EnvBusyError` if any of the envs has a step in flight."""
         env_ids = positions(id, self.env_num, "id")
         waiting = self.waiting_id
         busy = [env_id for env_id in env_ids if env_id in waiting] if waiting else []
@@ -226,7 +236,7 @@ class TianshouVectorEnv:
 
 
 def _stacked(values: Sequence[Any]) -> Array:
-    """Return values as one array, as Tianshou does: dicts and values of different shapes as objects."""
+    """Stack values into one array, as Tianshou does; dicts and values of different shapes become an object array."""
     try:
         return np.stack(values)
     except ValueError:
