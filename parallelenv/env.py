@@ -89,9 +89,9 @@ class ParallelEnv:
         envs: Envs, env fns (callables without arguments that return an env), registered ids or `EnvSpec` objects, in
             any mixture. Each env fn is called where its env will live. Objects with ``reset()`` and the old ``step()``,
             which returns four items, are accepted as well. A `gymnasium.Env` whose ``step`` returns four items, or
-            whose ``reset`` takes no ``seed`` or ``options``, is used through the old API, with an `OldApiWarning`.
-            Objects that lack ``reset()`` or ``step()`` only support method calls and attributes. Each env inside a
-            `gymnasium.vector.VectorEnv` has its own id, but all envs of that vector env step together.
+            whose ``reset`` takes no ``seed`` or ``options``, is used through the old API, and an `OldApiWarning` is
+            issued. Objects that lack ``reset()`` or ``step()`` only support method calls and attributes. Each env
+            inside a `gymnasium.vector.VectorEnv` has its own id, but all envs of that vector env step together.
         para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a mode that another
             package adds, a backend class, or ``"auto"``, with which `recommend` chooses the mode in a trial of one
             second.
@@ -111,9 +111,9 @@ class ParallelEnv:
             first state of the new episode, reward 0, and ``True`` for done and truncated; ``info["failure"]`` is the
             exception. With ``asynchronous="restart"``, ``info["ended_state"]`` is ``None``. If the env was seeded, its
             new seed is derived from the old one.
-        max_restarts: Number of restarts allowed per env within ten minutes; the failure after the last one is raised.
-            The first restart is immediate; the pause before each further restart is longer than the previous pause, up
-            to 5 s.
+        max_restarts: Number of restarts allowed per env within ten minutes. Once they are used up, the env's next
+            failure is raised. The first restart is immediate; the pause before each further restart is longer than the
+            previous pause, up to 5 s.
         output: ``"show"``: lines that envs print in worker processes appear on ``sys.stdout`` during the current call,
             with a prefix such as ``[env 3]``. ``"quiet"``: these lines are dropped. In both cases, the error for a dead
             worker contains the last lines that the worker printed. Envs in this process print as usual.
@@ -126,23 +126,23 @@ class ParallelEnv:
             left open is closed. ``True`` exempts this object.
         seed: Seed of the first episodes, as if set with the method `seed`. While an env is built,
             ``get_worker_info().seed`` is this seed plus the env id.
-        shared: Arrays by name. They are copied once to where all workers can read them; envs get them, read-only, as
-            ``get_worker_info().shared["name"]``.
+        shared: A dict of arrays. The arrays are copied once to where all workers can read them. An env gets a read-only
+            array as ``get_worker_info().shared["name"]``.
         seed_globals: Whether each env has its own state of the process-wide random generators: those of ``random`` and
             ``numpy.random`` and, from the first call after the env has imported torch, torch's CPU generator. A reset
-            with seed ``s`` seeds these generators as ``random.seed(s)`` does. Until the first reset with a seed, they
-            are seeded with ``seed`` plus the env id or, without ``seed``, by the system. While an env is built, reset,
-            stepped or called, the generators have the env's state; afterwards they have that of the process again.
-            `save_state` includes the env's state of the generators. With this option, envs that draw from these
-            generators give the same results in every mode. The cost is about 60 us per message to a worker and 15 us
-            per env step. Threads share the generators, so ``"thread"`` needs ``num_cpus=1``, and the caller must not
-            draw from the generators during a step.
+            with seed ``s`` seeds these generators as ``random.seed(s)`` does. Until the first reset with a seed, the
+            generators are seeded with ``seed`` plus the env id or, without ``seed``, by the system. While an env is
+            built, reset, stepped or called, the generators have the env's state; afterwards the process's own state is
+            restored. `save_state` saves the env's state of the generators as well. With this option, envs that draw
+            from these generators give the same results in every mode. The cost is about 60 us per message to a worker
+            and 15 us per env step. Threads share the generators, so ``"thread"`` needs ``num_cpus=1``, and the caller
+            must not draw from the generators during a step.
         **backend_options: Options of the chosen backend.
 
     Raises:
         ArgumentError: If an argument has an invalid value.
         InvalidEnvError: If an item of ``envs`` is not an env, or the same env object appears twice.
-        UnpicklableError: If an env or env fn cannot be pickled to send it to its worker.
+        UnpicklableError: If an env or env fn must be sent to a worker process but cannot be pickled.
         BaseException: Any exception raised by an env's constructor.
     """
 
@@ -206,7 +206,7 @@ class ParallelEnv:
 
     @property
     def engine(self) -> Engine:
-        """The engine, which does the work of every call in this process; adapters, wrappers and displays use it."""
+        """The object that sends commands to workers and collects replies; adapters, wrappers and displays use it."""
         return self._engine
 
     @classmethod
@@ -368,7 +368,7 @@ class ParallelEnv:
             {"exhausted": True})``, whatever ``asynchronous`` is.
 
         Raises:
-            ArgumentError: If ``seed`` or ``options`` are invalid, or the result is unpacked into a pair as in
+            ArgumentError: If ``seed`` or ``options`` is invalid, or the result is unpacked into a pair as in
                 Gymnasium; nothing was reset.
             BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
                 episodes have started.
@@ -509,7 +509,7 @@ class ParallelEnv:
         ``True``. There is no ``info["ended_state"]``, because no episode ended. See `reset` for the arguments.
 
         Raises:
-            ArgumentError: If ``seed`` or ``options`` are invalid; nothing was sent.
+            ArgumentError: If ``seed`` or ``options`` is invalid; nothing was sent.
             WorkerDiedError: If the worker of an env has died; nothing was sent.
         """
         env_ids = self._engine.ids(id)
@@ -559,7 +559,7 @@ class ParallelEnv:
     async def arecv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
     ) -> StepResult | StepBatch:
-        """Return the result of `recv`; other tasks of the event loop run during the wait. Cancelling loses no result.
+        """Return the result of `recv`, while other tasks of the event loop run. Cancelling this call loses no result.
 
         The event loop watches a file descriptor that becomes readable when a worker replies. If there is no such
         descriptor (on Windows, and for actors reached through Ray calls), this method polls instead; polling makes the
@@ -598,7 +598,7 @@ class ParallelEnv:
             ``timeout`` seconds have passed, the result is ``None``.
 
         Raises:
-            The errors of `recv`; but `WorkerTimeoutError` only if ``timeout`` is ``None``.
+            The errors of `recv`, but `WorkerTimeoutError` only if ``timeout`` is ``None``.
         """
         try:
             batch = self.recv(1, 1, timeout, "batch")
@@ -719,8 +719,8 @@ class ParallelEnv:
             UnpicklableError: If a value cannot be copied from the env's worker.
 
         Warns:
-            AbsentAttributeWarning: If no env has the attribute, the first env has an attribute with a similar name, and
-                no default was given.
+            AbsentAttributeWarning: If no env has the attribute, the first of the envs has an attribute with a similar
+                name, and no default was given.
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("key", key)
@@ -756,8 +756,8 @@ class ParallelEnv:
             UnpicklableError: If a value cannot be copied to the env's worker; nothing was set.
 
         Warns:
-            AbsentAttributeWarning: If none of the envs had the attribute, and the first env has an attribute with a
-                similar name.
+            AbsentAttributeWarning: If none of the envs had the attribute, and the first of the envs has an attribute
+                with a similar name.
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("key", key)
@@ -773,8 +773,8 @@ class ParallelEnv:
         Args:
             env_method: Name of the method, which is looked up from the outermost wrapper down to the env; ``"a.b"``
                 calls ``b`` of the object ``a``.
-            data: Keyword arguments: a dict for all envs, or a list with one dict per env. The dicts are copied, so that
-                no two envs share an argument.
+            data: Keyword arguments: a dict for all envs, or a list with one dict per env. The dicts and their values
+                are copied, so that no two envs share an argument.
             id: The envs.
 
         Raises:
@@ -1150,7 +1150,7 @@ class ParallelEnv:
 
     @property
     def unwrapped(self) -> ParallelEnv:
-        """The object itself; for a wrapper, the `ParallelEnv` inside it."""
+        """This object itself; for a wrapper, the `ParallelEnv` inside the wrapper."""
         return self
 
     # ---------------------------------------------------------------- notebooks
@@ -1176,7 +1176,7 @@ class ParallelEnv:
         Raises:
             UsageError: If the call is not made in a notebook.
             MissingDependencyError: If Pillow is not installed.
-            ArgumentError: If an env has a different ``render_mode`` or cannot draw, and nothing was drawn; or if the
+            ArgumentError: If an env has a different ``render_mode`` or cannot draw (nothing was drawn), or if the
                 frames cannot be tiled (see `ParallelEnv.render`).
             ResetNeededError: If an env needs a reset before it can draw.
         """
@@ -1252,10 +1252,10 @@ class ParallelEnv:
 
         Raises:
             MissingDependencyError: If Pillow or, for an MP4, imageio-ffmpeg is not installed.
-            ArgumentError: If an argument is invalid, or an env has a different ``render_mode`` or cannot draw, and
-                nothing was reset; or if a picture is too large for the format.
-            OSError: If the folder does not exist or is not writable, and nothing was reset; or if the film cannot be
-                written, and ``error.partial`` is the film.
+            ArgumentError: If an argument is invalid, or an env has a different ``render_mode`` or cannot draw (nothing
+                was reset), or if a picture is too large for the format.
+            OSError: If the folder does not exist or is not writable (nothing was reset), or if the film cannot be
+                written (``error.partial`` is the film).
             EnvBusyError: See `ParallelEnv.step`.
             BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
                 before the exception.
@@ -1322,7 +1322,7 @@ class ParallelEnv:
 
         Raises:
             MissingDependencyError: If Stable-Baselines3 is not installed.
-            ArgumentError: If the envs declare no spaces, declare different ones, or have different render modes.
+            ArgumentError: If the envs declare no spaces, declare different spaces, or have different render modes.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
             UsageError: If another adapter already uses this object.
@@ -1347,8 +1347,8 @@ class ParallelEnv:
 
         Args:
             wait_num: Number of envs that a step waits for while the other envs continue. ``None``: all envs.
-            timeout: Seconds after which a step returns the results that have arrived; if there are none, it waits for
-                one. ``None``: no limit.
+            timeout: Seconds after which a step returns the results that have arrived; if there are none, the step waits
+                for one result. ``None``: no limit.
 
         Warns:
             UserWarning: If either argument is given and envs share workers, because envs in one worker wait for each

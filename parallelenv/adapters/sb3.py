@@ -175,7 +175,7 @@ class SB3VecEnv(VecEnv):
         return self._calls.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
-        """Ask each env once; return the results in the order of ``indices``, which may contain an env more than once."""
+        """Ask each env once; return the results in the order of ``indices``, which may contain an env twice."""
         ids = positions(indices, self.num_envs, "indices")
         asked = list(dict.fromkeys(ids))
         answers = dict(zip(asked, ask(asked), strict=True))
