@@ -87,11 +87,12 @@ class ParallelEnv:
 
     Args:
         envs: Envs, env fns (callables without arguments that return an env), registered ids or `EnvSpec` objects, in
-            any mixture. Each env fn is called where its env will live. Objects with ``reset()`` and the old ``step()``,
-            which returns four items, are accepted as well. A `gymnasium.Env` whose ``step`` returns four items, or
-            whose ``reset`` takes no ``seed`` or ``options``, is used through the old API, and an `OldApiWarning` is
-            issued. Objects that lack ``reset()`` or ``step()`` only support method calls and attributes. Each env
-            inside a `gymnasium.vector.VectorEnv` has its own id, but all envs of that vector env step together.
+            any combination. Each env fn is called where its env will live. Objects with ``reset()`` and the old
+            ``step()``, which returns four items, are accepted as well. A `gymnasium.Env` whose ``step`` returns four
+            items, or whose ``reset`` takes no ``seed`` or ``options``, is used through the old API, and an
+            `OldApiWarning` is issued. Objects that lack ``reset()`` or ``step()`` only support method calls and
+            attributes. Each env inside a `gymnasium.vector.VectorEnv` has its own id, but all envs of that vector env
+            step together.
         para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a mode that another
             package adds, a backend class, or ``"auto"``, with which `recommend` chooses the mode in a trial of one
             second.
@@ -287,7 +288,7 @@ class ParallelEnv:
             )
             for worker in range(num_workers)
         ]
-        if len(args) < 2:  # else it is given by position
+        if len(args) < 2:  # otherwise num_cpus is given by position
             options.setdefault("num_cpus", num_workers)
         return cls(env_fns, para_mode, *args, **options, **(backend_options or {}))  # type: ignore[misc]
 
@@ -420,8 +421,8 @@ class ParallelEnv:
         Raises:
             ResetNeededError: If an env was never reset, or its last step was lost.
             EnvBusyError: If a step of an env is in flight or was interrupted, or ``id`` names a paused env.
-            ActionError: If the actions do not fit the envs, or carry gradients that cannot reach the envs. After a
-                `ResetNeededError`, an `EnvBusyError` or an `ActionError`, nothing was stepped.
+            ActionError: If the actions do not fit the envs, or require grad but must be copied to a different process.
+                After a `ResetNeededError`, an `EnvBusyError` or an `ActionError`, nothing was stepped.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
             WorkerDiedError: If the worker of an env died.
             WorkerTimeoutError: If the step took longer than the ``timeout`` of the `ParallelEnv`; `recv` continues the
@@ -1389,9 +1390,9 @@ class ParallelEnv:
             Raises:
                 AttributeError: Always; an `AbsentAttributeError` for a public name.
             """
-            if name.startswith("_"):  # probed for by copy, pickle and notebooks
+            if name.startswith("_"):  # copy, pickle and notebooks probe for such names
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            if hasattr(type(self), name):  # a property raised an AttributeError: raise that one
+            if hasattr(type(self), name):  # a property raised an AttributeError: raise it again
                 return object.__getattribute__(self, name)
             raise absent_attribute(self, name)
 

@@ -72,7 +72,7 @@ class PendingCallError(gymnasium.error.AlreadyPendingCallError, EnvBusyError):
 
 
 class EnvContractError(ParallelEnvError, TypeError, ValueError):
-    """An env returned something that contradicts its spaces or the Gymnasium interface, or a number that is not finite.
+    """An env returned a value that contradicts its spaces or the Gymnasium interface, or a number that is not finite.
 
     Attributes:
         env_ids: Ids of the envs at fault, if known.

@@ -161,8 +161,5 @@ def word_of(para_mode: Any) -> str:
 
 
 def _instead(name: object, known: Sequence[str]) -> str:
-    """Return a hint at the name that was meant by an unknown one: a space and a sentence, or an empty string.
-
-    The unknown name is a mode or a keyword of the constructor.
-    """
+    """Return a hint at what an unknown mode or keyword may mean: a space and a sentence, or an empty string."""
     return hint_at(name) or did_you_mean(str(name), known)

@@ -82,7 +82,7 @@ class EndedEpisode(NamedTuple):
 
 
 class SameStep(Restart):
-    """The done policy ``"restart"`` for adapters. If a step ends an episode, its info gets the key `EndedEpisode`."""
+    """The done policy ``"restart"`` for adapters: infos of steps that end an episode have the key `EndedEpisode`."""
 
     name = "this adapter"
     lets_rest = False
@@ -115,17 +115,16 @@ class ByHand(DonePolicy):
 class AdapterCalls:
     """The calls that an adapter makes on the engine of a `ParallelEnv`.
 
-    From the construction of this object on, the engine follows the adapter's rules. An adapter keeps no episode state
-    itself, so attributes, rendering, `ParallelEnv.restart` and `ParallelEnv.save_state` still work on the
-    `ParallelEnv`, and closing either the adapter or the `ParallelEnv` closes both. Envs may be stepped before their
-    first reset.
+    Once this object has been made, the engine follows the adapter's rules. An adapter keeps no episode state itself, so
+    attributes, rendering, `ParallelEnv.restart` and `ParallelEnv.save_state` still work on the `ParallelEnv`, and
+    closing either the adapter or the `ParallelEnv` closes both. Envs may be stepped before their first reset.
 
     Args:
         env: The `ParallelEnv`.
         adapter: The call that made the adapter, such as ``"to_sb3()"``.
         policy: The done policy of the adapter.
         observation_space: Space in which states are batched; ``None``: the space stays the same.
-        reward_dtype: Dtype of numbers that all rewards must fit; ``None``: rewards of any type are allowed.
+        reward_dtype: A dtype of numbers, which all rewards must fit; ``None``: rewards of any type are allowed.
         always_copies: Whether states are copied regardless of ``copy``.
         broadcasts: See `Layout`.
         waits_by: Name of the call that continues the wait for an interrupted or late step, for messages.
@@ -291,7 +290,7 @@ class PartialStep(tuple):  # type: ignore[type-arg]
 def convert_step(
     convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
 ) -> _Step:
-    """Call a method of `AdapterCalls`, and return its result in the adapter's form or, if it only starts a step, None.
+    """Call a method of `AdapterCalls` and return its result in the adapter's form; ``None`` if it only starts a step.
 
     Raises:
         PendingCallError, NothingInFlightError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.

@@ -263,7 +263,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return tuple(self._finish("call", timeout, self._calls.call_wait)[1])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of each env; if it is a method, return the method's result. See `call` for errors."""
+        """Return an attribute of each env or, if the attribute is a method, its result. See `call` for errors."""
         return self.call(name)
 
     def set_attr(self, name: str, values: object) -> None:
@@ -481,10 +481,10 @@ def vector_entry_point(
     max_episode_steps: int | None = None,
     **make_kwargs: object,
 ) -> GymnasiumVectorEnv:
-    """Return a vector env for `gymnasium.make_vec`, which calls this function for ids that name it as entry point.
+    """Return a vector env for `gymnasium.make_vec`.
 
-    For example, register an id with ``gymnasium.register("FastPole-v0",
-    vector_entry_point="parallelenv:vector_entry_point", kwargs={"env": "CartPole-v1"})``, then call
+    To use this function, register an id whose entry point it is: ``gymnasium.register("FastPole-v0",
+    vector_entry_point="parallelenv:vector_entry_point", kwargs={"env": "CartPole-v1"})``. Then call
     ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
 
     Args:
