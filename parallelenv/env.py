@@ -322,7 +322,8 @@ class ParallelEnv:
         if "asynchronous" in options:
             raise ArgumentError(
                 f"asynchronous={options['asynchronous']!r} was given to from_samplers(). Give auto_resample_when_done: "
-                "True is 'restart', False is 'idle'. For another, make a TaskPool of env fns that return a TaskEnv."
+                "True is 'restart', False is 'idle'. For another done policy, make a TaskPool of env fns that return "
+                "a TaskEnv."
             )
         arguments.check_flags(auto_resample_when_done=auto_resample_when_done)
         asynchronous: Literal["idle", "restart"] = "restart" if auto_resample_when_done else "idle"
@@ -764,7 +765,7 @@ class ParallelEnv:
         arguments.check_name("key", key)
         is_new = self._engine.pool.ask("set", env_ids, arguments.spread_values(value, values, env_ids), key).values
         if env_ids and len(is_new) == len(env_ids) and (hint := self._engine.attribute_hint(key, env_ids[0])):
-            message = f"{key!r} was set as a new attribute: no env had one of this name.{hint}"
+            message = f"{key!r} was set as a new attribute, because no env had it.{hint}"
             warn_user(message, AbsentAttributeWarning)
 
     @single_threaded

@@ -84,7 +84,7 @@ def resolve_backend(
         if num_gpus:
             raise ArgumentError(
                 f"num_gpus={show(num_gpus)} is not possible with para_mode={AUTO!r}: only Ray's workers can have GPUs, "
-                "and it never chooses Ray. Give para_mode='ray', or leave num_gpus at 0."
+                "and 'auto' never chooses Ray. Give para_mode='ray', or leave num_gpus at 0."
             )
         from parallelenv.autotune.recommend import choose  # imported late: that module imports this one
 
