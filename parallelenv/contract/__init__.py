@@ -1,4 +1,4 @@
 """Plain data and rules that the caller, the workers and the backends share.
 
-It imports nothing from this package except the errors.
+Apart from each other, the modules here import only `parallelenv.errors` and the version of the package.
 """

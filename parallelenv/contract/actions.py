@@ -1,4 +1,4 @@
-"""The ``action`` argument of a step: counted, checked and converted to the batch's form."""
+"""Counts and checks the ``action`` argument of a step, and converts it to rows of the batch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ActionReader:
 
     Args:
         layout: The pool's layout.
-        order: Text for messages: which envs need actions, and in which order.
-        keeps_graphs: Whether an action that carries gradients reaches its env with its graph; if not, the action is
-            rejected. ``None``: gradients are dropped.
-        as_given: Whether actions of a `Box` keep their own dtype instead of getting the dtype of the space, and whether
-            floats that are whole numbers are accepted as ints. Other libraries do both.
+        order: Text for error messages that says which envs need an action, and in which order.
+        keeps_graphs: ``True``: an action that requires gradients reaches its env with its graph. ``False``: such an
+            action is rejected. ``None``: gradients are dropped.
+        as_given: If ``True``, actions of a `Box` keep their own dtype instead of getting the dtype of the space, and
+            floats that are whole numbers are accepted as ints, as in other libraries.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class ActionReader:
     ) -> list[Action] | None:
         """Write the actions of the envs that will step into their rows of the batch.
 
-        ``action`` is a batch as returned by ``action_space.sample()``, or a list with one action per env of
-        ``env_ids``. Those of these envs that are in ``stepped`` will step; ``chosen`` are their positions (``None``:
-        all). Actions of the others are counted but not read.
+        ``action`` contains one action for each env of ``env_ids``. It is a list, or a batch as returned by
+        ``action_space.sample()``. Only the envs in ``stepped`` will step; ``chosen`` contains their positions in
+        ``env_ids`` (``None`` means all). The actions of the remaining envs are counted but not read.
 
-        The result is usually ``None``. If actions have no fixed form, or carry gradients, rows cannot hold them: the
-        result is then a list with one action per env that will step. In that case, or if an `ActionError` is raised,
-        nothing is written.
+        The result is usually ``None``. If the rows of the batch cannot hold the actions, because the actions have no
+        fixed shape and dtype, require gradients or keep a dtype of their own, the result is a list with one action per
+        env that will step. In that case, or if an `ActionError` is raised, nothing is written.
         """
         only = self._only
         if (

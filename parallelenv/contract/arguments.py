@@ -1,4 +1,4 @@
-"""Checks names of attributes and all arguments except actions; spreads arguments over envs."""
+"""Checks attribute names and all arguments except actions, and gives each env its part of an argument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from parallelenv.contract.protocol import Backend
 
 Ids: TypeAlias = "SupportsIndex | Sequence[SupportsIndex] | slice | Array | None"
-"""Which envs: one env id, several ids, a slice, or a bool mask with one item per env; ``None``: all unpaused envs."""
+"""One env id, several ids, a slice, a bool mask with one item per env, or ``None`` for all unpaused envs."""
 Seeds = SupportsIndex | Sequence[SupportsIndex | None] | None
 """A seed ``s``, from which env i gets ``s + i``, or a list with one seed per env."""
 Options = Mapping[str, object] | Sequence[Mapping[str, object] | None] | None
@@ -28,20 +28,20 @@ Policy = Callable[..., Any]
 """A function from states to actions."""
 
 _LONGEST = 1e8
-"""Seconds (three years); the system's own waiting calls overflow at about 1e10."""
+"""The longest timeout, in seconds (three years). The system's waiting functions overflow at about 1e10 seconds."""
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 """Default of arguments for which ``None`` is a valid value."""
 
 
 def check_counts(num_cpus: object, num_gpus: object) -> int | None:
-    """Return how many cores may be used; ``None`` or 0 means all, and gives ``None``. Raise if a count is invalid."""
+    """Return ``num_cpus``, or ``None`` (all cores) if it is ``None`` or 0; raise if either argument is invalid."""
     if not is_number(num_gpus) or not 0 <= num_gpus < math.inf:
         raise ArgumentError(f"num_gpus={show(num_gpus)} is not a number of GPUs. Give 0 or more; it may be a fraction.")
     return None if num_cpus is None or (is_int(num_cpus) and num_cpus == 0) else check_positive("num_cpus", num_cpus)
 
 
 def check_flags(**flags: object) -> None:
-    """Raise unless each flag is a bool: any string, even "no", would count as true."""
+    """Raise unless each flag is a bool, because a string, even "no", would count as true."""
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
             raise ArgumentError(f"{name}={show(value)} must be True or False.")
@@ -74,7 +74,7 @@ def check_grace(timeout: object, default: float) -> float:
 
 
 def check_failure_handling(on_failure: object, max_restarts: object) -> None:
-    """Raise if failure handling is unknown or the number of restarts is invalid."""
+    """Raise if ``on_failure`` is unknown or ``max_restarts`` is not an int of at least 1."""
     if on_failure not in ("raise", "restart"):
         ways = "'raise' (the call raises) or 'restart' (the env is rebuilt and counts as cut off)"
         raise ArgumentError(f"on_failure={show(on_failure)} is not known; expected {ways}.")
@@ -97,7 +97,7 @@ def check_spaces(spaces: object) -> tuple[Space, Space] | None:
 
 
 def check_align(align: object) -> None:
-    """Raise if an alignment is unknown."""
+    """Raise unless ``align`` is ``"item"`` or ``"batch"``."""
     if align not in ("item", "batch"):
         ways = "'item' (four batched items) or 'batch' (one tuple per env)"
         raise ArgumentError(f"align={show(align)} is not known; expected {ways}.")
@@ -120,7 +120,7 @@ def check_policy(policy: object) -> None:
 
 
 def check_name(argument: str, name: object) -> None:
-    """Raise unless a value is a plain, possibly dotted, name."""
+    """Raise unless ``name`` is an identifier, or several joined by dots, and contains no double-underscore name."""
     parts = name.split(".") if isinstance(name, str) else [""]
     if not all(map(str.isidentifier, parts)):
         way_out = "Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
@@ -130,7 +130,7 @@ def check_name(argument: str, name: object) -> None:
 
 
 def absent_attribute(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:
-    """Return the error for a name that does not exist; the message gives the equivalent name."""
+    """Return the error for an absent attribute; its message suggests a similar name, or the envs' own attribute."""
     ways = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
     hint = hint_at_make_argument(name) or f"{near_attribute(name, type(owner))} {default or ways}"
     message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
@@ -138,13 +138,16 @@ def absent_attribute(owner: object, name: str, purpose: str = "", default: str =
 
 
 def unsettable_attribute(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
-    """Return the error for a name that cannot be set. ``is_argument``: whether it is an argument of the constructor."""
+    """Return the error for an attribute that cannot be set; ``is_argument``: it is an argument of the constructor."""
     default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
     return absent_attribute(owner, name, " to set", SET_ONCE.format(name) if is_argument else default)
 
 
 def spread_seeds(seed: object, env_ids: Sequence[int], *, whole: bool) -> list[int | None]:
-    """Return one seed per env: ``seed + env_id`` for an int, or the items of a list."""
+    """Return one seed per env: ``seed + env_id`` for an int, or the items of a list.
+
+    If ``whole`` is ``False``, ``seed`` may be ``None``: no env then gets a seed.
+    """
     if seed is None and not whole:
         return [None] * len(env_ids)
     if is_int(seed):
@@ -158,7 +161,7 @@ def spread_seeds(seed: object, env_ids: Sequence[int], *, whole: bool) -> list[i
 
 
 def check_base_seed(seed: object) -> int | None:
-    """Return the seed from which the seeds of all envs are derived, or ``None`` for none."""
+    """Return the seed from which the seeds of all envs are derived, or ``None`` if there is none."""
     if seed is not None and not is_int(seed):
         raise ArgumentError(f"seed={show(seed)} is not an int. Env i gets seed + i; for other seeds call seed([...]).")
     return None if seed is None else _check_seed(seed)
@@ -205,7 +208,7 @@ def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[o
 def _spread(
     name: str, given: object, env_ids: Sequence[int], kind: type | tuple[type, ...], expected: str
 ) -> list[Any]:
-    """Return the items of a list with one item of a kind per env, or one that was given for all envs for each."""
+    """Return one item per env: the items of a list, or a single item for all envs. Each must be of type ``kind``."""
     if isinstance(given, kind):
         return [given] * len(env_ids)
     items = _check_list(name, given, env_ids, expected)
@@ -241,7 +244,7 @@ def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list
 
 
 def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str) -> list[Any]:
-    """Return the items of a list with one per env."""
+    """Return the items of a list; raise unless the list has one item per env."""
     if not _is_sequence(items):
         raise ArgumentError(f"{name}={show(items)} cannot be spread over envs. Give {expected}.")
     if len(items) != len(env_ids):
@@ -251,7 +254,7 @@ def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str)
 
 
 def _is_sequence(items: object) -> TypeGuard[Sequence[object]]:
-    """Return whether it is a sequence: arrays and tensors without axes have no length."""
+    """Return whether ``items`` is ordered and has a length; text and arrays without axes do not count."""
     has_items = hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
     return has_items and not isinstance(items, (str, bytes, dict, set))
 
@@ -262,10 +265,10 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
-    """Return the env ids that an ``id`` argument names, in the order given; ``None`` is handled by the caller.
+    """Return the env ids that an ``id`` argument names, in the order given; it must not be ``None``.
 
-    The argument must be an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``; otherwise
-    an error that contains its public ``name`` is raised.
+    The argument must be an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``;
+    otherwise an error is raised, whose message contains ``name``, the public name of the argument.
     """
     if isinstance(argument, slice):
         try:
@@ -302,7 +305,7 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def check_shared(shared: object) -> Mapping[str, Array]:
-    """Return the user's arrays; raise an `ArgumentError` unless they are a dict of arrays of plain dtypes."""
+    """Return the user's arrays; raise an `ArgumentError` unless ``shared`` is ``None`` or a dict of plain arrays."""
     if shared is None:
         return NOTHING_SHARED
     if not isinstance(shared, Mapping):
@@ -324,7 +327,7 @@ def check_shared(shared: object) -> Mapping[str, Array]:
 
 
 def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return arrays as stored by a backend; raise if the backend cannot share arrays, or memory is insufficient."""
+    """Return arrays as `Sharing.share` stores them; raise if the backend cannot share arrays or lacks memory."""
     place = getattr(backend, "share", None)
     if place is None:
         raise ArgumentError(

@@ -1,7 +1,7 @@
-"""The arrays of one pool, allocated once: one row per env.
+"""The arrays of one pool, which are allocated once and have one row per env.
 
-Each host writes its own rows, so no lock is needed: the caller reads a row only between a reply and the next command
-for that env.
+No lock is needed: each host writes only its own rows, and the caller reads an env's row only between a reply for that
+env and the next command to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DType: TypeAlias = "np.dtype[Any]"
 Array: TypeAlias = "np.ndarray[Any, DType]"
 Index: TypeAlias = "slice | list[int] | Array"
-"""Rows of an array."""
+"""Selects rows of an array."""
 NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
 Rows: TypeAlias = list[Array]
 """Copies of some rows of each array, to be sent between a host and the caller."""
@@ -33,7 +33,7 @@ Rows: TypeAlias = list[Array]
 _Item = TypeVar("_Item")
 
 INFO_NBYTES = 256
-"""Bytes in each env's row for its info (see `InfoColumns`): 32 numbers."""
+"""Size in bytes of the memory for one env's info (see `InfoColumns`): enough for 32 numbers of 8 bytes."""
 _ALIGNMENT = 64  # a cache line: hosts that write neighbouring arrays do not slow each other down
 
 
@@ -47,24 +47,26 @@ class Field:
 
 @dataclass(eq=False)
 class Layout:
-    """The arrays that a batch has.
+    """Describes the arrays of a batch.
 
     Attributes:
         states: How a state is split into leaves.
         actions: How an action is split into leaves.
-        state_fields: The array of each leaf of a state; ``None`` for loose leaves.
-        action_fields: The array of each leaf of an action; empty if any leaf is loose.
+        state_fields: Row shape and dtype for each leaf of a state; ``None`` for loose leaves.
+        action_fields: Row shape and dtype for each leaf of an action; empty if any leaf is loose.
     """
 
-    observation_space: Space | None  #: Space that all envs share, or ``None``.
-    action_space: Space | None  #: Space that all envs share, or ``None``.
+    observation_space: Space | None  #: The common observation space of all envs, or ``None``.
+    action_space: Space | None  #: The common action space of all envs, or ``None``.
     first: int  #: Env id of row 0.
     num_envs: int  #: Number of rows.
-    keeps_ended: bool = False  #: Whether the last states of ended episodes are kept, besides the first of the next.
+    #: Whether the last state of an ended episode is kept, in addition to the first state of the next episode.
+    keeps_ended: bool = False
     _: KW_ONLY
-    keeps_types: bool = False  #: Whether last states keep the type that the env returned, even if the rows change it.
+    #: Whether the last state of an episode keeps the type that the env returned, even if a row would change that type.
+    keeps_types: bool = False
     broadcasts: bool = False  #: Whether states are accepted if their shape broadcasts to the shape of the space.
-    has_infos: bool = False  #: Whether there is room for infos whose form stays the same.
+    has_infos: bool = False  #: Whether the batch has memory for `InfoColumns`.
     #: Number of sub-envs of each item in the user's list, 0 for a single env; empty if no item is a vector env.
     group_sizes: tuple[int, ...] = ()
 
@@ -72,13 +74,13 @@ class Layout:
         self._ids_of: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.states = Structure(self.observation_space)
         self.actions = Structure(self.action_space)
-        # Actions are in the batch only if all of their leaves are: a host then needs only the ids to step.
+        # Actions are in the batch only if all of their leaves are: for a step, a host then needs only env ids.
         actions = _fields(self.actions)
         self.action_fields: list[Field] = [] if None in actions else [field for field in actions if field]
         self.state_fields = _fields(self.states)
 
     def ids_of(self, items: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the env ids of consecutive items in the user's list. The result is the same object each time."""
+        """Return the env ids of consecutive items in the user's list. Equal arguments give the same object."""
         if not self.group_sizes:
             return items
         if items not in self._ids_of:
@@ -89,7 +91,7 @@ class Layout:
     def part(self, env_ids: Sequence[int]) -> Layout:
         """Return the layout of a batch for these consecutive env ids only.
 
-        It has no infos, because only rows of the batch are sent.
+        The new layout has no memory for infos, because messages contain infos separately from the rows.
         """
         return self.changed(first=env_ids[0], num_envs=len(env_ids), has_infos=False)
 
@@ -99,7 +101,7 @@ class Layout:
 
     @property
     def fields(self) -> list[Field]:
-        """Every array of the batch, in memory order."""
+        """Row shape and dtype of every array of the batch, in memory order."""
         states = [field for field in self.state_fields if field] * (2 if self.keeps_ended else 1)
         byte = np.dtype(np.uint8)
         room = Field((INFO_NBYTES,), byte)
@@ -125,13 +127,13 @@ class Batch:
         actions: One array per leaf, ``(num_envs, *shape)``; empty if actions are loose.
         states: One array per leaf, ``(num_envs, *shape)``; ``None`` for loose leaves.
         single_state: The only item in ``states``, if a state is a single array.
-        ended_states: The last states of the latest ended episodes, in the same form; empty unless the layout keeps
-            them.
+        ended_states: The last state of each env's latest ended episode, in the same form as ``states``; empty unless
+            `Layout.keeps_ended` is set.
         infos: ``(num_envs, INFO_NBYTES)`` uint8, memory for `InfoColumns`; ``None`` if the layout has none.
-        reset_infos: The same, for infos of resets within steps.
-        info_marks: ``(num_envs,)`` uint8: which of the two kinds of infos the latest step has written.
-        info_columns: Where hosts write infos whose form stays the same; ``None``: nowhere.
-        reset_columns: The same, for infos of resets within steps.
+        reset_infos: Like ``infos``, for the infos of resets within steps.
+        info_marks: ``(num_envs,)`` uint8: the kinds of infos, `OF_STEP` and `OF_RESET`, that the latest step wrote.
+        info_columns: The columns in ``infos``; ``None`` if there are none.
+        reset_columns: The columns in ``reset_infos``; ``None`` if there are none.
         rewards: ``(num_envs,)`` float64.
         flags: ``(num_envs, 2)`` bool: terminated, truncated.
         terminated, truncated: ``(num_envs,)`` bool, views of ``flags``.
@@ -160,7 +162,7 @@ class Batch:
         self.rewards, self.flags = arrays
         self.terminated, self.truncated = self.flags[:, 0], self.flags[:, 1]
         self.env_ids: Array = np.arange(layout.first, layout.first + layout.num_envs, dtype=np.int64)
-        # Copies rewards and flags of a step at once. The method is bound here so that steps need not look it up.
+        # `outcome` copies rewards and flags at once. The method is bound here so that steps need not look it up.
         rewards, flags = (_padded(field, layout.num_envs) for field in layout.fields[-2:])  # the last two arrays
         begin, end = layout.nbytes - flags - rewards, layout.nbytes - flags + 2 * layout.num_envs
         self.outcome: Callable[[], bytes] = np.ndarray((end - begin,), np.uint8, buffer=memory, offset=begin).tobytes
@@ -178,17 +180,17 @@ class Batch:
         return cls(layout, memory)
 
     def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return those of these envs whose flags are set."""
+        """Return the env ids among ``env_ids`` for which a flag (terminated or truncated) is set."""
         ends: Any = self.flags[self.rows(env_ids)].any(axis=1)
         return tuple(itertools.compress(env_ids, ends.tolist()))
 
     def drop_infos(self, rows: Index) -> None:
-        """Remove the infos of these rows from the columns."""
+        """Mark these rows as having no infos in columns."""
         if self.info_marks is not None:
             self.info_marks[rows] = 0
 
     def read_reset_infos(self, env_ids: Sequence[int]) -> dict[int, Info]:
-        """Return, by env id, the infos in columns of those resets that were within the latest step of these envs."""
+        """Return, by env id, the infos of resets within the latest step of these envs, but only infos in columns."""
         columns = self.reset_columns
         if columns is None:
             return {}
@@ -198,7 +200,7 @@ class Batch:
     def rows(self, env_ids: Sequence[int]) -> Index:
         """Return the index of these envs' rows: a slice if they are consecutive.
 
-        Indexing by a slice takes 0.3 us; by a list of 16 indices, it takes 1.8 us.
+        Indexing takes 0.3 us with a slice and 1.8 us with a list of 16 indices.
         """
         known_ids, rows = self._known
         if env_ids is known_ids:
@@ -210,7 +212,7 @@ class Batch:
             rows = slice(begin - first, end - first)
         else:
             rows = [env_id - first for env_id in env_ids]
-        if type(env_ids) is tuple:  # a tuple cannot change; most often it is the same tuple, that of all envs
+        if type(env_ids) is tuple:  # a tuple cannot change; most calls pass the tuple of all env ids
             self._known = env_ids, rows
         return rows
 
@@ -235,7 +237,7 @@ class Batch:
             array[rows] = result
 
     def _result_rows(self, env_ids: Sequence[int]) -> Iterator[tuple[Array, Index]]:
-        """Yield each array of results with the index of its rows: for ended states only rows whose flags are set."""
+        """Yield each array of results and the index of these envs' rows; for ended states, of rows with a flag set."""
         selected = self.rows(env_ids)
         yield from ((array, selected) for array in self._results)
         ended = self.ended(env_ids) if self.layout.keeps_ended else ()
@@ -244,7 +246,10 @@ class Batch:
 
 
 def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
-    """Return rewards and ends of episodes, ``(len(outcomes), num_envs)``, from the `Batch.outcome` of each step."""
+    """Return the rewards and the ends of episodes (bool), two arrays of shape ``(len(outcomes), num_envs)``.
+
+    ``outcomes`` contains the result of `Batch.outcome` after each step.
+    """
     if not outcomes:
         return np.zeros((0, num_envs)), np.zeros((0, num_envs), bool)
     table = np.frombuffer(b"".join(outcomes), np.uint8).reshape(len(outcomes), -1)
@@ -254,7 +259,7 @@ def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Arra
 
 
 def has_true(flags: Array) -> bool:
-    """Return whether any of these bools is true. Every step calls this: it takes 0.3 us; ``any()`` takes 1.2 us."""
+    """Return whether any flag is true. Every step calls this function: it takes 0.3 us; ``any()`` takes 1.2 us."""
     return b"\1" in flags.tobytes()
 
 
@@ -273,7 +278,7 @@ def _padded(field: Field, num_envs: int) -> int:
 
 
 def gather_states(batch: Batch, env_ids: Sequence[int], rows: Index, extras: Mapping[int, Extra], copy: bool) -> State:
-    """Return the states of these envs, batched, in the order of ``env_ids``; ``rows`` is their index in the batch."""
+    """Return the batched states of these envs, in the order of ``env_ids``; ``rows`` is the index of the envs' rows."""
     if batch.single_state is not None:  # the usual case
         return select_rows(batch.single_state, rows, copy)
     structure, loose = batch.layout.states, iter(loose_columns(batch, env_ids, extras))
@@ -286,7 +291,7 @@ def gather_states(batch: Batch, env_ids: Sequence[int], rows: Index, extras: Map
 
 
 def select_rows(array: Array, rows: Index, copy: bool) -> Array:
-    """Return rows of an array: a read-only view for ``copy=False`` and a slice, otherwise a copy."""
+    """Return rows of an array: a read-only view if ``rows`` is a slice and ``copy`` is false, otherwise a copy."""
     selected: Array = array[rows]
     if type(rows) is slice:  # otherwise the selection is a copy already
         if copy:
@@ -315,25 +320,25 @@ def frozen(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return copies of arrays, for hosts in this process, in `bytes`, so that they cannot be made writable."""
+    """Return copies of arrays for hosts in this process, stored in `bytes` so that nothing can make them writable."""
     return {name: np.ndarray(array.shape, array.dtype, array.tobytes()) for name, array in arrays.items()}
 
 
 # ---------------------------------------------------------------- infos of a steady form
-# Such infos are kept as columns of the batch instead of being pickled. Many envs, for example those of MuJoCo, return
-# the same keys with numbers in every step. For 16 HalfCheetahs, whose steps take 46 us, pickling the infos cost two
-# fifths of the speed.
+# In every step, many envs, for example those of MuJoCo, return infos that have the same keys and contain numbers. Such
+# infos are kept as columns of the batch instead of being pickled. For 16 HalfCheetahs, whose steps take 46 us, pickling
+# the infos reduced the speed by two fifths.
 
 _PLAIN = {float: np.dtype(np.float64), int: np.dtype(np.int64), bool: np.dtype(bool)}
 _MOST_ITEMS = 16
-"""Size of the largest array that is written to a column."""
+"""Maximum number of items in an array that is written to a column."""
 _COLUMN_ALIGNMENT = 8
 OF_STEP, OF_RESET = 1, 2
-"""Marks on rows whose info is in columns."""
+"""Bits that mark a row whose info, of a step or of a reset within a step, is in columns."""
 
 
 class InfoColumn(NamedTuple):
-    """One key of an info, its value's type (float, int, bool, NumPy scalar or array), and the form of its column."""
+    """One key of infos, the type of its values (float, int, bool, NumPy scalar or array), and their dtype and shape."""
 
     key: str
     kind: type
@@ -351,12 +356,12 @@ InfoForm = tuple[InfoColumn, ...]
 
 
 def form_of(info: Mapping[Any, Any]) -> InfoForm | None:
-    """Return the form of an info; ``None`` if keys or values have other types, or the info is too large."""
+    """Return the form of an info; ``None`` if it is empty or too large, or if columns cannot hold a key or value."""
     form = []
     for key, value in info.items():
         kind = type(value)
         dtype = _PLAIN.get(kind) or getattr(value, "dtype", None)
-        # With the env axis, so that an item in a column of numbers is a number and not an array.
+        # An array needs an axis of its own: an item of a column without such an axis is a number, not an array.
         is_small_array = kind is np.ndarray and value.ndim > 0 and value.size <= _MOST_ITEMS
         if type(key) is not str or not (is_small_array or kind in _PLAIN or isinstance(value, np.generic)):
             return None
@@ -367,7 +372,7 @@ def form_of(info: Mapping[Any, Any]) -> InfoForm | None:
 
 
 class InfoRows(NamedTuple):
-    """Memory for `InfoColumns` outside a batch, with the same arrays as in `Batch`."""
+    """Memory for `InfoColumns` outside a batch. The arrays have the same names as in `Batch`."""
 
     infos: Array
     info_marks: Array
@@ -380,13 +385,13 @@ class InfoRows(NamedTuple):
 
 
 class InfoForms(NamedTuple):
-    """The forms of infos that have columns: of steps, and of resets within steps. A form may be empty."""
+    """The form of the infos of steps, and that of resets within steps. An empty form has no columns."""
 
     steps: InfoForm = ()
     resets: InfoForm = ()
 
     def columns(self, batch: Batch) -> tuple[InfoColumns | None, InfoColumns | None]:
-        """Return the columns for both kinds of infos, in a batch with room for them."""
+        """Return the columns of a batch for infos of steps and for infos of resets; ``None`` for an empty form."""
         marks = batch.info_marks
         steps = InfoColumns(self.steps, batch.infos, marks, OF_STEP) if self.steps else None
         return steps, InfoColumns(self.resets, batch.reset_infos, marks, OF_RESET) if self.resets else None
@@ -396,10 +401,10 @@ class InfoColumns:
     """Infos of one form, with one array per key.
 
     Args:
-        form: The form.
-        memory: ``(num_rows, INFO_NBYTES)`` uint8; as many bytes as the columns need are enough.
-        marks: ``(num_rows,)`` uint8: which kinds of infos from the latest step are in columns.
-        mark: Which kind these infos are: `OF_STEP` or `OF_RESET`.
+        form: The form of the infos.
+        memory: ``(num_rows, INFO_NBYTES)`` uint8, or any uint8 array that is large enough for the columns.
+        marks: ``(num_rows,)`` uint8: the kinds of infos from the latest step that are in columns.
+        mark: The kind of these infos: `OF_STEP` or `OF_RESET`.
     """
 
     def __init__(self, form: InfoForm, memory: Any, marks: Any, mark: int = OF_STEP) -> None:
@@ -430,13 +435,13 @@ class InfoColumns:
                 if type(value) is not kind:
                     return False
                 store(row, value)
-        except (ValueError, TypeError, OverflowError):  # an int of more than 64 bits, an array of another shape
+        except (ValueError, TypeError, OverflowError):  # an int of more than 64 bits, an array of a different shape
             return False
         self._marks[row] |= self._mark
         return True
 
     def write_rows(self, rows: Index, columns: Mapping[str, Array]) -> bool:
-        """Write the infos of several rows, an array per key, and mark the rows; ``False`` if the form differs."""
+        """Write infos to several rows, one array per key, and mark the rows; return ``False`` if the form differs."""
         if list(columns) != self._keys:
             return False
         for column, values in zip(self._form, columns.values(), strict=True):
@@ -453,9 +458,9 @@ class InfoColumns:
     def read(
         self, rows: Index, num_rows: int, further: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[Sequence[int], list[Info]]:
-        """Return the positions of the marked rows among these ``num_rows``, and the rows' infos as new dicts.
+        """Return the positions of marked rows within ``rows``, and the infos in the marked rows as new dicts.
 
-        Each dict contains the ``further`` items as well.
+        ``num_rows`` is the length of ``rows``. Each dict also contains the ``further`` items.
         """
         marks = bytes(self._marks[rows]) if type(rows) is slice else bytes(self._marks[row] for row in rows)
         positions: Sequence[int] = range(num_rows)
@@ -473,10 +478,10 @@ class InfoColumns:
     def gather(self, rows: Index) -> dict[str, Array] | None:
         """Return these rows' infos in the form of Gymnasium's vector envs; ``None`` if a row has no info in columns.
 
-        The result has an array per key and, under ``_key``, a mask of the envs that have the key: all of them.
+        For each ``key``, the result has an array and, as ``_key``, a mask of the envs that have the key: all of them.
         """
         marks: Array = np.asarray(self._marks)[rows]
-        if marks.tobytes().count(self._mark) < len(marks) and not (marks & self._mark).all():  # the list takes 0.2 us
+        if marks.tobytes().count(self._mark) < len(marks) and not (marks & self._mark).all():  # the count takes 0.2 us
             return None
         gathered: dict[str, Array] = {}
         for key, array in zip(self._keys, self._arrays, strict=True):
@@ -487,10 +492,10 @@ class InfoColumns:
 
 @functools.cache
 def _dict_maker(keys: tuple[str, ...]) -> Callable[..., list[Info]]:
-    """Return a function from columns of values to dicts with these keys.
+    """Return a function that makes dicts with these keys from columns of values.
 
-    It is compiled, like a named tuple's constructor, from a text without the keys: 256 dicts of one number take 14 us,
-    by `dict` and `zip` 61 us.
+    Like the constructor of a named tuple, the function is compiled from source text. The text does not contain the keys
+    themselves. The function makes 256 dicts of one number in 14 us; `dict` and `zip` take 61 us.
     """
     count = range(len(keys))
     keys_in, values_in = ", ".join(f"k{i}" for i in count), ", ".join(f"v{i}" for i in count)
@@ -500,7 +505,7 @@ def _dict_maker(keys: tuple[str, ...]) -> Callable[..., list[Info]]:
 
 
 def _access(array: Array, column: InfoColumn) -> tuple[Callable[[int, Any], None], Callable[[Index], list[Any]]]:
-    """Return two functions: one writes a value of a column, the other lists the values of rows in their own types."""
+    """Return two functions: one writes a value to a row, one lists the values of rows in their original type."""
     if column.kind is np.ndarray:
 
         def store_array(row: int, value: Array) -> None:
@@ -511,7 +516,7 @@ def _access(array: Array, column: InfoColumn) -> tuple[Callable[[int, Any], None
         return store_array, lambda rows: [value.copy() for value in array[rows]]
     store = array.__setitem__
     view: Any = memoryview(array)  # type: ignore[arg-type]
-    with contextlib.suppress(NotImplementedError):  # a format that it lacks, such as float16
+    with contextlib.suppress(NotImplementedError):  # a format that `memoryview` lacks, such as float16
         view[0] = view[0]
-        store = view.__setitem__  # 18 ns; that of an array 30 ns
+        store = view.__setitem__  # takes 18 ns; the method of an array takes 30 ns
     return store, (lambda rows: array[rows].tolist()) if column.kind in _PLAIN else (lambda rows: list(array[rows]))

@@ -1,8 +1,8 @@
-"""Commands and replies as messages.
+"""Converts commands and replies to messages and back.
 
-A message is a header of fixed size and, if needed, a pickle and its buffers. The two most common messages, "all your
-envs: step" and "done, nothing to add", consist of the header only, which has 19 bytes. Buffers of 64 KiB or more follow
-the pickle and are not copied (one million float64 take 11 us instead of 3.9 ms).
+A message is a header of fixed size and, if needed, a pickle and its buffers. The two most common messages, "step
+all your envs" and "done, nothing to add", consist of only the header, which has 19 bytes. Buffers of 64 KiB or more
+follow the pickle and are not copied (one million float64 take 11 us instead of 3.9 ms).
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ from parallelenv.errors import UnpicklableError
 
 _OUT_OF_BAND = 65536
 HEADER = struct.Struct("<BHQQ")
-"""Tag, subset, number, and number of bytes from here to the end of the pickle."""
+"""Tag, subset, command number, and number of bytes between the end of the header and the end of the pickle."""
 _SIZES = struct.Struct("<I")
 
 _PICKLED, _STEP, _STEP_AUTORESET, _STEP_OR_RESET_ENDED, DONE, _PLAIN, _NOT_READ = range(7)
 PLAIN_STEPS = frozenset({_STEP, _STEP_AUTORESET, _STEP_OR_RESET_ENDED})
 """Tags of messages that make a worker step envs and need no frames."""
 MOST_SUBSETS = 1023
-"""Maximum number of subsets that get a number."""
+"""Maximum number of subsets of a host's envs that get a number, see `StepSubset`."""
 PRINTED = 0x80
 """Added to the tag of a reply if the host has printed something that is not part of the message."""
 
 
 class StepSubset(NamedTuple):
-    """Tells a host the number, from 1, that stands for some of its envs in later steps, which then need no pickle."""
+    """Tells a host which of its envs a number stands for in later messages.
+
+    Numbers start at 1. A step of a numbered subset of envs needs no pickle.
+    """
 
     number: int
     env_ids: tuple[int, ...]
 
 
 class BroadcastContent(NamedTuple):
-    """Tells a host the content of the `Broadcast` in the next command, whose message does not contain it."""
+    """Gives a host the content of the `Broadcast` in the next command; the command's message omits the content."""
 
     packed: Array
 
@@ -78,7 +81,7 @@ class Message(NamedTuple):
         return [b"".join((header, sizes, head)), *buffers]
 
     def to_bytes(self) -> bytes:
-        """Return the whole message, for a transport that keeps messages apart."""
+        """Return the whole message, for a transport that preserves the boundaries of messages."""
         return b"".join(self.parts())
 
     @classmethod
@@ -101,10 +104,11 @@ def split_body(body: memoryview) -> tuple[memoryview, tuple[int, ...]]:
 
 
 def encode_command(command: Command, host_env_ids: tuple[int, ...], subsets: Mapping[tuple[int, ...], int]) -> Message:
-    """Return a command as a message to a host that owns the envs ``host_env_ids`` and knows some subsets by number.
+    """Return a command as a message to the host that owns the envs ``host_env_ids``.
 
-    Only users' arguments need cloudpickle, for classes and functions defined in a notebook: it takes 31 us instead of
-    17 us. If an argument cannot be pickled, the `UnpicklableError` names the env.
+    ``subsets`` contains the numbers of the subsets of envs that the host knows. Only users' arguments are pickled with
+    cloudpickle, which supports classes and functions defined in a notebook, but takes 31 us instead of 17 us. If an
+    argument cannot be pickled, an `UnpicklableError` that names the env is raised.
     """
     is_whole = command.env_ids is host_env_ids
     if command.is_plain_step and command.rows is None and (is_whole or command.env_ids in subsets):
@@ -117,7 +121,7 @@ def encode_command(command: Command, host_env_ids: tuple[int, ...], subsets: Map
         for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
             try:
                 _dump(copying.Pickler, argument)
-            except Exception as reason:  # noqa: BLE001 (the one for which the error is raised)
+            except Exception as reason:  # noqa: BLE001 (the argument for which the error is raised)
                 raise cannot_be_given(command.operation, env_id, argument, reason) from error
         raise UnpicklableError(
             f"The arguments of {command.operation} cannot be copied to a worker ({error}). Nothing was sent."
@@ -125,7 +129,7 @@ def encode_command(command: Command, host_env_ids: tuple[int, ...], subsets: Map
 
 
 def decode_command(message: Message, subsets: Sequence[tuple[int, ...]]) -> Any:
-    """Return the command, or the other object that was encoded; raise `UnreadableError` if it cannot be unpickled."""
+    """Return the command or other object in a message; raise an `UnreadableError` if it cannot be unpickled."""
     tag = message.tag
     if tag == _PICKLED:
         try:
@@ -144,7 +148,7 @@ def encode_reply(reply: Reply) -> Message:
     if plain is not None:
         return Message(_PLAIN, reply.number, [pickle.dumps(plain, protocol=5)])
     for pickler in (pickle.Pickler, copying.Pickler):
-        with contextlib.suppress(Exception):  # user code may raise again; try the next way, then one by one
+        with contextlib.suppress(Exception):  # user code may raise; then try the next pickler, then each value
             return Message(_PICKLED, reply.number, _dump_reply(pickler, reply))
     for env_id, value in list(reply.values.items()):
         try:
@@ -163,7 +167,7 @@ def encode_not_read(error: UnreadableError) -> Message:
 def decode_reply(message: Message) -> Reply:
     """Return the reply; a value that cannot be unpickled becomes a failure of its env.
 
-    Raises `UnreadableError` if the host could not read the command, or the rest of the reply cannot be unpickled.
+    Raises `UnreadableError` if the host could not read the command, or if the rest of the reply cannot be unpickled.
     """
     tag = message.tag & ~PRINTED
     if tag == DONE:
@@ -209,13 +213,13 @@ def decode(message: Message) -> Any:
 
 
 def _writable(frames: Sequence[Any]) -> list[Any]:
-    """Return frames with writable buffers: read-only ones, as those of Ray, would make arrays read-only."""
+    """Return frames with writable buffers: arrays in read-only buffers, such as those of Ray, would be read-only."""
     head, *buffers = frames
     return [head, *(bytearray(buffer) if memoryview(buffer).readonly else buffer for buffer in buffers)]
 
 
 def _dump(pickler: Any, *parts: object) -> list[Any]:
-    """Return the concatenated pickles of the parts, and their large buffers. The parts share no objects."""
+    """Return the concatenated pickles of the parts, and their large buffers. Unpickled parts share no objects."""
     buffers: list[Any] = []
 
     def stays_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -240,16 +244,17 @@ def _dump(pickler: Any, *parts: object) -> list[Any]:
 
 
 def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
-    """Return a reply pickled, followed by each env's value, unless all are plain ones, which may share objects.
+    """Return a pickle of a reply, followed by a separate pickle of each env's value.
 
-    32 numbers in one pickle take 5 us, in one each 31 us. `EnvFacts` share their spaces on purpose.
+    If all values are immutable, or are `EnvFacts`, which share their spaces on purpose, there is only one pickle: 32
+    numbers take 5 us in one pickle and 31 us in separate ones.
     """
     plain = [value[0] if type(value) is tuple and len(value) == 1 else value for value in reply.values.values()]
     if all(is_unchangeable(value) or type(value) is EnvFacts for value in plain):
         return _dump(pickler, (reply, []))
     rest = Reply(reply.number, {}, reply.failures, reply.rows, reply.output)
     values = [
-        # A state and an info may share some objects.
+        # The state and the info of an env may share objects; in the copies, they do not.
         Extra(*map(deep_copy, value)) if type(value) is Extra and sum(part is not None for part in value) > 1 else value
         for value in reply.values.values()
     ]
@@ -257,10 +262,10 @@ def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
 
 
 def _plain_extras(values: Mapping[int, Any]) -> dict[int, tuple[object, ...]] | None:
-    """Return results of steps as tuples for one pickle, if they contain no shared objects.
+    """Return results of steps as tuples for one pickle, or ``None`` if the results may share objects.
 
-    This is so for most infos, which are dicts of numbers and strings. For 8 envs with two numbers each, writing and
-    reading takes 7 + 4 us in one pickle, and 26 + 14 us with a pickle for each env.
+    Most infos are dicts of numbers and strings, and share nothing. For 8 envs with two numbers each, writing takes 7 us
+    and reading 4 us with one pickle; with a pickle for each env, writing takes 26 us and reading 14 us.
     """
     seen: set[int] = set()
     for extra in values.values():

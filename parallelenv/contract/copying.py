@@ -1,7 +1,7 @@
 """Makes copies that share nothing with the original.
 
-An env may reuse its buffers and dicts, and a user may change objects after passing them in. In one process, only a copy
-keeps env and user apart; between processes, pickling does.
+An env may reuse its buffers and dicts, and a user may change objects after passing them in. In one process, a
+copy keeps such changes from reaching the other side; between processes, pickling makes the copy.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def is_unchangeable(value: object) -> bool:
-    """Return whether a value is of a plain immutable type and can be shared."""
+    """Return whether a value is of a plain immutable type, and therefore need not be copied."""
     kind = type(value)
     return kind in _IMMUTABLE or (isinstance(value, np.generic) and kind is not np.void)
 
@@ -89,7 +89,7 @@ def deep_copy(value: Any) -> Any:
             return copied
     try:
         return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001 (user code; what other processes can receive must be copied here too)
+    except Exception:  # noqa: BLE001 (user code; values that other processes could receive must be copied, too)
         return loads(dumps(value))
 
 
@@ -101,7 +101,7 @@ def graph_parts(value: object) -> list[Any]:
     """Return the parts of an action or a state through which gradients flow back to the caller.
 
     These parts are tensors that require a gradient and modules with such parameters, in lists, tuples, dicts and object
-    arrays. There are none under ``torch.no_grad()`` or before torch is imported.
+    arrays. The result is empty under ``torch.no_grad()`` and before torch is imported.
     """
     torch = imported_torch()
     is_enabled = getattr(torch, "is_grad_enabled", None)  # absent while torch is being imported
@@ -129,7 +129,7 @@ def deep_copy_but_graph(value: Any) -> Any:
 
 
 def pickle_roundtrip(value: Any) -> Any:
-    """Return a copy as a different process would receive it; raise, in every mode, if the value cannot be pickled."""
+    """Return a copy of a value as a different process would receive it; raise if the value cannot be pickled."""
     is_plain = is_unchangeable(value) or _is_plain_array(value) or is_tensor(value)
     return deep_copy(value) if is_plain else loads(dumps(value))
 
@@ -150,7 +150,7 @@ class Unpickler(pickle.Unpickler):
         self._left_alone: set[type] = set()
 
     def find_class(self, module: str, name: str) -> object:
-        """Return a global. cloudpickle's functions that rebuild classes are replaced: they look for the class first."""
+        """Return a global; cloudpickle's functions that rebuild a class get a wrapper that first looks for it."""
         found = super().find_class(module, name)
         if module != dynamic.__name__:
             return found
@@ -196,7 +196,7 @@ def cannot_travel(value: object, error: Exception) -> UnpicklableError:
 
 
 def _unpicklable_part(value: object) -> object:
-    """Return the likely culprit in a value: the innermost part that cannot be pickled."""
+    """Return the innermost part of a value that cannot be pickled."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     culprit = next((part for part in parts if not pickles(part)), None)
     return value if culprit is None else _unpicklable_part(culprit)
@@ -206,9 +206,9 @@ class Broadcast:
     """A call of one method with the same arguments for all envs; each env gets copies of the arguments.
 
     Attributes:
-        packed: Method and arguments, as `pickled` returns them, so that they can be sent outside the message. ``None``
-            if a backend sends them in a different way.
-        stored: For the backend: where it has stored method and arguments for remote hosts, so that it stores them only
+        packed: The content, which is the method and the arguments, as `pickled` returns it. ``None`` if the backend
+            sends the content separately from the message.
+        stored: The place where the backend has stored the content for remote hosts, so that it stores the content only
             once.
     """
 
@@ -222,7 +222,7 @@ class Broadcast:
         return {"packed": self.packed, "stored": None}
 
     def without_content(self) -> Broadcast:
-        """Return a broadcast without content; the content is sent in a different way."""
+        """Return a copy without the content, for a backend that sends the content separately."""
         other = copy.copy(self)
         other.packed = None
         return other
@@ -234,9 +234,10 @@ class Broadcast:
 
 
 def pickled(content: object, what: str, way_out: str) -> Array:
-    """Return a pickle, ``(nbytes,)`` uint8, which can be sent to all hosts without a copy for each.
+    """Return the pickle of ``content``, ``(nbytes,)`` uint8, which can be sent to all hosts without a copy for each.
 
-    If the value cannot be pickled, the error message contains ``what`` it is and the ``way_out``.
+    If ``content`` cannot be pickled, an `UnpicklableError` is raised. Its message begins with ``what``, a description
+    of the content, and ends with ``way_out``, a sentence of advice.
     """
     try:
         packed = dumps(content)

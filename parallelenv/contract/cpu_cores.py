@@ -1,9 +1,9 @@
 """The number of CPU cores that this process may use, and the limits that determine it.
 
-`os.cpu_count` counts the machine's cores. A process may be allowed fewer, because of its CPU affinity (`taskset`, a
-batch scheduler, a cpuset) or a cgroup's CPU quota (a container started with "1.5 CPUs" still sees every core of the
-machine). ``loky.cpu_count`` reads only the quota of the topmost cgroup, not that of a batch job, and imports all of
-loky.
+`os.cpu_count` counts the machine's cores. A process may be allowed to use fewer, because of its CPU affinity (set
+by `taskset`, a batch scheduler or a cpuset) or a cgroup's CPU quota (a container started with "1.5 CPUs" still sees
+every core of the machine). ``loky.cpu_count`` reads only the quota of the topmost cgroup, not that of a batch job,
+and imports all of loky.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Cores:
 
     machine: int  # logical cores
     affinity: int  # cores this process may be scheduled on; all of them if the system has no affinity (macOS)
-    quota: float | None  # time that the tightest cgroup grants, in cores; 1.5 is one and a half cores
+    quota: float | None  # CPU time that the strictest cgroup grants, in cores (1.5 is one and a half cores)
 
     @property
     def usable(self) -> int:
-        """The smaller of affinity and quota, at least 1; a fraction of a core counts as a core, as in Go and Java."""
+        """The smaller of affinity and quota, at least 1; a fraction of a core counts as one core, as in Go and Java."""
         return max(1, min(self.affinity, math.ceil(self.quota or self.affinity)))
 
 
@@ -35,7 +35,7 @@ def usable_cores() -> int:
 
 
 def describe_cores(root: Path = Path("/")) -> Cores:
-    """Return the limits. ``root``: the parent folder of ``proc`` and ``sys``; tests pass a fake one."""
+    """Return the limits on this process. ``root`` is the parent folder of ``proc`` and ``sys``; tests pass a fake."""
     machine = os.cpu_count() or 1
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
     quotas: list[float] = []
@@ -44,9 +44,9 @@ def describe_cores(root: Path = Path("/")) -> Cores:
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")  # version 2 names no controllers
-        # A container may see the host's path although only its own group is mounted, as the root of the mount.
+        # A container may see the host's path although only the container's group is mounted, as the root.
         group = Path(path.lstrip("/")) if ".." not in path else Path()
-        for folder in (mount / group, *(mount / parent for parent in group.parents)):  # each quota applies
+        for folder in (mount / group, *(mount / parent for parent in group.parents)):  # the quota of each level applies
             words = _read(folder / "cpu.max").split()  # version 2: "max 100000" or "150000 100000"
             if len(words) != 2:  # version 1; a quota of -1 means no quota
                 words = [_read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
