@@ -138,7 +138,7 @@ def absent_attribute(owner: object, name: str, purpose: str = "", default: str =
 
 
 def unsettable_attribute(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
-    """Return the error for an attribute that cannot be set; ``is_argument``: it is an argument of the constructor."""
+    """Return the error for an attribute that cannot be set; ``is_argument`` is ``True`` for constructor arguments."""
     default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
     return absent_attribute(owner, name, " to set", SET_ONCE.format(name) if is_argument else default)
 
@@ -146,7 +146,7 @@ def unsettable_attribute(owner: object, name: str, is_argument: bool) -> AbsentA
 def spread_seeds(seed: object, env_ids: Sequence[int], *, whole: bool) -> list[int | None]:
     """Return one seed per env: ``seed + env_id`` for an int, or the items of a list.
 
-    If ``whole`` is ``False``, ``seed`` may be ``None``: no env then gets a seed.
+    If ``whole`` is ``False``, ``seed`` may be ``None``, in which case no env gets a seed.
     """
     if seed is None and not whole:
         return [None] * len(env_ids)
@@ -208,7 +208,7 @@ def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[o
 def _spread(
     name: str, given: object, env_ids: Sequence[int], kind: type | tuple[type, ...], expected: str
 ) -> list[Any]:
-    """Return one item per env: the items of a list, or a single item for all envs. Each must be of type ``kind``."""
+    """Return one item per env: the items of a list, or a single item for all envs. Raise unless each is a ``kind``."""
     if isinstance(given, kind):
         return [given] * len(env_ids)
     items = _check_list(name, given, env_ids, expected)

@@ -385,7 +385,7 @@ class InfoRows(NamedTuple):
 
 
 class InfoForms(NamedTuple):
-    """The form of the infos of steps, and that of resets within steps. An empty form has no columns."""
+    """The forms of the infos of steps and of the infos of resets within steps. An empty form has no columns."""
 
     steps: InfoForm = ()
     resets: InfoForm = ()

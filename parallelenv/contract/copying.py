@@ -150,7 +150,7 @@ class Unpickler(pickle.Unpickler):
         self._left_alone: set[type] = set()
 
     def find_class(self, module: str, name: str) -> object:
-        """Return a global; cloudpickle's functions that rebuild a class get a wrapper that first looks for it."""
+        """Return a global; cloudpickle's functions that rebuild classes are replaced by ones that reuse classes."""
         found = super().find_class(module, name)
         if module != dynamic.__name__:
             return found

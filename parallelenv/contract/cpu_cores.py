@@ -35,7 +35,7 @@ def usable_cores() -> int:
 
 
 def describe_cores(root: Path = Path("/")) -> Cores:
-    """Return the limits on this process. ``root`` is the parent folder of ``proc`` and ``sys``; tests pass a fake."""
+    """Return the limits on this process. ``root`` is the parent folder of ``proc`` and ``sys``; tests pass another."""
     machine = os.cpu_count() or 1
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
     quotas: list[float] = []

@@ -1,4 +1,4 @@
-"""The forms in which a user may give an env, and how a host builds it."""
+"""The forms in which a user may give an env, and how a host builds the env."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ if TYPE_CHECKING:
     from parallelenv.contract.protocol import EnvFacts
 
 _NO_ENVS = (gymnasium.Space, os.PathLike, Mapping, Sequence, Set)
-"""Types that have public methods, but that users give as an env only by mistake."""
+"""Types with public methods whose instances are given as envs only by mistake."""
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
 
 _MOST_OPCODES = 50_000
-"""Number of opcodes that are read to find modules, which takes about 40 ms. Classes come before their contents."""
+"""Maximum number of opcodes that are read to find modules, which takes about 40 ms.
+
+In a pickle, a class comes before its content, so the modules of most classes are found.
+"""
 _START = pickle.PROTO + b"\x05" + pickle.FRAME
-_ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as for ``gymnasium.make``: with the module that registers it
+_ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as in ``gymnasium.make``: a module to import and an id
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class EnvFactory:
     is_live: bool
 
     def prepare(self) -> None:
-        """Import what the env needs, without making it."""
+        """Import the modules that the env needs, without making the env."""
         if isinstance(self.source, EnvSpec) and isinstance(self.source.entry_point, str):
             load_env_creator(self.source.entry_point)
         elif isinstance(self.source, PackedSource) and not self.source.is_live:  # unpickling a live env makes it
@@ -61,7 +64,7 @@ class EnvFactory:
             return gymnasium.make(self.source)
         env = self.source()
         if not is_env(env) and not is_for_calls(env):
-            raise InvalidEnvError(  # the same text for each env, so that these errors count as the same one
+            raise InvalidEnvError(  # the same text for each env, so that these errors count as equal
                 f"An env fn returned {show(env) if type(env).__module__ == 'builtins' else type(env).__name__}, which "
                 "has no reset() and step(), nor other methods to call. It must return a new env."
             )
@@ -71,7 +74,7 @@ class EnvFactory:
 
 @dataclass(frozen=True, slots=True)
 class PackedSource:
-    """An env fn for other processes: it unpickles an env or an env fn. ``caller`` is the caller's `PackageVersion`."""
+    """A picklable env fn that contains the pickle of an env or env fn. ``caller`` is the caller's `PackageVersion`."""
 
     packed: bytes
     env_id: int
@@ -84,12 +87,12 @@ class PackedSource:
         return self.factory().build()
 
     def factory(self) -> EnvFactory:
-        """Return the caller's factory."""
+        """Unpickle the source, and return a factory like the one in the caller's process."""
         return EnvFactory(self.env_id, loads(self.packed), self.is_live)
 
 
 def make_factories(envs: Any) -> tuple[EnvFactory, ...]:
-    """Return one factory per item of a user's list, in order; raise an error if it is not a list of envs."""
+    """Return one factory per item of a user's list, in order; raise an error if ``envs`` is not a list of envs."""
     if isinstance(envs, (str, EnvSpec)) or is_env(envs) or callable(envs):
         what = "env fn" if callable(envs) and not is_env(envs) else "env"
         raise InvalidEnvError(f"envs={show(envs)} is a single {what}. {_as_list(envs)}")
@@ -135,7 +138,7 @@ def _factory(env_id: int, item: object) -> EnvFactory:
 
 
 def _as_list(item: object) -> str:
-    """Return how to give this single item correctly, one sentence."""
+    """Return a sentence that says how to give this single item correctly."""
     if isinstance(item, (str, EnvSpec)):
         word = show(item) if isinstance(item, str) else "spec"
         return f"Give a list, [{word}] * n, or use ParallelEnv.make({word}, num_envs=n)."
@@ -152,9 +155,9 @@ def registered(
 ) -> EnvSpec:
     """Return the spec of a registered id, for ``gymnasium.make``.
 
-    Raises an `ArgumentError` if the env does not accept one of the user's ``make_kwargs``, and that keyword is an
-    option of the mode, is known from other libraries, or is similar to one of ``own_arguments``, the arguments of
-    ``ParallelEnv.make``.
+    Raises an `ArgumentError` if the env does not accept one of the user's ``make_kwargs`` and there is a hint for that
+    keyword. There is a hint if the keyword is known from other libraries, or if it equals or resembles one of
+    ``option_names``, the options of the mode, or ``own_arguments``, the arguments of ``ParallelEnv.make``.
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
@@ -171,7 +174,7 @@ def registered(
         try:  # only for suspect names, because it imports the env's module
             creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
             parameters = inspect.signature(creator).parameters.values()
-        except (ImportError, AttributeError, TypeError, ValueError):  # unavailable here: the call itself will raise
+        except (ImportError, AttributeError, TypeError, ValueError):  # unknown here; making the env may raise
             continue
         is_taken = any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
         if name not in spec.kwargs and not is_taken:
@@ -180,7 +183,7 @@ def registered(
 
 
 def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
-    """Pickle the sources of factories for a different process, each separately, so that envs share nothing."""
+    """Pickle the source of each factory separately for a different process, so that envs share nothing."""
     packed: dict[int, bytes] = {}  # an env fn that occurs many times is pickled once
     for factory in factories:
         source = factory.source
@@ -208,7 +211,10 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
 
 
 def _loses_state(env: object) -> bool:
-    """Return whether a live env, or one of a vector env, was reset and `EzPickle` would lose its state."""
+    """Return whether a live env was reset and `EzPickle` would lose its state.
+
+    For a vector env, return whether this is the case for any of its sub-envs.
+    """
     base, layer = getattr(env, "unwrapped", env), env
     if is_vector_env(env):
         return any(map(_loses_state, getattr(base, "envs", ())))
@@ -226,7 +232,7 @@ def modules_of(packed: Iterable[bytes]) -> list[str]:
     waiting = list(dict.fromkeys(packed))
     for one in waiting:  # grows in the loop
         memo: list[Any] = []
-        latest: tuple[Any, object] = (None, None)  # strings, pairs of module and name, None for anything else
+        latest: tuple[Any, object] = (None, None)  # each a string, a pair of module and name, or None
         for (opcode, value, _), _ in zip(pickletools.genops(one), left, strict=False):
             top: Any = value if isinstance(value, str) else None
             if opcode.name in ("PROTO", "FRAME", "MEMOIZE"):
@@ -238,7 +244,7 @@ def modules_of(packed: Iterable[bytes]) -> list[str]:
                 top = latest
                 found[latest[0]] = None
             elif isinstance(value, bytes) and value.startswith(_START) and value.endswith(pickle.STOP):
-                waiting.append(value)  # a pickle in a pickle, such as an actor's envs, which it sends to its workers
+                waiting.append(value)  # a pickle in a pickle, such as the envs that an actor sends to its workers
             elif top is not None:
                 if latest[1] == ("cloudpickle.cloudpickle", "subimport"):
                     found[top] = None
@@ -248,7 +254,7 @@ def modules_of(packed: Iterable[bytes]) -> list[str]:
 
 
 def _modules_of_id(text: str) -> list[str]:
-    """Return the modules that ``gymnasium.make`` would import for a text, if it accepts that."""
+    """Return the modules that ``gymnasium.make`` would import for ``text``; none if ``text`` is not an id."""
     module, colon, name = text.rpartition(":")
     spec = gymnasium.registry.get(name)
     modules = [module] if colon and (spec is not None or _ID.fullmatch(text)) else []
@@ -265,7 +271,7 @@ def is_env(candidate: object) -> bool:
 
 
 def is_for_calls(candidate: object) -> bool:
-    """Return whether an object without steps can be used for calls: it has a public method and is not plain data."""
+    """Return whether an object that has no ``step`` still has a public method to call, and is not plain data."""
     kind = type(candidate)
     if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
         return False
@@ -278,7 +284,7 @@ def is_vector_env(env: object) -> bool:
 
 
 def refuse_foreign(env: object, env_id: int) -> None:
-    """Raise an `InvalidEnvError` for closed envs, and for PettingZoo's multi-agent envs, whose contract differs."""
+    """Raise an `InvalidEnvError` for closed vector envs, PettingZoo's envs, and EnvPool's without Gymnasium's API."""
     if any(kind.__module__.partition(".")[0] == "pettingzoo" for kind in type(env).__mro__):
         raise InvalidEnvError(
             f"env {env_id} is {show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side by "
@@ -314,9 +320,10 @@ def refuse_live(factories: Iterable[EnvFactory]) -> None:
 
 
 def registered_by_user() -> dict[str, bytes]:
-    """Return, by id, the pickled specs that were registered in addition to Gymnasium's own, if they can be pickled.
+    """Return, by id, the pickles of specs that were registered in addition to Gymnasium's own.
 
-    If a spec cannot be pickled, the env can be given as an env fn; its id would raise Gymnasium's own error.
+    Specs that cannot be pickled are left out. Their ids raise Gymnasium's own error in a worker process; users can give
+    such an env as an env fn instead.
     """
     packed = {}
     for name, spec in gymnasium.registry.items():
@@ -327,7 +334,7 @@ def registered_by_user() -> dict[str, bytes]:
 
 
 def register_again(specs: Mapping[str, bytes]) -> None:
-    """Register those of the caller's specs that are unknown in this process."""
+    """Register those of the caller's specs whose ids are unknown in this process."""
     gymnasium.registry.update({name: loads(specs[name]) for name in specs if name not in gymnasium.registry})
 
 
@@ -345,7 +352,7 @@ def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
 
 
 def bind_arguments(env_fn: Callable[..., Env], rank: int, num_envs: int, seed: int | None) -> EnvFn:
-    """Return an env fn that has bound those of ``rank``, ``world_size`` and ``seed`` that are among its parameters."""
+    """Bind those parameters of ``env_fn`` that are named ``rank``, ``world_size`` or ``seed``; return the result."""
     known = {"rank": rank, "world_size": num_envs, "seed": None if seed is None else seed + rank}
     bound = env_fn.keywords if isinstance(env_fn, functools.partial) else {}
     try:

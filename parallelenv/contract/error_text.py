@@ -1,4 +1,4 @@
-"""Parts of messages, hints for misspelt and foreign names, and tables as plain text."""
+"""Parts of messages, hints for misspelt names and for names from other libraries, and plain-text tables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from itertools import islice
 
 _MOST_IDS = 16
-"""Number of ids that a message lists one by one."""
+"""Maximum number of ids that a message lists one by one."""
 _LONGEST = 80
-"""Number of characters of a value that a message shows."""
+"""Maximum number of characters of a value that a message shows."""
 
 
 class _Repr(reprlib.Repr):
@@ -93,7 +93,7 @@ def were(number: int, thing: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with separators and three digits, or all before the point: ``0.0123``, ``21.5``, ``12,346``."""
+    """Return a number with three digits, or with every digit before the point: ``0.0123``, ``21.5``, ``12,346``."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
@@ -117,16 +117,16 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Seq
 
 
 # ---------------------------------------------------------------- hints for users of other libraries
-# See ``docs/coming-from.md`` for more names. A name is never rejected because it is listed here, because it may be one
-# of the user's own. Code that rejects a name for other reasons looks up a hint.
+# See ``docs/coming-from.md`` for more names. A name is never rejected only because it is listed here: it may be one of
+# the user's own names. Code that rejects a name for a different reason looks up a hint here.
 
 GIVE_SPACES = "give ParallelEnv spaces=(observation_space, action_space)"
 
 SET_ONCE = "It is fixed when a ParallelEnv is made. Make another one: ParallelEnv(envs, {0}=...)."
 _OF_MAKE = ("num_envs", "render_mode", "max_episode_steps")
-"""Names that are foreign to `ParallelEnv` but not to `ParallelEnv.make`, and attributes of envs."""
+"""Names that `ParallelEnv.make` accepts as arguments, but `ParallelEnv` does not."""
 FOREIGN_SETTINGS = ("training", "update_running_mean", "norm_obs", "norm_reward", "asynchronous", "para_mode")
-"""Attributes that can be set on wrappers of other libraries; setting them on ours would silently have no effect."""
+"""Attributes that can be set on wrappers of other libraries; on this package's wrappers, they would have no effect."""
 _TABLE = {  # hint: the words for which it is shown
     # arguments
     "Give spaces=(observation_space, action_space) of one env.": "observation_space action_space",
@@ -207,11 +207,11 @@ _HINTS = {word: hint for hint, words in _TABLE.items() for word in words.split()
 
 
 def hint_at(word: object) -> str:
-    """Return the equivalent of a word: a space and a sentence, or an empty string."""
+    """Return a hint at the equivalent of another library's word: a space and a sentence, or an empty string."""
     hint = _HINTS.get(str(getattr(word, "value", word)))
     return f" {hint}" if hint else ""
 
 
 def hint_at_make_argument(name: str) -> str:
-    """Return the equivalent of a keyword argument of ``make_vec_env`` or ``make_vec``, like `hint_at`."""
+    """Return a hint, like `hint_at`, for a keyword argument of ``make_vec_env`` or ``make_vec``."""
     return "" if name in _OF_MAKE else hint_at(name)

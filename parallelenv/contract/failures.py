@@ -1,6 +1,6 @@
-"""A failure of one env, and how it gets from the host to the user.
+"""Failures of envs, which are sent from the host to the caller and raised there.
 
-An exception keeps its type, its attributes and a traceback that shows the user's own source line, in every mode.
+In every mode, an exception keeps its type, its attributes and a traceback that shows the user's own source line.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MOST_LINKS = 10
 class Failure:
     """An exception raised for one env.
 
-    ``operation`` is what the env was doing: ``"step"``, ``"reset"`` or the name of a method. It is empty if the env's
-    worker died or did not reply in time.
+    ``operation`` is what the env was doing: ``"step"``, ``"reset"`` or the name of a method. ``operation`` is
+    empty if the env's worker died or did not reply in time.
     """
 
     def __init__(self, exception: BaseException, env_id: int, operation: str) -> None:
@@ -39,14 +39,14 @@ class Failure:
 
     @property
     def exception(self) -> BaseException:
-        """The exception. It is unpacked on first access: a process that only passes it on may lack its module."""
+        """The exception. It is unpacked on first access, because a process that forwards it may lack its module."""
         if self._exception is None:
             self._exception = _unpack(self._packed)
         return self._exception
 
     @property
     def is_of_worker(self) -> bool:
-        """Whether the exception is a `WorkerDiedError` or `WorkerTimeoutError` of the env's own worker."""
+        """True if the exception is a `WorkerDiedError` or `WorkerTimeoutError` of the env's own worker."""
         return not self.operation
 
     def __getstate__(self) -> dict[str, object]:
@@ -59,10 +59,10 @@ NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
 def raise_failures(failures: Sequence[Failure], partial: object) -> None:
     """Raise the error for these failures, which are in env id order; without failures, do nothing.
 
-    If all failures have the same type and text, the exception of the first env is raised, with a note that counts the
-    others. If they differ, an exception group is raised, in which equal failures appear once. The error gets the
-    attributes ``env_ids`` (a tuple of the envs that failed), ``failures`` (their exceptions, by env id) and ``partial``
-    (the result of the envs that did not fail).
+    If all failures have the same type and text, the exception of the first env is raised, with a note that says how
+    many other envs failed. If they differ, an exception group is raised, in which equal failures appear once. The error
+    gets the attributes ``env_ids`` (a tuple of the envs that failed), ``failures`` (their exceptions, by env id) and
+    ``partial`` (the result of the envs that did not fail).
     """
     if not failures:
         return
@@ -87,7 +87,7 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
 
 
 def with_note(*failures: Failure) -> BaseException:
-    """Return one exception for failures that are alike, with a note on where it was raised."""
+    """Return one exception for equal failures; if envs raised it, add a note that says which env, and where."""
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
         return first.exception.about(tuple(failure.env_id for failure in failures))
@@ -115,7 +115,7 @@ def add_note(exception: BaseException, note: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message in one line; unless the error is one of this package, include its type."""
+    """Return an error's message in one line, preceded by the error's type unless this package defines that type."""
     if isinstance(error, BaseExceptionGroup):  # several envs failed, usually in the same way
         return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
     text = " ".join(str(error).split())
@@ -123,7 +123,10 @@ def one_line(error: BaseException) -> str:
 
 
 def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
-    """Return an exception and its causes as plain data. ``seen`` holds the ids of exceptions that led to this one."""
+    """Return an exception and its causes as plain data.
+
+    ``seen`` contains the `id` of each exception that leads to this one, because exceptions may form a cycle.
+    """
     seen = (*seen, id(exception))
     causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
     members = exception.exceptions if isinstance(exception, BaseExceptionGroup) else ()
@@ -145,7 +148,7 @@ def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
 
 
 def _load(pickled: bytes) -> Any:
-    """Return an exception that was pickled, itself or its parts."""
+    """Return an exception from its pickle, or from the pickle of its type, arguments and attributes."""
     loaded = loads(pickled)
     if not isinstance(loaded, tuple):
         return loaded
@@ -164,9 +167,9 @@ def _safe_str(exception: BaseException) -> str:
 
 
 def _unpack(packed: _Packed, exception: BaseException | None = None) -> BaseException:
-    """Return the exception with its traceback and causes; if its class imports only in the worker, an `EnvError`.
+    """Return the exception with its traceback and causes; if it cannot be loaded here, return an `EnvError`.
 
-    The members of an exception group are loaded with the group and lack only these.
+    The members of an exception group are loaded with the group; only their tracebacks and causes are added here.
     """
     if exception is None:
         with contextlib.suppress(Exception):

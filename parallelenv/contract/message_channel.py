@@ -1,4 +1,4 @@
-"""The caller's end of a connection that carries messages to a host, whatever the transport."""
+"""The caller's end of a connection that carries messages to and from a host, whatever the transport is."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class MessageChannel(ABC):
     and result rows travel in the messages, unless a subclass overrides `attach` for a host that shares the batch.
 
     Attributes:
-        items: Which items in the user's list the host has.
-        env_ids: Ids of the host's envs: the same numbers, unless there are vector envs.
+        items: Positions, in the user's list, of the items that the host owns.
+        env_ids: Ids of the host's envs; equal to ``items`` unless the list contains vector envs.
         inbox: Messages that were read before `receive` was called; if there are any, `receive` returns at once.
-        safe_bytes: Size of the largest message that can be sent while the host is sending a reply that nothing reads.
-            The default is the capacity of a pipe.
+        safe_bytes: Size of the largest message that can be sent while the host is sending a reply that the caller does
+            not read. The default is the capacity of a pipe.
     """
 
     in_caller = False
@@ -36,10 +36,10 @@ class MessageChannel(ABC):
     def __init__(self, env_ids: tuple[int, ...]) -> None:
         self.items = self.env_ids = env_ids
         self.inbox: deque[Message] = deque()
-        self._batch: Batch | None = None  # if its rows travel
+        self._batch: Batch | None = None  # set if messages contain the rows of the batch
         self._num_unread = 0
-        self._subsets: dict[tuple[int, ...], int] = {}  # by envs: its number, see `StepSubset`
-        self._latest_subsets: deque[tuple[int, ...]] = deque(maxlen=8)  # of those without a number
+        self._subsets: dict[tuple[int, ...], int] = {}  # number of each subset, see `StepSubset`
+        self._latest_subsets: deque[tuple[int, ...]] = deque(maxlen=8)  # latest subsets without a number
 
     # ---------------------------------------------------------------- for subclasses
 
@@ -60,9 +60,9 @@ class MessageChannel(ABC):
         """See `Channel`."""
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
-        """Return what the envs printed since the last call, if the host writes it to a place that the caller can read.
+        """Return what the envs have printed since the last call, if the host writes it where the caller can read it.
 
-        ``is_idle`` tells whether the host has no command; its last line is then complete.
+        ``is_idle`` is ``True`` if the host has no pending command; the last line that it printed is then complete.
         """
         return []
 
@@ -73,7 +73,7 @@ class MessageChannel(ABC):
             command.rows = self._batch.take_actions(command.env_ids)
         is_subset = command.operation == "step" and command.env_ids is not self.env_ids
         if is_subset and self._batch is None and command.env_ids not in self._subsets:
-            if command.env_ids in self._latest_subsets:  # halves take turns
+            if command.env_ids in self._latest_subsets:  # used twice, as when two halves of the envs take turns
                 self.name_subset(command.env_ids)
             self._latest_subsets.append(command.env_ids)
         return codec.encode_command(command, self.env_ids, self._subsets)
@@ -105,7 +105,7 @@ class MessageChannel(ABC):
         self.notify(batch.layout.part(self.env_ids))
 
     def number_envs(self, batch: Batch) -> None:
-        """Record the ids of the host's envs. `attach` does this first: those of vector envs are known only then."""
+        """Record the ids of the host's envs. `attach` calls this, because only then are ids in vector envs known."""
         self.env_ids = batch.layout.ids_of(self.items)
 
     def read_message(self) -> Message:
@@ -115,16 +115,19 @@ class MessageChannel(ABC):
         return message
 
     def plain_step(self, command: Command) -> Message | None:
-        """Name the subset of a step, and return the step's message without a number; ``None`` if it needs a pickle."""
+        """Return the message of a step, without a command number; ``None`` if the message needs a pickle.
+
+        If the host does not share the batch and not all of its envs step, the subset that steps gets a number first.
+        """
         if command.env_ids is not self.env_ids and self._batch is None:
             self.name_subset(command.env_ids)
         message: Message = self.pack(command)
         return None if message.frames or message.tag not in codec.PLAIN_STEPS else message
 
     def name_subset(self, env_ids: tuple[int, ...]) -> None:
-        """Assign one number to this group of envs, which represents it in step messages.
+        """Assign a number to this subset of envs and send both to the host. Step messages then contain the number.
 
-        Do nothing if the host already stores too many such numbers.
+        Do nothing if the subset already has a number, or if `codec.MOST_SUBSETS` subsets have one.
         """
         if env_ids not in self._subsets and len(self._subsets) < codec.MOST_SUBSETS:
             number = len(self._subsets) + 1
@@ -133,7 +136,10 @@ class MessageChannel(ABC):
                 self._subsets[env_ids] = number
 
     def notify(self, anything: object) -> None:
-        """Send an object that gets no reply, such as the host's `PackedSpec`; the next command reports a dead host."""
+        """Send an object that gets no reply, such as a `PackedSpec`.
+
+        If the host is dead, only the next command reports this.
+        """
         with contextlib.suppress(OSError):
             self.send_message(codec.encode(anything))
 
@@ -149,10 +155,10 @@ class MessageStep:
     def __init__(self, parts: Sequence[tuple[MessageChannel, Message]], wait: Callable[..., Sequence[Any]]) -> None:
         self._parts = parts
         self._wait = wait
-        self._shield = DeferSigint()  # a message that was written or read cannot be written or read again
+        self._shield = DeferSigint()  # no message may be written or read twice
         self._number = 0
-        self._pending: dict[MessageChannel, int] = {}  # place of each channel without a reply
-        self._done: list[int] = []  # places of the channels whose reply was read and only reports the end of the step
+        self._pending: dict[MessageChannel, int] = {}  # place in `parts` of each channel without a reply
+        self._done: list[int] = []  # places of the channels whose reply was read and is only `DONE`
 
     def send(self, number: int) -> None:  # noqa: D102 (see RepeatedStep)
         with self._shield:
@@ -177,7 +183,7 @@ class MessageStep:
         return True
 
     def _read(self, channel: MessageChannel) -> bool:
-        """Read a reply; return whether it only reports the end of the step."""
+        """Read a reply; return whether the reply is only `DONE`."""
         if channel.inbox or channel not in self._pending:
             return False
         try:

@@ -38,8 +38,8 @@ class PackedSpec(WorkerSpec):
     ) -> list[PackedSpec]:
         """Return specs in the form that is sent; raise an `UnpicklableError` if an env cannot be pickled.
 
-        ``caller`` is the version and folder of this package in the caller; by default, those of the copy that runs in
-        this process. ``shared`` (by default the arrays of the specs) and ``environment`` are as in `PackedSpec`.
+        ``caller`` is the version and folder of this package in the caller's process; the default is the copy that runs
+        in this process. ``shared`` (by default the arrays of the specs) and ``environment`` are as in `PackedSpec`.
         """
         registered, caller = registered_by_user(), caller or package_version()
         return [
@@ -63,13 +63,13 @@ class PackedSpec(WorkerSpec):
 
 
 class PackageVersion(NamedTuple):
-    """Version and folder of a copy of this package; the folder is empty if it cannot be compared (on Ray's nodes)."""
+    """Version and folder of a copy of this package; the folder is empty if folders cannot be compared (on Ray)."""
 
     version: str
     folder: str
 
     def check(self) -> None:
-        """Raise a `WorkerStartError` if this process runs a different copy than the caller, whose version this is."""
+        """Raise a `WorkerStartError` unless this process runs the caller's copy, which this tuple describes."""
         ours = package_version()
         if not self.folder and self.version != ours.version:
             raise WorkerStartError(

@@ -4,7 +4,8 @@ A *worker* steps envs: it is the caller's own thread, another thread, a process 
 in a worker that owns its envs and executes commands on them. A *channel* is the caller's access to one host.
 
 A backend decides where hosts run, where the memory of the batch is, and how the caller receives replies. Ids, done
-policies, seeds, errors and alignment are handled outside, in one place, so backends cannot disagree about them.
+policies, seeds, errors and alignment are handled in one place outside the backends, so backends cannot disagree about
+them.
 
 The life of a host is as follows. It is launched with a `WorkerSpec`, replies to a ``build`` command with the `EnvFacts`
 of its envs, and is attached to the `Batch`. Then it executes commands in the order in which they were sent, and sends
@@ -60,27 +61,28 @@ class Command:
     common: Any = None  #: A further argument, the same for every env.
     autoreset: bool = False  #: Whether a step also resets each env whose episode it ends.
     begins: tuple[int, ...] = ()  #: Envs that a step resets instead of stepping them.
-    begins_ended: bool = False  #: Whether ``begins`` are the envs whose flags of the latest step are set in the batch.
+    #: Whether a step resets, instead of ``begins``, the envs for which the latest step set a flag in the batch.
+    begins_ended: bool = False
     rows: Rows | None = None  #: Action rows of the envs, filled in by a channel whose host does not share the batch.
 
     @property
     def is_plain_step(self) -> bool:
-        """Whether the command is a step whose actions are in the batch, and no env is reset instead."""
+        """True if the command is a step whose actions are in the batch and whose ``begins`` is empty."""
         return self.operation == "step" and self.each is None and not self.begins
 
     @property
     def reads_actions(self) -> bool:
-        """Whether the host reads the actions from the batch."""
+        """True if the host reads the actions from the batch."""
         return self.operation == "step" and self.each is None
 
     @property
     def writes_rows(self) -> bool:
-        """Whether the host writes its results to rows of the batch."""
+        """True if the host writes its results to rows of the batch."""
         return self.operation in ("step", "reset") or (self.operation == "rollout" and self.common is not None)
 
 
 ManageRequest = Literal["save", "load", "loose_leaves", "set_info_forms", "start_trace", "stop_trace"]
-"""What a ``manage`` command, which steps no env, can do: methods of `parallelenv.worker.host.Host`."""
+"""Names of methods of `parallelenv.worker.host.Host` that a ``manage`` command, which steps no env, can call."""
 
 
 class Lookup(NamedTuple):
@@ -89,8 +91,8 @@ class Lookup(NamedTuple):
     #: Name of an attribute, or several names joined by dots; ``None`` if the arguments give each env its own name.
     key: str | None = None
     #: ``"value"``: a one-tuple of the attribute's value, or nothing if it is absent. ``"required"``: its value, or an
-    #: `AbsentAttributeError`. ``"exists"``: a bool. ``"hint"``: a hint at what an absent name may have meant.
-    #: ``"wrapper"``: whether the env has a wrapper of the class that its argument names.
+    #: `AbsentAttributeError`. ``"exists"``: a bool. ``"hint"``: a hint at the name that the user may have meant.
+    #: ``"wrapper"``: a bool that says whether the env has a wrapper of the class that its argument names.
     how: str = "value"
 
 
@@ -100,7 +102,8 @@ class MethodCall(NamedTuple):
     name: str  #: Name of the method, or several names joined by dots.
     positional: tuple[object, ...] = ()  #: Positional arguments.
     named: Mapping[str, object] = {}  #: Keyword arguments.
-    or_attribute: bool = False  #: Whether an attribute that is not a method is returned instead of raising.
+    #: Whether to return an attribute that is not a method, instead of raising an error.
+    or_attribute: bool = False
 
 
 @dataclass(slots=True)
@@ -136,12 +139,13 @@ class Extra(NamedTuple):
     info: Info | None = None  #: The env's info.
     loose: list[object] | None = None  #: Leaves of its state that are not in the batch, in order.
     reward: tuple[object] | None = None  #: A one-tuple of its reward, if the reward is not a number.
-    ended_loose: list[Any] | None = None  #: Like ``loose``, for an episode's last state, if the env was then reset.
-    reset_info: Info | None = None  #: The info of that reset.
+    #: Like ``loose``, for the last state of an episode, if the step that ended the episode also reset the env.
+    ended_loose: list[Any] | None = None
+    reset_info: Info | None = None  #: The info of the reset within the step.
     #: ``True`` if the reset within the step, or the reset whose result this is, found no further episode. The env's row
     #: then still holds its last state.
     is_exhausted: bool | None = None
-    #: A one-tuple of that last state, if the rows change its type and `Layout.keeps_types` is set.
+    #: A one-tuple of the ended episode's last state, if a row would change its type and `Layout.keeps_types` is set.
     ended_state: tuple[State] | None = None
 
 
@@ -154,8 +158,8 @@ EXHAUSTED = {"exhausted": True}
 class WorkerSpec:
     """The data needed to start one host, the first time or again after it died."""
 
-    env_ids: tuple[int, ...]  #: Its envs: consecutive ids.
-    envs: tuple[EnvFactory, ...]  #: A factory for each env.
+    env_ids: tuple[int, ...]  #: Ids of the host's envs, which are consecutive.
+    envs: tuple[EnvFactory, ...]  #: One factory per env.
     silence_warnings: bool = True  #: Whether a worker process ignores warnings.
     threads: int = 1  #: Upper bound on BLAS and OpenMP threads of a worker process.
     seed_globals: bool = False  #: Whether each env has its own state of the process-wide random generators.
@@ -173,7 +177,7 @@ class GroupFacts:
 
     num_envs: int  #: Number of its sub-envs.
     name: str  #: Its class, for messages.
-    autoreset: str  #: When it starts the next episode of a sub-env: ``"NextStep"``, ``"SameStep"``, ``"Disabled"``.
+    autoreset: str  #: Its autoreset mode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
     is_assumed: bool = False  #: Whether the autoreset mode is assumed, because the metadata does not contain it.
     steps_some: bool = False  #: Whether it can step some of its sub-envs and not others.
     resets_some: bool = False  #: Whether it can reset some of its sub-envs.
@@ -229,7 +233,7 @@ class Death:
 
 
 class Channel(Protocol):
-    """How the caller reaches one host, wherever it runs."""
+    """The caller's access to one host, wherever the host runs."""
 
     in_caller: bool  #: Whether the host runs in the caller's thread, and only while the caller waits for it.
 
@@ -246,7 +250,7 @@ class Channel(Protocol):
     def receive(self) -> Reply:
         """Return the next reply; raise `HostDied` if the host has died and no reply is left.
 
-        Called only after `Backend.wait` has returned this channel.
+        This method is called only after `Backend.wait` has returned this channel.
         """
 
     def attach(self, batch: Batch) -> None:
@@ -260,17 +264,17 @@ class Channel(Protocol):
 
 
 class RepeatedStep(Protocol):
-    """A plain step of the same envs that a backend has prepared to send many times.
+    """A plain step that a backend has prepared, so that the step can be repeated many times with the same envs.
 
-    A `StepPlan` of the engine repeats it. The classes in this package are `MessageStep`, which sends a message to each
-    host; `BellStep`, which wakes all worker processes at once; `CallerStep`, for a host in the caller's thread; and
-    `JointStep`, which combines one of the first two with a `CallerStep`.
+    A `StepPlan` of the engine repeats the step. The classes in this package are `MessageStep`, which sends a message to
+    each host; `BellStep`, which wakes all worker processes at once; `CallerStep`, for a host in the caller's thread;
+    and `JointStep`, which combines one of the first two with a `CallerStep`.
 
-    The hosts have no other pending command when `send` is called. An interrupt may come anywhere in these methods.
+    The hosts have no other pending command when `send` is called. Ctrl-C may interrupt `send` and `wait` at any point.
     """
 
     def send(self, number: int) -> None:
-        """Make the hosts step. The command to the first host has this number; the others are numbered on from it."""
+        """Make the hosts step. The first host's command gets this number, and the others get the following numbers."""
 
     def wait(self, timeout: float) -> bool:
         """Wait until all hosts have stepped, but no longer than ``timeout`` seconds.
@@ -282,8 +286,8 @@ class RepeatedStep(Protocol):
     def leave_to_channels(self, number: int) -> None:
         """Make the channels receive the hosts' replies to the step with this number, as they do for any other command.
 
-        It is called in a section that Ctrl-C does not interrupt, even if `send` or `wait` was interrupted at any point.
-        The hosts then step exactly once.
+        This method is called in a section that Ctrl-C does not interrupt. Even if `send` or `wait` was interrupted at
+        any point, the hosts must step exactly once.
         """
 
 
@@ -329,7 +333,7 @@ class Backend(Protocol):
         """
 
     def prepare_step(self, commands: Sequence[tuple[Channel, Command]]) -> RepeatedStep | None:
-        """Prepare a step that is likely to be repeated many times; it consists of plain steps of hosts that are idle.
+        """Prepare a step that is likely to be repeated many times. Each command is a plain step of an idle host.
 
         The result is ``None`` if there is no quicker way than to pack and send the commands each time.
         """
@@ -339,14 +343,15 @@ class Backend(Protocol):
         """Return a descriptor with which an event loop can wait for replies.
 
         The descriptor becomes readable when a host replies or dies, and stays readable until `wait` has returned that
-        host's channel. It may be readable without a reply. If the result is ``None``, `wait` is called repeatedly.
+        host's channel. The descriptor may also be readable when there is no reply. If the result is ``None``, `wait` is
+        called repeatedly.
         """
         return None
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:
-        """Close all envs and end all hosts: ask them, then terminate them, then kill them. May be called repeatedly.
+        """Close all envs and end all hosts: ask them to exit, then terminate them, then kill them.
 
-        This method may raise `KeyboardInterrupt`; it is then called again with a timeout of 0.
+        This method may be called repeatedly: after a `KeyboardInterrupt`, it is called again with a timeout of 0.
 
         Args:
             channels: All channels that were launched and not killed; hosts of an interrupted `launch` are ended as
@@ -362,7 +367,9 @@ class Sharing(Backend, Protocol):
     """A backend that can give all envs the same arrays. All other backends reject ``shared=``."""
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Copy arrays of plain dtypes to where all hosts can read them. Called between `plan_workers` and `launch`.
+        """Copy arrays of plain dtypes to memory that all hosts can read.
+
+        This method is called between `plan_workers` and `launch`.
 
         Returns:
             The value for `WorkerSpec.shared`. `launch` gives it to the hosts as read-only arrays.

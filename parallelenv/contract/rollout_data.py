@@ -34,13 +34,15 @@ class RecurrentState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """Asks a host for steps of a rollout; the command's ``each`` limits how many episodes each env may end."""
+    """Asks a host for steps of a rollout; the command's ``each`` limits the number of episodes per env."""
 
     rollout: int  #: Id of the rollout. A host keeps its copy of the policy until it gets another id.
-    #: The policy and its `RecurrentState` or ``None``, in the form that `pickled` returns; ``None`` if every host that
-    #: gets the request has its copy.
+    #: The policy and its `RecurrentState`, if any, in the form that `pickled` returns. The field is ``None`` if every
+    #: host that gets the request already has a copy of the policy.
     policy: Array | None
-    num_steps: int  #: Number of steps to make, or fewer if every env reaches its limit. 0 only unpickles the policy.
+    #: Maximum number of steps: the host stops earlier if every env reaches its limit. If 0, the host only unpickles
+    #: the policy.
+    num_steps: int
     autoreset: bool  #: Whether the host resets an env in the step that ends its episode.
     skips_done: bool  #: Whether done envs are skipped.
 
@@ -64,7 +66,8 @@ class RolloutChunk:
     env_ids: tuple[int, ...]  #: The env of each column.
     #: The policy's inputs, one array per leaf, ``(num_steps, k, *shape)``; object arrays for loose leaves.
     states: list[Array]
-    actions: list[Array]  #: The policy's actions, in the same form; a single object array if actions are loose.
+    #: The policy's actions, in the same form as ``states``; a single object array if actions are loose.
+    actions: list[Array]
     rewards: Array  #: ``(num_steps, k)`` float64.
     flags: Array  #: ``(num_steps, k, 2)`` bool: terminated, truncated.
     valid: Array  #: ``(num_steps, k)`` bool: whether the env made this step.
@@ -76,7 +79,7 @@ class RolloutChunk:
     seconds: float = 0.0  #: Seconds that the host needed, without the time for messages.
     #: By env id, the step in which an env failed, and the failure. The env made no further step.
     failed: dict[int, tuple[int, Failure]] = field(default_factory=dict)
-    broken: Failure | None = None  #: Why the policy failed to give actions for the step after the last.
+    broken: Failure | None = None  #: The policy's failure in the step after the last one; ``None`` if none.
     exhausted: set[int] = field(default_factory=set)  #: Envs that found no further episode. They made no further step.
 
     @property
@@ -98,7 +101,7 @@ class RolloutChunk:
         return {**vars(self), "said": (said, table)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Set the fields."""
+        """Set the fields from the result of `__getstate__`."""
         said, table = state["said"]
         if table is not None:
             form, places, rows = table
@@ -107,7 +110,7 @@ class RolloutChunk:
         vars(self).update(state, said=said)
 
     def __deepcopy__(self, memo: object) -> RolloutChunk:
-        """Return the object itself: the host does not keep its arrays. In one process, this saves copying them."""
+        """Return the chunk itself, without a copy, because the host does not keep the chunk's arrays."""
         return self
 
 
@@ -119,7 +122,7 @@ class ExtrasFormat(NamedTuple):
 
 
 def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasFormat]) -> dict[str, ExtrasFormat]:
-    """Return formats for extras that fit both the known and the new ones; raise an `ArgumentError` if none exist."""
+    """Return formats that fit both known and newly found extras; raise an `ArgumentError` if there are none."""
     joined = {**known, **found}
     for name in known.keys() & found.keys():
         before, now = known[name], found[name]
@@ -143,7 +146,10 @@ def forms_of(extras: Mapping[str, Array]) -> dict[str, ExtrasFormat]:
 def stack_extras(
     parts: Iterable[tuple[Mapping[str, Array], Any]], forms: Mapping[str, ExtrasFormat], shape: tuple[int, ...]
 ) -> dict[str, Array]:
-    """Return the extras of all steps and envs, with the axes ``shape``: each part at its place, zeros elsewhere."""
+    """Return the extras of all steps and envs, as arrays whose first axes have the sizes ``shape``.
+
+    Each part is written to its place. All other entries are zero, or ``None`` in object arrays.
+    """
     stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms.items()}
     for extras, place in parts:
         for name, array in extras.items():
@@ -167,7 +173,7 @@ def empty_actions(shape: tuple[int, ...], batch: Batch) -> list[Array]:
 
 
 def join_ends(parts: Sequence[EpisodeEnds], leaves: Sequence[Array | None]) -> EpisodeEnds:
-    """Join all of these into one object, sorted. ``leaves`` are the arrays of a batch, for shapes and dtypes."""
+    """Join the parts into one sorted `EpisodeEnds`. ``leaves`` is `Batch.states`, which gives shapes and dtypes."""
     if not parts:
         nothing = np.zeros(0, dtype=np.int64)
         return EpisodeEnds(nothing, nothing.copy(), [empty_rows((0,), like) for like in leaves])
@@ -200,10 +206,10 @@ def check_rows(name: str, nest: object, num_envs: int) -> None:
 
 
 def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
-    """Join rows of recurrent states, each given by a `RecurrentState` and a position in it, into one nest.
+    """Join rows of recurrent states into one nest.
 
-    ``None`` means no state, and becomes a row of zeros. The result is ``None`` if all parts are ``None``. If the nests
-    differ in structure, an `ArgumentError` is raised.
+    Each part is a `RecurrentState` and the position of a row in it, or ``None`` for a row of zeros. The result is
+    ``None`` if all parts are ``None``. If the nests differ in structure, an `ArgumentError` is raised.
     """
     first = next((part for part in parts if part is not None), None)
     if first is None:

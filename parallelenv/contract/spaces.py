@@ -1,9 +1,9 @@
-"""Splits spaces into lists of leaves.
+"""Splits spaces, states and actions into lists of leaves.
 
-A state or an action is split into the leaves of its space. Leaves of fixed shape and dtype (`Box`, `Discrete`,
-`MultiBinary`, `MultiDiscrete`) have an array with one row per env in the batch. All other leaves are *loose*: they are
-sent as Python objects (those of a state as `Extra.loose`), and a host keeps the latest ones of each env in
-`RowWriter.loose`.
+The leaves of a space are its parts that are neither a `Dict` nor a `Tuple`. Leaves of fixed shape and dtype
+(`Box`, `Discrete`, `MultiBinary`, `MultiDiscrete`) have an array with one row per env in the batch. All other leaves
+are *loose*: their values are sent as Python objects. The loose leaves of a state are sent in `Extra.loose`, and a host
+keeps the latest ones of each env in `RowWriter.loose`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Env: TypeAlias = Any
 
 
 class Structure:
-    """How values of one space are split into leaves and joined again.
+    """Splits the values of one space into leaves, and joins leaves to values.
 
-    If there is no space, because the envs declare none or differ, the whole value is one loose leaf.
+    If there is no space, because the envs declare none or different ones, the whole value is one loose leaf.
 
     Attributes:
         leaves: The space of each leaf.
@@ -69,7 +69,7 @@ class Structure:
             self._paths.append(path)
 
     def is_fixed(self, leaf: int) -> bool:
-        """Return whether values of this leaf have a fixed shape and dtype. False for subclasses of the usual spaces."""
+        """Return whether a leaf has a fixed shape and dtype; ``False`` for subclasses of Gymnasium's spaces."""
         return type(self.leaves[leaf]) in (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
     def describe(self, leaf: int) -> str:
@@ -89,7 +89,7 @@ class Structure:
             raise EnvContractError(f"{what}: {type(error).__name__}: {error}.") from None
 
     def check_leaf(self, leaf: int, value: object) -> None:
-        """Raise an `EnvContractError` unless a leaf of a state has the shape and dtype of its space, if any."""
+        """Raise an `EnvContractError` unless a leaf of a state fits the shape and dtype of its space, if any."""
         space = self.leaves[leaf]
         shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
         if shape is None or dtype is None:
@@ -115,7 +115,7 @@ class Structure:
         return next(leaves)
 
     def stack(self, leaf: int, values: Sequence[object]) -> Any:
-        """Batch the values of a loose leaf, one per env, like Gymnasium or, without a space, like `batch_values`."""
+        """Batch the values of a loose leaf, one per env, as Gymnasium does; if there is no space, by `batch_values`."""
         space = self.leaves[leaf]
         if space is None:
             return batch_values(values)
@@ -124,13 +124,13 @@ class Structure:
 
 
 def common_space(candidates: Iterable[Space | None]) -> Space | None:
-    """Return the space that all candidates equal, or ``None`` if candidates differ or one of them is ``None``."""
+    """Return the space if all candidates are equal; ``None`` if they differ or if one of them is ``None``."""
     first, *others = candidates
     return first if all(space is first or space == first for space in others) else None
 
 
 def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
-    """Return facts about envs; if spaces are given, they replace those of each env."""
+    """Return facts about envs, in which ``spaces``, if given, replace the spaces of each env."""
     if spaces is None:
         return list(facts)
     return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]
@@ -142,7 +142,11 @@ def batched(space: Space | None, num_envs: int) -> Space | None:
 
 
 def batch_values(values: Sequence[Any]) -> State:
-    """Batch values without a space: dicts with the same keys by key if all parts stack, others by `stack_values`."""
+    """Batch values that have no space.
+
+    Dicts with the same keys become one dict of batched values, or an object array of the dicts if any of their values
+    cannot be stacked. All other values are batched by `stack_values`.
+    """
     if not values or any(type(value) is not dict or value.keys() != values[0].keys() for value in values):
         return stack_values(values)
     batched = {key: batch_values([value[key] for value in values]) for key in values[0]}
@@ -151,7 +155,7 @@ def batch_values(values: Sequence[Any]) -> State:
 
 
 def pick_rows(batch: Any, rows: int | Sequence[int]) -> Any:
-    """Return one row of a batch, or several, by an index or a list of them; for a dict, by key."""
+    """Return the row of a batch at an index, or the rows at several indices. A dict gives a dict of rows."""
     if isinstance(batch, dict):
         return {key: pick_rows(part, rows) for key, part in batch.items()}
     return batch[rows] if hasattr(batch, "shape") or isinstance(rows, int) else tuple(batch[row] for row in rows)
@@ -177,10 +181,10 @@ def object_array(values: Sequence[object]) -> Array:
 
 
 def casts_to(array: Array, dtype: DType) -> bool:
-    """Return whether an array can be cast to a dtype: floats may lose precision, as in Gymnasium, ints may not."""
+    """Return whether an array can be cast to a dtype. Floats may lose precision, as in Gymnasium; ints may not."""
     if array.dtype == dtype:
         return True
-    if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: ints become int64, whose kind is not that of uint8
+    if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: Python ints become int64, but may fit in uint8
         return np.can_cast(array.dtype, dtype, "safe") or bool((array.astype(dtype) == array).all())
     return np.can_cast(array.dtype, dtype, "same_kind")
 

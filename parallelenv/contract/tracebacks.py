@@ -20,11 +20,11 @@ from parallelenv.errors import ParallelEnvError
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
 _PLUMBING = "cloudpickle concurrent contextlib functools multiprocessing pickle queue selectors threading"
-"""Packages whose frames are left out if this package called them, but not if an env or policy did."""
+"""Packages whose frames are hidden if this package called them, but shown if an env or policy did."""
 
 _ON_PURPOSE = ParallelEnvError, gymnasium.error.Error, BaseExceptionGroup, OSError, KeyboardInterrupt
 _MOST_FRAMES = 50
-"""The number of outermost, and of innermost, frames of a traceback that are kept."""
+"""A long traceback keeps this many of its outermost frames, and as many of its innermost."""
 
 
 # ---------------------------------------------------------------- what a user sees
@@ -34,7 +34,7 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
     """Leave this package's frames out of the tracebacks of a function, or of all public methods of a class.
 
     The user then sees the line of the call, the frames of the env or policy that raised, and the message. ``translate``
-    returns the exception to raise instead of an error.
+    takes an error and returns the exception to raise instead.
     """
     if not isinstance(target, type):
         return cast("_Target", _shortening(target, translate))
@@ -49,7 +49,7 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
 
 
 def shortens_tracebacks(function: _Target) -> _Target:
-    """Mark a method that does the work of `short_tracebacks` itself, which saves a frame."""
+    """Mark a method that shortens its tracebacks itself, so that `short_tracebacks` does not wrap it."""
     vars(function)["has_short_traceback"] = True
     return function
 
@@ -63,10 +63,13 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 class ShortTracebacks:
-    """Base class that gives short tracebacks to the public methods of its subclasses, including users' own."""
+    """Base class that gives short tracebacks to the public methods of its subclasses in this package.
+
+    Users' subclasses inherit these methods.
+    """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Shorten the tracebacks of this package's subclasses only, because users' frames must be visible."""
+        """Shorten tracebacks only if the subclass is in this package, because users' frames must be visible."""
         super().__init_subclass__(**kwargs)
         if _is_ours(cls.__module__):
             short_tracebacks(cls)
@@ -137,13 +140,13 @@ def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
     for one in waiting:
         shown = causes(one)
         if "__cause__" not in shown and id(shown.get("__context__")) in emptied:
-            # The context was handled within this package and is of no interest to the user. A class may forbid plain
-            # assignment.
+            # The context was handled within this package and is of no interest to the user. The exception's class
+            # may forbid plain assignment.
             vars(BaseException)["__suppress_context__"].__set__(one, True)
 
 
 def causes(error: BaseException) -> dict[str, BaseException]:
-    """Return, by attribute, those of an error's cause and context that are shown."""
+    """Return the cause and the context of an error, by attribute name, if Python shows them."""
     names = ("__cause__",) if _get(error, "__suppress_context__") else ("__cause__", "__context__")
     return {name: one for name in names if (one := _get(error, name)) is not None}
 
@@ -154,7 +157,10 @@ def _get(error: BaseException, name: str) -> Any:
 
 
 def _entries(error: BaseException) -> list[TracebackType]:
-    """Return the entries of an error's traceback, which grows if it is raised repeatedly, without a long middle."""
+    """Return the entries of an error's traceback; if there are many, without those in the middle.
+
+    The traceback of an error grows each time the error is raised.
+    """
     entries = []
     entry: TracebackType | None = _get(error, "__traceback__")
     while entry is not None:
@@ -171,7 +177,7 @@ def _kept(entries: Sequence[TracebackType], is_of_env: bool) -> list[TracebackTy
     was_left_out = not is_of_env
     for position, entry in enumerate(entries):
         module = _module(entry)
-        # The `step` of a Gymnasium wrapper or checker only leads on to the env if there is a `step` further down.
+        # A `step` of a Gymnasium wrapper or checker only calls the env's `step` if a `step` follows further down.
         called = entry.tb_frame.f_code.co_name.removeprefix("env_").removesuffix("_passive_checker")
         was_left_out = (
             _is_ours(module)
@@ -195,10 +201,10 @@ def _module(entry: TracebackType) -> str:
 
 
 def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
-    """Chain new entries to a traceback: setting `tb_next` walks over all that follow."""
+    """Return a traceback of new entries. Setting `tb_next` of existing ones would walk over all that follow."""
     following: TracebackType | None = None
     for entry in reversed(entries):
-        line = entry.tb_lineno or entry.tb_frame.f_code.co_firstlineno  # None if Ctrl-C came between two lines
+        line = entry.tb_lineno or entry.tb_frame.f_code.co_firstlineno  # no `tb_lineno` if Ctrl-C came between lines
         following = TracebackType(following, entry.tb_frame, entry.tb_lasti, line)
     return following
 
@@ -207,7 +213,10 @@ def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
 
 
 class FrameLine(NamedTuple):
-    """One entry of a traceback, as plain data; its lines and columns are those of the expression that failed."""
+    """One entry of a traceback, as plain data.
+
+    ``first_line`` is the first line of the function. The other lines and columns are those of the failed expression.
+    """
 
     filename: str
     module: str
@@ -247,11 +256,11 @@ def rebuild(places: Sequence[FrameLine]) -> TracebackType | None:
 def _raised_at(place: FrameLine) -> TracebackType:
     """Raise an exception in code that is compiled for this place, and return the traceback entry that results.
 
-    Debuggers, IPython and pytest inspect frames and their code, so both are real. The code has the line and columns of
-    the expression that failed, so that tracebacks mark the expression as they would in the process where it failed
-    (tblib, for example, has no columns).
+    Debuggers, IPython and pytest inspect frames and their code, so the entry needs a real frame with real code. The
+    code has the line and columns of the expression that failed, so that tracebacks mark the expression as they would in
+    the process where it failed (tblib, for example, has no columns).
     """
-    if place.source and not linecache.getline(place.filename, place.line):  # only the process that raised can read it
+    if place.source and not linecache.getline(place.filename, place.line):  # unreadable in this process
         lines = linecache.getlines(place.filename)
         lines = [*lines, *[""] * (place.line - len(lines))]
         lines[place.line - 1] = place.source

@@ -1,4 +1,4 @@
-"""Facts about its worker that an env can query while it is made, reset or stepped; and facts about processes."""
+"""Facts about an env's worker, for the env while it is made, reset or stepped, and facts about processes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ class WorkerInfo:
     #: Seed of the env's latest reset with a seed; before that, the seed of the `ParallelEnv` plus the env id, or
     #: ``None``.
     seed: int | None
-    shared: Mapping[str, Array]  #: The arrays that the `ParallelEnv` was made with, read-only, shared by all workers.
+    shared: Mapping[str, Array]  #: The read-only arrays given to the `ParallelEnv`, shared by all workers.
 
 
 def get_worker_info() -> WorkerInfo | None:
     """Return the facts of the env whose constructor, reset, step or other method is running in this thread.
 
-    With these facts, envs can divide data among themselves: ``files[info.env_id :: info.num_envs]``. Envs in the same
-    worker get different facts as well. Outside envs, and in threads that an env started itself, the result is ``None``.
+    With these facts, envs can divide data among themselves: ``files[info.env_id :: info.num_envs]``. Each env gets
+    its own facts, even if envs share a worker. Outside envs, and in threads that an env started itself, the result is
+    ``None``.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code not in _CALLERS_OF_ENVS:
@@ -51,7 +52,7 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 _CALLERS_OF_ENVS: set[CodeType] = set()
-"""Code objects of the functions whose frames show which host calls envs."""
+"""Code objects of the functions in whose frames `get_worker_info` finds the host."""
 
 
 def calls_envs(function: _Function) -> _Function:
@@ -81,7 +82,7 @@ class ProcessInfo(NamedTuple):
 
     @property
     def is_near(self) -> bool:
-        """Whether the process runs on this machine."""
+        """True if the process runs on this machine."""
         return self.pid > 0 and self.machine == platform.node()
 
     def memory(self) -> int | None:
