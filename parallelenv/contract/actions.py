@@ -27,7 +27,7 @@ class ActionReader:
         keeps_graphs: ``True``: an action that requires gradients reaches its env with its graph. ``False``: such an
             action is rejected. ``None``: gradients are dropped.
         as_given: If ``True``, actions of a `Box` keep their own dtype instead of getting the dtype of the space, and
-            floats that are whole numbers are accepted as ints, as in other libraries.
+            whole numbers given as floats are accepted where ints are needed, as in other libraries.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ActionReader:
     def write(
         self, batch: Batch, action: Action, env_ids: Sequence[int], stepped: Sequence[int], chosen: Sequence[int] | None
     ) -> list[Action] | None:
-        """Write the actions of the envs that will step into their rows of the batch.
+        """Write actions to the batch, in the rows of the envs that will step.
 
         ``action`` contains one action for each env of ``env_ids``. It is a list, or a batch as returned by
         ``action_space.sample()``. Only the envs in ``stepped`` will step; ``chosen`` contains their positions in
@@ -155,7 +155,7 @@ class ActionReader:
         if self._as_given and array.dtype.kind in "biuf":
             if isinstance(space, Box):
                 return array
-            with np.errstate(invalid="ignore"):  # nan
+            with np.errstate(invalid="ignore"):  # casting nan warns
                 ints = array.astype(field.dtype)
             array = ints if (ints == array).all() else array  # whole numbers
         if not casts_to(array, field.dtype):

@@ -208,7 +208,7 @@ def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[o
 def _spread(
     name: str, given: object, env_ids: Sequence[int], kind: type | tuple[type, ...], expected: str
 ) -> list[Any]:
-    """Return one item per env: the items of a list, or a single item for all envs. Raise unless each is a ``kind``."""
+    """Return one item per env: the items of a list, or a single item for all. Raise unless each is of type ``kind``."""
     if isinstance(given, kind):
         return [given] * len(env_ids)
     items = _check_list(name, given, env_ids, expected)
@@ -265,10 +265,10 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
-    """Return the env ids that an ``id`` argument names, in the order given; it must not be ``None``.
+    """Return the env ids that an ``id`` argument names, in the order given.
 
-    The argument must be an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``;
-    otherwise an error is raised, whose message contains ``name``, the public name of the argument.
+    The argument must be an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``, but
+    not ``None``. Otherwise an error is raised, whose message contains ``name``, the public name of the argument.
     """
     if isinstance(argument, slice):
         try:

@@ -190,7 +190,7 @@ class Batch:
             self.info_marks[rows] = 0
 
     def read_reset_infos(self, env_ids: Sequence[int]) -> dict[int, Info]:
-        """Return, by env id, the infos of resets within the latest step of these envs, but only infos in columns."""
+        """Return, by env id, the infos in columns that come from resets within the latest step of these envs."""
         columns = self.reset_columns
         if columns is None:
             return {}
@@ -237,7 +237,10 @@ class Batch:
             array[rows] = result
 
     def _result_rows(self, env_ids: Sequence[int]) -> Iterator[tuple[Array, Index]]:
-        """Yield each array of results and the index of these envs' rows; for ended states, of rows with a flag set."""
+        """Yield each array of results and the index of these envs' rows in the array.
+
+        For ended states, the index contains only the rows for which a flag (terminated or truncated) is set.
+        """
         selected = self.rows(env_ids)
         yield from ((array, selected) for array in self._results)
         ended = self.ended(env_ids) if self.layout.keeps_ended else ()
@@ -505,7 +508,7 @@ def _dict_maker(keys: tuple[str, ...]) -> Callable[..., list[Info]]:
 
 
 def _access(array: Array, column: InfoColumn) -> tuple[Callable[[int, Any], None], Callable[[Index], list[Any]]]:
-    """Return two functions: one writes a value to a row, one lists the values of rows in their original type."""
+    """Return two functions: one writes a value to a row, the other lists rows' values in their original type."""
     if column.kind is np.ndarray:
 
         def store_array(row: int, value: Array) -> None:

@@ -202,7 +202,7 @@ def decode_reply(message: Message) -> Reply:
 
 
 def encode(anything: object) -> Message:
-    """Return an object that is neither a command nor a reply as a message."""
+    """Return a message that contains an object other than a command or a reply."""
     return Message(_PICKLED, 0, _dump(copying.Pickler, anything))
 
 
@@ -230,7 +230,7 @@ def _dump(pickler: Any, *parts: object) -> list[Any]:
         return False
 
     def reduce_array(array: Array) -> object:
-        # Otherwise a read-only array would stay read-only.
+        # Without the copy, a read-only array would still be read-only after unpickling.
         return (array if array.flags.writeable else array.copy()).__reduce_ex__(5)
 
     head = io.BytesIO()

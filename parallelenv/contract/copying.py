@@ -33,7 +33,7 @@ def _reduce_code(code: CodeType) -> tuple[object, ...]:
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler, except that functions keep the name of their file.
 
-    cloudpickle 3.1.3 and later drop that name; a traceback could then not show the source line of an env defined in a
+    cloudpickle 3.1.3 and later drop that name, so tracebacks could not show the source line of an env defined in a
     notebook.
     """
 
@@ -123,7 +123,7 @@ def _graph_parts(value: Any, torch: Any) -> list[Any]:
 
 
 def deep_copy_but_graph(value: Any) -> Any:
-    """Return a copy like `deep_copy`, but share the `graph_parts`: copying them would cut the gradients' path."""
+    """Return a copy like `deep_copy`, but share the `graph_parts`, because copying would cut off the gradients."""
     parts = graph_parts(value)
     return copy.deepcopy(value, {id(part): part for part in parts}) if parts else deep_copy(value)
 
@@ -150,7 +150,10 @@ class Unpickler(pickle.Unpickler):
         self._left_alone: set[type] = set()
 
     def find_class(self, module: str, name: str) -> object:
-        """Return a global; cloudpickle's functions that rebuild classes are replaced by ones that reuse classes."""
+        """Return a global.
+
+        cloudpickle's functions that rebuild a class are replaced by functions that first look for an existing class.
+        """
         found = super().find_class(module, name)
         if module != dynamic.__name__:
             return found

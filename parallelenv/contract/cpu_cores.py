@@ -35,7 +35,10 @@ def usable_cores() -> int:
 
 
 def describe_cores(root: Path = Path("/")) -> Cores:
-    """Return the limits on this process. ``root`` is the parent folder of ``proc`` and ``sys``; tests pass another."""
+    """Return the limits on the cores of this process.
+
+    ``root`` is the parent folder of ``proc`` and ``sys``; tests pass a temporary folder.
+    """
     machine = os.cpu_count() or 1
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
     quotas: list[float] = []

@@ -23,7 +23,7 @@ class _Repr(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = 2 * _LONGEST
 
     def repr_dict(self, x: dict[object, object], level: int) -> str:
-        """Keep the order, unlike `reprlib`."""
+        """Keep the order of items, which `reprlib` would sort."""
         if level <= 0 or not x:
             return "{...}" if x else "{}"
         items = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
@@ -32,7 +32,7 @@ class _Repr(reprlib.Repr):
     def repr_instance(self, x: object, level: int) -> str:
         """Describe large arrays and tensors by shape and dtype."""
         shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-        if not hasattr(type(x), "__array__") or shape is None or dtype is None:  # a space has both as well
+        if not hasattr(type(x), "__array__") or shape is None or dtype is None:  # spaces have both, too
             return super().repr_instance(x, level)
         text = " ".join(repr(x).split()) if math.prod(shape) <= self.maxlist else ""
         return text if 0 < len(text) <= _LONGEST else f"<{type(x).__name__} of shape {tuple(shape)} and dtype {dtype}>"
@@ -42,7 +42,7 @@ _REPR = _Repr()
 
 
 def show(value: object) -> str:
-    """Return a value as a user would write it; if that is long, shorten it or give its type and length. Never raise."""
+    """Return a value as a user would write it; shorten a long text or give the value's type and length. Never raise."""
     try:
         text = _REPR.repr(value)
         if len(text) > _LONGEST and isinstance(value, (list, tuple, set, frozenset, dict)):

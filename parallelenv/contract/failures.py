@@ -87,7 +87,7 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
 
 
 def with_note(*failures: Failure) -> BaseException:
-    """Return one exception for equal failures; if envs raised it, add a note that says which env, and where."""
+    """Return one exception for equal failures; if envs raised it, add a note with the env, operation and process."""
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
         return first.exception.about(tuple(failure.env_id for failure in failures))

@@ -33,7 +33,7 @@ class DeferSigint:
     def __enter__(self) -> None:
         self._previous = None
         if threading.get_ident() == self._main:
-            self._noted = False  # an earlier exit may have been interrupted; that interrupt was raised
+            self._noted = False  # may be set if an earlier exit was interrupted; that interrupt was raised
             self._previous = _set_handler(_INTERRUPT, self._handler)
 
     def _note(self, *_: object) -> None:

@@ -105,7 +105,7 @@ class MessageChannel(ABC):
         self.notify(batch.layout.part(self.env_ids))
 
     def number_envs(self, batch: Batch) -> None:
-        """Record the ids of the host's envs. `attach` calls this, because only then are ids in vector envs known."""
+        """Record the ids of the host's envs. `attach` calls this, because ids of sub-envs are not known earlier."""
         self.env_ids = batch.layout.ids_of(self.items)
 
     def read_message(self) -> Message:
@@ -117,7 +117,7 @@ class MessageChannel(ABC):
     def plain_step(self, command: Command) -> Message | None:
         """Return the message of a step, without a command number; ``None`` if the message needs a pickle.
 
-        If the host does not share the batch and not all of its envs step, the subset that steps gets a number first.
+        If the host does not share the batch and only some of its envs step, this subset gets a number first.
         """
         if command.env_ids is not self.env_ids and self._batch is None:
             self.name_subset(command.env_ids)
@@ -198,7 +198,7 @@ class MessageStep:
         return message.tag == DONE
 
     def leave_to_channels(self, number: int) -> None:  # noqa: D102 (see RepeatedStep)
-        if self._number != number:  # interrupted before it was sent
+        if self._number != number:  # interrupted before the step was sent
             self._send(number)
         for place in self._done:
             self._parts[place][0].inbox.append(Message(DONE, number + place))

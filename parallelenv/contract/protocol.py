@@ -4,8 +4,8 @@ A *worker* steps envs: it is the caller's own thread, another thread, a process 
 in a worker that owns its envs and executes commands on them. A *channel* is the caller's access to one host.
 
 A backend decides where hosts run, where the memory of the batch is, and how the caller receives replies. Ids, done
-policies, seeds, errors and alignment are handled in one place outside the backends, so backends cannot disagree about
-them.
+policies, seeds, errors and alignment are handled in one place outside the backends, so that backends cannot disagree
+about them.
 
 The life of a host is as follows. It is launched with a `WorkerSpec`, replies to a ``build`` command with the `EnvFacts`
 of its envs, and is attached to the `Batch`. Then it executes commands in the order in which they were sent, and sends
@@ -61,7 +61,7 @@ class Command:
     common: Any = None  #: A further argument, the same for every env.
     autoreset: bool = False  #: Whether a step also resets each env whose episode it ends.
     begins: tuple[int, ...] = ()  #: Envs that a step resets instead of stepping them.
-    #: Whether a step resets, instead of ``begins``, the envs for which the latest step set a flag in the batch.
+    #: Whether a step resets the envs for which the latest step set a flag in the batch; ``begins`` is then ignored.
     begins_ended: bool = False
     rows: Rows | None = None  #: Action rows of the envs, filled in by a channel whose host does not share the batch.
 
@@ -90,9 +90,9 @@ class Lookup(NamedTuple):
 
     #: Name of an attribute, or several names joined by dots; ``None`` if the arguments give each env its own name.
     key: str | None = None
-    #: ``"value"``: a one-tuple of the attribute's value, or nothing if it is absent. ``"required"``: its value, or an
-    #: `AbsentAttributeError`. ``"exists"``: a bool. ``"hint"``: a hint at the name that the user may have meant.
-    #: ``"wrapper"``: a bool that says whether the env has a wrapper of the class that its argument names.
+    #: ``"value"``: a one-tuple of the attribute's value, or nothing if the attribute is absent. ``"required"``: the
+    #: value, or an `AbsentAttributeError`. ``"exists"``: a bool. ``"hint"``: a hint at the name that the user may have
+    #: meant. ``"wrapper"``: a bool that says whether the env has a wrapper of the class that its argument names.
     how: str = "value"
 
 
@@ -134,7 +134,7 @@ class NoEffect(Remark):
 
 
 class Extra(NamedTuple):
-    """Values that a step or reset of one env returns in addition to its rows in the batch; ``None`` if absent."""
+    """Values that a step or reset of one env returns in addition to the env's row in the batch; ``None`` if absent."""
 
     info: Info | None = None  #: The env's info.
     loose: list[object] | None = None  #: Leaves of its state that are not in the batch, in order.
@@ -142,8 +142,8 @@ class Extra(NamedTuple):
     #: Like ``loose``, for the last state of an episode, if the step that ended the episode also reset the env.
     ended_loose: list[Any] | None = None
     reset_info: Info | None = None  #: The info of the reset within the step.
-    #: ``True`` if the reset within the step, or the reset whose result this is, found no further episode. The env's row
-    #: then still holds its last state.
+    #: ``True`` if a reset, which may be the one within the step, found no further episode. The env's row then still
+    #: holds the env's last state.
     is_exhausted: bool | None = None
     #: A one-tuple of the ended episode's last state, if a row would change its type and `Layout.keeps_types` is set.
     ended_state: tuple[State] | None = None
@@ -185,7 +185,7 @@ class GroupFacts:
     seeds_each: bool = False  #: Whether it accepts a seed for each sub-env, instead of one seed for all.
 
     def does_for_some(self, operation: str) -> bool:
-        """Return whether it can execute an operation on only some of its sub-envs."""
+        """Return whether the vector env can execute an operation on only some of its sub-envs."""
         return (
             self.resets_some if operation == "reset" else operation == "step" and (self.steps_some or self.steps_ended)
         )
@@ -199,7 +199,7 @@ class EnvFacts:
     action_space: Space | None  #: ``None`` if the env declares none.
     metadata: Info  #: The env's ``metadata``.
     render_mode: str | None  #: The env's ``render_mode``.
-    process: ProcessInfo = UNKNOWN_PROCESS  #: The process that it runs in.
+    process: ProcessInfo = UNKNOWN_PROCESS  #: The process in which the env runs.
     instance: int = 0  #: The object's `id` in that process, to distinguish it from other objects.
     has_steps: bool = True  #: Whether it has ``reset`` and ``step``; otherwise it only supports calls and attributes.
     group: GroupFacts | None = None  #: The properties of a vector env; ``None`` for a single env.
@@ -279,8 +279,8 @@ class RepeatedStep(Protocol):
     def wait(self, timeout: float) -> bool:
         """Wait until all hosts have stepped, but no longer than ``timeout`` seconds.
 
-        The result is ``True`` if all hosts have stepped and have nothing to report; no reply follows. If it is
-        ``False``, `leave_to_channels` is called next.
+        The result is ``True`` if all hosts have stepped and have nothing to report; no reply follows. If the
+        result is ``False``, `leave_to_channels` is called next.
         """
 
     def leave_to_channels(self, number: int) -> None:

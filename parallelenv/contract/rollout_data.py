@@ -36,7 +36,7 @@ class RecurrentState(NamedTuple):
 class RolloutRequest:
     """Asks a host for steps of a rollout; the command's ``each`` limits the number of episodes per env."""
 
-    rollout: int  #: Id of the rollout. A host keeps its copy of the policy until it gets another id.
+    rollout: int  #: Id of the rollout. A host keeps its copy of the policy until it gets a different id.
     #: The policy and its `RecurrentState`, if any, in the form that `pickled` returns. The field is ``None`` if every
     #: host that gets the request already has a copy of the policy.
     policy: Array | None
@@ -75,7 +75,7 @@ class RolloutChunk:
     extras: dict[str, Array] = field(default_factory=dict)  #: The policy's further outputs, ``(num_steps, k, ...)``.
     said: dict[StepIndex, Extra] = field(default_factory=dict)  #: Values that steps returned in addition to the rows.
     loose: dict[int, list[object]] = field(default_factory=dict)  #: Loose leaves of the states at the end, by env id.
-    memory: RecurrentState | None = None  #: The policy's recurrent state after the last step, if it has one.
+    memory: RecurrentState | None = None  #: The recurrent state after the last step, if the policy has one.
     seconds: float = 0.0  #: Seconds that the host needed, without the time for messages.
     #: By env id, the step in which an env failed, and the failure. The env made no further step.
     failed: dict[int, tuple[int, Failure]] = field(default_factory=dict)
@@ -146,9 +146,10 @@ def forms_of(extras: Mapping[str, Array]) -> dict[str, ExtrasFormat]:
 def stack_extras(
     parts: Iterable[tuple[Mapping[str, Array], Any]], forms: Mapping[str, ExtrasFormat], shape: tuple[int, ...]
 ) -> dict[str, Array]:
-    """Return the extras of all steps and envs, as arrays whose first axes have the sizes ``shape``.
+    """Return the extras of all steps and envs, in arrays that begin with the axes ``shape``.
 
-    Each part is written to its place. All other entries are zero, or ``None`` in object arrays.
+    Each part is a dict of arrays and the index at which these are written. All other entries are zero, or ``None`` in
+    object arrays.
     """
     stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms.items()}
     for extras, place in parts:
@@ -184,7 +185,7 @@ def join_ends(parts: Sequence[EpisodeEnds], leaves: Sequence[Array | None]) -> E
 
 
 def map_leaves(nest: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a nest of dicts, tuples and lists with each leaf replaced by ``change(leaf)``; ``None`` stays."""
+    """Return a nest of dicts, tuples and lists with each leaf replaced by ``change(leaf)``; ``None`` is kept."""
     if isinstance(nest, dict):
         return {key: map_leaves(part, change) for key, part in nest.items()}
     if isinstance(nest, tuple | list):

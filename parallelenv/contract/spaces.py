@@ -31,9 +31,9 @@ Space: TypeAlias = "spaces.Space[Any]"
 Spaces: TypeAlias = "tuple[Space, Space]"
 """Observation and action space."""
 State: TypeAlias = Any
-"""A state, or a batch of them."""
+"""A state, or a batch of states."""
 Action: TypeAlias = Any
-"""An action, or a batch of them."""
+"""An action, or a batch of actions."""
 Info: TypeAlias = dict[str, Any]
 """The info of a step or a reset."""
 Env: TypeAlias = Any

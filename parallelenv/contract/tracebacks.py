@@ -201,7 +201,7 @@ def _module(entry: TracebackType) -> str:
 
 
 def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
-    """Return a traceback of new entries. Setting `tb_next` of existing ones would walk over all that follow."""
+    """Return a traceback of new entries. Setting `tb_next` of an existing one walks over all that follow."""
     following: TracebackType | None = None
     for entry in reversed(entries):
         line = entry.tb_lineno or entry.tb_frame.f_code.co_firstlineno  # no `tb_lineno` if Ctrl-C came between lines
@@ -247,7 +247,7 @@ def pack(error: BaseException) -> list[FrameLine]:
 
 def rebuild(places: Sequence[FrameLine]) -> TracebackType | None:
     """Return a traceback with these entries. Each shows its source line, even if this process cannot read the file."""
-    # This runs in a generator, because a generator's frame has no caller once it is left. Otherwise the traceback's
+    # This runs in a generator, because a generator's frame has no caller after a yield. Otherwise the traceback's
     # frames would refer to the user's function and keep its variables, such as a `ParallelEnv`, alive as long as an
     # info contains the exception: Python's garbage collection does not see into object arrays.
     return next(_linked([_raised_at(place) for place in places]) for _ in range(1))

@@ -1,4 +1,7 @@
-"""Facts about an env's worker, for the env while it is made, reset or stepped, and facts about processes."""
+"""Facts that an env can query about its worker, and facts about processes.
+
+An env can query these facts while its constructor, reset, step or other method runs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class WorkerInfo:
     worker_id: int  #: Index of its worker, from 0.
     num_workers: int  #: Number of workers.
     #: Seed of the env's latest reset with a seed; before that, the seed of the `ParallelEnv` plus the env id, or
-    #: ``None``.
+    #: ``None`` if it has no seed.
     seed: int | None
     shared: Mapping[str, Array]  #: The read-only arrays given to the `ParallelEnv`, shared by all workers.
 
@@ -38,8 +41,8 @@ class WorkerInfo:
 def get_worker_info() -> WorkerInfo | None:
     """Return the facts of the env whose constructor, reset, step or other method is running in this thread.
 
-    With these facts, envs can divide data among themselves: ``files[info.env_id :: info.num_envs]``. Each env gets
-    its own facts, even if envs share a worker. Outside envs, and in threads that an env started itself, the result is
+    With these facts, envs can divide data among themselves: ``files[info.env_id :: info.num_envs]``. Each env gets its
+    own facts, even if envs share a worker. Outside envs, and in threads that an env started itself, the result is
     ``None``.
     """
     frame = inspect.currentframe()
