@@ -68,7 +68,7 @@ def check_grace(timeout: object, default: float) -> float:
     if timeout is None:
         return default
     if not is_number(timeout) or not timeout >= 0:
-        what = f"timeout={show(timeout)} must be a number of seconds, 0 or more, or None for {default:g}"
+        what = f"timeout={show(timeout)} must be a number of seconds, 0 or more, or None for {default:g} s"
         raise ArgumentError(f"{what}. Nothing was closed.")
     return min(float(timeout), _LONGEST)
 

@@ -78,7 +78,7 @@ class PackageVersion(NamedTuple):
             )
         if self.folder and self != ours:
             raise WorkerStartError(
-                f"A worker runs another copy of parallelenv than the caller: version {ours.version} in {ours.folder}, "
+                f"A worker runs a different copy of parallelenv from the caller: version {ours.version} in {ours.folder}, "
                 f"not {self.version} in {self.folder}. sys.path has changed since the caller imported parallelenv. Set "
                 f"PYTHONPATH={os.path.dirname(self.folder)} before Python starts."
             )

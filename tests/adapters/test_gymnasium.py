@@ -346,7 +346,7 @@ def test_episode_of_restarted_env_is_truncated(autoreset_mode: str, make: Any) -
 @pytest.mark.parametrize("timeout", ["x", -1, float("nan"), True])
 def test_close_timeout_must_be_a_number(timeout: Any, make: Any) -> None:
     env = make()
-    with pytest.raises(ArgumentError, match="a number of seconds, 0 or more, or None for 3. Nothing was closed"):
+    with pytest.raises(ArgumentError, match="a number of seconds, 0 or more, or None for 3 s. Nothing was closed"):
         env.close(timeout)
     assert not env.closed
     env.close(0)

@@ -71,7 +71,7 @@ def test_fork_server_of_the_user_is_not_modified(tmp_path: Path) -> None:
 
 def test_workers_with_another_copy_are_refused(tmp_path: Path) -> None:
     _, err = run_copy(tmp_path, "spawn", OTHER_FIRST)
-    assert "WorkerStartError: A worker runs another copy of parallelenv than the caller" in err
+    assert "WorkerStartError: A worker runs a different copy of parallelenv from the caller" in err
     assert f"in {tmp_path / 'parallelenv'}, not {parallelenv.__version__} in {HERE}" in err
     assert f"PYTHONPATH={HERE.parent} before" in err
 
