@@ -78,9 +78,9 @@ class PackageVersion(NamedTuple):
             )
         if self.folder and self != ours:
             raise WorkerStartError(
-                f"A worker runs a different copy of parallelenv from the caller: version {ours.version} in {ours.folder}, "
-                f"not {self.version} in {self.folder}. sys.path has changed since the caller imported parallelenv. Set "
-                f"PYTHONPATH={os.path.dirname(self.folder)} before Python starts."
+                f"A worker runs a different copy of parallelenv from the caller: version {ours.version} in "
+                f"{ours.folder}, not {self.version} in {self.folder}. sys.path has changed since the caller imported "
+                f"parallelenv. Set PYTHONPATH={os.path.dirname(self.folder)} before Python starts."
             )
 
 
