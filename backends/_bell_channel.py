@@ -42,7 +42,7 @@ _CHECK_INTERVAL = 0.001
 
 
 class BellChannel(PipeChannel):
-    """A pipe to a host that a bell wakes instead, if all of the host's envs step and no message is needed.
+    """A pipe to a host that a bell wakes for plain steps, which need no message.
 
     Attributes:
         line: Index of the first of the worker's words.
@@ -78,7 +78,7 @@ class BellChannel(PipeChannel):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the pipe may have something unread that the next command relies on."""
+        """True if the pipe may have something unread that the next command relies on."""
         return self._is_behind or self._num_unread > 0
 
     def announce(self, word: int) -> None:
@@ -89,16 +89,16 @@ class BellChannel(PipeChannel):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the worker has started the step that was announced."""
+        """True if the worker has started the step that was announced."""
         return self._bell.words[self.line + TAKEN] == self.word
 
     @property
     def has_finished(self) -> bool:
-        """Whether the worker has finished the step that was announced, and has nothing to report."""
+        """True if the worker has finished the step that was announced, and has nothing to report."""
         return self.word != 0 and self._bell.words[self.line + DONE] == self.word
 
     def tell(self) -> None:
-        """If the worker has not started its step, send it a message to look for it: it may have missed the ring."""
+        """If the worker has not started its step, send it a message to look: the worker may have missed the ring."""
         if not self._was_told and not self.has_begun:
             self._was_told = True  # once: messages to a worker that does not run would fill its pipe
             with contextlib.suppress(OSError):  # if it has died, the next wait finds out
@@ -124,7 +124,7 @@ class BellChannel(PipeChannel):
         return message
 
     def _take(self) -> int:
-        """Return the number of the step that is done, whose reply is taken."""
+        """Forget the step that is done, and return its number."""
         word, self.word = self.word, 0
         return word >> OTHER_BITS
 
@@ -184,7 +184,7 @@ class BellStep:
         return True
 
     def _sleep(self, until: float) -> bool:
-        """Wait until some worker may have finished. ``False``: one has a message or died, or it took too long."""
+        """Wait until a worker may have finished; return False if one has a message or died, or the time is over."""
         words = self._words
         if not self._has_told:
             self._has_told = True

@@ -149,7 +149,7 @@ class ChannelGroup:
     # ---------------------------------------------------------------- replies
 
     def spread(self) -> None:
-        """Move workers that share a core needlessly apart."""
+        """Move workers that needlessly share a core to different cores."""
         self._balancer.balance(self._pids)
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int) -> Sequence[Any]:

@@ -67,7 +67,7 @@ def _core_if_awake(pid: int) -> int | None:
 
 
 def _read(path: str) -> bytes:
-    """Return the content of a short system file: 12 us.
+    """Return the content of a short system file, in 12 us.
 
     `os.open` would take 10 us, but leave the file open if Ctrl-C came before the descriptor was stored.
     """

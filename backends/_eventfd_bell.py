@@ -140,7 +140,7 @@ class Bell:
 
 
 class BellEnd:
-    """A worker's side, which watches the pipe as well. ``descriptors`` are the counter and the two eventfds."""
+    """A worker's side of the bell; it watches the pipe as well. ``descriptors``: the counter and the two eventfds."""
 
     def __init__(self, line: int, memory: SharedMemory, descriptors: Sequence[int], pipe: int) -> None:
         self._words = memoryview(memory.map).cast("Q")
@@ -163,7 +163,7 @@ class BellEnd:
         return cls(access.line, memory, descriptors, connection.fileno())
 
     def wait(self) -> Message | None:
-        """Wait for a step that is announced by the bell; ``None``: there is something to read from the pipe."""
+        """Wait for a step that the bell announces; return ``None`` if there is a message in the pipe instead."""
         words, index, last = self._words, self._line + COMMAND, self._word
         begin = time.perf_counter()
         end = begin + SPIN if self._spinning_pays else begin
@@ -193,7 +193,7 @@ class BellEnd:
                 return None
 
     def finish(self, *, has_message: bool) -> None:
-        """Report that the step is done; ``has_message``: and that something about it was sent over the pipe."""
+        """Report that the step is done and, if ``has_message``, that the pipe contains a message about the step."""
         self._words[self._line + DONE] = self._word | HAS_MESSAGE if has_message else self._word
         try:  # `contextlib.suppress` takes three calls more, at every step
             os.eventfd_write(self._counter, 1)

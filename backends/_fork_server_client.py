@@ -110,7 +110,7 @@ class ForkServer:
         return loaded
 
     def knows(self, module: str) -> bool:
-        """Return whether it has imported a module."""
+        """Return whether the server has imported a module."""
         self._known = self._known or self._ask("modules", ())
         return module in self._known
 
@@ -144,7 +144,7 @@ class ForkServer:
                 self._process.join(1.0)
 
     def is_alive(self) -> bool:
-        """Return whether it can take requests."""
+        """Return whether the server can take requests."""
         return not self._requests.closed and bool(self._process.is_alive())
 
 
@@ -159,7 +159,7 @@ class ForkServers:
 
     Attributes:
         root: The server that the others are forked from; ``None`` until it is started.
-        servers: The others, the most recently used last.
+        servers: All servers except the root, the most recently used last.
         refused: Modules after whose import workers must not be forked: each worker imports them itself.
     """
 
@@ -177,9 +177,9 @@ class ForkServers:
     def server_with(
         self, modules: Collection[str], log: WorkerLog, *, silence: bool
     ) -> tuple[ForkServer, dict[str, str]]:
-        """Return a server with these modules, and why some are missing; raise `OSError` if none can be started.
+        """Return a server with these modules, and the reasons for missing ones; raise `OSError` if no server can start.
 
-        Output of the imports goes to the log; ``silence``: without warnings.
+        Output of the imports goes to the log. With ``silence``, the imports show no warnings.
         """
         with self._lock:
             if self.root is None or not self.root.is_alive():

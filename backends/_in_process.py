@@ -102,7 +102,7 @@ class CallerStep:
         self._prepared.command.number = number
 
     def wait(self, timeout: float) -> bool:
-        """Step; nothing else could. See `RepeatedStep`."""
+        """Step the envs, because they run in the caller's thread. See `RepeatedStep`."""
         # Through a generator, whose frame does not refer to its caller once it has yielded: the traceback of a failure
         # would keep the caller's `ParallelEnv` alive, see `Host.execute`.
         (reply,) = (self._repeat(prepared) for prepared in (self._prepared,))
@@ -115,7 +115,7 @@ class CallerStep:
 
 
 class JointStep:
-    """A `RepeatedStep` of workers, and of the caller's own envs while these step.
+    """A `RepeatedStep` of workers and of the caller's own envs, which step while the workers step.
 
     The caller's command has the number after those of the workers, whose number is ``num_workers``.
     """

@@ -30,7 +30,7 @@ class PipeChannel(MessageChannel):
     ``process`` is a `WorkerProcess`, or an object with the same methods.
 
     Attributes:
-        is_closed: Whether it was killed or handed over, and its resources were released.
+        is_closed: Whether the host was killed or handed over, and the channel's resources were released.
         found_dead: Whether `is_alive` has found that the process has ended.
     """
 

@@ -105,7 +105,7 @@ class ForkedProcess:
     Args:
         pid: Its process id.
         status: Where its exit code comes from.
-        lifeline: When this is closed, it ends; ``None`` if another process has it.
+        lifeline: The process ends when this connection is closed; ``None`` if a different process owns the connection.
         server: The fork server, which ends when nothing refers to it any more.
     """
 

@@ -120,7 +120,7 @@ class RayActor:
 
 
 class RayHost(RayActor):
-    """An actor that is a worker itself: its host runs in it. Arguments: see `RayActor`."""
+    """An actor that is a worker itself: the host runs inside the actor. Arguments: see `RayActor`."""
 
     _host: _ActorHost
 
@@ -200,8 +200,8 @@ class ActorHandle:
         is_near: Whether it runs on this machine and has connected to this process.
         is_direct: Whether its hosts get their commands over a socket or pipe.
         is_terminated: Whether Ray was called to end it.
-        lifeline: A connection to an actor on this machine; its end shows each process the death of the other.
-        commands: Another one, for commands to the host in it, or for the workers that it hands over.
+        lifeline: A connection to an actor on this machine. Its end tells each process that the other has died.
+        commands: A second connection, for commands to the host in the actor, or for the workers that it hands over.
     """
 
     exitcode = None  # Ray does not report it
@@ -238,7 +238,7 @@ class ActorHandle:
             raise WorkerStartError(f"A Ray actor did not start. {_quote(error, in_full=True)}") from error
 
     def is_alive(self) -> bool:
-        """Return whether it is alive, as far as is known: the end of a remote actor is known once a call has failed.
+        """Return whether the actor is alive, as far as is known: a remote actor counts as alive until a call fails.
 
         For an actor on this machine the system is asked, which takes 1 us; Ray takes 100 us. It may have children that
         keep its lifeline open, and its process may still exist when the lifeline is closed.
@@ -263,7 +263,7 @@ class ActorHandle:
             ray.kill(self.handle)
 
     kill = terminate
-    """For Ray both are the same."""
+    """The same as `terminate`, because Ray is called in the same way for both."""
 
     def close(self) -> None:
         """Close its connections, after it has ended: otherwise Ray would print that an actor died unexpectedly."""
@@ -274,7 +274,7 @@ class ActorHandle:
                     connection.close()
 
     def _has_hung_up(self, timeout: float) -> bool:
-        """Wait for it to close its lifeline, which it does by ending; return whether it has."""
+        """Wait for the actor to end, which closes its lifeline; return whether the lifeline is closed."""
         if self.lifeline is None or self.lifeline.closed:
             return True
         poll = select.poll()
@@ -282,7 +282,7 @@ class ActorHandle:
         return bool(poll.poll(timeout * 1000))
 
     def last_words(self) -> str:
-        """Return the facts that Ray knows about its death, or an empty text."""
+        """Return the facts that Ray knows about the actor's death, or an empty string."""
         import ray
 
         if not self.cluster.is_connected:

@@ -1,4 +1,4 @@
-"""Ray itself. It is joined if it runs, or else started without output; it then stays until this process ends."""
+"""The connection to Ray: joins a running cluster, or starts one, without output, that runs until this process ends."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SHUT_DOWN = "Ray was shut down after this ParallelEnv was made. Make a new one."
 START_TIMEOUT = 10.0
 """Seconds after which an actor that was not placed is an error, if resources are lacking."""
 LONGEST_START = 60.0
-"""Seconds after which this is always an error, unless a ``runtime_env`` must be set up, which takes time."""
+"""Seconds after which an actor that has not started is an error, unless Ray must set up a ``runtime_env`` first."""
 _SETTLING = 3.0
 """Seconds that Ray has to finish making a placement group before it is removed.
 
-Removing a group while it is being made may lose its cores for good (seen with Ray 2.60; its issue 64693): after one of
-60 groups that were removed at once a core was missing, after none of 61 that were waited for.
+Removing a group while it is being made may lose its cores for good (seen with Ray 2.60; its issue 64693). Of
+60 groups that were removed at once, one lost a core; of 61 groups that were waited for, none did.
 """
 
 
@@ -79,7 +79,7 @@ class Cluster:
 
     @property
     def is_connected(self) -> bool:
-        """Whether this connection still exists: the user may have shut Ray down. The check takes 12 us."""
+        """True if this connection still exists: the user may have shut Ray down. The check takes 12 us."""
         return _connection_ids() == self._ids
 
     @property
@@ -94,7 +94,7 @@ class Cluster:
         A connection that no pool uses any more is ended first, if this process made it with different arguments.
 
         Raises:
-            ArgumentError: If Ray rejects them.
+            ArgumentError: If Ray rejects the arguments.
             WorkerStartError: If Ray cannot be started.
         """
         with cls._lock:
@@ -186,7 +186,7 @@ def cores_of_nodes() -> list[int]:
 
 
 class Reservation:
-    """Resources for all actors, or for none: a placement group with a bundle for each, by the options of each.
+    """A placement group that reserves the resources of all actors or of none. Each actor has a bundle.
 
     Ray keeps such a group until the program ends, even if nothing refers to it. A group that Ctrl-C has cut off from
     its pool would hold its cores permanently, so the group is removed together with this object.

@@ -36,7 +36,7 @@ class SharedMemory:
     def create(
         cls, nbytes: int, what: str = "The batch needs", way_out: str = "Use fewer envs or smaller states"
     ) -> SharedMemory:
-        """Return new memory; `WorkerStartError`, with ``what`` and ``way_out``, if there is not enough."""
+        """Return new memory; raise `WorkerStartError`, with ``what`` and ``way_out``, if there is not enough."""
         with DeferSigint():
             fileno = -1
             try:

@@ -37,7 +37,7 @@ from parallelenv.worker.worker_loop import prepare_worker
 _HEARTBEAT = 0.25
 """Seconds between checks that workers are alive, for deaths that a pipe does not show."""
 _LEAST_PATIENCE, _MOST_PATIENCE = 0.005, 0.1
-"""Limits in seconds of the time that the first reply to a call waits for the others: the time its worker took."""
+"""Limits, in seconds, of the wait for more replies after the first. The wait is as long as the first reply took."""
 _HAND_OVER_TIMEOUT = 10.0
 """Seconds to wait for a worker that an actor hands over."""
 
@@ -48,7 +48,8 @@ _HAND_OVER_TIMEOUT = 10.0
 class RelayedWorker:
     """A worker process of an actor that relays its messages. It is used only in the actor's event loop.
 
-    It gets a command when it has replied to the one before: then no two ends of a pipe can wait for each other.
+    The worker gets a command only after it has replied to the previous command, so that the two ends of the pipe cannot
+    wait for each other.
 
     Attributes:
         channel: The pipe to it.
@@ -92,7 +93,7 @@ class RelayedWorker:
         self._go_on()
 
     def _answer(self, answer: Message | Death, output: Sequence[Printed] = ()) -> None:
-        """Set the reply to the command that it executes, if there is one."""
+        """Set the reply to the command that the worker executes, if there is one."""
         if self._awaited is not None:
             (number, reply), self._awaited = self._awaited, None
             reply.set_result(RelayedReply(number, answer, output))
@@ -103,16 +104,16 @@ class RelayedWorker:
             self._die(self.channel.cause_of_death())
 
     def unwatch(self) -> None:
-        """Read nothing more from it."""
+        """Stop reading from the worker."""
         if not self.channel.wire.connection.closed:
             self._loop.remove_reader(self.channel.fileno)
 
     def end(self) -> None:
-        """End it at once."""
+        """End the worker at once."""
         self._die(Death(self.channel.process.pid))
 
     def _die(self, death: Death) -> None:
-        """Make its death the reply to all commands, now and later."""
+        """Make the worker's death the reply to all queued and later commands."""
         if self._death is None:
             self._death = death
             self.unwatch()
@@ -255,7 +256,7 @@ class HandedWorker(WorkerProcess):
         self._actor = actor
 
     def last_words(self) -> str:
-        """Return the facts that Ray knows about the death of its actor, with which it dies."""
+        """Return the facts that Ray knows about the death of the actor. The worker dies with its actor."""
         return self._actor.last_words()
 
 

@@ -49,7 +49,7 @@ class SubprocBackend(Backend):
             instead of 140,000. Anything that such an env does to its process affects the caller, and no time limit
             interrupts it.
         preload: Names of modules to import once, before workers are forked, in addition to those of the pickled envs:
-            modules that envs import later. With ``"forkserver"`` on Linux.
+            modules that envs import later. Only with ``"forkserver"`` on Linux.
         eventfd: Whether an eventfd announces a step to all workers at once, instead of a pipe to each worker. Default:
             on Linux with an x86-64 processor.
     """

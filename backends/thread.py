@@ -23,11 +23,11 @@ from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 
 _LONGEST_WAIT = 0.1
-"""Seconds per wait: an interrupt just before a wait is handled at its end."""
+"""Seconds per wait: an interrupt just before a wait is handled only when the wait ends."""
 
 
 class ThreadChannel(InProcessChannel):
-    """A host in a thread of its own.
+    """A channel to a host in a thread of its own.
 
     Args:
         spec: The host's envs.
