@@ -86,9 +86,9 @@ class EnvGroup:
             )
 
     def run(self, share: Share, each: Any, host: Host, running: RunningCommand) -> dict[int, Any]:
-        """Run a command for some of the envs.
+        """Run a command for some of the sub-envs.
 
-        Their results are written to the rows of ``host.writer``, which is read after each call of the vector env: a
+        Results are written to the rows of ``host.writer``, which is read after each call of the vector env: a
         host that was abandoned in the meantime writes elsewhere.
         """
         try:
@@ -142,7 +142,7 @@ class EnvGroup:
     def _reset(
         self, numbers: Sequence[int] | None, seeds: Sequence[int | None] = (), options: Info | None = None
     ) -> tuple[State, Info, Sequence[int]]:
-        """Reset these sub-envs (``None``: all); return states, infos, and where each env is in them."""
+        """Reset these sub-envs (``None``: all); return states, infos, and the index of each env in them."""
         size = self.facts.num_envs
         chosen = range(size) if numbers is None else numbers
         is_seeded = any(seed is not None for seed in seeds)
@@ -169,7 +169,7 @@ class EnvGroup:
         return *self._pair(self.env.reset(seed=seed, options=options)), chosen
 
     def _pair(self, result: Any) -> tuple[State, Info]:
-        """Return the result of ``reset``, which has to be states and infos."""
+        """Return states and infos; raise an `EnvContractError` if the result of ``reset`` has a different form."""
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
             raise EnvContractError(f"reset() of {self.facts.name} returned {show(result)}, not states and infos.")
         return result[0], dict(result[1])
@@ -177,7 +177,7 @@ class EnvGroup:
     def step(
         self, share: Share, each: Sequence[Action] | None, host: Host, running: RunningCommand
     ) -> dict[int, Extra]:
-        """Step envs, write their results and, if the command requests it, start new episodes where one ended."""
+        """Step envs and write their results. With ``autoreset``, ended episodes are followed by new ones."""
         states, outcomes, infos, indices = self._step(self._actions(share, each, host.writer), share.numbers)
         self.has_stepped, writer = True, host.writer
         loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
@@ -219,7 +219,7 @@ class EnvGroup:
         return values
 
     def _step(self, actions: Action, numbers: Sequence[int] | None) -> tuple[State, list[Any], Info, Sequence[int]]:
-        """Step these sub-envs (``None``: all); return states, outcomes, infos, and where each env is in these."""
+        """Step these sub-envs (``None``: all); return states, outcomes, infos, and each env's index in the states."""
         size = self.facts.num_envs
         if numbers is None:
             result = self.env.step(actions)
@@ -299,7 +299,7 @@ class EnvGroup:
     # ---------------------------------------------------------------- infos
 
     def _columns(self, infos: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Array] | None:
-        """Return infos as arrays with a row for each env; ``None`` if any is something else, or is for some envs."""
+        """Return infos as arrays with one row per env; ``None`` if any is not an array or is only for some envs."""
         columns: dict[str, Array] = {}
         size = self._size(indices)
         for key, values in infos.items():
@@ -313,7 +313,7 @@ class EnvGroup:
         return columns
 
     def _split(self, infos: Mapping[str, Any], indices: Sequence[int]) -> list[Info]:
-        """Return the info of each env in these places of the vector env's infos: the keys whose mask includes it."""
+        """Return the info of each env at these indices. An info omits the keys whose mask excludes the env."""
         each: list[Info] = [{} for _ in indices]
         size = self._size(indices)
         for key, values in infos.items():
@@ -333,11 +333,11 @@ class EnvGroup:
         return each
 
     def _size(self, indices: Sequence[int]) -> int:
-        """Return the number of envs in the states and infos in which envs have these places."""
+        """Return the number of envs in the states and infos that these indices refer to."""
         return len(indices) if isinstance(indices, range) else self.facts.num_envs
 
     def _is_bookkeeping(self, key: str, infos: Mapping[str, Any]) -> bool:
-        """Return whether an info only marks the envs that have another one, or numbers the sub-envs."""
+        """Return whether a key only marks which envs have the info ``key[1:]``, or only numbers the sub-envs."""
         return (key[:1] == "_" and key[1:] in infos) or (self._is_envpool and key in _OF_ENVPOOL)
 
     # ---------------------------------------------------------------- attributes and methods
@@ -368,7 +368,7 @@ class EnvGroup:
         return values
 
     def _attribute(self, key: str) -> list[tuple[Any] | None]:
-        """Return an attribute of each sub-env in a one-tuple, ``None`` where it does not exist."""
+        """Return an attribute of each sub-env in a one-tuple, or ``None`` for sub-envs that do not have it."""
         name, *rest = key.split(".")
         absent: list[tuple[Any] | None] = [None] * self.facts.num_envs
         # Asked for first: an absent attribute ends the workers of an `AsyncVectorEnv`.
@@ -413,7 +413,7 @@ class EnvGroup:
         return {env_id: results[number] for env_id, number in zip(share.env_ids, numbers, strict=True)}
 
     def _each(self, name: str, values: Any) -> Any:
-        """Return values, one for each sub-env; raise an `EnvContractError` if their number differs."""
+        """Return the values; raise an `EnvContractError` if there is not one for each sub-env."""
         if not hasattr(values, "__len__") or len(values) != self.facts.num_envs:
             hint = " Make it with a render_mode that returns frames." if name == "render()" and values is None else ""
             raise EnvContractError(f"{name} of {self.facts.name} returned {show(values)}, not one item each.{hint}")
@@ -427,14 +427,14 @@ class EnvGroup:
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether pickle would keep the state of all sub-envs, as far as is known. See `save_env`."""
+        """True if, as far as is known, pickle would keep the state of all sub-envs. See `save_env`."""
         inner = getattr(self.env.unwrapped, "envs", [])
         layers = (layer for env in inner for layer in env_adapter.layers(env))
         return not any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in layers)
 
 
 def _pick(batch: Any, rows: Sequence[int] | None) -> Any:
-    """Return rows of a batch of any structure, ``None``: all."""
+    """Return rows of a batch of any structure. If ``rows`` is ``None``, return the whole batch."""
     if rows is None:
         return batch
     if isinstance(batch, Mapping):

@@ -97,7 +97,7 @@ class _OwnBits(_Bits):
 
     @property
     def state(self) -> Any:
-        """See `numpy.random.MT19937`; without the words if ``is_brief``."""
+        """The state as in `numpy.random.MT19937`, but without the words if ``is_brief``."""
         return {"bit_generator": "MT19937", "state": {}} if self.is_brief else _state.__get__(self)
 
     @state.setter
@@ -187,7 +187,7 @@ def _global_states() -> tuple[Any, Any, Any]:
 
 
 def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:
-    """Read or write a state, without its words if it is an `_OwnBits`."""
+    """Read or write a state; without its words if ``bits`` is an `_OwnBits`."""
     if type(bits) is not _OwnBits:
         return call(argument)
     bits.is_brief = True

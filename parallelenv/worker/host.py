@@ -123,7 +123,7 @@ class Host:
             self._number_envs(batch.layout)
 
     def _number_envs(self, layout: Layout) -> None:
-        """Note the ids of all envs, now that it is known how many each vector env has."""
+        """Set the ids of all envs, now that the number of sub-envs in each vector env is known."""
         items = self._spec.env_ids
         slots: list[int] = []  # of its item, for each env
         begin = 0
@@ -236,7 +236,7 @@ class Host:
         return reply
 
     def _start(self, command: Command) -> RunningCommand:
-        """Make a command the running one."""
+        """Start a command and return it as the `RunningCommand`."""
         run: Run
         columns: Columns = ((),)
         found = self._shares(command) if self._groups else None
@@ -293,7 +293,7 @@ class Host:
                 yield running.reply
 
     def _record_failure(self, error: BaseException, running: RunningCommand) -> None:
-        """Record the current env's failure, or that it has no further episode; raise an interrupt again."""
+        """Record the current env's failure, or that the env has no further episode; raise an interrupt again."""
         reply, doing = running.reply, running.doing
         if not running.num_started:
             raise error
@@ -317,7 +317,7 @@ class Host:
                 reply.failures[one] = Failure(error, one, doing)
 
     def _operate(self, running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Run an operation for one env after the other."""
+        """Run an operation for one env after another."""
         name, common = running.command.operation, running.command.common
         operation = getattr(self, name)
         for running.num_started, env_id, argument in walk:
@@ -411,7 +411,7 @@ class Host:
     # ---------------------------------------------------------------- steps
 
     def _find(self, env_ids: tuple[int, ...]) -> StepEnvs:
-        """Return what a step looks up of these envs: rows, cells and slots."""
+        """Return the data that a step needs to find these envs: rows, cells and slots."""
         known_ids, found = self._found  # one tuple: two threads may use an abandoned host
         if env_ids == known_ids:
             return found  # type: ignore[no-any-return]
@@ -489,7 +489,7 @@ class Host:
         return result
 
     def _remark(self, env_id: int) -> None:
-        """Queue one warning, for the first env only, if it behaves like an env of the old gym."""
+        """Queue a warning if the env has an ``oddity``, unless this host has already queued one."""
         env = self._env(env_id)
         if env.oddity and not self._has_remarked:
             self._has_remarked = True

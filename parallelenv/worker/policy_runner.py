@@ -97,10 +97,10 @@ class PolicyRunner:
 
 
 def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
-    """Return actions, recurrent state and extras. A tuple always has all three, however many envs there are.
+    """Return actions, recurrent state and extras. An answer that is a tuple must consist of these three.
 
     Raises:
-        ActionError: If it is a different tuple.
+        ActionError: If the answer is a different tuple.
     """
     if not isinstance(answer, tuple):
         return answer, None, None
@@ -137,7 +137,7 @@ def _copy(what: str, value: Any) -> Any:
     """Return a copy of an output of the policy, for the caller.
 
     Raises:
-        UnpicklableError: If it cannot be copied, in every mode alike.
+        UnpicklableError: If the output cannot be copied. This applies in every mode.
     """
     try:
         return pickle_roundtrip(value)

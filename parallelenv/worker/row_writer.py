@@ -176,16 +176,19 @@ class RowWriter:
             array[rows] = values
 
     def store_infos(self, rows: Index, columns: Mapping[str, Array] | None) -> bool:
-        """Write infos, given as an array per key, to their columns; return whether no info is left over.
+        """Write infos, given as one array per key, to their columns; return whether all infos were written.
 
-        ``None`` stands for infos that are not arrays.
+        ``columns`` is ``None`` if the infos are not arrays.
         """
         if not columns:
             return columns is not None
         return self.infos is not None and self.infos.write_rows(rows, columns)
 
     def latest_loose(self, row: int) -> list[Any] | None:
-        """Return the loose leaves of a row's latest state, each ``None`` before the first; ``None`` if none exist."""
+        """Return the loose leaves of a row's latest state; ``None`` if states have none.
+
+        Before the first state, each leaf is ``None``.
+        """
         count = sum(array is None for array in self.batch.states)
         return self.loose.get(row, [None] * count) if count else None
 

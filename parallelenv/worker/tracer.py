@@ -45,17 +45,17 @@ class WorkerRecord:
     resets: Array  #: ``(r, 3)`` float64: begin and end of each reset within a step, and the env's id.
 
     def of_operation(self, name: str) -> Array:
-        """Return ``(m,)`` bool: whether each command is of this operation."""
+        """Return a ``(m,)`` bool array that is True for commands of this operation."""
         return np.array([one == name for one in self.operations], bool)
 
     def later(self, seconds: float) -> WorkerRecord:
-        """Return the record with all times moved."""
+        """Return a copy of the record with ``seconds`` added to all times."""
         resets = self.resets + np.array([seconds, seconds, 0.0])
         since, spans, turns = self.since + seconds, self.spans + seconds, self.turns + seconds
         return replace(self, since=since, now=self.now + seconds, spans=spans, turns=turns, resets=resets)
 
     def __deepcopy__(self, memo: object) -> WorkerRecord:
-        """Return the object itself, because the worker no longer uses it."""
+        """Return the record itself, because the worker no longer uses it."""
         return self
 
 

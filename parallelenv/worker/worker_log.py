@@ -27,7 +27,7 @@ _NUM_LAST_LINES = 20
 _OWN_FRAMES = re.compile(
     rf'(most recent call first\):\n.*?)\n  File "{re.escape(str(Path(__file__).parent))}.*', re.DOTALL
 )
-"""In the output of `faulthandler` the frames below the env's: this package's and a forking caller's."""
+"""Matches the frames of this package and of a forking caller, which follow the env's in `faulthandler` output."""
 
 
 class WorkerLog:
@@ -72,7 +72,7 @@ class WorkerLog:
     # ---------------------------------------------------------------- the worker's end
 
     def has_grown(self) -> bool:
-        """Return whether anything was printed since the last call: 0.2 us."""
+        """Return whether anything was printed since the last call. The check takes 0.2 us."""
         size = os.lseek(self.fileno, 0, os.SEEK_END)
         changed, self._position = size != self._position, size
         return changed and size > 0
@@ -80,7 +80,7 @@ class WorkerLog:
     # ---------------------------------------------------------------- the caller's end
 
     def take_output(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
-        """Return what a worker with these envs has printed since the last call.
+        """Return the text that a worker with these envs has printed since the last call.
 
         ``is_idle`` tells whether the worker waits for a command; it then does not write, and the last line is complete.
         """
@@ -117,7 +117,8 @@ class WorkerLog:
 class EnvStream(io.TextIOWrapper):
     """A standard stream that marks text with the env that prints it.
 
-    C code writes the same stream to ``fileno``; ``env_of`` returns the id of the env, ``None`` outside of envs.
+    C code writes to the same ``fileno``, without marks. ``env_of`` returns the id of the env that is running,
+    or ``None`` if no env is running.
     """
 
     def __init__(self, fileno: int, env_of: Callable[[], int | None]) -> None:
