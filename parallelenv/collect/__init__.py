@@ -1,4 +1,4 @@
-"""Collectors: they run a policy together with its envs, and return whole collections to the caller."""
+"""Collectors, which run a policy in envs and return collections of steps to the caller."""
 
 from parallelenv.collect.collector import Collector
 from parallelenv.collect.collector_set import CollectorSet

@@ -1,6 +1,6 @@
 """A collector holds a policy and its envs. It collects steps, evaluates the policy and accepts new weights.
 
-`CollectorBase` contains what a collector and a set of collectors have in common.
+`CollectorBase` is the base class of collectors and sets of collectors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from parallelenv.rollouts.running_rollout import LocalRollouts
 Info = dict[str, Any]
 """Facts about a collection, returned with its steps."""
 Policy = Callable[..., Any]
-"""See `ParallelEnv.rollout`."""
+"""Type of a policy. See `ParallelEnv.rollout`."""
 _COMPONENTS = ("policy", "envs", "test_envs")
 ENV_MAKER = (
     "Give a function without arguments that returns a ParallelEnv. Instead of wrapping it, wrap its envs or do the "
@@ -42,14 +42,14 @@ ENV_MAKER = (
 )
 _POLICY_MAKER = "Give a function that returns a policy; if this is the policy itself, lambda: policy."
 _taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
-"""Envs that collectors of this process use."""
+"""The `ParallelEnv` objects that collectors in this process use or have used."""
 
 
 class CollectorBase(ShortTracebacks):
     """Base class of `Collector` and `CollectorSet`. See `Collector` for the arguments."""
 
     _unrepeatable: tuple[str, ...] = ()
-    """Methods that must not be called within a call of one of them, for example by a policy."""
+    """Methods that must not be called within another call on this object, for example by a policy."""
 
     def __init__(self, num_steps: int, start_steps: int | None, seed: int | None, log_dir: object) -> None:
         check_positive("num_steps", num_steps)
@@ -67,46 +67,50 @@ class CollectorBase(ShortTracebacks):
     ) -> tuple[Rollout, Info]:
         """Step the envs with the policy, and return the steps. Episodes continue from one collection to the next.
 
-        A set runs all of its collectors. The result includes collections that are still in flight, for example after
-        Ctrl-C or an abandoned `stream`.
+        A `CollectorSet` runs all of its collectors. Its result includes the steps of collections that are still in
+        flight, for example after Ctrl-C or an abandoned `stream`.
 
         Args:
-            num_steps: Steps of each env; ``None`` means the constructor's ``num_steps``, or ``start_steps`` the first
-                time.
+            num_steps: Steps of each env. ``None`` means ``start_steps`` for the first collection and ``num_steps``
+                for all others, as given to the constructor.
             listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as an event is set or
                 a function returns ``True``, the collection stops at its next step and returns the steps so far. A set
-                checks them about every 0.05 s.
+                checks the events and functions about every 0.05 s.
             progress: Whether to show a progress bar, on a terminal or in a notebook, after the first second.
 
         Returns:
             ``data``, a `Rollout`, and ``info``, a dict of
 
-            * ``episode_returns`` and ``episode_lengths``, ``(num_ended,)``, of the episodes that ended, including their
-              steps in earlier collections, in the order of ``data.ended_states``;
-            * ``num_steps`` of each env, and ``num_samples`` of all envs together;
-            * ``seconds`` that the collection took;
-            * ``version`` of the policy.
+            * ``episode_returns`` and ``episode_lengths``, ``(num_ended,)``: returns and lengths of the episodes that
+              ended, including their steps in earlier collections, in the order of ``data.ended_states``;
+            * ``num_steps``: number of steps of each env;
+            * ``num_samples``: number of steps of all envs together;
+            * ``seconds``: time that the collection took;
+            * ``version``: version of the policy.
 
-            For a set, ``data`` has all envs: those of the first collector, then those of the second, and so on. Steps
-            that a collector did not make are not ``valid``. If a collector was replaced, its open episodes are
-            truncated, and count up to that point. If envs were replaced in between, the steps of the former envs come
-            first, in a collection of their own. ``num_steps`` and ``version`` (the oldest version used) are
-            ``(num_workers,)``, one per collector, and ``info`` also has
+            For a set, ``data`` has all envs: those of the first collector, then those of the second, and so on.
+            ``data.valid`` is ``False`` for steps that a collector did not make. If a collector died and was replaced,
+            its open episodes are truncated and count up to that point. If `replace` changed the number of envs or the
+            nesting of their data, the steps made before the change come first, in a collection of their own.
+            ``num_steps`` and ``version`` (the oldest version used) are arrays with one item per collector,
+            ``(num_workers,)``, and ``info`` also has
 
-            * ``staleness``, ``(num_workers,)``: how many versions a policy is behind the latest one, or ahead of it if
-              negative;
-            * ``lost_samples``: upper bound on the samples that collectors had made but not sent when they died: all
-              samples requested from them, which are about 0.5 s of work each or, in `stream`, a whole collection;
-            * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
+            * ``staleness``, ``(num_workers,)``: the set's latest version minus the oldest version that the collector
+              used;
+            * ``lost_samples``: upper bound on the samples that were lost because collectors died before sending them.
+              All samples requested from a dead collector count: about 0.5 s of work or, in `stream`, a whole
+              collection;
+            * ``num_bytes`` and ``num_bytes_sent``, only with ``compress_data``: size of the data before and after
+              compression.
 
         Raises:
             ArgumentError: If an argument has an invalid value, or the collections of a set cannot be joined because
-                they differ, for example in nesting. They stay available to `stream`.
+                they differ, for example in nesting. The collections stay available to `stream`.
             ClosedError: After `stop`.
             UsageError: If another thread is using this object.
-            WorkerDiedError: If a collector of a set has died too often.
-            WorkerTimeoutError: If a collector of a set took too long. The collector is not replaced: the next
-                collection waits for it again. If it hangs, `stop` terminates it.
+            WorkerDiedError: If a collector of a set has died more often than ``max_restarts`` allows.
+            WorkerTimeoutError: If a collector of a set took longer than ``timeout``. The collector is not replaced: the
+                next collection waits for it again. If the collector hangs, `stop` terminates it.
             BaseException: Any exception raised by an env or the policy, as in `ParallelEnv.rollout`. In a `Collector`,
                 ``error.partial`` is the `Rollout` so far, and the next collection starts new episodes. In a set, the
                 steps made before the exception are part of the next collection.
@@ -135,8 +139,8 @@ class CollectorBase(ShortTracebacks):
         """Set the policy's weights through its ``set_weights(weights)`` or torch's ``load_state_dict``.
 
         A `Collector` passes the weights on without a copy. A set pickles them once and sends each collector a copy;
-        busy collectors get theirs before their next collection. With Ray, collectors on other nodes fetch the weights
-        from the object store, once per node.
+        busy collectors get their copies before their next collection. With Ray, collectors on other nodes fetch the
+        weights from the object store, once per node.
 
         Args:
             weights: Passed to the policy.
@@ -144,7 +148,7 @@ class CollectorBase(ShortTracebacks):
                 one.
 
         Raises:
-            ArgumentError: If the policy has no such method, or ``version`` is invalid.
+            ArgumentError: If the policy has neither of these methods, or ``version`` is invalid.
             UnpicklableError: If a set cannot pickle the weights; nothing was set.
             KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy in a set takes too long to load the
                 weights. The weights are set anyway: collectors that do not have them yet load them before their next
@@ -157,9 +161,10 @@ class CollectorBase(ShortTracebacks):
 
     @single_threaded
     def update_policy(self, name: str, value: object) -> None:
-        """Set an existing attribute of the policy to a copy of ``value``; ``"a.b"`` sets ``b`` of the object ``a``.
+        """Set an existing attribute of the policy to a copy of ``value``.
 
-        A set does this in all of its collectors; in busy ones, as soon as they are done.
+        The name ``"a.b"`` sets the attribute ``b`` of the policy's attribute ``a``. A set updates the policies of all
+        of its collectors, those of busy collectors once they have finished their current work.
 
         Raises:
             ArgumentError: If ``name`` is invalid.
@@ -171,14 +176,15 @@ class CollectorBase(ShortTracebacks):
 
     @single_threaded
     def replace(self, component: str, make: Callable[..., object]) -> None:
-        """Replace the policy or envs. A set does this in all of its collectors; in busy ones, as soon as they are done.
+        """Replace the policy, the envs or the test envs.
 
-        Replaced envs are closed. The number of envs may change.
+        The old envs are closed. The number of envs may change. A set replaces the component in all of its collectors,
+        in busy collectors once they have finished their current work.
 
         Args:
-            component: ``"policy"``: the new policy has the weights that it was made with. ``"envs"``: the new envs
-                start new episodes with the collector's seed. Or ``"test_envs"``.
-            make: Returns the new component, as ``make_policy``, ``make_envs`` and ``make_test_envs`` do.
+            component: ``"policy"``, ``"envs"`` or ``"test_envs"``. A new policy keeps the weights that it was made
+                with. New envs start new episodes with the collector's seed.
+            make: Function that returns the new component, like ``make_policy``, ``make_envs`` and ``make_test_envs``.
 
         Raises:
             ArgumentError: If the component is unknown, or ``make`` returns an object of the wrong type. Nothing was
@@ -197,7 +203,7 @@ class CollectorBase(ShortTracebacks):
 
     @property
     def closed(self) -> bool:
-        """Whether `stop` was called."""
+        """True if `stop` was called."""
         return self._guard.is_closed
 
     def plot(self, axes: object = None) -> Any:
@@ -205,7 +211,7 @@ class CollectorBase(ShortTracebacks):
         return self.history.plot(axes)
 
     def stop(self) -> None:
-        """Close all envs and the history. Can be called more than once."""
+        """Close all envs and the history. You can call this method more than once."""
         self._guard.is_closed = True
         for env in self._envs.values():
             env.close()
@@ -221,23 +227,23 @@ class CollectorBase(ShortTracebacks):
 
 
 class Collector(CollectorBase):
-    """Holds a policy, envs to collect steps from, and envs to test it in.
+    """Holds a policy, envs to collect steps from, and envs to test the policy in.
 
     The policy is called as ``policy(states, rnn_state=None, done=None, *, deterministic=False)``; only the first
-    parameter is required. It returns actions, or ``(actions, rnn_state, extras)``. See `ParallelEnv.rollout`. In every
-    mode, the policy runs in this process on the states of all envs, and keeps its random state and counters from one
+    parameter is required. It returns actions, or ``(actions, rnn_state, extras)``. See `ParallelEnv.rollout`. The
+    policy always runs in this process, on the states of all envs, and keeps its random state and counters from one
     collection to the next. The same seeds give identical data in every ``para_mode`` of the envs.
 
     Args:
-        make_policy: Returns the policy. Called with those of ``rank``, ``world_size`` and ``seed`` that are among its
-            parameters; the ``seed`` that it gets is this collector's ``seed`` plus the rank.
-        make_envs: Returns the `ParallelEnv` to collect from, in any mode, with ``asynchronous="restart"``. `stop`
-            closes it.
+        make_policy: Function that returns the policy. If the function has parameters named ``rank``, ``world_size`` or
+            ``seed``, it gets these arguments; ``seed`` is then this collector's ``seed`` plus the rank.
+        make_envs: Function that returns the `ParallelEnv` to collect from, in any mode, with
+            ``asynchronous="restart"``. `stop` closes this `ParallelEnv`.
         num_steps: Steps of each env in one collection.
-        seed: Env i gets ``seed + rank * num_envs + i`` for its first episode; ``None``: no seeds.
+        seed: Env i gets ``seed + rank * num_envs + i`` for its first episode. With ``None``, envs get no seeds.
         weights: First weights of the policy, set as `set_weights` would set them; ``None`` leaves the policy as it was
             made.
-        make_test_envs: Returns the `ParallelEnv` for `evaluate`, with any done policy.
+        make_test_envs: Function that returns the `ParallelEnv` for `evaluate`, with any value of ``asynchronous``.
         start_steps: Steps of each env in the first collection; ``None`` means ``num_steps``.
         log_dir: Folder for TensorBoard logs, which need ``tensorboardX``, or ``tensorboard`` and torch.
         rank: Index of this collector in its set.
@@ -297,7 +303,7 @@ class Collector(CollectorBase):
         self._rnn_state: Any = None
 
     def _make_envs(self, component: str, make: Callable[[], ParallelEnv], name: str) -> None:
-        """Make ``"envs"`` or ``"test_envs"`` and close the former ones. In messages, ``name`` stands for ``make``."""
+        """Make ``"envs"`` or ``"test_envs"`` and close the former ones. Error messages use ``name`` for ``make``."""
         check_maker(name, make)
         env = make()
         if not isinstance(env, ParallelEnv):
@@ -367,15 +373,15 @@ class Collector(CollectorBase):
 
         Args:
             num_episodes: Number of episodes of all test envs together.
-            seed: Seed of the first episodes. ``None`` derives it from the collector's seed; it is the same each time,
-                so versions of a policy are compared on the same episodes.
+            seed: Seed of the first episodes. ``None`` means a seed derived from the collector's seed. The derived seed
+                is the same in every call, so that versions of a policy are compared on the same episodes.
             progress: Whether to show a progress bar. See `collect`.
 
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
             BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
-                before it.
+                before the exception.
         """
         if "test_envs" not in self._envs:
             raise ArgumentError(
@@ -450,7 +456,10 @@ class Collector(CollectorBase):
 
 @contextlib.contextmanager
 def _with_collector_hints(component: str) -> Iterator[None]:
-    """Add to errors of dead or late workers, which suggest ``restart``, a note on what to call instead."""
+    """Add a note to errors of dead or late workers.
+
+    Such errors suggest ``restart``, which a collector does not have. The note suggests `replace` instead.
+    """
     try:
         yield
     except (WorkerDiedError, WorkerTimeoutError, BaseExceptionGroup) as error:
@@ -471,12 +480,12 @@ def check_optional(**counts: object) -> None:
 
 
 def derived_seed(seed: int, *key: int) -> int:
-    """Derive a seed from a seed and a key."""
+    """Return a new seed derived from a seed and a key."""
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
 
 
 def check_maker(name: str, make: object) -> None:
-    """Check that a function can be called; a policy's maker may have the parameters rank, world_size and seed."""
+    """Check that ``make`` can be called without arguments; ``make_policy`` may require rank, world_size and seed."""
     is_policy = name == "make_policy"
     way_out = _POLICY_MAKER if is_policy else ENV_MAKER
     if not callable(make):

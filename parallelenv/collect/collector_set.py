@@ -1,4 +1,4 @@
-"""Several collectors, each in its own worker. They return collections together, or each one as it becomes ready."""
+"""A set of collectors, each in its own worker. Their collections are returned together, or one by one when ready."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ class CollectorSet(CollectorBase):
 
     Args:
         num_workers: Number of collectors.
-        make_policy: Returns the policy, see `Collector`. Called in each worker.
-        make_envs: Returns the `ParallelEnv`, see `Collector`. Called in each worker, so usually in mode ``"dummy"``.
+        make_policy: Function that returns the policy. See `Collector`. Called in each worker.
+        make_envs: Function that returns the `ParallelEnv`. See `Collector`. Called in each worker. The mode of the envs
+            is usually ``"dummy"``, because the collectors already run in parallel.
         num_steps: Steps of each env in one collection.
-        para_mode: Where the collectors run. Takes the same values as in `ParallelEnv`, except ``"auto"``.
+        para_mode: Mode of the collectors: any mode of `ParallelEnv` except ``"auto"``.
         seed: Seed of the first collector. See `Collector`.
         weights: First weights. See `Collector`.
-        make_test_envs: Returns the `ParallelEnv` for `evaluate`. See `Collector`.
+        make_test_envs: Function that returns the `ParallelEnv` for `evaluate`. See `Collector`.
         start_steps: Steps of each env in the first collection. See `Collector`.
         fraction_samples: Once this fraction of the collectors has finished, the others stop at their next step (within
-            0.05 s if a step takes less), and `collect` returns the steps that they have made.
+            0.05 s if a step takes less), and `collect` returns the steps made so far.
         compress_data: Whether to compress collections for transfer over a slow network (needs ``zstandard``).
         worker_resources: Resources of each collector's Ray actor, in the form that ``actor.options`` takes, for example
             ``{"num_cpus": 1, "num_gpus": 0.5, "memory": 2**30}``. Only for Ray modes.
         timeout: Seconds that a collector may take for one slice of its work before `WorkerTimeoutError` is raised. A
             slice is about 0.5 s of collecting or, in `stream`, a whole collection.
-        max_restarts: Number of times that a collector is replaced within ten minutes; if it dies once more, an error is
-            raised.
+        max_restarts: Number of times that a collector is replaced within ten minutes. If the collector dies once more,
+            `WorkerDiedError` is raised.
         log_dir: Folder for TensorBoard. See `Collector`.
         **options: Further arguments of `ParallelEnv`, and options of the mode.
 
@@ -112,16 +113,17 @@ class CollectorSet(CollectorBase):
     def create(
         cls, num_workers: int, make_policy: Callable[..., Policy], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> CollectorSet:
-        """Return a set. Same as the constructor."""
+        """Return a set. The arguments are those of the constructor."""
         return cls(num_workers, make_policy, make_envs, **options)
 
     @classmethod
     def create_factory(
         cls, num_workers: int, make_policy: Callable[..., Policy], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> Callable[..., CollectorSet]:
-        """Return a picklable function that makes such a set in a different process, for training with several learners.
+        """Return a picklable function that makes a set with these arguments, for training with several learners.
 
-        The function accepts arguments of the constructor, which override the ones given to this method.
+        The function can be called in a different process. It accepts arguments of the constructor, which override the
+        ones given to this method.
         """
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
         return functools.partial(cls, **given, **options)
@@ -148,21 +150,21 @@ class CollectorSet(CollectorBase):
         """Yield collections as they become ready: ``for data, info in collectors.stream()``.
 
         A collector starts its next collection, with the current weights, before its last one is yielded, so it works
-        while the loop body runs. At most ``max_in_flight`` collections are requested and not yet yielded. You can leave
-        the loop at any time: collections in flight become part of the next `collect` or `stream`.
+        while the loop body runs. At any time, at most ``max_in_flight`` collections are in flight: requested, but not
+        yet yielded. You can leave the loop at any time: collections in flight become part of the next `collect` or
+        `stream`.
 
         Args:
             num_steps: Steps of each env. See `Collector.collect`.
-            max_in_flight: At most, and by default, the number of collectors. With one fewer, a collector starts its
-                next collection only after the loop body has run on its previous one, so the new collection uses any
-                weights that the loop body set.
+            max_in_flight: Maximum number of collections in flight. The default, and upper limit, is the number of
+                collectors. With a smaller number, a collector starts its next collection only after the loop body has
+                run on its previous one, so the new collection uses any weights that the loop body set.
             num_collections: Number of collections to yield; ``None`` continues until the set is stopped.
 
         Yields:
             ``data, info`` of one collector, as `Collector.collect` returns them. ``info`` also has ``collector``, the
-            index of the collector; ``staleness``, how many versions it is behind the set's weights; ``lost_samples`` as
-            in `collect`, counted since the last yield; and, with ``compress_data``, ``num_bytes`` and
-            ``num_bytes_sent``.
+            index of the collector; ``staleness``, an int, as in `collect`; ``lost_samples`` as in `collect`, counted
+            since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
             The errors of `collect`.
@@ -193,7 +195,7 @@ class CollectorSet(CollectorBase):
 
     @single_threaded
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
-        """Return a collection that is ready; if there is none, wait until one may be, and return ``None``."""
+        """Return a collection that is ready. If there is none, wait until a collector replies, and return ``None``."""
         scheduler = self._scheduler
         ready = [rank for rank in sorted(scheduler.idle) if scheduler.members[rank].parts][:1]
         in_flight = scheduler.in_flight.difference(ready)
@@ -210,7 +212,7 @@ class CollectorSet(CollectorBase):
         return data, self._completed({**info, "collector": ready[0]})
 
     def _completed(self, info: Info) -> Info:
-        """Add the seconds to an info, and the info to the history."""
+        """Set the seconds in an info, add the info to the history, and return the info."""
         now = time.perf_counter()
         info["seconds"], self._last_report = now - self._last_report, now
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], info["seconds"])
@@ -226,24 +228,25 @@ class CollectorSet(CollectorBase):
 
     @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
-        """Run whole episodes in the test envs of all collectors, each of which runs a share.
+        """Run whole episodes in the test envs of all collectors. Each collector runs a share of the episodes.
 
-        Collections in flight are finished first; they become part of the next `collect` or `stream`.
+        Collections in flight are finished first. They become part of the next `collect` or `stream`.
 
         Args:
-            num_episodes: Number of episodes of all collectors together; if they do not divide evenly, the first
-                collectors run one more.
-            seed: Seed of the first collector, see `Collector.evaluate`; the second gets ``seed + 1``, and so on.
+            num_episodes: Number of episodes of all collectors together. If the episodes do not divide evenly, each of
+                the first collectors runs one more.
+            seed: Seed of the first collector. See `Collector.evaluate`. The second collector gets ``seed + 1``, and so
+                on.
 
         Returns:
-            The episodes of the first collector, then those of the second, and so on; test envs are numbered in that
+            The episodes of the first collector, then those of the second, and so on. Test envs are numbered in the same
             order.
 
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
-            WorkerDiedError: If a collector died too often; before that, a dead collector is replaced and repeats its
-                share.
+            WorkerDiedError: If a collector died more often than ``max_restarts`` allows. Otherwise, a dead collector is
+                replaced, and the new one runs the whole share again.
             BaseException: Any exception raised by an env or a policy.
         """
         check_positive("num_episodes", num_episodes)
@@ -273,7 +276,7 @@ class CollectorSet(CollectorBase):
 
     @property
     def num_replaced(self) -> int:
-        """Number of times a collector died and was replaced."""
+        """Number of times that a collector died and was replaced."""
         return self._scheduler.num_replaced
 
     def __repr__(self) -> str:

@@ -37,8 +37,8 @@ class History:
     """All collections and evaluations so far, oldest first.
 
     Args:
-        log_dir: Folder for TensorBoard logs, which need ``tensorboardX``, or ``tensorboard`` and torch; ``None``: no
-            logs.
+        log_dir: Folder for TensorBoard logs, which need ``tensorboardX``, or ``tensorboard`` and torch; ``None``
+            writes no logs.
     """
 
     def __init__(self, log_dir: object = None) -> None:
@@ -62,7 +62,7 @@ class History:
     def note(
         self, returns: Array, version: int, samples: int = 0, seconds: float = 0.0, *, is_test: bool = False
     ) -> None:
-        """Add a collection, or an evaluation. The samples of an evaluation do not count."""
+        """Add a collection or an evaluation. For an evaluation, leave ``samples`` and ``seconds`` at 0."""
         self._samples += samples
         self._seconds += seconds
         mean = float(returns.mean()) if returns.size and returns.dtype != object else math.nan
@@ -109,7 +109,7 @@ class History:
             MissingDependencyError: If matplotlib is not installed.
             ArgumentError: If ``axes`` is not a pair of axes.
         """
-        if axes is None:  # without pyplot, which would keep the figure and show it twice; notebooks display this one
+        if axes is None:  # without pyplot, which would keep the figure; notebooks would then show it twice
             figure = import_package("matplotlib.figure", "plot()").Figure
 
             def as_png(self: Any) -> bytes:

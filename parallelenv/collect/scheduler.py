@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 _LEVEL = 1
 """Compression level of zstd.
 
-Compression ratio, compression speed and decompression speed for steps of 16 CartPoles: zstd 0.47, 0.8 and 1.3 GB/s; LZ4
-0.51, 1.9 and 1.0 GB/s. For rendered frames of 84x84x4: zstd 0.01, 1.8 and 3.3 GB/s; LZ4 0.02, 3.5 and 0.5 GB/s.
-Decompression matters, because the caller decompresses all collections. Higher levels take longer and improve the ratio
-by only 0.01.
+For steps of 16 CartPoles, zstd has a compression ratio of 0.47, compresses 0.8 GB/s and decompresses 1.3 GB/s; LZ4 has
+0.51, 1.9 GB/s and 1.0 GB/s. For rendered frames of 84x84x4, zstd has 0.01, 1.8 GB/s and 3.3 GB/s, and LZ4 has 0.02, 3.5
+GB/s and 0.5 GB/s. The speed of decompression matters most, because the caller decompresses the data of all collectors.
+Higher levels of zstd take longer and improve the ratio by only 0.01.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CollectRequest:
-    """The action of a `CollectorEnv`: the next task of its collector, with a maximum of steps and seconds."""
+    """The action of a `CollectorEnv`: the maximum number of steps to collect, and of seconds to spend on them."""
 
     num_steps: int
     seconds: float = math.inf
@@ -55,7 +55,7 @@ class CollectRequest:
 
 @dataclass(slots=True)
 class Part:
-    """Steps of a collector: the state of its `CollectorEnv`."""
+    """The steps that a collector made for one request. A `CollectorEnv` returns them as its state."""
 
     num_envs: int
     version: int  # of the policy
@@ -79,12 +79,12 @@ class Part:
         return self.data
 
     def __deepcopy__(self, memo: object) -> Part:
-        """Return the object itself: the sender never changes it. Within one process, this saves a copy of all steps."""
+        """Return the object itself. The sender never changes it, so steps need not be copied within one process."""
         return self
 
 
 class CollectorEnv(Collector):
-    """A collector, made with the given arguments, as an env: one step is one request. There are no episodes."""
+    """A collector as an env: each step carries out one `CollectRequest`, and episodes never end."""
 
     def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
         super().__init__(**arguments)
@@ -97,7 +97,7 @@ class CollectorEnv(Collector):
             self._begin()
 
     def step(self, request: CollectRequest) -> tuple[Part, float, bool, dict[str, Any]]:
-        """Collect steps. Exceptions of envs and the policy are returned, together with the steps made before them."""
+        """Collect steps. An exception of an env or the policy is returned, together with the steps made before it."""
         end = time.perf_counter() + request.seconds
         part = Part(self.num_envs, self.version)
         try:
@@ -111,7 +111,7 @@ class CollectorEnv(Collector):
                 names = ("states", "actions", "rewards", "terminated", "truncated", "valid", "extras")
                 kept = {name: map_leaves(getattr(made, name), lambda leaf: leaf[:num_steps]) for name in names}
                 part.data = replace(made, **kept)  # drops the trailing steps that no env made
-                put(error, "partial", None)  # otherwise the error would contain the steps as well
+                put(error, "partial", None)  # otherwise the steps would be sent twice
             part.failure = Failure(error, self._rank, "collect")
         if self._compresses:
             part.pack()
@@ -123,18 +123,18 @@ class CollectorEnv(Collector):
 
 
 def zstandard() -> Any:
-    """Return the module for compression; raise `MissingDependencyError` if it is not installed."""
+    """Return the module ``zstandard``; raise `MissingDependencyError` if it is not installed."""
     return import_package("zstandard", "compress_data=True")
 
 
 # ---------------------------------------------------------------- in the caller
 
 _SLICE = 0.5
-"""Seconds after which a collector sends its steps and continues. A collector that dies loses about as much."""
+"""Seconds after which a collector sends its steps and continues. A collector that dies loses about 0.5 s of work."""
 _QUICK_SLICE = 0.05
-"""The same number of seconds, for the case that other collectors may have to wait for this one to stop."""
+"""Seconds after which a collector sends its steps if `Scheduler.work` may have to stop it before its goal."""
 Subject = tuple[str, str]
-"""The method that applies a setting, and the name of the setting within that method."""
+"""Identifies a setting: a method, and its first argument (an attribute or component), or ``""`` for weights."""
 _FIRST = 16
 """Number of steps in a collector's first slice, while its speed is unknown."""
 
@@ -144,16 +144,16 @@ class Member:
     """The caller's record of a collector."""
 
     num_envs: int
-    rows: Array  # of its envs in the record of open episodes
+    rows: Array  # rows of its envs in `Scheduler._running`
     pace: float = _FIRST / _SLICE  # latest steps per second
     request: CollectRequest | None = None  # in progress
     parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # steps received but not taken
-    settings: dict[Subject, Broadcast] = field(default_factory=dict)  # the settings that it has, by subject
-    is_new: bool = False  # a replacement that was not reset yet
+    settings: dict[Subject, Broadcast] = field(default_factory=dict)  # the settings that it has applied, by subject
+    is_new: bool = False  # True for a replacement that was not reset yet
     rested: float = 0.0  # time at which its latest request was done
 
     def history(self) -> list[Rollout]:
-        """Return the steps that were not taken, up to the point where the envs or the policy were replaced."""
+        """Return the steps that were not taken, up to the first that cannot be joined with those before them."""
         steps = [data for _, data in self.parts]
         return list(itertools.takewhile(lambda data: can_follow(steps[0], data), steps))
 
@@ -161,8 +161,8 @@ class Member:
 class Scheduler:
     """Runs collectors, each of which is an env of a `ParallelEnv`. Nothing is sent to a busy collector.
 
-    A collector is replaced at most ``max_restarts`` times within ten minutes; replacements get seeds derived from
-    ``seed``.
+    A collector that dies is replaced, at most ``max_restarts`` times within ten minutes. Replacements get seeds derived
+    from ``seed``.
     """
 
     def __init__(self, env: ParallelEnv, max_restarts: int, seed: int | None) -> None:
@@ -177,7 +177,7 @@ class Scheduler:
         self._lost_samples = 0
 
     def _new_rows(self, num_envs: int) -> Array:
-        """Return new rows in the record of open episodes."""
+        """Add rows for this many envs to the record of open episodes, `_running`, and return their indices."""
         first = len(self._running.returns)
         for name in ("returns", "lengths", "are_whole"):
             known: Array = getattr(self._running, name)
@@ -186,22 +186,23 @@ class Scheduler:
 
     @property
     def busy(self) -> list[int]:
-        """Collectors with a request."""
+        """Ranks of the collectors with a request in progress."""
         return [rank for rank, member in enumerate(self.members) if member.request is not None]
 
     @property
     def idle(self) -> list[int]:
-        """Collectors without a request; the one that has been idle longest comes first."""
+        """Ranks of the collectors without a request; the one that has been idle longest comes first."""
         ranks = set(range(len(self.members))).difference(self.busy)
         return sorted(ranks, key=lambda rank: (self.members[rank].rested, rank))
 
     # ---------------------------------------------------------------- settings
 
     def announce(self, method: str, *arguments: Any) -> None:
-        """Call a method of all collectors. Busy ones run it before their next request, replacements when they start.
+        """Call a method of all collectors that applies a setting.
 
-        The call replaces an earlier one with the same subject. After Ctrl-C or `WorkerTimeoutError` it still takes
-        effect; if a collector fails in any other way, the former calls are restored.
+        Busy collectors run the method before their next request, and replacements before their first one. An earlier
+        call with the same `Subject` is no longer sent to collectors. After Ctrl-C or `WorkerTimeoutError`, the new call
+        still takes effect. After any other error, the former settings and version are restored.
         """
         broadcast = Broadcast(method, *arguments)
         before = self._settings, self.version
@@ -220,7 +221,7 @@ class Scheduler:
             raise
 
     def _catch_up(self, ranks: Collection[int]) -> None:
-        """Replace dead collectors, and send these collectors the settings that they do not have yet."""
+        """Replace dead collectors. Send the collectors ``ranks`` all settings that they have not applied yet."""
         self._replace_dead()
         for subject, broadcast in list(self._settings.items()):
             behind = [rank for rank in ranks if self.members[rank].settings.get(subject) is not broadcast]
@@ -232,12 +233,12 @@ class Scheduler:
             except WorkerTimeoutError as error:
                 late = _late(error)
             for rank in behind:
-                if rank not in ticket.failures:  # a late collector applies it before anything sent later
+                if rank not in ticket.failures:  # a late collector applies the setting before anything sent later
                     self.members[rank].settings[subject] = broadcast
             refused = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
             if refused:
-                self._settings.pop(subject)  # otherwise every later request would fail because of it
-            raise_failures(refused[:1], None)  # all collectors got the same call, so their errors are usually the same
+                self._settings.pop(subject)  # otherwise this setting would make every later request fail
+            raise_failures(refused[:1], None)  # all collectors got the same call, so one error stands for all
             if late is not None:
                 raise late
             if ticket.failures:  # of collectors that died
@@ -252,8 +253,8 @@ class Scheduler:
 
         Args:
             goals: Number of steps for each collector, including steps received before.
-            enough: Number of collectors that must reach their goals; then the others stop.
-            is_over: Called between slices; ``True`` stops the work.
+            enough: Number of collectors that must reach their goals before the others stop.
+            is_over: Called between slices; if it returns ``True``, the collectors stop.
             advance: Called with the number of steps received.
         """
         seconds = _SLICE if is_over is None and enough == len(goals) else _QUICK_SLICE
@@ -262,7 +263,7 @@ class Scheduler:
             left = [goal - num_steps for goal, num_steps in zip(goals, made, strict=True)]
             is_enough = sum(one <= 0 for one in left) >= enough or (is_over is not None and is_over())
             chosen = [rank for rank in self.idle if left[rank] > 0 and not (is_enough and made[rank])]
-            if chosen:  # each gets about as many steps as it can make in the time, so that little can be lost
+            if chosen:  # each gets as many steps as it can make in about `seconds`, so that little is lost if it dies
                 most = {rank: 1 if is_enough else max(1, int(self.members[rank].pace * seconds)) for rank in chosen}
                 self.request({rank: CollectRequest(min(left[rank], most[rank]), seconds) for rank in chosen})
             if not self.busy:
@@ -270,7 +271,7 @@ class Scheduler:
             advance(self.receive())
 
     def request(self, requests: Mapping[int, CollectRequest]) -> None:
-        """Send requests to idle collectors, all at once, so that the workers of a node start and reply together."""
+        """Send requests to idle collectors, all at once so that the workers of a node start and reply together."""
         ranks = list(requests)
         self._catch_up(ranks)
         self.env.send(list(requests.values()), ranks)
@@ -280,7 +281,8 @@ class Scheduler:
     def receive(self) -> int:
         """Wait until a collector has sent steps or failed, store all that has arrived, and return the number of steps.
 
-        Exceptions of envs and policies are raised by this method, after all steps made before them are stored.
+        An exception of an env or a policy is raised by this method, after the steps that its collector made before the
+        exception are stored.
         """
         num_steps = 0
         while self.busy:
@@ -306,7 +308,7 @@ class Scheduler:
         return num_steps
 
     def _handle(self, error: BaseException) -> None:
-        """Make collectors that died or were interrupted usable again; raise errors that the user does not know yet."""
+        """Make collectors that died or were interrupted usable again; raise any other ``error``."""
         failed = sorted(set(self.busy).difference(self.env.engine.in_flight))
         if self._pool.death_failures(failed):
             self._replace_dead()
@@ -328,7 +330,16 @@ class Scheduler:
                 self._lost_samples += request.num_steps * member.num_envs
 
     def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
-        """Wait for all requests, then evaluate in the collectors with these arguments; repeat what dead ones lost."""
+        """Wait for all requests, then call `Collector.evaluate` in collectors.
+
+        If a collector dies, its replacement is called with the same arguments.
+
+        Args:
+            shares: Keyword arguments of the calls, by the rank of the collector.
+
+        Returns:
+            The evaluations, in the order of ``shares``.
+        """
         while self.busy:
             self.receive()
         answers: dict[int, Evaluation] = {}
@@ -347,7 +358,7 @@ class Scheduler:
     # ---------------------------------------------------------------- replacements
 
     def _replace_dead(self) -> None:
-        """Replace dead collectors; raise `WorkerDiedError` if one has died too often."""
+        """Replace dead collectors; raise `WorkerDiedError` if a collector has died too often."""
         while dead := self._pool.death_failures(range(len(self.members))):
             ranks = list(dead)
             denied, delay = self._budget.spend(ranks)
@@ -377,13 +388,15 @@ class Scheduler:
 
     @property
     def in_flight(self) -> set[int]:
-        """Collectors with a request, or with steps that `take` has not returned."""
+        """Ranks of the collectors with a request, or with steps that `take` has not returned."""
         return {rank for rank, member in enumerate(self.members) if member.request is not None or member.parts}
 
     def take(self, ranks: Sequence[int]) -> tuple[Rollout, Info]:
-        """Remove and return the collectors' steps, up to the point where a collector's envs or policy were replaced.
+        """Remove and return the steps of each collector, up to the first that cannot be joined with those before them.
 
-        If the steps of different collectors cannot be joined, raise an `ArgumentError` and remove nothing.
+        A collector's steps cannot be joined if its envs or policy were replaced in between by ones with a different
+        number of envs or a different nesting of the data. If the steps of different collectors cannot be joined, raise
+        an `ArgumentError` and remove nothing.
         """
         histories = {rank: self.members[rank].history() for rank in ranks}
         found = {rank: history for rank, history in histories.items() if history}
@@ -397,7 +410,7 @@ class Scheduler:
         taken: list[list[Part]] = []
         for rank, history in histories.items():
             member, num_envs = self.members[rank], len(history[0].env_ids) if history else 0
-            if history and len(member.rows) != num_envs:  # the envs were replaced
+            if history and len(member.rows) != num_envs:  # the number of envs has changed
                 member.rows = self._new_rows(num_envs)
             taken.append([part for part, _ in member.parts[: len(history)]])
             del member.parts[: len(history)]
@@ -420,7 +433,7 @@ class Scheduler:
 
 
 def _late(error: WorkerTimeoutError) -> WorkerTimeoutError:
-    """Return the error to raise if collectors do not reply in time, with advice for collectors instead of envs."""
+    """Return an error to raise instead of ``error``, with advice for collectors instead of advice for envs."""
     fact = str(error).partition(". ")[0].replace("env", "collector", 1)
     return WorkerTimeoutError(
         f"{fact}. The next call of the set continues the wait. Give a longer timeout if it is only slow; stop() "
