@@ -1,4 +1,4 @@
-"""Measures an env in every mode, and checks that all modes give the same results.
+"""Measures an env in every mode, and checks that all modes give the same results as the oracle, ``"dummy"``.
 
 Modes are opened one after the other, because two modes that reserve the same cores of a Ray cluster cannot be open at
 the same time.
@@ -26,13 +26,13 @@ from parallelenv.results import difference
 ORACLE = "dummy"  # the mode whose results are correct by definition
 _CALLER_STEPS = "subproc+caller_steps"
 _CHOOSABLE = ("thread", "subproc", _CALLER_STEPS)
-"""Words that `recommend` chooses from; they are measured with the number of workers that it chooses."""
+"""Words that `recommend` chooses from. These modes are measured with the number of workers that it recommends."""
 _HEADER = ("mode", "workers", "start-up s", "steps/s", "ratio", "identical", "note")
 _CHOSEN, _CORRECT, _WRONG = "#0072b2", "#a9b8c4", "#d55e00"  # distinct with any colour vision
 
 
 def comparable_words() -> tuple[str, ...]:
-    """Return the words that can be measured: every mode and, after ``subproc``, the same mode with ``caller_steps``."""
+    """Return the words that can be measured: every mode, and ``subproc+caller_steps`` after ``subproc``."""
     modes = known_modes()
     place = modes.index("subproc") + 1
     return (*modes[:place], _CALLER_STEPS, *modes[place:])
@@ -67,7 +67,7 @@ class ComparisonRow:
     startup_seconds: float | None = None  # seconds until the first states
     steps_per_second: float | None = None  # env steps per second: the median over the rounds
     ratio: float | None = None  # speed relative to the oracle in the same round: the median
-    deviation: str | None = None  # the place where its results first differ from the oracle's
+    deviation: str | None = None  # the place where the results first differ from the oracle's
     failure: str | None = None  # the reason why there are no figures, in one line
     is_missing: bool = False  # whether the only reason is a package that is not installed
 
@@ -90,12 +90,15 @@ class Comparison:
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the env itself gives the same results twice; if it does not, no mode can."""
+        """True if the env gave the same results in two runs in the oracle; otherwise no mode can be checked."""
         return self.rows[0].deviation is None
 
     @property
     def is_sound(self) -> bool:
-        """Whether no mode failed and, if the env is reproducible, none of them gave different results."""
+        """True if no mode failed and, if the env is reproducible, all modes gave the same results.
+
+        A mode whose package is not installed does not count as failed.
+        """
         differs = any(row.deviation for row in self.rows) and self.is_reproducible
         return not differs and all(row.failure is None or row.is_missing for row in self.rows)
 
@@ -146,7 +149,10 @@ class Comparison:
 
 
 def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Comparison:
-    """Measure one env in every mode; raise `InvalidEnvError` if it fails in the oracle. The bar advances per mode."""
+    """Measure one env in every mode; raise `InvalidEnvError` if the env fails in the oracle.
+
+    ``progress`` advances by one after each mode.
+    """
     oracle = ComparisonRow(ORACLE)
     rows = [oracle]
     with ExitStack() as opened:
@@ -175,7 +181,7 @@ def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Compariso
 
 
 def _open(row: ComparisonRow, name: str, settings: ComparisonSettings, opened: ExitStack) -> ParallelEnv:
-    """Open a mode until ``opened`` is closed, and record the time until the first states."""
+    """Open a `ParallelEnv` that ``opened`` will close, and record the time until its first states."""
     begin = perf_counter()
     mode: Any = arguments_of(row.mode, row.num_cpus)
     env = opened.enter_context(ParallelEnv([name] * settings.num_envs, asynchronous="restart", **mode))
@@ -192,7 +198,7 @@ def _measure(
     record: Sequence[tuple[str, object]],
     loop: TimedEnv | None = None,
 ) -> TimedEnv:
-    """Compare a mode's results with those of the oracle, and time it in turns with the oracle, or alone."""
+    """Compare a mode's results with ``record``, those of the oracle; time the mode, in turns with ``loop`` if given."""
     for (when, expected), (_, found) in zip(record, _play(env, actions, settings.seed), strict=True):
         row.deviation = row.deviation or difference(expected, found, when)
     timed = TimedEnv(env, actions, settings.seconds / ROUNDS)
@@ -202,7 +208,7 @@ def _measure(
 
 
 def _play(env: ParallelEnv, actions: Sequence[object], seed: int) -> Iterator[tuple[str, dict[str, object]]]:
-    """Reset and step envs; yield each call and all of its results."""
+    """Reset and step envs; yield the name and all results of each call."""
     yield "reset", {"states": env.reset(seed=seed), "infos": env.reset_infos}
     for index, action in enumerate(actions, start=1):
         result = env.step(action)

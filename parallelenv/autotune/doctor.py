@@ -1,4 +1,4 @@
-"""Describes this machine as `ParallelEnv` sees it, for users and for bug reports. Starts no process."""
+"""Describes this machine as `ParallelEnv` sees it, for users and for bug reports, without starting a process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ def _limits() -> dict[str, int | None]:
 
 
 def _ray_cluster() -> dict[str, object]:
-    """Return the address of the cluster that a Ray mode would join, and whether it responds. Does not import Ray."""
+    """Return the address of the cluster that a Ray mode would join, and whether the address responds.
+
+    Ray is not imported.
+    """
     # Ray uses /tmp on macOS, whatever TMPDIR is.
     folder = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else tempfile.gettempdir())
     file = Path(folder, "ray", "ray_current_cluster")

@@ -1,9 +1,10 @@
 """Recommends a mode for given envs after a short trial; used by ``para_mode="auto"``.
 
-The trial opens pools of stand-ins: there are as many stand-ins as envs, but only one real env per worker. Each pool is
-stepped alternately with a plain loop, in several short rounds, so that a slow moment of the machine affects both; the
-result is the median of the rounds' ratios. A candidate is opened only if it could be clearly faster than the best one
-so far, assuming that messages cost nothing.
+The trial opens a pool for each candidate, which is a mode with a number of workers. A pool has as many stand-ins as
+there are envs, but only a few real envs per worker, usually one. The pool and a plain loop are stepped alternately, in
+several short rounds, so that a slow moment of the machine affects both; the result is the median of the rounds' ratios.
+The pool of a candidate is opened only if, with messages that cost nothing, the candidate could be clearly faster than
+the best one so far.
 """
 
 from __future__ import annotations
@@ -45,25 +46,34 @@ CLOSE_ENOUGH = 1.05
 """A mode is preferred to a simpler one only if it is faster by more than this factor."""
 ROUNDS = 5
 MOST_WORKERS = 32
-"""With more threads, sending commands takes longer than 1 ms, the shortest wait for which threads are worthwhile."""
+"""Default maximum number of workers for envs that mostly wait, unless there are more cores.
+
+With more threads, sending commands takes longer than 1 ms, the shortest wait for which threads are worthwhile.
+"""
 _LEAST_CALL = {"thread": 100e-6, "subproc": 20e-6, "caller_steps": 10e-6}
 """Minimum seconds that a step takes with two workers and envs that do nothing."""
 _SLICE = 0.02
-"""Seconds of a pool's turn. If a step takes longer, a turn is one step of fewer envs, but at least one per worker."""
+"""Seconds of a pool's turn.
+
+If a step of all envs takes longer, the pool has fewer stand-ins, but at least one per worker, and a turn is one step.
+"""
 _WAITING_SLICE = 0.1
-"""The same for envs that mostly wait, often for random times: one step of a few envs may take a tenth of the mean."""
+"""Seconds of a pool's turn if envs mostly wait.
+
+A shorter turn could be one step of a few envs. Waits are often random, so that step may take a tenth of the mean.
+"""
 _LIMIT = 4.0
 """Seconds after which no more pools are opened."""
 _LONG_STEP = 0.05
 _LONG_MAKING = 1.0
-"""Maximum seconds of a step, and of making and resetting the envs of a pool.
+"""Maximum seconds of a step (`_LONG_STEP`), and of making and resetting the envs of a pool (`_LONG_MAKING`).
 
 A pool that would take longer is not opened; its speed is estimated from the first steps of an env.
 """
 _MOST_KINDS = 3
 """Maximum number of different env fns that are tried."""
 _MOST_STAND_INS = 256
-"""With more envs than this, the time of a step is proportional to the number of envs."""
+"""Maximum stand-ins in a pool, unless it has more workers. For more envs, times are extrapolated in proportion."""
 _PATIENCE = 20.0
 """Seconds after which a trial in another process counts as hanging."""
 
@@ -90,7 +100,7 @@ class Recommendation:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments: ``ParallelEnv(envs, **recommend(envs).arguments)``."""
+        """Keyword arguments for `ParallelEnv`: ``ParallelEnv(envs, **recommend(envs).arguments)``."""
         return {"para_mode": self.mode, "num_cpus": self.num_cpus, **self.options}
 
     @property
@@ -110,9 +120,9 @@ def recommend(
 
     Each mode that could be faster than the best one so far steps envs with random actions for a few tenths of a second.
     Each worker has one real env (one of each kind, up to three, if the list has different env fns), which all env ids
-    of the worker share. These envs are closed afterwards. Live instances are copied, and the copies are tried in
+    of the worker share. The real envs are closed afterwards. Live instances are copied, and the copies are tried in
     separate processes; the instances are not touched. If a step takes longer than 0.05 s, or making and resetting an
-    env takes longer than 1 s, only ``"dummy"`` is tried, with one env, and the choice is an estimate from its figures.
+    env takes longer than 1 s, only ``"dummy"`` is tried, with one env, and the speed of other modes is estimated.
 
     Args:
         envs: See `ParallelEnv`.
@@ -121,7 +131,7 @@ def recommend(
         spaces: See `ParallelEnv`.
         caller_busy: Whether your process computes while envs step: for example, a policy on the CPU may act for one
             half of the envs while the other half steps (`ParallelEnv.send`, `ParallelEnv.recv`). The trial then
-            computes as well, and includes one worker fewer than there are cores among the numbers that it tries.
+            computes as well, and also tries a number of workers that leaves one core to your process.
 
     Returns:
         Mode, number of workers and options, with the reason. The mode is ``"dummy"`` if no env can be tried, and never
@@ -143,12 +153,12 @@ def choose(
     shared: Mapping[str, Array] | None = None,
     caller_busy: bool = False,
 ) -> Recommendation:
-    """Return the result of `recommend`, for envs that may read a seed and shared arrays when they are made."""
+    """Return the result of `recommend` for envs that may read a seed and shared arrays when they are made."""
     arguments.check_flags(caller_busy=caller_busy)
 
     @functools.cache
     def find_obstacle() -> str:
-        """Return the reason why envs cannot be stepped in other processes; empty if they can."""
+        """Return the reason why envs cannot be stepped in other processes, or an empty string if they can."""
         if multiprocessing.current_process().daemon:
             return "this is a daemonic process of multiprocessing, which cannot start processes"
         try:
@@ -167,7 +177,7 @@ def choose(
         env_options = {"spaces": spaces, "seed": seed, "shared": shared or {}}
         try:
             found = Trial(env_factories, cores, num_cpus, caller_busy, env_options, find_obstacle).run()
-        except Exception as error:  # noqa: BLE001 (envs raise anything; it is raised again where they are used)
+        except Exception as error:  # noqa: BLE001 (envs raise anything; the actual envs will raise it again)
             why = f"No env could be tried: {one_line(error).rstrip('.')}"
         else:
             copies = "Workers get copies of the instances." if found.mode == "subproc" else "Copies of them were tried."
@@ -201,11 +211,11 @@ class Trial:
     num_cpus: int | None  # the user's number of workers
     caller_busy: bool  # whether the caller computes while envs step
     env_options: dict[str, Any]  # the arguments `spaces`, `seed` and `shared` of `ParallelEnv`
-    find_obstacle: Callable[[], str]  # returns why the envs cannot run in other processes
+    find_obstacle: Callable[[], str]  # returns the reason why envs cannot run in other processes
     are_copies: bool = False  # whether all factories make copies, so that no env of the user can be stepped
 
     def run(self) -> Recommendation:
-        """Try the modes, if necessary in another process. Raises an exception of an env, or that of a failed trial."""
+        """Try the modes, in a different process if necessary. Exceptions of envs and of the trial are raised."""
         # Each env is tried with its own factory or, if there are many, with one of a few that are spread evenly.
         different = list({id(one.source): one for one in reversed(self.factories)}.values())[::-1]
         kinds = min(len(different), _MOST_KINDS)
@@ -216,11 +226,11 @@ class Trial:
 
     def run_here(self) -> Recommendation:
         """Try one candidate after another, the simplest one first."""
-        if self.are_copies:  # this object is in a worker, instead of an env
+        if self.are_copies:  # this object is in a worker, in the place of an env
             self.env_options["shared"] = get_worker_info().shared  # type: ignore[union-attr]
         begin = time.perf_counter()
         self._name = os.urandom(8).hex()
-        self._failed: dict[str, str] = {}  # by mode, the reason why it was not possible
+        self._failed: dict[str, str] = {}  # the reason why a mode cannot be used, by mode
         with _without_side_effects(), contextlib.ExitStack() as self._stack:
             if not self._try_dummy():
                 return self._try_copies()
@@ -251,7 +261,7 @@ class Trial:
                 return env.customized_method("run_here")[0]  # type: ignore[no-any-return]
 
     def _try_dummy(self) -> bool:
-        """Step envs in a loop, the reference for other candidates. Return ``False`` if the envs are the user's own."""
+        """Step envs in a loop, the reference for other candidates. Return ``False`` if the user may be using an env."""
         figures = self._first_steps()
         if figures is None:
             return False
@@ -303,10 +313,10 @@ class Trial:
         return making, step, compute
 
     def _counts(self, mode: str, options: Mapping[str, bool]) -> list[int]:
-        """Return the numbers of workers to try, in order.
+        """Return the numbers of workers to try, in the order of the trials.
 
-        A process beyond the number of cores costs about 40 MB, a thread almost nothing. So for envs that wait, more
-        processes than cores are considered only if threads do not help.
+        Each process beyond the number of cores costs about 40 MB; a thread costs almost nothing. For envs that wait,
+        more processes than cores are therefore tried only if threads do not help.
         """
         if options:
             tried = [(one.speedup, one.workers) for one in self._tried if one.mode == "subproc"]
@@ -324,7 +334,7 @@ class Trial:
         return [workers for workers in dict.fromkeys(counts) if workers > 1 or self.caller_busy]
 
     def _may_win(self, candidate: Candidate) -> bool:
-        """Whether a candidate could be clearly faster than the best so far, and can be tried or estimated."""
+        """Return whether a candidate could be clearly faster than the best so far, and can be tried or estimated."""
         if candidate.mode == "subproc" and (obstacle := self.find_obstacle()):
             self._failed.setdefault("subproc", obstacle)
         # Threads are sure to help if envs wait, or if they have helped before; the gain of caller_steps is never sure.
@@ -334,19 +344,19 @@ class Trial:
         return is_worth_it and can_be_judged and candidate.mode not in self._failed
 
     def _most_speedup(self, candidate: Candidate) -> float:
-        """Return the speedup if messages cost almost nothing."""
+        """Return the speedup that a candidate would have if messages cost almost nothing."""
         num_envs, workers = len(self.factories), candidate.workers
         work = self._step * max(-(-num_envs // workers), num_envs * self._computing / min(workers, self.cores))
         least = _LEAST_CALL["caller_steps" if candidate.options else candidate.mode]
         return self._loop / max(self._busy, least + work)
 
     def _takes_long(self, candidate: Candidate) -> bool:
-        """Whether a trial would take long. Threads are expected to make their envs in turns, because of the GIL."""
+        """Return whether a trial would take long. Threads are expected to make envs in turns, because of the GIL."""
         turns = candidate.workers if candidate.mode == "thread" else -(-candidate.workers // self.cores)
         return self._dummy is None or turns * self._making > _LONG_MAKING
 
     def _wins(self, candidate: Candidate) -> bool:
-        """Return whether a candidate is clearly faster than the best one so far; if it is, it replaces that one."""
+        """Return whether a candidate is clearly faster than the best one so far; if it is, make it the best one."""
         candidate.was_tried = not self._takes_long(candidate)
         if candidate.was_tried:
             try:
@@ -366,7 +376,7 @@ class Trial:
         return wins
 
     def _open(self, candidate: Candidate) -> TimedEnv:
-        """Open a pool with as many stand-ins as there are envs, or fewer."""
+        """Open a pool with a stand-in for each env; if there are many envs or steps take long, with fewer stand-ins."""
         num_envs, workers = len(self.factories), candidate.workers
         share = -(-min(num_envs, max(_MOST_STAND_INS, workers)) // workers)
         size = min(num_envs, min(share, max(1, int(_SLICE / self._step))) * workers)
@@ -412,16 +422,16 @@ class Trial:
 
 
 def _copy(packed: bytes, is_live: bool) -> Env:
-    """Return a new copy of a pickled env, or of the one that a pickled env fn returns."""
+    """Return a copy of a pickled live env, or the env that a copy of a pickled env fn makes."""
     source = loads(packed)
     return source if is_live else source()
 
 
 def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
-    """Step an env a few times; return the seconds per step, and the part of them spent computing.
+    """Step an env a few times; return the seconds per step, and how many of them were spent computing.
 
-    Time in which the env is ready to run but another process has the core does not count, as far as the system can
-    distinguish it from waiting.
+    Time in which the env is ready to run but a different process has the core does not count, as far as the system can
+    distinguish such time from waiting.
     """
     actions = random_actions(env, 16)
     for seconds in (0.0, _LONG_STEP):  # the first step may include one-time work
@@ -438,7 +448,7 @@ def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
 
 
 def _switches() -> tuple[int, int]:
-    """Return the number of times that this thread gave up its core to wait, and that it was preempted."""
+    """Return how many times this thread gave up its core to wait, and how many times it was preempted."""
     try:
         import resource
 
@@ -486,7 +496,7 @@ class TimedEnv:
         self._count = 0
         self._step()  # may include one-time work
         # The number of steps per turn is fixed here: steps may take different times, and if turns ended after a certain
-        # time, long steps would count too often. Meanwhile the system finds a core for each worker.
+        # time, long steps would count too often. In this turn, the system also finds a core for each worker.
         end = time.perf_counter() + turn
         while not self._count or time.perf_counter() < end:
             self._step()
@@ -565,9 +575,9 @@ _SHARED: dict[tuple[str, int, int], _SharedEnv] = {}
 class StandIn(gymnasium.Env[State, Action]):
     """Takes the place of an env. All stand-ins with the same trial, factory and thread take turns to step one real env.
 
-    A pool in a trial then makes as many calls and exchanges as many messages as the real pool, but does not need the
-    memory for all envs or the time to build them. The first stand-in builds the env. With ``must_be_new``, it raises
-    `InvalidEnvError` if the env existed before, because the user may be using it.
+    With stand-ins, the pool of a trial makes as many calls and exchanges as many messages as the real pool, but does
+    not need the memory for all envs or the time to build them. The first stand-in builds the env. With ``must_be_new``,
+    it raises `InvalidEnvError` if the env existed before, because the user may be using that env.
     """
 
     def __init__(self, trial: str, factory: EnvFactory, must_be_new: bool = False) -> None:
@@ -587,7 +597,7 @@ class StandIn(gymnasium.Env[State, Action]):
                 try:
                     other = factory.build()
                 except BaseException:
-                    _close(env)  # it is new: an env fn that returns an old env does not fail
+                    _close(env)  # `env` is new: an env fn that returns an existing env does not fail
                     raise
                 if other is env:
                     raise InvalidEnvError(_NOT_NEW)
