@@ -76,7 +76,7 @@ class ParallelWrapper(ShortTracebacks):
 
     Override methods, or the hooks `on_reset`, `on_step` and `on_send`. Each result passes through the hooks once,
     batched, whichever method returns it (`step`, `recv`, `step_wait`), for any number of envs and any ``align``. If an
-    env fails, the others' results in ``error.partial`` also pass through.
+    env fails, the results of the other envs in ``error.partial`` also pass through the hooks.
 
     An exception raised by a hook reaches the caller unchanged. Its attribute ``partial`` is the result that the hook
     received, and ``wrapper`` is this wrapper. The wrappers around this one never see that result, so all envs in the
@@ -94,7 +94,7 @@ class ParallelWrapper(ShortTracebacks):
     """
 
     is_frozen: bool | None = None
-    """Whether this wrapper's own statistics are frozen; ``None`` if it has none."""
+    """Whether this wrapper's own statistics are frozen; ``None`` if the wrapper has no statistics."""
     _saved: tuple[str, ...] = ()
     """Attributes that `save_state` saves."""
 
@@ -120,8 +120,8 @@ class ParallelWrapper(ShortTracebacks):
         """Return the result that a step should return.
 
         Args:
-            result: The result that the wrapped object returned, without idle envs; it may have no rows. Its infos may
-                be changed.
+            result: The result that the wrapped object returned, without idle envs. It may have no rows. You may change
+                its infos.
         """
         return result
 
@@ -210,7 +210,7 @@ class ParallelWrapper(ShortTracebacks):
         return states if seen is batch else scattered(seen, self.single_observation_space, living, len(env_ids))
 
     def _seen(self, align: Align, call: Callable[..., Any], *args: object) -> StepResult | StepBatch:
-        """Return the processed result of a call, which is batched until `on_step` has processed it."""
+        """Make a call and return its result, processed by `on_step` and then converted to ``align``."""
         check_align(align)
         if type(self).on_step is ParallelWrapper.on_step:
             return call(*args, align=align)  # type: ignore[no-any-return]
@@ -233,7 +233,7 @@ class ParallelWrapper(ShortTracebacks):
             raise
 
     def _require_reset(self, error: BaseException, partial: States | StepResult, env_ids: Sequence[int]) -> None:
-        """Complete an error of this wrapper, and mark the envs as in need of a reset."""
+        """Set ``partial`` and ``wrapper`` of an error of this wrapper, and mark the envs as in need of a reset."""
         put(error, "partial", partial)
         put(error, "wrapper", self)
         table = self.unwrapped.engine.table
@@ -247,7 +247,7 @@ class ParallelWrapper(ShortTracebacks):
 
     @property
     def restarts(self) -> bool:
-        """Whether an env whose episode ends starts the next one in the same step."""
+        """True if an env whose episode ends starts the next episode in the same step."""
         return self.unwrapped.engine.done_policy.autoreset
 
     def have_begun(self, env_ids: Sequence[int]) -> bool:
@@ -259,13 +259,13 @@ class ParallelWrapper(ShortTracebacks):
 
     @property
     def frozen(self) -> bool:
-        """Whether the statistics of all `NormalizeStates` and `NormalizeRewards` from this wrapper inwards are frozen.
+        """True if the statistics of all `NormalizeStates` and `NormalizeRewards` from this wrapper inwards are frozen.
 
-        Setting this attribute, which is possible at any time, sets it for all of these wrappers.
+        You can set this attribute at any time. The new value applies to all of these wrappers.
 
         Raises:
             ArgumentError: If it is set to anything other than a bool.
-            AbsentAttributeError: If there is no such wrapper.
+            AbsentAttributeError: If there is no wrapper with statistics.
         """
         return all(layer.is_frozen for layer in self._with_statistics())
 
@@ -276,7 +276,7 @@ class ParallelWrapper(ShortTracebacks):
             layer.is_frozen = bool(frozen)
 
     def _with_statistics(self) -> list[ParallelWrapper]:
-        """Return the wrappers with statistics, from this one inwards; raise if there is none."""
+        """Return the wrappers with statistics, from this one inwards; raise an error if there are none."""
         found: list[ParallelWrapper] = []
         layer: Wrappable = self
         while isinstance(layer, ParallelWrapper):
@@ -294,7 +294,7 @@ class ParallelWrapper(ShortTracebacks):
     def load_state(self, state: Any) -> tuple[int, ...]:
         """Restore a state. See `ParallelEnv.load_state`.
 
-        If an env fails, the wrappers keep their current state, so reset all envs.
+        If an env fails, the wrappers keep their current state, which no longer fits the envs; reset all envs then.
 
         Raises:
             ArgumentError: If the state was saved through different wrappers, or for the reasons given in
@@ -321,7 +321,7 @@ class ParallelWrapper(ShortTracebacks):
         return lost
 
     def remembered(self) -> dict[str, object]:
-        """Return the state that this wrapper keeps between calls, for `save_state`; it is empty if there is none."""
+        """Return the state that this wrapper keeps between calls, for `save_state`; by default, an empty dict."""
         return {name: getattr(self, name) for name in self._saved}
 
     def remember(self, memory: dict[str, Any]) -> None:
@@ -346,7 +346,10 @@ class ParallelWrapper(ShortTracebacks):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Return the wrapped object's attribute; for a method that would bypass this wrapper, one that raises."""
+        """Return an attribute of the wrapped object.
+
+        For a method that would bypass this wrapper, return a function that raises `UsageError`.
+        """
         if name in _BYPASSING:
             return partial(self._refuse, name)
         if name.startswith("_") or name == "env":
@@ -356,10 +359,10 @@ class ParallelWrapper(ShortTracebacks):
     if not TYPE_CHECKING:  # a type checker would otherwise accept any name
 
         def __setattr__(self, name: str, value: object) -> None:
-            """Set an attribute of this wrapper; reads are forwarded to the wrapped object, but this is not.
+            """Set an attribute of this wrapper. Only reads of unknown attributes are forwarded to the wrapped object.
 
             Raises:
-                AbsentAttributeError: If the name is a setting of a different library, because it would have no effect.
+                AbsentAttributeError: If the name is a setting of a different library, which would have no effect here.
             """
             if name in FOREIGN_SETTINGS and not hasattr(type(self), name):
                 raise unsettable_attribute(self, name, is_argument=False)
@@ -387,11 +390,11 @@ class ParallelWrapper(ShortTracebacks):
 
 
 AnswerWrapper = ParallelWrapper
-"""The same class, by its former name."""
+"""Former name of `ParallelWrapper`."""
 
 
 def _form(value: object) -> object:
-    """Return what two saved states of a wrapper must have in common: shapes, and the arguments under ``"settings"``."""
+    """Return the parts that must be equal in two saved states: shapes, and the arguments under ``"settings"``."""
     if isinstance(value, dict):
         return {name: part if name == "settings" else _form(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -419,8 +422,8 @@ class StateWrapper(ParallelWrapper):
     def process(self, states: States) -> States:
         """Return processed states.
 
-        Called with the states of `reset`, `step` and `recv`, without envs that have no state, and a second time with
-        those in ``info["ended_state"]``.
+        Called with the states that `reset`, `step` and `recv` return, without those of envs that have no state. If
+        episodes ended and restarted, this method is called once more, with the states in ``info["ended_state"]``.
 
         Args:
             states: Batched as `ParallelEnv.step` returns them, for any number of envs.
@@ -429,9 +432,9 @@ class StateWrapper(ParallelWrapper):
             An array whose first axis is the env axis, or a dict or tuple of such arrays.
 
         Raises:
-            UsageError: If a subclass does not override it.
-            BaseException: Any exception that your `process` raises; ``error.partial`` has the unprocessed result, see
-                `ParallelWrapper`.
+            UsageError: If a subclass does not override this method.
+            BaseException: Any exception that your `process` raises. Its attribute ``partial`` is the unprocessed
+                result. See `ParallelWrapper`.
         """
         raise UsageError(f"{type(self).__name__} lacks process(states). Define it; it returns the processed states.")
 
@@ -440,7 +443,7 @@ class StateWrapper(ParallelWrapper):
         return self._processed(states, len(env_ids))
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Return the result with its states processed, including last states of episodes.
+        """Return the result with processed states, including the last states of episodes.
 
         Raises:
             ArgumentError: If `process` returns something other than a batch of states that fit the space.

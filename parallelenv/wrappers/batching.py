@@ -24,9 +24,9 @@ Space: TypeAlias = "spaces.Space | None"
 def apply_to_stepped(
     result: StepResult, hook: Callable[[StepResult], StepResult], space: Space, new_space: Space
 ) -> StepResult:
-    """Return a result in which the hook has processed the rows of stepped envs; idle envs have no state.
+    """Return a result in which the hook has processed the rows of stepped envs. Rows of idle envs are not changed.
 
-    ``space`` is the space of the states; ``new_space`` is the space of the states that the hook returns.
+    ``space`` is the space of the given states; ``new_space`` is the space of the states that the hook returns.
     """
     states, rewards = result.states, result.rewards
     if not isinstance(states, np.ndarray) or states.dtype != object or rewards.dtype != object:
@@ -47,7 +47,7 @@ def apply_to_stepped(
 
 
 def changed(result: StepResult, *, states: States = None, rewards: Array | None = None) -> StepResult:
-    """Return a copy of the result with new states or rewards."""
+    """Return a result with new states or rewards, and the other parts of the given result."""
     return StepResult(
         result.states if states is None else states,
         result.rewards if rewards is None else rewards,
@@ -56,7 +56,7 @@ def changed(result: StepResult, *, states: States = None, rewards: Array | None 
 
 
 def rebuilt(result: StepResult) -> Array:
-    """Return ``(k,)`` bool: whether the env failed and was rebuilt. Its reward is then not from the env."""
+    """Return ``(k,)`` bool: True in rows whose env failed and was rebuilt. Such a row's reward is not the env's."""
     if not has_true(result.dones):  # a rebuilt env ends its episode
         return np.zeros(len(result.dones), dtype=bool)
     return np.array([isinstance(info.get("failure"), BaseException) for info in result.infos], dtype=bool)
@@ -87,7 +87,7 @@ def batch_of(space: Space, states: Sequence[object]) -> States:
 
 
 def unstacked(states: States, space: Space, count: int) -> list[State]:
-    """Return copies of ``count`` single states of a batch; with ``copy=False`` the batch itself may be a view."""
+    """Return the ``count`` single states of a batch. Rows of arrays are copied: ``copy=False`` reuses arrays."""
     if isinstance(states, np.ndarray) and states.dtype == object:
         return list(states)
     structure = Structure(space)  # tells a batch of tuples from a tuple of batches
@@ -102,7 +102,7 @@ def _copied(value: State) -> State:
 
 
 def scattered(states: States, space: Space, rows: Sequence[int], count: int) -> Array:
-    """Return an object array with one state per env: the states of a batch in these rows, ``None`` elsewhere."""
+    """Return an object array with ``count`` rows: the states of a batch in ``rows``, and ``None`` in all others."""
     found: list[object] = [None] * count
     for row, state in zip(rows, unstacked(states, space, len(rows)), strict=True):
         found[row] = state
@@ -110,7 +110,7 @@ def scattered(states: States, space: Space, rows: Sequence[int], count: int) -> 
 
 
 def aligned(result: StepResult, align: Align, space: Space) -> StepResult | StepBatch:
-    """Return a result with the requested alignment. ``space`` is the space of its states."""
+    """Return a result with the requested alignment. ``space`` is the space of the states."""
     if align == "item":
         return result
     rows = unstacked(result.states, space, len(result.env_ids))

@@ -16,7 +16,7 @@ from parallelenv.wrappers.base import ParallelWrapper, Wrappable
 from parallelenv.wrappers.batching import States
 
 Found = dict[str, list[int]]
-"""Env ids, by the place of the number that is not finite, such as ``"state['camera']"``."""
+"""Ids of the envs with a nan or infinite number, by the place of the number, such as ``"state['camera']"``."""
 
 
 class CheckFinite(ParallelWrapper):
@@ -38,7 +38,7 @@ class CheckFinite(ParallelWrapper):
         self._states, self._actions = Structure(env.single_observation_space), Structure(env.single_action_space)
 
     def on_send(self, action: object, id: Ids) -> None:
-        """Check that actions are finite. The step detects any other errors in them."""
+        """Check that actions are finite. The step detects any other errors in the actions."""
         resting = self.exhausted | (self.done & (self.unwrapped.asynchronous in (None, "idle")))
         try:
             found = self._find(self._actions, action, "action", self.chosen(id))
@@ -53,7 +53,7 @@ class CheckFinite(ParallelWrapper):
         return states
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Return the result after checking that it is finite."""
+        """Return the result after checking that its states and rewards are finite."""
         env_ids = result.env_ids.tolist()
         found = self._find(self._states, result.states, "state", env_ids)
         found["reward"] = [env_ids[row] for row in self._bad_rows(result.rewards)]
@@ -75,7 +75,7 @@ class CheckFinite(ParallelWrapper):
             raise EnvContractError(f"A value is {kind} in: {places}. {ending}", env_ids)
 
     def _find(self, structure: Structure, batch: States, name: str, env_ids: Sequence[int]) -> Found:
-        """Return the envs whose rows of a batch of states or actions are not finite, by the place in the row."""
+        """Return the ids of envs with a nan or infinite number in a batch of states or actions. See `Found`."""
         leaves = {name: batch}
         if not structure.is_single and isinstance(batch, (dict, tuple)):  # a list has one action per env
             leaves = {name + structure.describe(index): leaf for index, leaf in enumerate(structure.split(batch))}
@@ -83,7 +83,7 @@ class CheckFinite(ParallelWrapper):
         return {where: [env_ids[row] for row in rows if row < len(env_ids)] for where, rows in bad.items()}
 
     def _bad_rows(self, leaf: States) -> list[int]:
-        """Return the rows of a batch that have a number that is not finite."""
+        """Return the rows of a batch that contain a nan or infinite number."""
         if isinstance(leaf, dict):  # of an undeclared space
             return sorted({row for part in leaf.values() for row in self._bad_rows(part)})
         leaf = as_array(leaf) if is_tensor(leaf) else leaf
@@ -93,7 +93,7 @@ class CheckFinite(ParallelWrapper):
         return [row for row, item in enumerate(leaf) if self._is_bad(item)]
 
     def _is_bad(self, value: object) -> bool:
-        """Return whether a value, of any type, has a number that is not finite."""
+        """Return whether a value of any type contains nan or, with ``check_inf``, an infinite number."""
         if isinstance(value, dict):
             value = tuple(value.values())
         elif isinstance(value, np.ndarray) and value.dtype == object:

@@ -55,11 +55,11 @@ class Moments:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the moments are usable. The square of the mean must be finite as well, because `guess` needs it."""
+        """True if the moments are finite. The squared mean must be finite as well, because `guess` needs it."""
         return bool(np.isfinite(self.squares + self.mean**2).all())
 
     def guess(self) -> tuple[Array, Array]:
-        """Return the mean and variance, with the prior included so that a few arrays do not have too much weight."""
+        """Return the mean and variance. The prior is included so that a few arrays do not have too much weight."""
         total = self.count + _PRIOR
         squares = self.squares + _PRIOR + self.mean**2 * (self.count * _PRIOR / total)
         return self.mean * (self.count / total), squares / total
@@ -98,9 +98,9 @@ class RunningStatistics:
             env_ids: The env of each row, for error messages.
 
         Raises:
-            ArgumentError: If leaves or shapes differ.
-            EnvContractError: If the mean or variance would become nan or infinite permanently. After either error,
-                nothing was added.
+            ArgumentError: If leaves or shapes differ from those of these statistics.
+            EnvContractError: If the batch would make the mean or variance permanently nan or infinite. After either
+                error, nothing was added.
         """
         if not isinstance(batch, Mapping):
             raise ArgumentError(f"batch={show(batch)} must be a dict of arrays, one for each of {list(self.leaves)}.")
@@ -125,10 +125,10 @@ class RunningStatistics:
         self.leaves.update(total)
 
     def merge(self, *others: RunningStatistics) -> None:
-        """Add the data of other statistics. Data that two of them share is counted twice.
+        """Add the data of other statistics. Data contained in two of the statistics is counted twice.
 
         Raises:
-            ArgumentError: If an argument is not `RunningStatistics`, or its leaves or shapes differ.
+            ArgumentError: If an argument is not a `RunningStatistics`, or leaves or shapes differ.
         """
         total: Mapping[str, Moments] = self.leaves
         for other in others:
@@ -138,7 +138,7 @@ class RunningStatistics:
         self.leaves.update(total)
 
     def _plus(self, leaves: Mapping[str, Moments], others: Mapping[str, Moments], which: str) -> dict[str, Moments]:
-        """Return the sums of leaves; nothing is changed."""
+        """Return the combined moments of each leaf; nothing is changed. Error messages name the others by ``which``."""
         shapes = {name: moments.mean.shape for name, moments in others.items()}
         if shapes != self.shapes:
             raise ArgumentError(
@@ -162,7 +162,7 @@ class RunningStatistics:
                 np.savez(file, **arrays)
             part.replace(path)
         except BaseException:
-            with contextlib.suppress(OSError):  # it may not exist
+            with contextlib.suppress(OSError):  # the partial file may not exist
                 part.unlink()
             raise
 
@@ -223,14 +223,14 @@ class Normalizer:
 class NormalizeStates(StateWrapper):
     """Normalises each number of the states to mean 0 and variance 1, with statistics of all states so far.
 
-    The statistics count the states that `reset`, `step` and `recv` return for envs that acted. They do not count those
-    of idle envs, nor ``info["ended_state"]``, although the latter is normalised as well. Only the `Box` parts of a
+    The statistics count the states that `reset`, `step` and `recv` return, except those of idle envs. They do not count
+    ``info["ended_state"]``, although it is normalised as well. Only the `Box` parts of a
     state change; they become float32, within ``-clip .. clip``. States that would make the mean or variance nan or
     infinite raise `EnvContractError`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space.
-        keys: Keys of a `Dict` space to normalise; ``None`` means all.
+        keys: Keys of a `Dict` space. Only the parts of a state under these keys are normalised; ``None`` means all.
         statistics: Statistics to start from, or to share with another wrapper, for example to evaluate with the
             statistics from training; ``None`` starts new ones.
         frozen: Whether this wrapper leaves the statistics unchanged.
@@ -289,7 +289,7 @@ class NormalizeStates(StateWrapper):
         return self.statistics
 
     def process(self, states: States) -> States:
-        """Return normalised states, batched as the wrapped object returns them. They are not counted."""
+        """Return normalised states, batched as the wrapped object returns them. The states are not counted."""
         return self.normalizer(states)
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
@@ -312,9 +312,9 @@ class NormalizeStates(StateWrapper):
 class NormalizeRewards(ParallelWrapper):
     """Divides rewards by the standard deviation of the discounted returns so far.
 
-    Only envs that acted count. A return starts from 0 when its env's episode ends or is reset. Wrappers inside this
-    one, such as `RecordEpisodeStatistics`, see the original rewards. A step raises `EnvContractError` if a reward is
-    not a number, or would make the variance nan or infinite.
+    Idle envs do not count. The return of an env starts again from 0 after the end of an episode or a reset. Wrappers
+    inside this one, such as `RecordEpisodeStatistics`, see the original rewards. A step raises `EnvContractError` if a
+    reward is not a number, or would make the variance nan or infinite.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -381,7 +381,7 @@ class NormalizeRewards(ParallelWrapper):
 
 
 def _with_boxes(space: Any, places: Collection[str], clip: float, path: str = "") -> Any:
-    """Return a space with the normalised leaves, named by their paths, as boxes of ``-clip .. clip``."""
+    """Return a space in which the leaves at the paths ``places`` are boxes of ``-clip .. clip``."""
     if type(space) is spaces.Dict:
         parts = space.spaces.items()
         return spaces.Dict({key: _with_boxes(part, places, clip, f"{path}[{key!r}]") for key, part in parts})
@@ -394,7 +394,7 @@ def _with_boxes(space: Any, places: Collection[str], clip: float, path: str = ""
 def _checked(
     shapes: Mapping[str, tuple[int, ...]], statistics: object, frozen: bool, epsilon: float, clip: float
 ) -> tuple[RunningStatistics, float, float]:
-    """Check the arguments; return the given or new statistics, epsilon and clip."""
+    """Check the arguments; return the statistics (new ones if none are given), epsilon and clip."""
     check_flags(frozen=frozen)
     for name, value in (("epsilon", epsilon), ("clip", clip)):
         if not is_number(value) or not value > 0:

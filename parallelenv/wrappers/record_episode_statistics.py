@@ -1,4 +1,4 @@
-"""Return, length and duration of episodes."""
+"""A wrapper that records the return, length and duration of episodes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ class RecordEpisodeStatistics(ParallelWrapper):
     """Adds the statistics of an episode to the info of its last step, as ``info["episode"]`` with Gymnasium's keys.
 
     ``"r"`` is the sum of rewards (a float), ``"l"`` is the number of steps, and ``"t"`` is the duration in seconds. A
-    step in which an env failed and was restarted counts, with reward 0. With ``"continue"``, steps after the end do not
-    count until a reset. A step raises `EnvContractError` if a reward is not a number or an info already has the key.
+    step in which an env failed and was restarted counts, with reward 0. With ``asynchronous="continue"``, steps after
+    the end of an episode do not count until the env is reset. A step raises `EnvContractError` if a reward is not a
+    number or an info already has the key.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
-        buffer_length: Number of episodes to keep; older ones are dropped.
+        buffer_length: Number of episodes to keep in the queues; older ones are dropped.
         stats_key: Key in the info.
 
     Attributes:
@@ -94,6 +95,6 @@ class RecordEpisodeStatistics(ParallelWrapper):
         return {**super().remembered(), "_begins": time.perf_counter() - self._begins}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Restore the counts, with at most ``buffer_length`` episodes. The time since `save_state` does not count."""
+        """Restore the counts, and at most ``buffer_length`` episodes. The time since `save_state` does not count."""
         queues = {name: deque(memory[name], maxlen=self._buffer_length) for name in memory if name.endswith("_queue")}
         super().remember({**memory, **queues, "_begins": time.perf_counter() - memory["_begins"]})

@@ -1,4 +1,4 @@
-"""Videos of all envs in one picture."""
+"""A wrapper that records videos of several envs in one picture."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from parallelenv.wrappers.batching import States
 
 
 class RecordVideo(ParallelWrapper):
-    """Records videos of the envs, all in one picture, with Pillow only.
+    """Records videos that show the envs in one picture. Except for ``"mp4"``, this needs only Pillow.
 
-    Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards; the call first waits for envs that
-    are in the middle of a step. Frames stay in memory until the video is full, or `close` or `save` ends it; then the
-    video is written. If writing fails, the video is kept for the next `save`.
+    Each `reset`, `step` and `recv` adds one frame, which shows the envs after the call. To render them, the call waits
+    for envs that are in the middle of a step. Frames stay in memory until the video is full, or `close` or `save` ends
+    it; then the video is written. If writing fails, the video is kept for the next `save`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Make its envs with ``render_mode="rgb_array"``.
         video_folder: Folder for videos, created if it does not exist. Files are named ``<name_prefix>-step-<first
-            step>.<video_format>``. Existing files are kept; the new one is then ``...-step-<first step>-2`` and so on.
-        step_trigger: Called before each frame is added, with the number of `step` and `recv` calls so far; returns
-            whether to start a video. ``None`` records one video, from the start.
+            step>.<video_format>``. Existing files are kept: if the name is taken, ``-2``, ``-3`` and so on is added
+            after ``<first step>``.
+        step_trigger: Function of the number of `step` and `recv` calls so far. If it returns ``True``, a video starts.
+            The function is not called while a video is being recorded. ``None`` records one video, from the start.
         video_length: Frames per video.
         name_prefix: Prefix of file names.
         fps: Frames per second; ``None`` means the envs' ``metadata["render_fps"]``, or 30 if they have none. At most 50
@@ -101,7 +102,7 @@ class RecordVideo(ParallelWrapper):
         return result
 
     def _film(self) -> None:
-        """Start a video if the trigger returns True, and add a frame unless an env to record has no episode yet."""
+        """Start a video if the trigger returns True. Add a frame to a video unless an env to record has no episode."""
         if self._frames is None and self._asked < self._steps:
             self._asked = self._steps
             if self._trigger(self._steps):
@@ -119,7 +120,8 @@ class RecordVideo(ParallelWrapper):
         """End the current video and return its path, or ``None`` if there is no video.
 
         Raises:
-            OSError: If the video cannot be written. It is kept; the next call of `save`, step or `close` tries again.
+            OSError: If the video cannot be written. The video is kept; the next call of `save` or `close` tries again,
+                and so does the next step if the video is full.
         """
         if not self._frames:
             self._frames = None
@@ -138,7 +140,7 @@ class RecordVideo(ParallelWrapper):
         return path
 
     def _new_path(self) -> Path:
-        """Create and return a new file, so that none is overwritten, even with other writers in the folder."""
+        """Create an empty file and return its path. No file is overwritten, even if other processes use the folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
             counted = f"-{number}" if number > 1 else ""

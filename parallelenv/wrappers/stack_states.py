@@ -1,4 +1,4 @@
-"""Frame stacking: the latest states of an episode as one state."""
+"""A wrapper for frame stacking: it returns the latest states of an episode as one state."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class StackStates(StateWrapper):
     """Stacks the latest ``stack_size`` states of each env, newest last, on a new axis after the env axis.
 
     A stack contains states of one episode only: a new stack starts with each episode, after a reset or an automatic
-    restart. ``info["ended_state"]`` is the stack at the end of the episode. With ``"continue"``, an ended env keeps
-    adding to its stack until its reset.
+    restart. ``info["ended_state"]`` is the stack at the end of the episode. With ``asynchronous="continue"``,
+    states after the end of an episode are added to the stack until the env is reset.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space of fixed shape.
@@ -86,15 +86,15 @@ class StackStates(StateWrapper):
         return changed(result, states=self._shown(rows))
 
     def get_observations(self, id: Ids = None) -> NoReturn:
-        """Raise an error, because the current observation might already be on the stack."""
+        """Raise a `UsageError`, because the current observation may already be on the stack."""
         self._refuse("get_observations")
 
     def _start(self, rows: Array, leaves: Sequence[Array]) -> None:
-        """Start the stacks of these envs, with one state each."""
+        """Start new stacks for the envs ``rows``, with one state each."""
         for stack, leaf in zip(self._stacks, leaves, strict=True):
             stack[rows] = 0 if self._padding_type == "zero" else np.expand_dims(leaf, 1)
             stack[rows, -1] = leaf
         self._is_known[rows] = True
 
     def _shown(self, rows: Array) -> States:
-        return self._structure.join([stack[rows] for stack in self._stacks])  # copies, as rows is not a slice
+        return self._structure.join([stack[rows] for stack in self._stacks])  # copies, because rows is not a slice
