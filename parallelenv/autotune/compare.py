@@ -26,7 +26,7 @@ from parallelenv.results import difference
 ORACLE = "dummy"  # the mode whose results are correct by definition
 _CALLER_STEPS = "subproc+caller_steps"
 _CHOOSABLE = ("thread", "subproc", _CALLER_STEPS)
-"""Words that `recommend` chooses from. These modes are measured with the number of workers that it recommends."""
+"""Words that `recommend` chooses from. These modes are measured with the number of workers that `recommend` chose."""
 _HEADER = ("mode", "workers", "start-up s", "steps/s", "ratio", "identical", "note")
 _CHOSEN, _CORRECT, _WRONG = "#0072b2", "#a9b8c4", "#d55e00"  # distinct with any colour vision
 
@@ -51,7 +51,7 @@ class ComparisonSettings:
 
     num_envs: int  # per mode
     modes: tuple[str, ...]  # some of `comparable_words`, the oracle first
-    num_cpus: int | None  # `None`: all usable ones
+    num_cpus: int | None  # `None` means all usable cores
     steps: int  # number of steps whose results are compared bit for bit
     seconds: float  # seconds of timing per mode
     seed: int  # of the envs and of the actions
@@ -112,7 +112,7 @@ class Comparison:
         return best
 
     def as_dict(self) -> dict[str, object]:
-        """Return everything as plain data, for ``--json``; see ``docs/api/command_line.md`` for the keys."""
+        """Return all results as plain data, for ``--json``; see ``docs/api/command_line.md`` for the keys."""
         modes, best = [asdict(row) for row in self.rows], self.recommended()
         for mode in modes:
             mode["arguments"] = arguments_of(mode.pop("mode"), mode.pop("num_cpus"))

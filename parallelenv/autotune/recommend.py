@@ -73,7 +73,10 @@ A pool that would take longer is not opened; its speed is estimated from the fir
 _MOST_KINDS = 3
 """Maximum number of different env fns that are tried."""
 _MOST_STAND_INS = 256
-"""Maximum stand-ins in a pool, unless it has more workers. For more envs, times are extrapolated in proportion."""
+"""Maximum number of stand-ins in a pool, unless the pool has more workers.
+
+If there are more envs, the time of a step is extrapolated to them, in proportion to the envs per worker.
+"""
 _PATIENCE = 20.0
 """Seconds after which a trial in another process counts as hanging."""
 
@@ -158,7 +161,7 @@ def choose(
 
     @functools.cache
     def find_obstacle() -> str:
-        """Return the reason why envs cannot be stepped in other processes, or an empty string if they can."""
+        """Return the reason why the envs cannot be stepped in other processes, or an empty string if they can."""
         if multiprocessing.current_process().daemon:
             return "this is a daemonic process of multiprocessing, which cannot start processes"
         try:
@@ -569,7 +572,7 @@ class _SharedEnv:
 
 
 _SHARED: dict[tuple[str, int, int], _SharedEnv] = {}
-"""The keys are the trial, the env id of the factory, and the thread, because each worker has its own env."""
+"""Shared envs by trial, env id of the factory, and thread, because a thread that is a worker has its own envs."""
 
 
 class StandIn(gymnasium.Env[State, Action]):
@@ -611,12 +614,12 @@ class StandIn(gymnasium.Env[State, Action]):
 
     @property
     def observation_space(self) -> Any:  # type: ignore[override]  # nothing sets it
-        """The env's observation space, which is not read if the user gave one."""
+        """The env's observation space, which is not read if the user gave ``spaces``."""
         return self._shared.env.env.observation_space
 
     @property
     def action_space(self) -> Any:  # type: ignore[override]
-        """The env's action space, which is not read if the user gave one."""
+        """The env's action space, which is not read if the user gave ``spaces``."""
         return self._shared.env.env.action_space
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:

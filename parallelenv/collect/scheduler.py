@@ -153,7 +153,7 @@ class Member:
     rested: float = 0.0  # time at which its latest request was done
 
     def history(self) -> list[Rollout]:
-        """Return the steps that were not taken, up to the first that cannot be joined with those before them."""
+        """Return the rollouts that were not taken, up to the first one that cannot be joined with those before it."""
         steps = [data for _, data in self.parts]
         return list(itertools.takewhile(lambda data: can_follow(steps[0], data), steps))
 
@@ -238,7 +238,7 @@ class Scheduler:
             refused = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
             if refused:
                 self._settings.pop(subject)  # otherwise this setting would make every later request fail
-            raise_failures(refused[:1], None)  # all collectors got the same call, so one error stands for all
+            raise_failures(refused[:1], None)  # all collectors got the same call, so one error is enough
             if late is not None:
                 raise late
             if ticket.failures:  # of collectors that died
@@ -392,11 +392,11 @@ class Scheduler:
         return {rank for rank, member in enumerate(self.members) if member.request is not None or member.parts}
 
     def take(self, ranks: Sequence[int]) -> tuple[Rollout, Info]:
-        """Remove and return the steps of each collector, up to the first that cannot be joined with those before them.
+        """Remove and return the steps of each collector, as far as they can be joined into one rollout.
 
-        A collector's steps cannot be joined if its envs or policy were replaced in between by ones with a different
-        number of envs or a different nesting of the data. If the steps of different collectors cannot be joined, raise
-        an `ArgumentError` and remove nothing.
+        If `replace` changed the number of envs or the nesting of a collector's data, the steps made after the change
+        remain for the next call. If the steps of different collectors cannot be joined, raise an `ArgumentError` and
+        remove nothing.
         """
         histories = {rank: self.members[rank].history() for rank in ranks}
         found = {rank: history for rank, history in histories.items() if history}
