@@ -27,11 +27,11 @@ from parallelenv.errors import ArgumentError, MissingDependencyError
 from parallelenv.rollouts.evaluation import Evaluation
 
 _DARK = (None, "human", "ansi", "rgb_array_list")
-"""Render modes whose `render` does not return a single picture."""
+"""Render modes in which `render` does not return a single picture."""
 _GREY = 128
 """Colour of gaps and empty places, distinct from the white background of CartPole and the black one of Atari."""
 _LEAST_LABELLED = 32
-"""Minimum width and height, in pixels, of a frame that has room for an env id."""
+"""Minimum width and height, in pixels, of a tile that has room for an env id."""
 
 
 def tile_frames(
@@ -41,12 +41,12 @@ def tile_frames(
 
     Args:
         frames: uint8 arrays: RGB ``(height, width, 3)``, grey ``(height, width)``, or ``(height, width, 4)``, whose
-            alpha is ignored. Anything else raises an `ArgumentError`. Smaller frames are padded with black, to the
-            right and below.
+            alpha is ignored. Anything else raises an `ArgumentError`. Each tile has the size of the largest frame;
+            smaller frames are padded with black, to the right and below.
         env_ids: Env ids for labels and messages; ``None`` means 0, 1, 2, ...
         width: Maximum width of the picture in pixels. If necessary, all frames are scaled down by the same factor.
         labels: Whether to leave a grey gap between frames and draw the env id in the upper left corner of each frame. A
-            single frame gets neither gap nor id; frames smaller than 32 pixels in either direction get no id.
+            single frame gets neither gap nor id. If tiles are less than 32 pixels wide or high, no ids are drawn.
     """
     ids = range(len(frames)) if env_ids is None else env_ids
     pictures = [_as_rgb(frame, env_id) for frame, env_id in zip(frames, ids, strict=True)]
@@ -94,7 +94,7 @@ def _as_rgb(frame: object, env_id: int) -> np.ndarray[Any, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _label(env_id: int, size: int) -> Array:
-    """Return an env id in white on black, ``(height, width, 3)`` uint8, in letters of ``size`` pixels."""
+    """Return a picture of an env id in white on black, ``(height, width, 3)`` uint8; ``size`` is the font size."""
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(size)
@@ -111,7 +111,7 @@ def picture_of(engine: Engine, env_ids: Sequence[int], width: int | None = None,
 
 
 def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
-    """Refuse envs that do not render single pictures. Envs without a ``render_mode`` are accepted."""
+    """Refuse envs that do not render single pictures. Envs without a ``render_mode`` need only a ``render`` method."""
     env_ids = [env_id for env_id in env_ids if engine.pool.facts[env_id].render_mode != "rgb_array"]
     if not env_ids:
         return
@@ -134,28 +134,29 @@ def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
 
 
 FORMATS = ("webp", "gif", "png", "mp4")
-"""60 frames of 8 tiled envs: WebP 13 kB in 0.4 s, GIF 155 kB in 1.5 s, PNG 179 kB in 0.8 s."""
+"""Formats of films. 60 frames of 8 tiled envs take 13 kB and 0.4 s as WebP, 155 kB and 1.5 s as GIF, 179 kB and 0.8 s
+as PNG."""
 _FEWEST = 0.02
-"""Minimum frames per second: a frame of an animated PNG lasts at most 65 s."""
+"""Minimum frames per second, because a frame of an animated PNG can last at most 65 s."""
 _SHORTEST = {"gif": 20, "webp": 11, "png": 11}
-"""Milliseconds per frame; browsers show shorter frames for 100 ms."""
+"""Minimum milliseconds per frame, by format. Browsers show shorter frames for 100 ms."""
 _WIDEST = {"gif": 65_535, "webp": 16_383}
-"""Maximum width and height in pixels."""
+"""Maximum width and height in pixels, by format."""
 _LARGEST = 2**25
-"""Maximum number of bytes to embed: a larger film would bloat the notebook and would not play."""
+"""Maximum number of bytes of a film in a notebook. A larger film would bloat the notebook and would not play."""
 
 
 @dataclass(eq=False, repr=False)
 class Film:
-    """A film of envs. A notebook plays it, as does a page made by nbconvert, even without a network.
+    """A film of envs. Notebooks, and pages made by nbconvert, play the film even without a network.
 
     Attributes:
         data: The encoded film.
         video_format: ``"webp"``, ``"gif"``, ``"png"`` or ``"mp4"``.
         num_frames: Number of frames.
         fps: Frames per second.
-        episodes: An `Evaluation` of the episodes that ended in the film.
-        path: File of the film; ``None`` if it was not written.
+        episodes: An `Evaluation` of the episodes that ended during the film.
+        path: File to which the film was last written; ``None`` if the film was not written.
     """
 
     data: bytes
@@ -183,7 +184,7 @@ class Film:
         return target
 
     def __repr__(self) -> str:
-        """Return one line."""
+        """Return a summary in one line."""
         where = "" if self.path is None else f", {self.path}"
         return (
             f"<Film of {count(self.num_frames, 'frame')}, {self.fps:g} a second, {self.video_format}, "
@@ -191,7 +192,7 @@ class Film:
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return a player as HTML, and a text."""
+        """Return a player as HTML, and a text. A film that is too large to embed has only the text."""
         if len(self.data) > _LARGEST:
             return {"text/plain": f"{self!r} is too large to be played here."}
         source = f"{self.video_format};base64,{base64.b64encode(self.data).decode()}"
@@ -203,12 +204,12 @@ class Film:
 
 
 def has_ffmpeg() -> bool:
-    """Return whether MP4 can be written."""
+    """Return whether MP4 files can be written."""
     return importlib.util.find_spec("imageio_ffmpeg") is not None
 
 
 def check_format(video_format: object) -> None:
-    """Refuse an unknown format, and one that the installed packages cannot write."""
+    """Refuse a format that is unknown or that the installed packages cannot write."""
     if video_format not in FORMATS:
         raise ArgumentError(f"video_format={show(video_format)} is not known; expected one of {FORMATS}.")
     if video_format == "mp4" and not has_ffmpeg():
@@ -227,7 +228,7 @@ def check_format(video_format: object) -> None:
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """Return the format of a file name's suffix, after checking that this installation can write it."""
+    """Return the format that a file name's suffix stands for. Refuse formats that cannot be written here."""
     suffix = Path(path).suffix[1:].lower()
     if suffix not in FORMATS:
         raise ArgumentError(f"path={str(path)!r} must end in one of {tuple('.' + name for name in FORMATS)}.")
@@ -236,7 +237,7 @@ def format_of(path: str | os.PathLike[str]) -> str:
 
 
 def check_fps(fps: object, metadata: object = None) -> float:
-    """Return frames per second: ``fps``, or the value in the env's metadata, or 30. Refuse invalid values."""
+    """Return ``fps`` if given, otherwise ``metadata["render_fps"]`` if present, otherwise 30. Refuse invalid values."""
     name = "fps"
     if fps is None and isinstance(metadata, Mapping):
         name, fps = "The env's metadata['render_fps']", metadata.get("render_fps")
@@ -250,7 +251,7 @@ def check_fps(fps: object, metadata: object = None) -> float:
 
 
 def playing_fps(fps: float, video_format: str) -> float:
-    """Return the frames per second at which a film plays: browsers slow faster animations down to 10."""
+    """Return ``fps`` or, if smaller, the maximum of the format. Browsers slow faster animations down to 10."""
     return min(fps, 1000 / _SHORTEST[video_format]) if video_format in _SHORTEST else fps
 
 
@@ -271,14 +272,15 @@ def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0)
 
 
 def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> bytes:
-    """Encode frames, each ``(height, width, 3)`` uint8, as a film, which loops forever unless it is an MP4.
+    """Encode frames, each ``(height, width, 3)`` uint8, as a film. The film loops forever unless it is an MP4.
 
-    Smaller frames are padded with black, to the right and below. The film plays at most as fast as browsers can.
+    Smaller frames are padded with black, to the right and below. ``fps`` is reduced to the maximum of the format, see
+    `playing_fps`.
     """
     if not len(frames):
         raise ArgumentError("There are no frames to write.")
     fps = check_fps(fps)
-    multiple = 2 if video_format == "mp4" else 1  # its usual colour format needs even sizes
+    multiple = 2 if video_format == "mp4" else 1  # the usual colour format of MP4 needs even sizes
     height, width = (-(-max(frame.shape[axis] for frame in frames) // multiple) * multiple for axis in (0, 1))
     whole = [
         np.pad(frame, ((0, height - frame.shape[0]), (0, width - frame.shape[1]), (0, 0)))

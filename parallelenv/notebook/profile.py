@@ -1,7 +1,7 @@
-"""Records where the time goes in ``with env.profile() as p``, and shows it as a table, a timeline or a trace.
+"""The recording of a ``with env.profile() as p`` block, and a table that summarises where the time went.
 
-Hosts record the work of their envs (see `HostTracer`). This module records when calls start and end, and joins both
-records on the caller's clock.
+Hosts record the work of their envs (see `HostTracer`). This module records when the caller's calls start and end,
+collects the hosts' records, and converts their times to the caller's clock.
 """
 
 from __future__ import annotations
@@ -33,45 +33,49 @@ COLLECT_TIMEOUT = 5.0
 INTERRUPTED_TIMEOUT = 0.2
 """Seconds that workers have to send their records after Ctrl-C."""
 MOST_CALLS = 1_000_000
-"""Number of calls that are kept; older calls are dropped."""
+"""Maximum number of calls that are kept; older calls are dropped."""
 _CHECK_INTERVAL = 1e-3
 """Seconds between checks of whether another thread's call has ended."""
 _MUCH = 0.2
-"""Minimum share of the time for which advice is given."""
+"""Minimum share of the time that transport or waiting for stragglers must take before the advice is about them."""
 _MOST_WORKERS = 16
 
 
 class Profile:
-    """The recording of a ``with env.profile() as p`` block. Available once the block has ended.
+    """The recording of a ``with env.profile() as p`` block.
 
-    Until then `summary`, `plot` and `save` raise a `UsageError`.
+    Before the end of the block, `summary`, `plot` and `save` raise a `UsageError`.
     """
 
     finished: Recording | None = None
 
     @property
     def recording(self) -> Recording:
-        """The recording; raises a `UsageError` before the end of the block."""
+        """The recording. Access before the end of the block raises a `UsageError`."""
         if self.finished is None:
             raise UsageError("Nothing is recorded yet: call this after the block `with env.profile() as p`.")
         return self.finished
 
     def summary(self) -> Summary:
-        """Return where the time went, with advice. The result is displayed as a table."""
+        """Return a summary of where the time went, with advice. The summary is displayed as a table."""
         return summarise(self.recording)
 
     def plot(self, begin: float | None = None, end: float | None = None, path: str | Path | None = None) -> Timeline:
-        """Return a timeline that a notebook displays. It shows when each worker ran and, below, a few steps in detail.
+        """Return a timeline of when each worker ran. A notebook displays the timeline.
+
+        If neither ``begin`` nor ``end`` is given, a long recording gets a second panel, which shows a few consecutive
+        calls in detail.
 
         Args:
             begin: Start of the timeline, in seconds from the start of the recording; ``None`` means the start of the
                 recording.
             end: End of the timeline, in seconds from the start of the recording; ``None`` means the end of the
                 recording.
-            path: File to write the timeline to as well: a name that ends in ``.svg``.
+            path: File to which the timeline is also written. The name must end in ``.svg``.
 
         Raises:
-            ArgumentError: If nothing was recorded between ``begin`` and ``end``, or ``path`` has a different suffix.
+            ArgumentError: If ``begin`` is not before ``end`` or is outside the recording, or if ``path`` has a
+                different suffix.
             OSError: If the file cannot be written.
         """
         timeline = Timeline.of(self.recording, begin, end)
@@ -83,7 +87,7 @@ class Profile:
         """Write a trace for Perfetto (ui.perfetto.dev) or ``chrome://tracing``, and return the path.
 
         Args:
-            path: A name that ends in ``.json``; an existing file is replaced.
+            path: File name that ends in ``.json``. An existing file is replaced.
 
         Raises:
             ArgumentError: If ``path`` has a different suffix.
@@ -94,19 +98,19 @@ class Profile:
         return target
 
     def __repr__(self) -> str:
-        """Return the table, if the block has ended."""
+        """Return the table of the summary or, before the end of the block, a note that recording goes on."""
         return "<Profile, still recording>" if self.finished is None else repr(self.summary())
 
 
 class Recorder:
-    """A context manager that records a `ParallelEnv`. Within the ``with`` block, it is the `Guard.tracer`."""
+    """A context manager that records a `ParallelEnv`. Within the ``with`` block, the recorder is the `Guard.tracer`."""
 
     def __init__(self, env: ParallelEnv) -> None:
         self._engine = env.engine
         self._guard = env.engine.guard
         self._profile = Profile()
         self._calls: deque[tuple[float, float]] = deque(maxlen=MOST_CALLS)
-        self._call_begun: float | None = None  # of the call in progress; an interrupted one may have no end
+        self._call_begun: float | None = None  # start of the call in progress; an interrupted call may have no end
 
     def begin(self) -> None:
         """Record the start of a call."""
@@ -156,7 +160,7 @@ class Recorder:
                     continue
             break
         missing = set(self._engine.env_ids).difference(*(worker.env_ids for worker in workers))
-        oldest_call = self._calls[0][0] if len(self._calls) == self._calls.maxlen else 0.0  # older ones were dropped
+        oldest_call = self._calls[0][0] if len(self._calls) == self._calls.maxlen else 0.0  # older calls were dropped
         begun = max([self._begun, oldest_call, *(worker.since for worker in workers if worker.is_cut)])
         ended = max(ended, begun + _CHECK_INTERVAL)  # clocks of two machines may disagree
         unfinished = [] if self._call_begun is None else [(self._call_begun, ended)]
@@ -172,24 +176,31 @@ class Recorder:
 
     @single_threaded_in("profile")
     def _collect(self, timeout: float, resumes: bool) -> list[WorkerRecord]:
-        """Stop recording in hosts; return the records received in time. Resume no command unless ``resumes``."""
+        """Stop recording in hosts, and return the records received within ``timeout`` seconds.
+
+        Unless ``resumes`` is true, do not wait if that would resume an interrupted command in the caller's thread.
+        """
         pool = self._engine.pool
         is_held_up = not resumes and pool.is_held_up
         living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
         ticket = pool.submit("manage", living, None, "stop_trace")
         if not is_held_up:
-            with contextlib.suppress(ParallelEnvError):  # too late: the records of the others have arrived
+            with contextlib.suppress(ParallelEnvError):  # some workers sent nothing; the other records have arrived
                 pool.wait(ticket, timeout)
         middle = (asked + perf_counter()) / 2
         records = [record for record in ticket.values.values() if isinstance(record, WorkerRecord)]
         return [self._aligned(record, middle) for record in records]
 
     def _aligned(self, record: WorkerRecord, received: float) -> WorkerRecord:
-        """Return a worker's record in the caller's time; from another machine it is off by 0.1 ms or more."""
+        """Return a worker's record with times of the caller's clock.
+
+        Times from a different machine are off by 0.1 ms or more.
+        """
         if record.clock == clock_id():
             return record
-        # The first reply took the shorter time. A host that was rebuilt on another machine did not send it.
+        # The offset measured at the start of the recording is preferred, because that reply took less time. The offset
+        # is unknown if the host was since rebuilt on a different machine.
         clock, offset = self._clocks.get(record.env_ids[0], ("", 0.0))
         return record.later(offset if clock == record.clock else received - record.now)
 
@@ -205,7 +216,7 @@ class EnvTime:
         env_id: Id of the env.
         steps: Number of steps recorded.
         mean: Mean seconds per step, including a reset within the step.
-        longest: Seconds of the longest step.
+        longest: Duration of the longest step in seconds.
     """
 
     env_id: int
@@ -216,13 +227,16 @@ class EnvTime:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Where the time went. Shares are fractions of ``seconds``; the shares of caller, transport and envs add up to 1.
+    """A summary of where the time went. Shares are fractions of ``seconds``.
+
+    ``caller_share``, ``transport_share`` and ``env_share`` add up to 1.
 
     Attributes:
         seconds: Duration of the recording.
-        caller_share: The caller's own code ran, outside the `ParallelEnv`, and no worker ran.
-        transport_share: The caller was in a call of the `ParallelEnv`, and no worker ran.
-        env_share: At least one worker ran.
+        caller_share: Share of the time in which the caller's own code ran, outside the `ParallelEnv`, and no worker
+            ran.
+        transport_share: Share of the time in which the caller was in a call of the `ParallelEnv`, and no worker ran.
+        env_share: Share of the time in which at least one worker ran.
         straggler_loss: Part of ``env_share`` in which a worker waited for other workers, averaged over workers.
         policy_share: Part of ``env_share`` in which a worker ran the policy of a rollout, averaged over workers.
         busy: Share of the time in which each worker ran, in the order of ``workers``.
@@ -290,7 +304,7 @@ class Summary:
 
 
 def summarise(recording: Recording) -> Summary:
-    """Return where the time went."""
+    """Return the summary of a recording."""
     share, workers = recording.share, recording.workers
     busy = [share(worker.spans) for worker in workers]
     some = np.concatenate([np.zeros((0, 2)), *(worker.spans for worker in workers)])
@@ -298,7 +312,7 @@ def summarise(recording: Recording) -> Summary:
     envs, policies = [], []
     for worker in workers:
         is_step, is_rollout = worker.of_operation("step"), worker.of_operation("rollout")
-        # The steps of a rollout are recorded separately; the rest of it is the policy's time.
+        # The steps of a rollout are recorded separately; the rest of the rollout is the policy's time.
         policies.append(share(worker.spans) - share(worker.spans[~is_rollout]) if is_rollout.any() else 0.0)
         is_step_turn = is_step[worker.span_of]
         durations, owners = np.diff(worker.turns[is_step_turn], axis=1)[:, 0], worker.owners[is_step_turn]
@@ -324,7 +338,11 @@ def summarise(recording: Recording) -> Summary:
 
 
 def _advise(recording: Recording, found: Summary) -> str:
-    """Return advice on the largest share of the time, or else on any large share."""
+    """Return advice in one line.
+
+    The advice is about the caller's code if its share of the time is the largest; otherwise about transport or
+    stragglers if either takes much of the time; otherwise about the envs.
+    """
     steps, takes = [env.steps for env in found.envs], f"envs take {found.env_share:.0%} of the time"
     if unknown := sorted({*found.missing, *found.rebuilt}):
         return (
@@ -360,7 +378,7 @@ def _advise(recording: Recording, found: Summary) -> str:
 
 
 def _advise_on_transport(recording: Recording, found: Summary) -> str:
-    """Return advice on the messages of rollouts if workers spent most of their time in these, or else of steps."""
+    """Return advice on the messages of rollouts if workers spent most of their time in rollouts, else on steps."""
     workers, share = recording.workers, f"take {found.transport_share:.0%} of the time"
     fewer = ["fewer workers (num_cpus)"] if len(workers) > 1 else []
     in_rollouts = sum(recording.share(worker.spans[worker.of_operation("rollout")]) for worker in workers)

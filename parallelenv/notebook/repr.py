@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class StateStyle(NamedTuple):
-    """How a state of envs is displayed."""
+    """The style in which a state of envs is displayed."""
 
     colour: str  # colour of the squares, distinct with any colour vision, on white and on black
     sign: str  # letter in the squares, for readers and printers without colours
     meaning: str  # for the tooltip
-    one: str = ""  # text that follows the number of envs if it is one; empty means the name of the state
-    more: str = ""  # the same for several envs
+    one: str = ""  # text after the number of envs in this state if the number is 1; empty means the state's name
+    more: str = ""  # text after a number other than 1; empty means the state's name
 
 
 LOOKS = {
@@ -60,13 +60,13 @@ class WorkerRow(NamedTuple):
 class ReprData:
     """The facts about a `ParallelEnv` that are displayed."""
 
-    title: str  # its ``repr``, or that of a wrapper around it
+    title: str  # ``repr`` of the `ParallelEnv` or of a wrapper around it
     states: list[str]  # a key of `LOOKS` for each env
     standing: EpisodeSummary
     workers: list[WorkerRow]  # the workers that are alive
 
     def _counts(self) -> dict[str, str]:
-        """Return the number of envs in each state that occurs, as text, by state."""
+        """Return, for each state that occurs, a text with the number of envs in that state."""
         counts = Counter(self.states)
         return {
             state: f"{counts[state]:,} {(look.one if counts[state] == 1 else look.more) or state}"
@@ -131,7 +131,7 @@ class ReprData:
 
 
 def _html_table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Return a table whose first column is left-aligned, and the others, if there is a header, right-aligned."""
+    """Return an HTML table. If there is a header, all columns except the first are right-aligned."""
     lines = []
     for kind, cells in [*([("th", header)] if header else []), *(("td", row) for row in rows)]:
         sides = ["left", *["right" if header else "left"] * len(cells)]

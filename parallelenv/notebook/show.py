@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """An output area below the running cell. Each run of a cell gets a new one."""
+    """An output area below the running cell. Each run of a cell gets a new output area."""
 
     def __init__(self) -> None:
         self._run: cell_reruns.CellRun | None = None
@@ -61,7 +61,7 @@ class Screen:
 
 
 _screens: weakref.WeakKeyDictionary[Engine, Screen] = weakref.WeakKeyDictionary()
-"""Output area of each `ParallelEnv`: within a cell, a new picture replaces the previous one."""
+"""Output area of each `ParallelEnv`. Within one run of a cell, a new picture replaces the previous one."""
 
 
 def encode_picture(picture: Array) -> bytes:
@@ -69,7 +69,8 @@ def encode_picture(picture: Array) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "png", compress_level=1)  # 400 x 600 takes 4 ms; the default level, 13 ms
+    # A picture of 400 x 600 pixels takes 4 ms; at the default level it would take 13 ms.
+    Image.fromarray(picture).save(file, "png", compress_level=1)
     return file.getvalue()
 
 

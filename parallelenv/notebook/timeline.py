@@ -1,4 +1,4 @@
-"""A recording by `ParallelEnv.profile` of the caller's calls and each worker's work, as a timeline or a trace."""
+"""The recording that `ParallelEnv.profile` makes of calls and workers, and its display as a timeline or a trace."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from parallelenv.worker.tracer import WorkerRecord
 class Track(NamedTuple):
     """Events of the caller or of a worker: one row in the timeline, and one thread in the trace."""
 
-    title: str  # of the row
-    thread: str
+    title: str  # of the row in the timeline
+    thread: str  # name of the thread in the trace
     spans: Array  # ``(n, 2)`` float64: start and end of each event, in seconds since the start of the recording
-    # ``(n,)`` text: ``"own"`` and ``"call"`` for the caller; ``"worker"`` for commands of a worker; the operation for
-    # events of an env within these commands.
+    # ``(n,)`` text: ``"own"`` or ``"call"`` for events of the caller, ``"worker"`` for commands of a worker, and the
+    # operation for events of an env within a command.
     kinds: Array
     names: Sequence[str]  # of each event
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """The complete recording. Times are in seconds of the caller's `time.perf_counter`."""
+    """The recording of all calls and workers. Times are in seconds of the caller's `time.perf_counter`."""
 
     begin: float
     end: float
@@ -48,11 +48,11 @@ class Recording:
         return tuple(env_id for worker in rebuilt for env_id in worker.env_ids)
 
     def share(self, spans: Array) -> float:
-        """Return the share of the time, from 0 to 1, that ``spans``, ``(m, 2)``, cover."""
+        """Return the share of the recording's duration, from 0 to 1, that ``spans``, ``(m, 2)``, cover."""
         return float(np.diff(merge(spans).clip(self.begin, self.end)).sum()) / (self.end - self.begin)
 
     def tracks(self) -> Iterator[Track]:
-        """Return all events: those of the caller, then those of each worker."""
+        """Yield the track of the caller, then the track of each worker."""
         calls = merge(self.calls)
         taken = merge(np.concatenate([calls, [[self.begin, self.begin], [self.end, self.end]]]))
         own = np.column_stack([taken[:-1, 1], taken[1:, 0]])
@@ -75,14 +75,14 @@ class Recording:
 
     def save_trace(self, path: Path) -> None:
         """Write a trace, one event per line, in the format that Chrome's trace viewer and Perfetto read."""
-        # Perfetto takes thread 0 for the thread with the process's number, and would draw the events of both in one
-        # place.
+        # Thread ids start at 1, because Perfetto takes thread 0 for the thread whose id is the process id, and would
+        # draw the events of the two threads in one row.
         events: list[dict[str, object]] = [
             {"name": "process_name", "ph": "M", "tid": 1, "args": {"name": "ParallelEnv"}}
         ]
         for thread, track in enumerate(self.tracks(), start=1):
             events.append({"name": "thread_name", "ph": "M", "tid": thread, "args": {"name": track.thread}})
-            # Otherwise "envs 10-11" comes before "envs 2-3".
+            # Without an index, "envs 10-11" would come before "envs 2-3".
             events.append({"name": "thread_sort_index", "ph": "M", "tid": thread, "args": {"sort_index": thread}})
             microseconds = (track.spans * 1e6).round(3).tolist()
             for name, kind, (begin, end) in zip(track.names, track.kinds.tolist(), microseconds, strict=True):
@@ -95,7 +95,7 @@ class Recording:
 
 
 def merge(spans: Array) -> Array:
-    """Return spans, ``(m, 2)``, in order, with overlapping spans merged."""
+    """Return spans, ``(m, 2)``, in order of their starts, with overlapping spans merged."""
     if not len(spans):
         return np.zeros((0, 2))
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
@@ -106,7 +106,7 @@ def merge(spans: Array) -> Array:
 
 
 def checked_path(path: object, suffix: str) -> Path:
-    """Return a path after checking its suffix."""
+    """Return ``path`` as a `Path`. Raise an `ArgumentError` unless its name ends in ``suffix``."""
     target = Path(path) if isinstance(path, (str, Path)) else None
     if target is None or target.suffix.lower() != suffix or "\0" in str(target):
         raise ArgumentError(f"path={show(path)} must be the name of a file that ends in {suffix}.")
@@ -116,10 +116,12 @@ def checked_path(path: object, suffix: str) -> Path:
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
 _MOST_ROWS = 25
 _MOST_BLOCKS = 5000
-"""Maximum number of blocks drawn; more would be too narrow to see and make the file large, so shades replace them."""
+"""Maximum number of blocks in a panel. More blocks would be too narrow to see and would make the file large; shades
+replace them."""
 _BINS = 300
 _STEPS_IN_DETAIL = 8
-_CALLER, _CALL, _STEPS, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
+# These colours are distinct with any colour vision.
+_CALLER, _CALL, _STEPS, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"
 _WAITING = "#8882"
 _COLOURS = {"own": _CALLER, "call": _CALL, "worker": _CALL, "reset": _RESET}
 _SHADES = {"own": (_CALLER, "your code:"), "call": (_CALL, "in calls:"), "worker": (_STEPS[0], "works for")}
@@ -154,7 +156,8 @@ class Timeline:
             )
         stretches = [(first, min(last, seconds))]
         if begin is None and end is None and len(recording.calls) > 4 * _STEPS_IN_DETAIL:
-            # Below it some consecutive calls in detail: of all intervals with as many calls, one of median length.
+            # A second panel below shows some consecutive calls in detail. Of all intervals with this number of calls,
+            # choose one of median length.
             calls = merge(recording.calls) - recording.begin
             number = min(_STEPS_IN_DETAIL, len(calls))
             spans = calls[number - 1 :, 1] - calls[: len(calls) - number + 1, 0]
@@ -191,7 +194,7 @@ class Timeline:
         return target
 
     def __repr__(self) -> str:
-        """Return one line."""
+        """Return a summary in one line."""
         return f"<Timeline, {len(self.svg):,} bytes of SVG>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
@@ -209,7 +212,10 @@ def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, flo
 
 
 def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
-    """Yield the same for blocks of equal length, which are darker if events take more of their time."""
+    """Yield start, end, colour, tooltip and opacity of blocks of equal length in an interval.
+
+    The opacity of a block is the share of its time that events of one kind take.
+    """
     edges, width = np.linspace(begin, end, _BINS + 1), (end - begin) / _BINS
     for kind, (colour, label) in _SHADES.items():
         spans = merge(np.concatenate([track.spans[track.kinds == kind], [[end, end]]]))
@@ -221,7 +227,7 @@ def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, flo
 
 
 def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[list[str], int]:
-    """Return a panel that starts at ``top``, and the position of its end."""
+    """Return the SVG elements of a panel that starts at the height ``top``, and the height at which it ends."""
     scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
     parts = []
     y = top + 30
@@ -237,8 +243,8 @@ def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[
                 f"<title>{html.escape(tooltip)}</title></rect>"
             )
         y += _ROW + _GAP
-    # Five to ten lines at round times, with labels in a unit that suits the distance between lines: "0.25 s", "12,500
-    # µs".
+    # Two to seven vertical lines at round times. Their labels, such as "0.25 s" or "12,500 µs", have a unit that suits
+    # the distance between lines.
     rough = (end - begin) / 6
     size = 10.0 ** np.floor(np.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)

@@ -18,12 +18,12 @@ from parallelenv.worker.env_adapter import split_done
 
 
 class TaskStep(NamedTuple):
-    """A return value of a task's ``step``; any object with these four attributes works.
+    """A return value of a task's ``step``. Any object with these four attributes works as well.
 
     Attributes:
         observation: The observation after the step.
         reward: Reward of the step.
-        done: Whether the task has ended. It was truncated if ``info["TimeLimit.truncated"]`` is true.
+        done: Whether the task has ended. The task was truncated if ``info["TimeLimit.truncated"]`` is true.
         info: Further information.
     """
 
@@ -34,10 +34,17 @@ class TaskStep(NamedTuple):
 
 
 class Task(Protocol):
-    """One episode. Subclass this class to inherit `render` and `close`, or define all methods; more are allowed."""
+    """One episode. Subclass this class to inherit `render` and `close`, or define all methods of this class.
+
+    A task may have further methods.
+    """
 
     def step(self, action: Action) -> Any:
-        """Return Gymnasium's five items of a step, an object like `TaskStep`, or its four fields as a tuple."""
+        """Step the task.
+
+        Returns:
+            Gymnasium's five items of a step, an object like `TaskStep`, or a tuple of the four fields of `TaskStep`.
+        """
         ...
 
     def is_done(self) -> bool:
@@ -53,25 +60,27 @@ class Task(Protocol):
         return None
 
     def close(self) -> None:
-        """Release resources of this task only. Called before the next task is requested, and at the end."""
+        """Release resources of this task only. Called before the next task starts, and when the env is closed."""
         return
 
 
 class TaskSampler(Protocol):
-    """Returns tasks. Subclass this class to inherit its defaults, or define all methods; more are allowed.
+    """Returns tasks. Subclass this class to inherit its defaults, or define all its methods.
+
+    A sampler may have further methods.
 
     Attributes:
         observation_space: Gymnasium space of all tasks; ``None`` if not declared.
         action_space: Gymnasium space of actions; ``None`` if not declared.
-        length: Total number of tasks; ``None`` or ``math.inf`` if unlimited. Used only by callers.
+        length: Total number of tasks; ``None`` or ``math.inf`` if unlimited. The package does not use this attribute.
     """
 
-    observation_space: Any = None  # Any, a sampler may declare a narrower type
+    observation_space: Any = None  # `Any` allows a sampler to declare a narrower type
     action_space: Any = None
     length: Any = None
 
     def next_task(self, **kwargs: Any) -> Task | None:
-        """Return the next task, or ``None`` if there are no more. ``kwargs`` are the options of the reset."""
+        """Return the next task, or ``None`` if there are no more tasks. ``kwargs`` are the options of the reset."""
         ...
 
     def reset(self) -> None:
@@ -83,23 +92,23 @@ class TaskSampler(Protocol):
         ...
 
     def close(self) -> None:
-        """Release resources that the tasks share. Called at the end."""
+        """Release resources that the tasks share. Called when the env is closed."""
         return
 
 
 class TaskEnv(gymnasium.Env[State, Action]):
     """A sampler as an env: ``reset`` starts the next task.
 
-    `ParallelEnv.call`, `get_env_attr` and similar methods look up names that this env lacks in the task, then in the
-    sampler.
+    If `ParallelEnv.call`, `get_env_attr` or a similar method gets a name that this env does not have, it looks for the
+    name in the current task, then in the sampler.
 
     Args:
-        sampler: A `TaskSampler` for this env only. The env adopts the sampler's ``render_mode`` and ``metadata``, if
-            any.
+        sampler: A `TaskSampler` for this env only. The env adopts the sampler's ``render_mode``, ``metadata`` and
+            spaces, if any.
 
     Attributes:
         sampler: The sampler.
-        task: The current task; ``None`` before the first task and when there are no more.
+        task: The current task; ``None`` before the first task and when there are no more tasks.
 
     Raises:
         InvalidEnvError: If the sampler lacks a method of `TaskSampler`.
@@ -116,7 +125,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
                 setattr(self, name, getattr(sampler, name))
 
     def attribute_owners(self) -> tuple[object, ...]:
-        """Return the objects in which to look up names that this env does not have, in order."""
+        """Return the objects that may have names that this env does not have, in the order in which to search them."""
         return self.task, self.sampler
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
@@ -169,7 +178,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
         return state, reward, terminated, truncated, info
 
     def render(self) -> Any:
-        """Return the result of the task's ``render()``; ``None`` if there is no task, or it lacks that method."""
+        """Return the result of the task's ``render()``; ``None`` if there is no task or the task has no ``render``."""
         render = getattr(self.task, "render", None)
         return render() if callable(render) else None
 
@@ -183,11 +192,11 @@ class TaskEnv(gymnasium.Env[State, Action]):
     # ---------------------------------------------------------------- called by TaskPool
 
     def _observe(self) -> State:
-        """Return the current observation of the task; ``None`` without a task."""
+        """Return the current observation of the task; ``None`` if there is no task."""
         return None if self.task is None else self.task.get_observations()
 
     def _rewind(self) -> None:
-        """Leave the task, and reset the sampler to its first one."""
+        """Close the task, and reset the sampler to its first task."""
         self._leave()
         self.sampler.reset()
 
@@ -197,7 +206,10 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
 
 def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mapping[str, object]) -> TaskEnv:
-    """Return an env of a new sampler, which gets copies of the arguments: it may change them and be rebuilt."""
+    """Return an env of a new sampler.
+
+    The sampler gets copies of the arguments, because it may change them and the originals are needed to rebuild it.
+    """
     try:
         copies = deep_copy(dict(arguments))
     except Exception as error:
@@ -209,7 +221,7 @@ def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mappin
 
 
 def _check(candidate: object, what: str, kind: str, *names: str) -> None:
-    """Raise `InvalidEnvError` if a sampler or task is a class or lacks one of these methods."""
+    """Raise an `InvalidEnvError` if a sampler or task is a class, not an instance, or lacks one of the methods."""
     missing = [f"{name}()" for name in names if not callable(getattr(candidate, name, None))]
     shown, lacks = type(candidate).__name__, f"lacks {', '.join(missing)}"
     if isinstance(candidate, type):

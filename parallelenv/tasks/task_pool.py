@@ -19,10 +19,10 @@ from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 
 @short_tracebacks
 class TaskPool(ParallelEnv):
-    """A `ParallelEnv` whose envs are task samplers: one episode is one task. `ParallelEnv.from_samplers` makes it."""
+    """A `ParallelEnv` whose envs are task samplers: one episode is one task. See `ParallelEnv.from_samplers`."""
 
     def next_task(self, id: Ids = None, **kwargs: object) -> State:
-        """Start the next task of each sampler, even if the current one has not ended. Same as `reset`.
+        """Start the next task of each sampler, even if the current task has not ended. This is the same as `reset`.
 
         Args:
             id: Which envs.
@@ -38,18 +38,18 @@ class TaskPool(ParallelEnv):
         return self.reset(id, options=kwargs or None)
 
     def all_done(self) -> bool:
-        """Return whether no task is in progress: every sampler waits for `next_task`, or has no more tasks.
+        """Return whether no task is in progress: each sampler waits for `next_task` or has no more tasks.
 
-        With automatic restarts, the result is true only when every sampler has no more tasks. So ``while not
-        env.all_done()`` runs all tasks, even if the tasks of all envs end in the same step.
+        With automatic restarts, the result is true only when no sampler has any more tasks. A loop ``while not
+        env.all_done()`` therefore runs all tasks, even if the tasks of all envs end in the same step.
         """
         return self.all_exhausted() if self.engine.done_policy.autoreset else super().all_done()
 
     @single_threaded
     def reset_all(self) -> None:
-        """Reset all samplers, including paused and exhausted ones, to their first task. All then need `next_task`.
+        """Reset all samplers to their first task, including samplers of paused envs and samplers without more tasks.
 
-        Steps in flight are dropped. The samplers' random generators are not changed.
+        Then call `next_task`. Steps in flight are dropped. The samplers' random generators are not changed.
 
         Raises:
             BaseException: Any exception raised by a sampler.
@@ -63,10 +63,10 @@ class TaskPool(ParallelEnv):
 
     @single_threaded
     def set_seeds(self, seeds: int | Sequence[int | None]) -> list[int | None]:
-        """Seed every sampler immediately, for its next tasks; `seed` takes effect at the next reset.
+        """Seed every sampler immediately. Seeds given to `ParallelEnv.seed` take effect only at the next reset.
 
         Args:
-            seeds: Int ``s`` gives env i the seed ``s + i``. A list has one seed per env; envs with ``None`` are not
+            seeds: An int ``s`` gives env i the seed ``s + i``. A list has one seed per env; envs with ``None`` are not
                 seeded.
 
         Returns:
@@ -85,13 +85,13 @@ class TaskPool(ParallelEnv):
 
     @single_threaded
     def get_observations(self, id: Ids = None) -> State:
-        """Return the current observations of tasks, without a step.
+        """Return the current observations of the tasks, without stepping them.
 
         Args:
             id: Which envs.
 
         Returns:
-            States in the form of `reset`; ``None`` for exhausted envs.
+            States, as from `reset`; ``None`` for samplers without another task.
 
         Raises:
             ResetNeededError: If an env has no task yet; nothing was called.
@@ -127,7 +127,12 @@ class TaskPool(ParallelEnv):
 
 
 def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Callable[[], TaskEnv]]:
-    """Return one env fn per sampler; raise an `ArgumentError` unless given a function and a list of its arguments."""
+    """Return one env fn per sampler.
+
+    Raises:
+        ArgumentError: If ``make_sampler_fn`` cannot be called, or ``sampler_fn_args`` is not a list of dicts of its
+            keyword arguments.
+    """
     if not callable(make_sampler_fn):
         raise ArgumentError(
             f"make_sampler_fn={show(make_sampler_fn)} cannot be called. Give a function that returns a TaskSampler."

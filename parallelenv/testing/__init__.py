@@ -9,8 +9,8 @@ The tests of a third-party backend need only this::
         backend_options = {"address": "..."}  # if it has options
 
 The suite tests what a backend can break: transport, order, copies, failures, deaths, timeouts, interrupts and `close`.
-The mode ``dummy`` is the oracle: with the same seeds and actions, results must be equal bit for bit. The suite needs
-two concurrent workers and pytest; its envs write files into ``tmp_path``.
+The mode ``dummy`` is the oracle: with the same seeds and actions, the mode under test must return the same results, bit
+for bit. The suite needs pytest and two concurrent workers. Some envs of the suite write files into ``tmp_path``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ __all__ = ["BackendContract"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the suite on first access: workers import the envs from here and need no pytest (0.15 s)."""
+    """Import the suite on first access.
+
+    Workers import the envs from this package, and would otherwise import pytest too, which takes 0.15 s.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest
 
-    pytest.register_assert_rewrite(f"{__name__}.contract")  # must come before its import
+    pytest.register_assert_rewrite(f"{__name__}.contract")  # before that module is imported
     from parallelenv.testing.contract import BackendContract
 
     return BackendContract

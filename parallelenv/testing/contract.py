@@ -1,4 +1,4 @@
-"""All requirements for a backend, as one test class; and a fixed sequence of calls that compares two modes."""
+"""All requirements for a backend, as one test class, and a fixed sequence of calls for comparing two modes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ KINDS: dict[str, Callable[[], list[Any]]] = {
     "instances": lambda: [zoo.Wrapped(env_fn()) for env_fn in five_env_fns(zoo.Counter)],
     "registered": lambda: ["CartPole-v1"] * NUM_ENVS,
 }
-"""Lists of env fns, by the special feature of the envs."""
+"""Functions that return five envs or env fns, by the special feature of the envs."""
 
 ONES = [1] * NUM_ENVS
 _PATIENCE = 10.0  # seconds
@@ -81,7 +81,7 @@ _CALLS: Sequence[tuple[Any, ...]] = (
     ("get_env_attr", "unwrapped.unheard", [0, 3]),
     ("get_env_attr", "extra"),
     ("get_env_attr", "extra", [3, 2], "?"),
-    ("get_env_attr", "render_mode", None, "?"),  # it is None, and not absent
+    ("get_env_attr", "render_mode", None, "?"),  # present, with the value None
     ("render", [3, 1]),
 )
 
@@ -98,7 +98,7 @@ class BackendContract:
     Attributes:
         para_mode: The mode under test: a word or a backend class.
         backend_options: Options of the mode.
-        starts_slowly: Whether workers start slowly, so that fewer combinations are tested.
+        starts_slowly: Whether workers start slowly. If true, fewer combinations are tested.
     """
 
     para_mode: Any = None
@@ -137,11 +137,11 @@ class BackendContract:
             found.assert_equals(play(make_oracle(KINDS[kind](), done_policy)), context)
 
     def test_views_equal_copies(self, make: Make, make_oracle: Make) -> None:
-        """With ``copy=False`` states are valid until the next call."""
+        """With ``copy=False``, the states of a call are correct until the next call."""
         play(make(KINDS["dict"](), "restart", copy=False)).assert_equals(play(make_oracle(KINDS["dict"](), "restart")))
 
     def test_rollout_equals_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """Rollouts of a recurrent policy, and later calls, are equal bit for bit."""
+        """Rollouts of a recurrent policy, and steps after them, are equal bit for bit."""
         env, oracle = make(five_env_fns(zoo.Counter), "restart"), make_oracle(five_env_fns(zoo.Counter), "restart")
         for each in (env, oracle):
             each.reset(seed=2)
@@ -151,7 +151,7 @@ class BackendContract:
             assert_same(list(oracle.step(ONES)), list(env.step(ONES)))
 
     def test_calls_equal_those_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """This covers methods, attributes and frames, through wrappers, in the order of ``id``."""
+        """Results of methods, attributes and frames are equal, even through wrappers, and in the order of ``id``."""
         records = []
         for env in (make_oracle(five_env_fns(zoo.wrapped_toolbox)), make(five_env_fns(zoo.wrapped_toolbox))):
             env.reset()
@@ -161,7 +161,7 @@ class BackendContract:
         records[1].assert_equals(records[0])
 
     def test_calls_affect_only_the_envs_in_id(self, make: Make, tmp_path: Path) -> None:
-        """Each of the envs in ``id`` is called once."""
+        """Each env in ``id`` is called once, and no other env is called."""
         env = make(five_env_fns(zoo.Witness, str(tmp_path)))
         env.reset()
         env.reset([3, 0])
@@ -172,7 +172,7 @@ class BackendContract:
     # ---------------------------------------------------------------- ownership
 
     def test_results_of_different_envs_share_no_objects(self, make: Make) -> None:
-        """This holds even if the envs themselves share objects."""
+        """Results share no objects even if the envs themselves do."""
         env = make(five_env_fns(zoo.Toolbox), num_cpus=1)
         env.reset()
         infos = env.step(ONES).infos
@@ -200,7 +200,7 @@ class BackendContract:
         assert env.get_env_attr("box") == [[0, number] for number in range(NUM_ENVS)]
 
     def test_uncopyable_argument_is_refused(self, make: Make) -> None:
-        """The error is raised before anything is sent."""
+        """The error is raised before anything is sent to a worker."""
         env = make(five_env_fns(zoo.Toolbox))
         stream = (item for item in range(1))
         with pytest.raises(errors.UnpicklableError, match=r"env 4.*generator"):
@@ -211,7 +211,7 @@ class BackendContract:
         assert env.get_env_attr("notes") == [[]] * NUM_ENVS
 
     def test_shared_arrays_are_read_only_and_keep_their_values(self, make: Make) -> None:
-        """They keep their values even if the caller changes the originals, and in rebuilt envs."""
+        """Shared arrays keep their values when the caller changes the originals, and in rebuilt envs."""
         arrays: dict[str, Array] = {
             "table": np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-1],
             "nothing": np.zeros((0, 2)),
@@ -227,7 +227,10 @@ class BackendContract:
         assert_same([before] * NUM_ENVS, env.customized_method("look"))
 
     def test_get_worker_info_works_in_every_env_method(self, make: Make) -> None:
-        """It works in the constructor, reset, step and other calls; envs in the same worker get different infos."""
+        """The function works in the constructor, ``reset``, ``step`` and other methods.
+
+        Envs in the same worker get different infos.
+        """
         env = make([zoo.InfoEnv] * NUM_ENVS, "restart", seed=20)
         env.reset()
         env.step(ONES)
@@ -241,7 +244,7 @@ class BackendContract:
             assert one == {"made": place, "reset": place, "step": place, "asked": place, "in a thread": None}
 
     def test_printed_lines_are_shown(self, make: Make, capfd: pytest.CaptureFixture[str]) -> None:
-        """Printed lines are shown when the env is closed at the latest."""
+        """Lines that an env prints are shown by the time that the `ParallelEnv` is closed."""
         with make(five_env_fns(zoo.Toolbox)) as env:
             env.customized_method("say", {"text": "greetings from"}, [4, 0])
         printed = capfd.readouterr().out  # threads print their line breaks separately
@@ -250,7 +253,7 @@ class BackendContract:
     # ---------------------------------------------------------------- requests in flight
 
     def test_each_sent_step_is_received_once(self, make: Make) -> None:
-        """A call returns at least ``min_envs`` and at most ``max_envs`` results."""
+        """A call of ``recv`` returns at least ``min_envs`` and at most ``max_envs`` results."""
         env = make(five_env_fns(zoo.Counter))
         env.reset()
         env.send(ONES)
@@ -261,7 +264,7 @@ class BackendContract:
             env.recv()
 
     def test_other_calls_are_possible_while_steps_are_in_flight(self, make: Make) -> None:
-        """These calls see the env after its step, and results are not mixed up."""
+        """Calls during a step see the env as it is after the step, and results are not mixed up."""
         env = make(five_env_fns(zoo.Sleeper))
         env.reset()
         env.send([10, 0, 0, 0, 10])
@@ -270,7 +273,7 @@ class BackendContract:
         assert {env_id: landed[0][0] for env_id, landed in drain(env).items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
 
     def test_large_messages_do_not_block_each_other(self, make: Make) -> None:
-        """One worker gets two commands larger than a pipe's buffer, and returns results that are just as large."""
+        """One worker gets five commands that exceed a pipe's buffer, and returns results that are just as large."""
         env = make(five_env_fns(zoo.Ragged), num_cpus=1)
         env.reset(seed=1)
         large = [np.full(50_000, float(number)) for number in range(NUM_ENVS)]
@@ -281,7 +284,7 @@ class BackendContract:
             assert_same(large[number], landed[number][3]["action"])
 
     def test_no_env_starves(self, make: Make) -> None:
-        """Envs that get a new action at once do not prevent results of other envs from being received."""
+        """Results of all envs are received, even if each received env gets a new action at once."""
         env = make(five_env_fns(zoo.Counter), "restart", num_cpus=NUM_ENVS)
         env.reset()
         env.send(ONES)
@@ -293,7 +296,7 @@ class BackendContract:
         assert counts.min() >= 3, counts
 
     def test_arecv_can_be_awaited_and_cancelled(self, make: Make) -> None:
-        """Other tasks run during the wait, and cancelling it loses no result."""
+        """Other asyncio tasks run during the wait, and cancelling the wait loses no result."""
         env = make(five_env_fns(zoo.Sleeper), num_cpus=NUM_ENVS)
         env.send_reset()
 
@@ -303,7 +306,7 @@ class BackendContract:
             waiting = asyncio.ensure_future(env.arecv(NUM_ENVS))
             await asyncio.sleep(0)
             waiting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):  # already finished if the caller does the work
+            with contextlib.suppress(asyncio.CancelledError):  # already finished if the caller runs the envs
                 received += (await waiting).env_ids.tolist()
             while len(received) < 2 * NUM_ENVS:
                 received += (await env.arecv(max_envs=1)).env_ids.tolist()
@@ -316,12 +319,12 @@ class BackendContract:
     # ---------------------------------------------------------------- timeouts and interrupts
 
     def test_step_can_be_received_after_timeout(self, make: Make) -> None:
-        """A timeout loses nothing."""
+        """After a timeout, no result is lost."""
         env = make(five_env_fns(zoo.Sleeper))
         env.reset()
         env.send([0, 60, 0, 0, 0])
         received: list[int] = []
-        with contextlib.suppress(errors.WorkerTimeoutError):  # not raised if the caller does the work
+        with contextlib.suppress(errors.WorkerTimeoutError):  # not raised if the caller runs the envs
             while len(received) < NUM_ENVS:
                 received += env.recv(timeout=0.1).env_ids.tolist()
         received += drain(env, timeout=30)
@@ -332,7 +335,7 @@ class BackendContract:
         """The late result is dropped when it arrives."""
         env = make(five_env_fns(zoo.Sleeper), timeout=0.8)
         naps = [{"sleep": 1.2 if number == 1 else 0.0, "answer": "late"} for number in range(NUM_ENVS)]
-        with contextlib.suppress(errors.WorkerTimeoutError):  # not raised if the caller does the work
+        with contextlib.suppress(errors.WorkerTimeoutError):  # not raised if the caller runs the envs
             assert env.customized_method("nap", naps) == [f"late{number}" for number in range(NUM_ENVS)]
         for _ in range(20):
             with contextlib.suppress(errors.WorkerTimeoutError):
@@ -343,7 +346,7 @@ class BackendContract:
 
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals between processes here")
     def test_envs_are_usable_after_an_interrupt(self, make: Make, make_oracle: Make) -> None:
-        """``step()`` reports the step in flight, ``recv()`` returns it, ``reset()`` drops it."""
+        """After an interrupt, ``step()`` raises an error, ``recv()`` returns the steps in flight, ``reset()`` works."""
         if threading.current_thread() is not threading.main_thread():
             pytest.skip("interrupts come to the main thread only")
         env, oracle = make(five_env_fns(zoo.Interrupter)), make_oracle(five_env_fns(zoo.Interrupter))
@@ -395,13 +398,13 @@ class BackendContract:
         ("method", "data", "types"),
         [
             ("method", {"kind": "plain"}, zoo.TroubleError),
-            ("method", {"kind": "uncopyable"}, (zoo.TroubleError, errors.EnvError)),  # as text if it is sent
+            ("method", {"kind": "uncopyable"}, (zoo.TroubleError, errors.EnvError)),  # `EnvError` if it is sent
             ("method", {"kind": "exit"}, SystemExit),
-            ("uncopyable", {"only": 3}, errors.UnpicklableError),  # not the exception, but the return value
+            ("uncopyable", {"only": 3}, errors.UnpicklableError),  # the return value is uncopyable
         ],
     )
     def test_failed_method_does_not_affect_other_envs(self, method: str, data: object, types: Any, make: Make) -> None:
-        """The method's exception keeps its type, and ``error.partial`` has the results of the other envs."""
+        """The exception keeps its type if it can be copied. ``error.partial`` has the results of the other envs."""
         env = make(_failing_env_fns("method", [3]))
         with pytest.raises(types) as caught:
             env.customized_method(method, data)
@@ -412,7 +415,7 @@ class BackendContract:
         assert env.customized_method("method", id=[4, 0]) == [4, 0]
 
     def test_failed_constructor_closes_envs_already_made(self, make: Make, tmp_path: Path) -> None:
-        """Envs in the same worker and in other workers are closed."""
+        """Envs that were already made are closed, in the same worker and in other workers."""
         env_fns = _failing_env_fns("init", [1])
         env_fns[0], env_fns[4] = five_env_fns(zoo.Witness, str(tmp_path))[::4]
         with pytest.raises(zoo.TroubleError) as caught:
@@ -443,7 +446,7 @@ class BackendContract:
     # ---------------------------------------------------------------- close
 
     def test_close_closes_each_env_once(self, make: Make, tmp_path: Path) -> None:
-        """Errors raised while closing are not reported, and `close` may be repeated."""
+        """Errors that envs raise in ``close`` are not reported, and `ParallelEnv.close` may be called again."""
         env = make(five_env_fns(zoo.Witness, str(tmp_path)))
         assert not env.closed
         env.close()
@@ -452,7 +455,7 @@ class BackendContract:
         assert _read_records(tmp_path) == [["made", "closed"]] * NUM_ENVS
 
     def test_close_does_not_wait_for_a_step(self, make: Make, tmp_path: Path) -> None:
-        """`close` does not wait long, and the envs are closed afterwards."""
+        """`ParallelEnv.close` returns soon while a step is in flight, and the envs are closed when it returns."""
         env = make([*five_env_fns(zoo.Sleeper)[:4], partial(zoo.Witness, 4, str(tmp_path))])
         env.reset()
         env.send([20, 0, 0, 0, 1])
@@ -485,13 +488,13 @@ def _maker(para_mode: ParaMode, options: Mapping[str, object]) -> Iterator[Make]
 
 
 def _counting(states: State, rnn_state: Array | None, done: Array) -> tuple[Array, Array, dict[str, Array]]:
-    """Return the step of the episode as action and as an extra."""
+    """Count the steps of each episode in the recurrent state, which is also an extra and determines the action."""
     count = np.where(done, 0, 0 if rnn_state is None else rnn_state)
     return (count + states[:, 0].astype(np.int64)) % 5, count + 1, {"count": count}
 
 
 def _failing_env_fns(where: str, numbers: Sequence[int]) -> list[EnvFn]:
-    """Return env fns, some of whose envs raise."""
+    """Return five env fns. Envs whose number is in ``numbers`` raise an error in ``where``, see `zoo.FailingEnv`."""
     return [partial(zoo.FailingEnv, number, where if number in numbers else "") for number in range(NUM_ENVS)]
 
 
@@ -500,7 +503,7 @@ def _notes(error: BaseException) -> str:
 
 
 def _read_records(folder: Path) -> list[list[str]]:
-    """Return the records of each `Witness`, in order of their numbers."""
+    """Return the list of records of each `Witness`, in the order of the envs' numbers."""
     return [path.read_text().split() for path in sorted(folder.iterdir())]
 
 
@@ -530,9 +533,10 @@ class Actions:
 
 
 class AnswerRecord:
-    """The results of calls, and copies of them that are made at once.
+    """The results of calls, and a copy of each result, which is made when the result is added.
 
-    With ``overwrites``, every third result is overwritten, as the user may do. This must not affect later results.
+    With ``overwrites``, every third result is overwritten after it was copied, because users may overwrite results.
+    Later results must not be affected.
     """
 
     def __init__(self, *, overwrites: bool = False) -> None:
@@ -550,12 +554,12 @@ class AnswerRecord:
             self._kept[label] = answer
 
     def check_unchanged(self, context: str = "") -> None:
-        """Fail if a result has changed since it was returned."""
+        """Fail if a result has changed since it was added."""
         copies = {label: self._copies[label] for label in self._kept}
         assert_same(copies, self._kept, f"{context}an earlier result, ")
 
     def assert_equals(self, expected: AnswerRecord, context: str = "") -> None:
-        """Fail if the results differ from the expected ones."""
+        """Fail if the results differ from those of ``expected``."""
         assert_same(expected._copies, self._copies, f"{context}result ")
 
 
@@ -573,7 +577,7 @@ def _overwrite(value: object) -> None:
 
 
 def items(answer: object) -> object:
-    """Return a result with all its fields as plain values."""
+    """Return a dict of all fields if a result is a `StepResult` or `StepBatch`; return any other result unchanged."""
     if not isinstance(answer, (StepResult, StepBatch)):
         return answer
     names = ("states", "rewards", "dones", "infos") if isinstance(answer, StepResult) else ()
@@ -607,7 +611,7 @@ _ID_FORMS: Sequence[Any] = (
 
 
 def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> AnswerRecord:
-    """Play the sequence and return the results."""
+    """Make the fixed sequence of calls and return their results."""
     record = AnswerRecord(overwrites=overwrites)
     actions = Actions(env, seed)
     record.add("spaces", [*env.observation_spaces, *env.action_spaces])
@@ -626,13 +630,13 @@ def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> Answer
                 over = np.flatnonzero(env.done)[::-1].tolist()
                 record.add(f"reset, id={over}", env.reset(over, seed=[turn + env_id for env_id in over]))
                 record.add("reset_infos", [env.reset_infos, env.done])
-        options = [None if space is None else {"level": 3} for space in env.observation_spaces]  # `Old` takes none
+        options = [None if space is None else {"level": 3} for space in env.observation_spaces]  # not for `Old`
         env.send_reset(seed=[5, None, 7, 8, 9], options=options)
         record.add("sent reset", drain(env))
         record.add("reset_infos", env.reset_infos)
         for ids in ([1, 3], [4, 0, 2]):
             env.send(actions.draw(ids), ids)
-        env.send_reset([3, 0], seed=9)  # in flight together with steps; it drops the steps of these envs
+        env.send_reset([3, 0], seed=9)  # drops the steps of envs 3 and 0; those of the others stay in flight
         record.add("reset", env.reset([4], seed=6))
         record.add("send and recv", drain(env, max_envs=2))
         record.add("step", env.step(actions.draw(range(NUM_ENVS))))
@@ -641,7 +645,12 @@ def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> Answer
 
 
 def drain(env: ParallelEnv, **arguments: Any) -> dict[int, Any]:
-    """Receive until nothing is in flight; return state, reward, flags and info by env id."""
+    """Receive until nothing is in flight.
+
+    Returns:
+        State, reward, done, info, terminated and truncated of each env, by env id. If an env was received more than
+        once, these are its latest results.
+    """
     landed: dict[int, Any] = {}
     while True:
         try:

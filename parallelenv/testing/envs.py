@@ -1,4 +1,4 @@
-"""The envs of the suite. They are small and deterministic, and each one poses one difficulty.
+"""The envs of the test suite. They are small and deterministic, and each class poses a particular difficulty.
 
 Every env has a ``number``, which appears in its states so that results of different envs always differ, and a
 ``length``, the number of steps in an episode. Envs with even numbers terminate; envs with odd numbers are truncated.
@@ -27,13 +27,13 @@ from parallelenv.contract.worker_info import get_worker_info
 
 SteppedEnv = tuple[State, Any, bool, bool, Info]
 LETTERS = "abcdefgh"
-LARGE = 20_000  # number of float64 sent separately from a message instead of in it
+LARGE = 20_000  # number of float64 in an array that is too large to be sent within a message
 
 # ---------------------------------------------------------------- states, actions and rewards of all kinds
 
 
 class Numbered:
-    """Base class of all envs. `prepare` is the constructor of subclasses."""
+    """Base class of all envs. Subclasses override `prepare` instead of the constructor."""
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
         self.number = number
@@ -78,7 +78,7 @@ class Paced(Numbered, gymnasium.Env[State, Action]):
 
 
 class Counter(Paced):
-    """Box states. Every step overwrites its one state array and one info dict, and every other info is empty."""
+    """Box states. The env always overwrites the same state array and info dict. Every second step has an empty info."""
 
     observation_space = Box(-1e6, 1e6, (3,), np.float32)
     action_space = Discrete(5)
@@ -133,7 +133,7 @@ class Sheet(Paced):
 
 
 class Pair(Paced):
-    """Tuple states, one of them 0-dimensional, MultiDiscrete actions, and rewards that are arrays of one number."""
+    """Tuple states with a 0-dimensional array, MultiDiscrete actions, and rewards that are arrays of one number."""
 
     observation_space = TupleSpace(
         (Box(-1e6, 1e6, (), np.float64), TupleSpace((MultiDiscrete([50, 50]), Discrete(9)))),
@@ -165,7 +165,7 @@ class Words(Paced):
 
 
 class Chain(Paced):
-    """States of growing length: all actions of the episode, which the env keeps without copying them."""
+    """States of growing length, which contain all actions of the episode. The env keeps actions without a copy."""
 
     observation_space = Sequence(Box(-100, 100, (2,), np.float64))
     action_space = Box(-1, 1, (2,), np.float32)
@@ -198,7 +198,10 @@ class Net(Paced):
 
 
 class Old(Numbered):
-    """Not a `gymnasium.Env`: ``reset()`` returns only the state, ``step`` four items; has ``seed(s)``, no spaces."""
+    """An env of the old API: ``reset()`` returns only the state, ``step`` returns four items, ``seed(s)`` seeds.
+
+    The class is not a `gymnasium.Env`, and has no spaces.
+    """
 
     def prepare(self) -> None:
         self.chance = random.Random(self.number)
@@ -239,7 +242,7 @@ class Ragged(Numbered):
 
 
 class Tensors(Numbered):
-    """States that are torch tensors, always in the same memory; no spaces, and no info from ``reset``."""
+    """An env without spaces: states are torch tensors, always in the same memory, and ``reset`` returns no info."""
 
     def prepare(self) -> None:
         import torch
@@ -260,11 +263,11 @@ class Tensors(Numbered):
 # ---------------------------------------------------------------- attributes and methods
 
 SHARED_INFO: Info = {}
-"""The info of every step of all `Toolbox` envs of one process. A reset makes it new."""
+"""The info of every step of all `Toolbox` envs in one process. A reset replaces its contents."""
 
 
 class Toolbox(Counter):
-    """Methods of all kinds, and an attribute that only odd envs have."""
+    """Methods of all kinds, and an attribute that only envs with odd numbers have."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -286,7 +289,7 @@ class Toolbox(Counter):
         return f"{prefix}{self.number}"
 
     def spoil(self, items: list[int], array: Array) -> int:
-        """Change the arguments, and keep them."""
+        """Change both arguments, keep the list, and return its length."""
         items.append(self.number)
         array[:] = self.number
         self.box = items
@@ -296,7 +299,7 @@ class Toolbox(Counter):
         return self.box
 
     def uncopyable(self, only: int = 0) -> object:
-        """Return an object that cannot be copied, if this env's id is ``only``."""
+        """Return an object that cannot be copied if this env's number is ``only``, otherwise the number."""
         return (item for item in range(1)) if self.number == only else self.number
 
     def render(self) -> Any:
@@ -340,14 +343,14 @@ def wrapped_toolbox(number: int, length: int = 4) -> Wrapped:
 
 
 class InfoEnv(Counter):
-    """Calls `get_worker_info` in each method; ``told`` has the results by method, as tuples."""
+    """Calls `get_worker_info` in the constructor, ``reset`` and ``step``; ``told`` has the results as tuples."""
 
     def __init__(self) -> None:
         self.told: Info = {"made": self._facts()}
         super().__init__(self.told["made"][0])
 
     def _facts(self) -> tuple[int | None, ...] | None:
-        info = get_worker_info()  # not kept: it holds the memory of the shared arrays
+        info = get_worker_info()  # not kept in `self`, because it refers to the shared arrays
         if info is None:
             return None
         return info.env_id, info.num_envs, info.worker_id, info.num_workers, info.seed
@@ -357,7 +360,7 @@ class InfoEnv(Counter):
         return super()._state()
 
     def ask(self) -> Info:
-        """Return the worker infos as tuples, including those of this call and of a thread."""
+        """Return the worker infos as tuples, including those found in this call and in a new thread."""
         told = {**self.told, "asked": self._facts()}
         thread = threading.Thread(target=lambda: told.update({"in a thread": self._facts()}))
         thread.start()
@@ -385,7 +388,10 @@ class TroubleError(Exception):
 
 
 class FailingEnv(Toolbox):
-    """Raises in ``"init"``, ``"reset"``, ``"step"`` (the second) or ``"method"``; a reset or step raises only once."""
+    """Raises a `TroubleError` in ``where``: ``"init"``, ``"reset"``, ``"step"``, ``"method"``, or ``""`` for none.
+
+    With ``"step"``, the second step of an episode raises. A reset or step raises only once.
+    """
 
     def __init__(self, number: int = 0, where: str = "", length: int = 50) -> None:
         super().__init__(number, length)
@@ -401,7 +407,12 @@ class FailingEnv(Toolbox):
         return super()._state()
 
     def method(self, kind: str = "plain") -> int:
-        """Return the number, or raise an exception of the given kind: ``"plain"``, ``"uncopyable"``, ``"exit"``."""
+        """Return the number or, if ``where`` is ``"method"``, raise an exception.
+
+        Args:
+            kind: ``"plain"`` and ``"uncopyable"`` raise a `TroubleError`; the latter has an attribute that cannot be
+                copied. ``"exit"`` raises a `SystemExit`.
+        """
         if self.where != "method":
             return self.number
         error = SystemExit(3) if kind == "exit" else TroubleError(self.number, "method")
@@ -433,7 +444,7 @@ class Witness(Counter):
 
 
 class Sleeper(Counter):
-    """Sleeps during a step or method as long as requested. The action is in hundredths of a second."""
+    """Sleeps during a step or `nap` as long as requested. An action is the time in hundredths of a second."""
 
     action_space = Discrete(1000)
 
@@ -450,12 +461,12 @@ class Sleeper(Counter):
 
 
 class Interrupter(Counter):
-    """Interrupts, like Ctrl-C, the process whose id is the action, unless the action is 0; then it sleeps."""
+    """A step interrupts the process whose id is the action, like Ctrl-C, and then sleeps. The action 0 does nothing."""
 
     action_space = Discrete(2**31)
 
     def _reward(self, action: int) -> float:
-        if action == os.getpid():  # a thread, or the caller itself
+        if action == os.getpid():  # the env is in the caller's process
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         elif action:
             os.kill(int(action), signal.SIGINT)
