@@ -1,6 +1,7 @@
 """Checks the built pages: ``python docs/check.py build/docs``.
 
-They must load nothing from other sites, the reference must have every public name, and links within the site must work.
+Pages must load nothing from other sites, the reference must have every public name, and links within the site must
+work.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _FOREIGN = re.compile(r"[a-z]+:")
 
 
 def foreign(pages: dict[Path, str]) -> list[str]:
-    """Return everything that pages would load from other sites."""
+    """Return a message for everything that a page would load from a different site."""
     return [f"{path}: loads {found}" for path, text in pages.items() for found in _LOADED.findall(text)]
 
 
 def missing(pages: dict[Path, str]) -> list[str]:
-    """Return the public names that the reference lacks."""
+    """Return a message for every public name that the reference lacks."""
     known = {name for text in pages.values() for name in _IDENTIFIED.findall(text)}
     errors = [name for name, item in vars(parallelenv.errors).items() if isinstance(item, type)]
     names = [f"parallelenv.{name}" for name in parallelenv.__all__]
@@ -37,12 +38,12 @@ def missing(pages: dict[Path, str]) -> list[str]:
 
 
 def _elsewhere(known: set[str]) -> set[str]:
-    """Return public names that are documented under the module that defines or collects them."""
+    """Return ``parallelenv.NAME`` for each object that is documented as ``parallelenv.MODULE.NAME``."""
     return {f"parallelenv.{name.rpartition('.')[2]}" for name in known if name.startswith("parallelenv.")}
 
 
 def broken(pages: dict[Path, str]) -> list[str]:
-    """Return links within the site whose target does not exist."""
+    """Return a message for every link within the site whose target does not exist."""
     found = []
     for path, text in pages.items():
         for link in {unescape(link) for link in _LINKED.findall(text)}:

@@ -30,13 +30,13 @@ html_logo = html_favicon = "logo.svg"
 html_static_path, html_css_files = ["static"], ["site.css"]
 html_theme_options = {"sidebar_hide_name": False}
 _repository = os.environ.get("READTHEDOCS_GIT_CLONE_URL", "").removesuffix(".git")
-if _repository.startswith("https://"):  # pages then link to their source, to be edited
+if _repository.startswith("https://"):  # each page then has a link for editing its source
     html_theme_options |= {"source_repository": _repository, "source_branch": "main", "source_directory": "docs/"}
 html_copy_source = False
-copybutton_selector = "div:not(.highlight-text) > div.highlight pre"  # not of output
+copybutton_selector = "div:not(.highlight-text) > div.highlight pre"  # no copy button on output
 copybutton_prompt_text = "$ "
 
-myst_heading_anchors = 4  # pages link to their headings
+myst_heading_anchors = 4  # links may point to headings
 myst_enable_extensions = ["colon_fence"]
 default_role = "py:obj"  # `step` in a docstring is a link if there is an object of that name, else plain text
 autodoc_member_order = "bysource"
@@ -46,7 +46,7 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True  # else the fields of a NamedTuple appear twice
+napoleon_use_ivar = True  # otherwise the fields of a NamedTuple appear twice
 toc_object_entries_show_parents = "hide"
 
 # Links to these files of the repository become links to pages of the site; links to other files become plain text.
@@ -100,7 +100,7 @@ def _find(app: Sphinx, env: Any, node: Any, words: Any) -> Any:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Called by Sphinx."""
+    """Register the functions above. Sphinx calls this function."""
     app.connect("source-read", _read)
     app.connect("include-read", _read_included)
     app.connect("missing-reference", _find)

@@ -145,11 +145,11 @@ def _host(x: float, y: float, envs: int, border: str | None) -> list[str]:
 # -------------------------------------------------------------------- the layers
 
 PROJECT = Path(__file__).parents[1]
-_ROW, _CHARACTERS = 17, 104  # of a line of text
+_ROW, _CHARACTERS = 17, 104  # height of a line of text, and its maximum length
 
 
 def layers() -> str:
-    """Return the layers that the import linter checks, with the first sentence of each part's docstring."""
+    """Return the picture of the layers that the import linter checks, with the first line of each part's docstring."""
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     parts: list[str] = []
     y = 16.0
@@ -183,7 +183,7 @@ def _underscored_last(module: str) -> tuple[bool, str]:
 
 
 def _described(name: str) -> tuple[str, list[str]]:
-    """Return a part of the package, the first sentence of its docstring, and its modules in lines."""
+    """Return the name of a part of the package, and lines: the first line of its docstring, then its modules."""
     folder = PROJECT / ("backends" if name == "backends" else f"parallelenv/{name}")
     source = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     doc = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
@@ -203,7 +203,7 @@ _LANES = (("you", 58), ("pool", 118), ("host 0", 196), ("host 1", 266))
 
 
 def step() -> str:
-    """Return a step of four envs in two workers, as a sequence from left to right."""
+    """Return the picture of a step of four envs in two workers, as a sequence from left to right."""
     parts = [text(20, y + 4, name, 14, "start", font_weight="bold") for name, y in _LANES]
     parts += [f'<line x1="86" y1="{y}" x2="884" y2="{y}" stroke="{REST}"/>' for _, y in _LANES]
     parts += _block(92, 58, 66, "step(a)", PAPER)
@@ -224,7 +224,7 @@ def step() -> str:
 
 
 def fast_path() -> str:
-    """Return the sequence of a planned step, and the events after which the general path continues it."""
+    """Return the picture of a planned step, with the events after which the general path continues the step."""
     parts = [text(20, y + 4, name, 14, "start", font_weight="bold") for name, y in _LANES]
     parts += [f'<line x1="86" y1="{y}" x2="884" y2="{y}" stroke="{REST}"/>' for _, y in _LANES]
     parts += _block(92, 58, 66, "step(a)", PAPER)
@@ -280,7 +280,7 @@ _KINDS = {
 
 
 class _Counting(gymnasium.Env[Any, Any]):
-    """Ends after some steps."""
+    """An env whose episodes end after ``limit`` steps. The state is the number of steps."""
 
     observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -300,7 +300,7 @@ class _Counting(gymnasium.Env[Any, Any]):
 
 
 def played(policy: Any) -> list[list[tuple[str, str]]]:
-    """Step three envs with a done policy; return for each env the kind of each step, and the state returned."""
+    """Step three envs with a done policy. Return, for each env, the kind and the returned state of each step."""
     rows: list[list[tuple[str, str]]] = [[] for _ in _LIMITS]
     with ParallelEnv([lambda limit=limit: _Counting(limit) for limit in _LIMITS], "dummy", policy) as env:
         env.reset()

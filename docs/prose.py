@@ -1,7 +1,7 @@
 """Looks for words that this project does not use in its texts: ``python docs/prose.py``. The words are in prose.toml.
 
-Texts are the Markdown files and cells outside of code, and in Python files comments, strings and names of tests. A
-general prose linter has no rules for such words; a file of rules for one would be as long as this.
+Texts are Markdown files and Markdown cells of notebooks, without code, and the comments, strings and names of tests in
+Python files. A general prose linter has no rules for these words, and rules for it would be as long as this module.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pathlib import Path
 _HERE = Path(__file__)
 _CODE = re.compile(r"^( *)(```|~~~).*?^\1\2$|``[^`]+``|`[^`]+`", re.MULTILINE | re.DOTALL)
 _TEST = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
-_KINDS = (".md", ".py", ".ipynb", ".toml", "")  # the last: Makefile, .ci/run
+_KINDS = (".md", ".py", ".ipynb", ".toml", "")  # the empty suffix is that of Makefile and .ci/run
 _COMMENT = re.compile(r"(?:^|\s)# .*", re.MULTILINE)
 
 Text = tuple[int, str]
-"""The line at which it starts, and the text."""
+"""The number of the line in which a text starts, and the text."""
 Rule = tuple[re.Pattern[str], str, Sequence[str]]
-"""The words, what to write instead, and the phrases in which they are right."""
+"""A pattern that finds the words, what to write instead, and phrases in which the words are allowed."""
 
 
 def _blank(match: re.Match[str]) -> str:
-    """Return as many lines as the code had."""
+    """Return a replacement for code that has as many lines as the code."""
     return "`" + "\n" * match[0].count("\n")
 
 
@@ -38,16 +38,16 @@ def markdown(text: str) -> Iterator[Text]:
 
 
 def notebook(text: str) -> Iterator[Text]:
-    """Yield the prose of a notebook; its lines are those of each cell."""
+    """Yield the prose of a notebook. Lines are counted from the start of each cell."""
     for cell in json.loads(text)["cells"]:
         if cell["cell_type"] == "markdown":
             yield from markdown("".join(cell["source"]))
 
 
 def python(path: Path) -> Iterator[Text]:
-    """Yield comments that follow each other as one, strings that have spaces, and the names of tests as words."""
+    """Yield comments, strings that have spaces, and names of tests as words. Consecutive comments are one text."""
     comment: list[str] = []
-    first = 0  # its line
+    first = 0  # line in which the comment starts
     with path.open("rb") as file:
         tokens = list(tokenize.tokenize(file.readline))
     for token in tokens:
@@ -90,7 +90,7 @@ def flattened(first: int, text: str) -> tuple[str, list[int]]:
 
 
 def findings(path: Path, rules: Sequence[Rule]) -> Iterator[str]:
-    """Yield what a file has of the words, where, and what to write instead."""
+    """Yield a message for each occurrence of the words in a file: where it is, and what to write instead."""
     for first, text in texts(path):
         flat, lines = flattened(first, text)
         for pattern, instead, allowed in rules:

@@ -1,7 +1,7 @@
-"""An evolution strategy learns CartPole: each env plays an episode with parameters of its own, in one `rollout`.
+"""Learns CartPole with an evolution strategy. In one `rollout`, each env plays an episode with its own parameters.
 
 The method is that of Salimans et al., Evolution Strategies as a Scalable Alternative to Reinforcement Learning
-(https://arxiv.org/abs/1703.03864): mirrored samples, and ranks of the returns instead of the returns.
+(https://arxiv.org/abs/1703.03864), with mirrored samples, and with the ranks of the returns instead of the returns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POPULATION, GENERATIONS, SIGMA, STEP_SIZE = 32, 12, 0.5, 0.4
 
 
 def policy(states: Any, rnn_state: Any, done: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Act by a linear policy per env: its parameters take the place of a recurrent state, so each env gets its own."""
+    """Act by a linear policy. Each env has its own parameters, which are given as its recurrent state."""
     scores = (states * rnn_state).sum(axis=1)
     return (scores > 0).astype(int), rnn_state, {}
 

@@ -1,7 +1,8 @@
-"""Black-box optimisers as envs: methods of their own, called on a subset, decide where the budget goes.
+"""Black-box optimisers as envs: in each round, a method of the best optimisers is called.
 
-Successive halving (Jamieson and Talwalkar, https://arxiv.org/abs/1502.07943): all optimisers run for a while, the
-better half runs twice as long, and so on. An env need not have `reset` and `step` to be called.
+The method is successive halving (Jamieson and Talwalkar, https://arxiv.org/abs/1502.07943): all optimisers run for a
+while, then the better half runs for twice as long, and so on. These envs have no `reset` and `step`, because only their
+method ``run`` is called.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A complete backend: each host runs in its own process, which a command line starts.
 
-The command line decides where the process runs, for example with ``["srun", ...]`` or in a container, as long as it
-inherits the pipe.
+The command line decides where the process runs, for example in a container, or on a cluster with ``["srun", ...]``. The
+process must inherit the pipe.
 """
 
 import subprocess
@@ -31,7 +31,7 @@ class PipedChannel(MessageChannel):
                 [sys.executable, __file__, str(theirs.fileno())],
                 stdin=subprocess.PIPE,  # stays open as long as the caller is alive
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the caller only
+                start_new_session=True,  # Ctrl-C interrupts only the caller
             )
 
     def send_message(self, message: Message) -> None:
@@ -45,7 +45,7 @@ class PipedChannel(MessageChannel):
         return Death(self.process.pid, self.process.returncode)
 
     def kill(self, timeout: float = 0.0) -> None:
-        """Ask the host to exit, and kill it after ``timeout`` seconds. May be called again."""
+        """Ask the host to exit, and kill the process if it is alive after ``timeout`` seconds. May be called again."""
         self.pipe.close()
         with self.process:
             try:
@@ -55,7 +55,7 @@ class PipedChannel(MessageChannel):
 
 
 class PipedBackend(Backend):
-    """One process per usable core, several envs each."""
+    """Starts one process per usable core. Each process steps several envs."""
 
     def __init__(self) -> None:
         self._started: list[PipedChannel] = []
@@ -71,7 +71,7 @@ class PipedBackend(Backend):
         for spec in specs:
             self._started.append(PipedChannel(spec.env_ids))
         channels = self._started[-len(specs) :]
-        for channel, message in zip(channels, packed, strict=True):  # all start at the same time
+        for channel, message in zip(channels, packed, strict=True):  # all hosts start at the same time
             channel.notify(message)
         return list(channels)
 
@@ -84,7 +84,7 @@ class PipedBackend(Backend):
 
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:
         for channel in self._started:
-            channel.pipe.close()  # all at once, so that each has the full time
+            channel.pipe.close()  # close all pipes first, so that each host has the full time to exit
         deadline = time.monotonic() + timeout
         for channel in self._started:
             channel.kill(max(0.0, deadline - time.monotonic()))

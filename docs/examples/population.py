@@ -1,8 +1,8 @@
-"""A population of learners on Ray: each worker trains one, and the worst copy the best.
+"""Population based training on Ray: each env is a learner, and the worst learners copy the best.
 
-Population based training (Jaderberg et al., https://arxiv.org/abs/1711.09846): after each round, learners of the worst
-quarter get weights and learning rate of one of the best quarter, and the rate is changed by a factor. The learner is
-REINFORCE with a linear policy (Williams, 1992) on CartPole.
+The method is that of Jaderberg et al. (https://arxiv.org/abs/1711.09846): after each round, each learner of the worst
+quarter gets the weights and the learning rate of a learner of the best quarter, and its learning rate is halved or
+doubled. The learners use REINFORCE with a linear policy (Williams, 1992) on CartPole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POPULATION, ROUNDS, EPISODES = 8, 8, 15
 
 
 class Learner:
-    """Trains a policy of its own on an env of its own."""
+    """Trains its own policy on its own env."""
 
     def __init__(self, learning_rate: float, seed: int) -> None:
         self.learning_rate = learning_rate
@@ -29,7 +29,7 @@ class Learner:
         self.env.reset(seed=seed)
 
     def train(self, episodes: int) -> float:
-        """Play episodes, change the weights after each, and return the mean return."""
+        """Play episodes, change the weights after each episode, and return the mean return."""
         returns = []
         for _ in range(episodes):
             gradients, rewards = self._play()

@@ -1,4 +1,4 @@
-"""PPO in the style of CleanRL, on `to_gymnasium()`: the training loop knows only Gymnasium's vector API.
+"""PPO in the style of CleanRL, on `to_gymnasium()`: the training loop uses only Gymnasium's vector API.
 
 The method is that of Schulman et al., Proximal Policy Optimization Algorithms (https://arxiv.org/abs/1707.06347).
 """

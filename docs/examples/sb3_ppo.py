@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO on `to_sb3()`, and its agent evaluated by `run_episodes`."""
+"""Trains an agent with Stable-Baselines3's PPO on `to_sb3()`, and evaluates the agent with `run_episodes`."""
 
 from __future__ import annotations
 
