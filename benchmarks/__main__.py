@@ -1,4 +1,4 @@
-"""Steps the same envs in every mode and with the peers, and writes down the speed of each.
+"""Steps the same envs in every mode and with other libraries, and writes a report of the speeds.
 
 Usage: python -m benchmarks [--only CASE...] [--rounds N] [--seconds S] [--quick] [--out DIR] [--again]
 """
@@ -21,13 +21,13 @@ _ELSEWHERE = ROOT / "build" / "benchmarks"
 
 
 def main() -> int:
-    """Run the requested cases; return the exit code."""
+    """Run the requested cases, and return the exit code."""
     options = _options()
     cases = [case for case in CASES if not options.only or case.name in options.only]
     if options.again:
         _write(options.out or _COMMITTED, cases, *report.read(options.out or _COMMITTED))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the child processes are ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that child processes are ended
     about, results = report.describe_machine(), Results()
     print(f"usable cores: {about['usable cores']}, load average {about['load average before the start']}")
     is_interrupted = False

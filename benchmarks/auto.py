@@ -1,8 +1,8 @@
 """Compares `para_mode="auto"` with the modes that it chooses from, on the same envs and with the same actions.
 
-First `auto` is opened, which is timed. Then the others are opened, and all are timed in turns, each with the same
-number of steps, so that all have the same episodes and a slow moment of the machine affects all of them. Compare the
-ratios, not the rates.
+The mode `auto` is opened first, and the opening is timed. Then the other modes are opened. The steps of all modes are
+timed in turns, with the same number of steps in each mode, so that all modes have the same episodes and a slow moment
+of the machine affects all modes. Compare the ratios, not the rates.
 
 Usage: python -m benchmarks.auto [--only NAME...] [--rounds 9] [--seconds 0.3]
 """
@@ -31,7 +31,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "subproc": ("subproc", {}),
     "caller_steps": ("subproc", {"caller_steps": True}),
 }
-ENOUGH = 0.9  # of the best fixed mode's rate
+ENOUGH = 0.9  # share of the best fixed mode's rate that `auto` must reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Case:
     """Envs to step.
 
     Attributes:
-        name: Its name for ``--only``.
+        name: Name of the case for ``--only``.
         kind: The kind of envs.
         num_envs: Number of envs.
         needs: Package without which the case is left out.
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """Its name in the table."""
+        """The name of the case in the table."""
         return f"{self.kind.title}, {self.num_envs} envs"
 
 
@@ -71,7 +71,7 @@ CASES = (
 
 
 def main() -> int:
-    """Measure the requested cases; the exit code is 1 if the choice was too slow in any."""
+    """Measure the requested cases. Return the exit code: 1 if the choice of `auto` was too slow in any case."""
     options = _options()
     print(f"{usable_cores()} usable cores, {options.rounds} rounds in turns, medians; env steps/s")
     rows, is_enough = [], True
@@ -109,7 +109,7 @@ def _load() -> str:
 
 
 def _measure(case: Case, rounds: int, seconds: float) -> tuple[dict[str, list[float]], float, Any]:
-    """Return the rates of each contender, one per round, the seconds to open `auto`, and its recommendation."""
+    """Return each contender's rates, one per round, the seconds to open `auto`, and the recommendation of `auto`."""
     actions = case.kind.draw_actions(256, case.num_envs)
     rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     with ExitStack() as stack:
@@ -128,12 +128,12 @@ def _measure(case: Case, rounds: int, seconds: float) -> tuple[dict[str, list[fl
 
 
 def _steps_in(seconds: float, env: ParallelEnv, actions: Any) -> int:
-    """Return the number of steps that take about this time."""
+    """Return the number of steps that take about ``seconds``."""
     return max(2, round(seconds * _rate(env, actions, 2, seed=0)))
 
 
 def _rate(env: ParallelEnv, actions: Any, count: int, seed: int) -> float:
-    """Return steps per second, from the same first states for all contenders in this round."""
+    """Return steps per second. In a round, all contenders start from the same first states."""
     env.reset(seed=1000 * seed)
     env.step(actions[0])  # not timed: wakes workers that slept in the meantime
     begin = time.perf_counter()
@@ -143,9 +143,9 @@ def _rate(env: ParallelEnv, actions: Any, count: int, seed: int) -> float:
 
 
 def _ratio(rates: dict[str, list[float]]) -> float:
-    """Return the speed of the choice relative to the fixed mode that was the fastest over all rounds.
+    """Return the speed of `auto` relative to the fixed mode whose median rate was the highest.
 
-    The ratio is taken within each round, because the machine may be shared; the result is the median.
+    A ratio is taken within each round, because the machine may be shared; the result is the median of the ratios.
     """
     best = max((name for name in rates if name != AUTO), key=lambda name: median(rates[name]))
     return median(ours / theirs for ours, theirs in zip(rates[AUTO], rates[best], strict=True))

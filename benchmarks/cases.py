@@ -21,7 +21,7 @@ from benchmarks.envs import (
 )
 from benchmarks.systems import BARE, BY_NAME, IN_PROCESS_PEER, OURS, PROCESS_PEER, SIDE_BY_SIDE, SYSTEMS, System
 
-LIMIT = "limit"  # as many bare loops as there are usable cores, which no system can exceed
+LIMIT = "limit"  # the rate of as many bare loops as there are usable cores, which no system can exceed
 
 # The meaning and the format of each number.
 UNITS: dict[str, tuple[str, str]] = {
@@ -53,13 +53,13 @@ class Target:
     """A target of one system in one case.
 
     Attributes:
-        system: Its name.
+        system: Name of the system.
         relation: ``">="``, ``"<="`` or ``">"``.
         bound: The number to reach.
-        against: The reference of which the number is a multiple: a system's name, ``LIMIT``, or a kind of peer, which
-            means the fastest of that kind in the same round. Empty: the bound is in the metric's own unit.
+        against: The reference by which the number is divided: a system's name, ``LIMIT``, or a kind of peer, which
+            means the fastest peer of that kind in the same round. If empty, the bound is in the metric's own unit.
         metric: The number to compare.
-        worst: Whether the worst round counts instead of the median of all.
+        worst: Whether the worst round counts instead of the median of all rounds.
     """
 
     system: str
@@ -75,17 +75,18 @@ class Case:
     """A measurement, and the systems that take part.
 
     Attributes:
-        name: Its name for ``--only`` and in ``limits.toml``.
-        envs: The kind of its envs.
+        name: Name of the case for ``--only`` and in ``limits.toml``.
+        envs: The kind of envs.
         num_envs: Number of envs.
         systems: Names of the systems that take part.
         targets: The targets.
-        probe: How it is measured: a name in ``benchmarks.probes.PROBES``.
+        probe: How the case is measured: a name in ``benchmarks.probes.PROBES``.
         rounds: Number of rounds of the bare loop and `ParallelEnv`.
-        peer_rounds: Number of rounds of the others, which start one process per env; ratios to them use these rounds.
+        peer_rounds: Number of rounds of the other systems, most of which start one process per env. Ratios to these
+            systems use only these rounds.
         seconds: Seconds for which a system is timed in each round.
         options: Keyword arguments of `ParallelEnv`.
-        curve: Panel of the picture it belongs to, ``"cost"``, ``"envs"`` or ``"real"``; empty: none.
+        curve: Panel of the picture that shows the case: ``"cost"``, ``"envs"`` or ``"real"``; empty if none does.
         is_fresh: Whether each round has its own interpreter.
         with_memory: Whether the memory of the workers is measured.
         may_refuse: Whether a failure means that the system does not accept such envs.
@@ -108,7 +109,7 @@ class Case:
 
     def rounds_of(self, system: System) -> int:
         """Return the number of rounds, from the first one, in which a system takes part."""
-        if system.uses_ray:  # a peer's workers import torch one by one: 45 to 90 s for 16 on 2 cores
+        if system.uses_ray:  # a peer's workers import torch one by one: 45 to 90 s for 16 workers on 2 cores
             return min(2, self.rounds) if system.kind == OURS else 1
         return self.rounds if system.name in (*ALONE, SIDE_BY_SIDE) else self.peer_rounds
 
@@ -121,17 +122,18 @@ ALONE = ("bare", "dummy", "thread", "subproc", "caller-steps")  # no process per
 EVERYONE = (*ALONE, *_names(IN_PROCESS_PEER, PROCESS_PEER))
 GROUPS = ("envpool", "envpool-dummy", "numpy", "numpy-subproc")  # vector envs, all of CartPoles
 EVERYONE_AND_RAY = tuple(name for name in BY_NAME if name not in (SIDE_BY_SIDE, "ray-calls", *GROUPS))
-# One process per env, so only as many envs as a machine can run; threads and pipes are in the cases of 16 envs.
+# The peers in this list start one process per env, and so take part only up to the number of processes that a machine
+# can run. Other peers take part only in cases of 16 envs.
 CURVE = ("bare", "dummy", "thread", "subproc", "caller-steps", "gym-async", "sb3-subproc", "ts-subproc", "ts-shmem")
 
 
 def above(system: str, bound: float, against: str, metric: str = "rate") -> Target:
-    """Return the target of at least ``bound`` times as much as another."""
+    """Return the target that a system's number is at least ``bound`` times the number of ``against``."""
     return Target(system, ">=", bound, against, metric)
 
 
 def below(system: str, metric: str, bound: float, worst: bool = False) -> Target:
-    """Return the target of at most ``bound`` in the metric's own unit."""
+    """Return the target that a system's number is at most ``bound``, in the metric's own unit."""
     return Target(system, "<=", bound, metric=metric, worst=worst)
 
 
@@ -259,7 +261,8 @@ FORMS = (
     Case("texts", TEXTS, 16, EVERYONE, (above("subproc", 3, PROCESS_PEER),), may_refuse=True),
 )
 
-# Compared with bare loops that run at the same time: they share caches and memory, so each is slower than one alone.
+# These systems are also compared with bare loops that run at the same time. Each of these loops is slower than a loop
+# that runs alone, because they share caches and memory.
 _REAL = (
     *("bare", SIDE_BY_SIDE, "dummy", "thread", "subproc", "caller-steps"),
     *("gym-async", "gym-async-capped", "sb3-subproc", "ts-shmem", "torchrl"),
@@ -276,12 +279,14 @@ REAL = (
     ),
     Case("pong", PONG, 16, _REAL, (above("subproc", 0.92, SIDE_BY_SIDE),), rounds=7, seconds=0.8, curve="real"),
     Case("lunar-lander", LUNAR_LANDER, 16, _REAL, curve="real"),
-    # The others exchange data in shared memory, which cannot hold the text.
+    # Two peers are added because shared memory, with which most peers exchange data, cannot hold the text.
     Case("minigrid", MINIGRID, 16, (*_REAL, "gym-pipe", "ts-subproc"), may_refuse=True, curve="real"),
     Case("highway", HIGHWAY, 16, _REAL, rounds=3, peer_rounds=2, seconds=2, curve="real"),
 )
 
-_ORIGINAL = 96  # env steps/s, in its Ray mode, of the class that this one is modelled on; measured once, elsewhere
+# Env steps/s of the class after which `ParallelEnv` is modelled, in the Ray mode of that class. The rate was measured
+# once, on a different machine.
+_ORIGINAL = 96
 RAY = (
     Case(
         "ray",
@@ -305,19 +310,19 @@ RAY = (
         CARTPOLE,
         64,
         ("bare", "dummy", "thread", "subproc", "ray", "ray-subproc", "ray-calls"),
-        # Not for `thread`: with one interpreter lock, one CartPole steps at a time.
+        # There is no target for `thread`, because the GIL lets only one CartPole step at a time.
         (above("subproc", 1.3, BARE), above("ray", 1.3, BARE), above("ray-subproc", 1.3, BARE)),
         probe="rollout",
         seconds=1,
     ),
     Case(
         "leaks-ray",
-        # Replies of 128 envs each: Ray puts replies above 100 kB into its object store.
+        # Each reply contains 128 envs, because Ray puts only replies above 100 kB into its object store.
         KILOBYTE,
         256,
         ("ray", "ray-calls"),
-        # RSS, not PSS: when other processes end, the PSS of Ray's libraries in the remaining ones grows, by up to 0.8
-        # MB as measured. A leak shows in both.
+        # A leak increases both RSS and PSS. The target is for RSS, because PSS also grows when other processes that use
+        # Ray's libraries end: by up to 0.8 MB in measurements.
         tuple(
             below(system, metric, bound)
             for system in ("ray", "ray-calls")
@@ -379,7 +384,7 @@ OTHERS = (
         CARTPOLE,
         64,
         ("subproc",),
-        # A megabyte is one byte per env step, less than any object takes: the variation of the allocator.
+        # A megabyte allows for the variation of the allocator. It is one byte per env step, less than any object takes.
         (below("subproc", "pss_growth_mb", 1), below("subproc", "fd_growth", 0)),
         probe="leaks",
         rounds=1,

@@ -1,6 +1,6 @@
-"""The process of one system: imports its packages once, then measures the cases that it receives.
+"""The process of one system. It imports the system's packages once, then measures the cases that it receives.
 
-Started by `benchmarks.runner` as ``python -m benchmarks.child SYSTEM DESCRIPTOR``.
+`benchmarks.runner` starts the process as ``python -m benchmarks.child SYSTEM DESCRIPTOR``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _measure(system: System, case: Case, seconds: float) -> tuple[Numbers | None, str | None]:
-    """Return ``(numbers, None)``, or ``(None, failure)``."""
+    """Measure a case. Return ``(numbers, None)`` or, if the system raised an exception, ``(None, failure)``."""
     disturbance = Disturbance()
     try:
         return PROBES[case.probe](system, case, seconds, disturbance) | disturbance.numbers(), None
@@ -46,9 +46,9 @@ def _measure(system: System, case: Case, seconds: float) -> tuple[Numbers | None
 
 
 def one_line(error: BaseException) -> str:
-    """Return type and message of an error in one short line; for a group, those of the first error.
+    """Return the type and message of an error in one short line; for a group, those of its first error.
 
-    If the message quotes a worker's traceback, only its last line is used.
+    If the message contains a worker's traceback, only the last line of the message is used.
     """
     if isinstance(error, BaseExceptionGroup):
         return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"

@@ -1,7 +1,7 @@
-"""Compares collectors: samples per second of one, of two in processes, and of a bare loop.
+"""Compares the samples per second of one collector, of two collectors in processes, and of a bare loop.
 
-All are open at the same time and are timed in turns, so that a slow moment of the machine affects all of them. Compare
-the ratios.
+All of them are open at the same time and are timed in turns, so that a slow moment of the machine affects all of them.
+Compare the ratios, not the rates.
 
 Usage: python -m benchmarks.collect [--rounds 7] [--seconds 1.0] [--modes subproc ray]
 """
@@ -22,8 +22,8 @@ from parallelenv import Collector, CollectorSet, ParallelEnv
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import format_table
 
-NUM_ENVS = 8  # of a collector
-ENOUGH = 1.7  # of one collector's rate, with two
+NUM_ENVS = 8  # per collector
+ENOUGH = 1.7  # multiple of one collector's rate that two collectors must reach
 
 
 class Policy:
@@ -70,7 +70,7 @@ def _streaming(collectors: CollectorSet) -> Callable[[int], int]:
 
 
 def contenders(stack: ExitStack, modes: list[str]) -> dict[str, Callable[[int], int]]:
-    """Return the functions to time, by name. They take the steps of each env, and return the number of samples."""
+    """Return the functions to time, by name. Each takes a number of steps per env and returns the number of samples."""
     single = stack.enter_context(Collector(Policy, make_envs, num_steps=1))
     found: dict[str, Callable[[int], int]] = {
         "bare loop": bare_loop(),
@@ -85,7 +85,7 @@ def contenders(stack: ExitStack, modes: list[str]) -> dict[str, Callable[[int], 
 
 
 def main() -> int:
-    """Measure; the exit code is 1 if two collectors are too slow compared with one."""
+    """Measure, and print the rates. Return the exit code: 1 if two collectors are too slow compared with one."""
     options = _options()
     rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
@@ -101,14 +101,14 @@ def main() -> int:
 
 
 def _steps_in(run: Callable[[int], int], seconds: float) -> int:
-    run(200)  # warm
+    run(200)  # warm-up
     begin = time.perf_counter()
     run(800)
     return max(100, int(800 * seconds / (time.perf_counter() - begin)))
 
 
 def _report(rates: dict[str, list[float]], modes: list[str]) -> int:
-    """Print the rates; ratios are medians of the ratios of all rounds."""
+    """Print the rates and their ratios, and return the exit code. A ratio is the median of the ratios of all rounds."""
     rows, is_enough = [], True
     for name, found in rates.items():
         mode = name.rpartition(", ")[2]

@@ -25,10 +25,10 @@ class CpuTimes:
     Attributes:
         wall: Wall time.
         busy: Time in which the cores of the machine were not idle, summed over cores.
-        steal: The part of it that other guests of the same host used.
-        ours: CPU time of this process and of all that it started, directly or not, including those that have ended.
-        others: CPU time of each other process, by its id.
-        others_ended: CPU time of the processes that others started and waited for.
+        steal: The part of ``busy`` in which a virtual machine's cores ran other virtual machines.
+        ours: CPU time of this process and of all processes that it started, directly or not, including ended processes.
+        others: CPU time of each other process, by process id.
+        others_ended: CPU time of ended processes that other processes started and waited for.
         is_complete: Whether all processes of the machine are visible. In a container they are not.
     """
 
@@ -53,8 +53,8 @@ class CpuTimes:
         for process in psutil.process_iter():
             try:
                 times = process.cpu_times()
-                is_complete = is_complete or process.name() == "kthreadd"  # of Linux itself, not seen in containers
-            except psutil.Error:  # it has ended: its time counts for its parent
+                is_complete = is_complete or process.name() == "kthreadd"  # of Linux; hidden in containers
+            except psutil.Error:  # the process has ended; its parent's times include its time
                 continue
             own, ended = _precise(process.pid, times.user + times.system), times.children_user + times.children_system
             if process.pid in family:
@@ -65,11 +65,11 @@ class CpuTimes:
         return cls(wall, busy, getattr(machine, "steal", 0.0), ours, others, others_ended, is_complete)
 
     def others_percent(self, end: CpuTimes) -> float:
-        """Return the share of a core that other programs used until ``end``, in %.
+        """Return the share of a core that other programs used from this reading until ``end``, in %.
 
-        That is the machine's busy time without ours. It includes the kernel's time for switching between processes,
-        about 4 % with one process per env. If no other process has ended, the sum of their times is used, which is
-        exact.
+        If all processes are visible and no other process has ended, the share is exact: the sum of the other processes'
+        times. Otherwise the share is the machine's busy time without ours. The busy time includes the kernel's time for
+        switching between processes, about 4 % with one process per env.
         """
         if end.is_complete and self.others.keys() <= end.others.keys() and self.others_ended == end.others_ended:
             others = sum(seconds - self.others.get(pid, 0.0) for pid, seconds in end.others.items())
@@ -80,12 +80,15 @@ class CpuTimes:
 
 
 def _precise(pid: int, seconds: float) -> float:
-    """Return the CPU time of a process; psutil's resolution is 10 ms, which adds up over many workers."""
+    """Return the exact CPU time of a process or, if it cannot be read, ``seconds``, the value from psutil.
+
+    The resolution of psutil is 10 ms, and these errors add up over many workers.
+    """
     try:
         clock = ctypes.c_int()
         if ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) == 0:
             return time.clock_gettime(clock.value)
-    except (AttributeError, OSError):  # not on this system; or the process has ended
+    except (AttributeError, OSError):  # the system has no such clock, or the process has ended
         pass
     return seconds
 
@@ -97,18 +100,18 @@ class Disturbance:
         self._worst: float | None = None
 
     def note(self, begin: CpuTimes, ready: CpuTimes, end: CpuTimes) -> None:
-        """Add the CPU time that others used between these readings.
+        """Add the CPU time that other programs used between these readings.
 
-        Opening can take longer than stepping, and must not hide a disturbance of the steps, so the worse of both
-        counts.
+        The share from ``begin`` to ``end`` or the share from ``ready`` to ``end`` counts, whichever is larger: opening
+        can take longer than stepping, and must not hide a disturbance of the steps.
 
         Args:
-            begin: Before the envs were made.
-            ready: When they were reset.
-            end: After they were stepped.
+            begin: Reading before the envs were made.
+            ready: Reading after the envs were reset.
+            end: Reading after the envs were stepped.
         """
         self._worst = max(begin.others_percent(end), ready.others_percent(end), self._worst or 0.0)
 
     def numbers(self) -> Numbers:
-        """Return the worst share so far, as the number ``others_percent``; nothing if there is none."""
+        """Return the largest share so far as the number ``others_percent``. Empty if nothing was added."""
         return {} if self._worst is None else {"others_percent": self._worst}

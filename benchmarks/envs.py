@@ -1,4 +1,4 @@
-"""The envs that are stepped. Their costs are known, so that the overhead of a system can be measured."""
+"""The envs of the benchmarks. Most envs take a known time per step, so that a system's overhead can be measured."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-EPISODE = 500  # steps; as long as an episode of CartPole-v1 may be
+EPISODE = 500  # steps; an episode of CartPole-v1 has at most as many
 
 
 class Timed(gymnasium.Env):
-    """Returns the same observation after each step, which takes a given time.
+    """Takes a given time for each step, and always returns the same observation.
 
     Args:
         seconds: CPU time of a step.
@@ -49,19 +49,19 @@ class Timed(gymnasium.Env):
         return self._observation, 1.0, False, self.count >= EPISODE, info
 
     def pass_time(self) -> None:
-        """Keep a core busy. Measured in CPU time, because wall time also passes while another process has the core."""
+        """Keep a core busy for ``seconds`` of CPU time. Wall time also passes while another process has the core."""
         if self.seconds:
             end = time.thread_time() + self.seconds
             while time.thread_time() < end:
                 pass
 
     def total(self) -> int:
-        """Return a number: a method for calls by name."""
+        """Return a number. Benchmarks call this method by its name."""
         return self.count
 
 
 class Brief(Timed):
-    """Ends an episode with each step, like a bandit."""
+    """Ends the episode in every step, like a bandit."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.pass_time()
@@ -69,7 +69,7 @@ class Brief(Timed):
 
 
 class Texts(Timed):
-    """Observes an array and a text of varying length, which has no fixed place in shared memory."""
+    """Returns observations of an array and a text. The text's length varies, so shared memory has no place for it."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -84,7 +84,7 @@ class Texts(Timed):
 
 
 class Sleeper(Timed):
-    """Waits as for a remote service, for exponentially distributed times, so that some steps are slow.
+    """Waits in each step, as for a remote service. The times are exponentially distributed, so some steps are slow.
 
     Args:
         seconds: Mean wall time of a step.
@@ -95,7 +95,7 @@ class Sleeper(Timed):
 
 
 def lean(states: Any) -> Any:
-    """Return actions for CartPoles, to where the pole leans: the policy of rollouts. Episodes have some 40 steps."""
+    """Push each cart to the side to which its pole leans: the policy of rollouts. Episodes have about 40 steps."""
     return (states[:, 2] > 0).astype(np.int64)
 
 
@@ -122,7 +122,7 @@ def make_minigrid() -> gymnasium.Env:
 
 
 class Napper(Timed):
-    """Waits equally long in each step, so that nodes on one machine do not compete for its cores."""
+    """Waits equally long in each step without using a core, so that envs on one machine do not compete for cores."""
 
     def pass_time(self) -> None:
         time.sleep(self.seconds)
@@ -130,12 +130,12 @@ class Napper(Timed):
 
 @dataclass(frozen=True, slots=True)
 class EnvKind:
-    """How to make one env.
+    """A kind of env, and how to make an env of this kind.
 
     Attributes:
-        title: Its description in the tables.
-        make: The callable that makes one; importable, so that it can be sent to every kind of worker.
-        arguments: Its keyword arguments.
+        title: Description in the tables.
+        make: Callable that makes an env. It is importable, so that it can be sent to every kind of worker.
+        arguments: Keyword arguments of ``make``.
     """
 
     title: str
@@ -147,7 +147,7 @@ class EnvKind:
         return [functools.partial(self.make, **self.arguments) for _ in range(num_envs)]
 
     def draw_actions(self, num_steps: int, num_envs: int) -> list[Any]:
-        """Return a batch of random actions per step, from the env's own space; the same ones at each call."""
+        """Return a batch of random actions per step, from the env's own space. Every call returns the same actions."""
         env = self.make(**self.arguments)
         space = gymnasium.vector.utils.batch_space(env.action_space, num_envs)
         env.close()

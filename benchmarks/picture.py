@@ -1,4 +1,4 @@
-"""Draws results.png: rates by the cost of a step, by the number of envs, and of real envs."""
+"""Draws results.png: rates by the cost of a step, rates by the number of envs, and rates of real envs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.systems import BARE, BY_NAME, OURS, SIDE_BY_SIDE
 from benchmarks.verdicts import ratios
 from parallelenv.contract.cpu_cores import usable_cores
 
-Points = list[tuple[float, float, float, float]]  # x, and rate: median, lowest, highest
+Points = list[tuple[float, float, float, float]]  # x; median, lowest and highest rate
 
 
 def draw(path: Path, cases: Sequence[Case], results: Results, machine: dict[str, str]) -> None:
@@ -65,7 +65,7 @@ def _panel(axes: Any, curve: str, cases: Sequence[Case], results: Results) -> No
 
 
 def _points(name: str, curve: str, cases: Sequence[Case], results: Results) -> Points:
-    """Return the points of a system on one curve, from the left."""
+    """Return the points of a system on one curve, from left to right."""
     found: Points = []
     for case in cases:
         if case.curve != curve:
@@ -79,7 +79,7 @@ def _points(name: str, curve: str, cases: Sequence[Case], results: Results) -> P
 
 
 def _line(axes: Any, name: str, points: Points) -> None:
-    """Draw a system's line, and its spread as a band."""
+    """Draw a system's median rates as a line, and the spread of its rates as a band."""
     system = BY_NAME[name]
     x, rates, lowest, highest = zip(*points, strict=True)
     is_ours, is_bare = system.kind == OURS, system.kind == BARE
@@ -98,7 +98,7 @@ def _line(axes: Any, name: str, points: Points) -> None:
 
 
 def _bars(axes: Any, cases: Sequence[Case], results: Results) -> None:
-    """Draw the rates of real envs as multiples of the bare loop's, with their spread."""
+    """Draw the rates of real envs, with their spread, as multiples of the bare loop's rate."""
     axes.set(title="Real envs, 16 of each", ylabel="times one bare loop")
     axes.set_xticks(range(len(cases)), [case.envs.title for case in cases])
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
@@ -128,7 +128,7 @@ def _bars(axes: Any, cases: Sequence[Case], results: Results) -> None:
 
 
 def _multiples(name: str, case: Case, results: Results) -> list[float]:
-    """Return the rates of a system as multiples of the bare loop's; empty if it did not take part, or failed."""
+    """Return a system's rates as multiples of the bare loop's rate. Empty if the system did not take part or failed."""
     outcomes = results.get(case.name, {})
     if name not in outcomes or outcomes[name].failure:
         return []
@@ -136,7 +136,7 @@ def _multiples(name: str, case: Case, results: Results) -> list[float]:
 
 
 def _legend(figure: Figure, panels: Sequence[Any]) -> None:
-    """Put one legend below the panels, each system once."""
+    """Put one legend below all panels, in which each system appears once."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()

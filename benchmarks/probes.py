@@ -1,4 +1,4 @@
-"""The measurements of a system. A probe opens it, measures, closes it, and returns numbers.
+"""The measurements of a system. A probe opens the system, measures it, closes it, and returns numbers.
 
 Probes run in the process of one system; `benchmarks.child` calls them.
 """
@@ -23,15 +23,16 @@ from benchmarks.systems import Opened, System, start_ray
 SEED = 0
 _ROWS = 1000  # batches of actions made beforehand, used in turns
 _WARM_UP = 0.2
-"""Seconds. Processes that were just started may share a core for a while although another one is free."""
+"""Seconds. Processes that were just started may share a core for a while even if a different core is free."""
 _GROWTH = (16, 64, 256, 1024, 4096)  # numbers of envs
 _ROLLOUT = 200  # steps
 _LEAK_STEPS = 1_000_000  # of single envs
 _RAY_CALLS = 16_000
-"""Per actor. The caller of two actors without a pool grew by 3.3 MB from the 4,700th to the 16,400th round, an actor by
-1.7 MB; in the 8,000 rounds after that by 0.3 MB and not at all."""
-_REPORT = 2.0  # seconds until Ray reports the use of its object store, usually within one
-_HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "/ray/")  # in their command lines
+"""Calls of each actor before memory is measured. In a program with two Ray actors and no pool, the caller grew by 3.3
+MB from the 4,700th to the 16,400th round of calls, and an actor grew by 1.7 MB. In the next 8,000 rounds, the caller
+grew by 0.3 MB, and the actor did not grow."""
+_REPORT = 2.0  # seconds in which Ray reports the use of its object store; usually it takes less than one second
+_HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "/ray/")  # parts of command lines
 _MB = 1e6
 
 Probe = Callable[[System, Case, float, Disturbance], Numbers]
@@ -39,9 +40,10 @@ Probe = Callable[[System, Case, float, Disturbance], Numbers]
 
 @contextmanager
 def opened(system: System, case: Case, num_envs: int, disturbance: Disturbance) -> Iterator[Opened]:
-    """Open a system and reset it; close it at the end in any case.
+    """Open and reset a system. Close the system at the end of the block, even after an error.
 
-    Other programs are measured until it is closed, because its workers end then, and not all of them are waited for.
+    The CPU time of other programs is read before the system is closed. Later, the time of workers that have ended would
+    count as that of other programs, unless some process has waited for them.
     """
     has_ray = system.uses_ray and sys.modules["ray"].is_initialized()
     before = CpuTimes.now()
@@ -55,9 +57,9 @@ def opened(system: System, case: Case, num_envs: int, disturbance: Disturbance) 
         disturbance.note(before, ready, CpuTimes.now())
     finally:
         running.close()
-        gc.collect()  # so that it does not run while the next system is timed
+        gc.collect()  # so that the collection does not run while the next system is timed
         if system.uses_ray and not has_ray:
-            sys.modules["ray"].shutdown()  # a pool leaves Ray running for the next one, and Ray is never idle
+            sys.modules["ray"].shutdown()  # pools leave Ray running, and Ray always uses some CPU time
 
 
 def throughput(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
@@ -74,14 +76,14 @@ def throughput(system: System, case: Case, seconds: float, disturbance: Disturba
 
 
 def throughput_within_ray(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Measure the same as `throughput`, with Ray already running if the system uses it."""
+    """Measure the same as `throughput`. If the system uses Ray, Ray is already running."""
     with _running_ray(system):
         return throughput(system, case, seconds, disturbance)
 
 
 @contextmanager
 def _running_ray(system: System) -> Iterator[None]:
-    """Run Ray during the block, if the system uses it."""
+    """Run Ray during the block if the system uses Ray."""
     if not system.uses_ray:
         yield
         return
@@ -95,7 +97,7 @@ def _running_ray(system: System) -> Iterator[None]:
 
 
 def rollout(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return the rate of env steps in rollouts of `_ROLLOUT` steps each, with Ray already running."""
+    """Return the rate of env steps in rollouts of `_ROLLOUT` steps. If the system uses Ray, Ray is already running."""
     with _running_ray(system), opened(system, case, case.num_envs, disturbance) as running:
 
         def play(policy: Any) -> None:
@@ -105,7 +107,7 @@ def rollout(system: System, case: Case, seconds: float, disturbance: Disturbance
 
 
 def growth(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return the exponent with which the time of a step grows with the number of envs; 1 is proportional."""
+    """Return the exponent with which the time of a step grows with the number of envs; 1 means proportional growth."""
     times = []
     for num_envs in _GROWTH:
         with opened(system, case, num_envs, disturbance) as running:
@@ -126,7 +128,7 @@ def calls(system: System, case: Case, seconds: float, disturbance: Disturbance) 
 
 
 def stragglers(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return the rate of transitions if every step waits for all envs, and if no env waits for the slowest."""
+    """Return the rate of transitions if every step waits for all envs, the rate with `recv`, and the ratio of both."""
     with opened(system, case, case.num_envs, disturbance) as running:
         by_step = case.num_envs / _step_time(running, case, case.num_envs, seconds / 2)
         by_recv = _first_come_rate(running.env, case, seconds / 2)
@@ -134,7 +136,7 @@ def stragglers(system: System, case: Case, seconds: float, disturbance: Disturba
 
 
 def start_up(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return the time until the first states, for the interpreter's first pool and for its second."""
+    """Return the time until the first states, for the first and for the second pool of an interpreter."""
     times = []
     for _ in range(2):
         with opened(system, case, case.num_envs, disturbance) as running:
@@ -143,10 +145,10 @@ def start_up(system: System, case: Case, seconds: float, disturbance: Disturbanc
 
 
 def idle(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return the CPU use of an idle pool."""
+    """Return the CPU use of an idle pool, in % of a core."""
     with opened(system, case, case.num_envs, disturbance) as running:
         _step_time(running, case, case.num_envs, 0.2)
-        time.sleep(0.5)  # until no worker spins any more
+        time.sleep(0.5)  # until all workers have stopped spinning
         before, begin = _cpu_seconds(), time.perf_counter()
         time.sleep(seconds)
         used, wall = _cpu_seconds() - before, time.perf_counter() - begin
@@ -154,9 +156,9 @@ def idle(system: System, case: Case, seconds: float, disturbance: Disturbance) -
 
 
 def leaks(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
-    """Return the resources that a million env steps leave in use; in a quick run, proportionally fewer steps.
+    """Return the resources that a million env steps leave in use. A shorter run makes proportionally fewer steps.
 
-    The counts do not depend on other programs, so these are not measured.
+    The results do not depend on other programs, so the CPU time of other programs is not measured.
     """
     rows = _actions(case, case.num_envs)
     share = min(1.0, seconds / case.seconds)
@@ -164,7 +166,7 @@ def leaks(system: System, case: Case, seconds: float, disturbance: Disturbance) 
     with _running_ray(system), opened(system, case, case.num_envs, Disturbance()) as running:
         if system.uses_ray:
             _fill_ray(running.env, int(_RAY_CALLS * share))
-        _many(running.step, rows, max(200, batches // 5))  # caches and arenas are filled first
+        _many(running.step, rows, max(200, batches // 5))  # fills caches and memory arenas
         before = _holdings()
         _many(running.step, rows, batches)
         after = _holdings()
@@ -187,7 +189,7 @@ def _actions(case: Case, num_envs: int) -> list[Any]:
 
 
 def _repeat(call: Callable[[Any], Any], arguments: list[Any], seconds: float) -> float:
-    """Return the seconds that a call takes, on average, after a warm-up."""
+    """Return the mean seconds that a call takes, after a warm-up."""
     _timed(call, arguments, _WARM_UP)
     return _timed(call, arguments, seconds)
 
@@ -240,7 +242,11 @@ def _family() -> tuple[Any, list[Any], list[Any]]:
 
 
 def _is_helper(process: Any) -> bool:
-    """Return whether a process has no envs. Workers that a fork server made have its command line."""
+    """Return whether a process has no envs.
+
+    A fork server has no envs, but the workers that it made have envs and the same command line. Our fork servers are
+    known by id; those of others are children of this process, and their workers are not.
+    """
     ours = sys.modules.get("parallelenv.backends._fork_server_client")
     if ours is not None and process.pid in {
         server.pid for server in (ours.SERVERS.root, *ours.SERVERS.servers) if server
@@ -248,7 +254,7 @@ def _is_helper(process: Any) -> bool:
         return True
     command = " ".join(process.cmdline())
     if command.startswith("ray::"):
-        return not command.startswith("ray::Ray")  # the names of our actors
+        return not command.startswith("ray::Ray")  # as the names of our actors do
     return process.ppid() == os.getpid() and any(word in command for word in _HELPERS)
 
 
@@ -259,7 +265,7 @@ def _memory(process: Any) -> tuple[float, float, float]:
 
 
 def _memory_per_worker() -> Numbers:
-    """Return the mean over the workers; nothing if the envs are in this process."""
+    """Return the workers' mean memory. Empty if the envs are in this process."""
     _, workers, _ = _family()
     if not workers:
         return {}
@@ -278,7 +284,7 @@ def _holdings() -> Numbers:
 
 
 def _object_store() -> Numbers:
-    """Return the use of Ray's object store; nothing if Ray does not run."""
+    """Return the use of Ray's object store. Empty if Ray is not running."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return {}
@@ -288,7 +294,7 @@ def _object_store() -> Numbers:
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU time of the caller and of everything it started."""
+    """Return the CPU time of the caller, its workers and their helpers."""
     caller, workers, helpers = _family()
     times = [process.cpu_times() for process in (caller, *workers, *helpers)]
     return sum(time.user + time.system for time in times)

@@ -45,7 +45,7 @@ process peer* is the fastest, in the same round, of the vector envs that run the
 
 
 def write(folder: Path, cases: Sequence[Case], results: Results, machine: dict[str, str], command: str) -> None:
-    """Write both files into a folder."""
+    """Write RESULTS.md and results.json into a folder."""
     ran = [case for case in cases if case.name in results]
     judged = verdicts(ran, results)
     folder.joinpath("results.json").write_text(_json(ran, results, machine, judged, command), encoding="utf-8")
@@ -69,7 +69,7 @@ def write(folder: Path, cases: Sequence[Case], results: Results, machine: dict[s
 
 
 def read(folder: Path) -> tuple[Results, dict[str, str], str]:
-    """Return results, machine and command as `write` wrote them."""
+    """Return the results, the machine and the command from the results.json that `write` wrote."""
     content = json.loads(folder.joinpath("results.json").read_text(encoding="utf-8"))
     results = {
         name: {
@@ -120,7 +120,7 @@ def _measured(verdict: Verdict) -> str:
 
 
 def _limits(judged: Sequence[Verdict]) -> str:
-    """Return the explanations in limits.toml of the cases in which a target was not met."""
+    """Return a list of the cases in which a target was not met, with the explanations from limits.toml."""
     texts = tomllib.loads(_LIMITS.read_text(encoding="utf-8"))
     missed = dict.fromkeys(verdict.case for verdict in judged if verdict.word != "met")
     lines = [f"* **{case}**: {texts.get(case, 'no explanation yet (limits.toml).').strip()}" for case in missed]
@@ -193,7 +193,7 @@ def _json(
 
 
 def describe_machine() -> dict[str, str]:
-    """Return the machine's description, line by line."""
+    """Return a description of the machine and its software, by label."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
@@ -208,7 +208,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Return the commit that is checked out, marked if files differ from it."""
+    """Return the commit that is checked out, with a mark if files differ from the commit."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "not a git checkout"

@@ -1,4 +1,4 @@
-"""Runs cases: rounds of all systems in turns, one system at a time, each in a process that is used for many cases."""
+"""Runs cases. Systems take turns, and only one system runs at a time. Each has a process that it uses for all cases."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from benchmarks.disturbance import is_disturbed
 from benchmarks.systems import BY_NAME, System
 
 ROOT = Path(__file__).resolve().parent.parent
-_TOKEN = "PARALLELENV_BENCHMARK"  # set in the environment of a child, inherited by all that it starts
+_TOKEN = "PARALLELENV_BENCHMARK"  # environment variable of a child and of all processes that it starts
 _QUIET = {"PYTHONWARNINGS": "ignore", "RAY_DEDUP_LOGS": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
 _IMPORT_TIMEOUT = 120
 _FAREWELL = 5  # seconds for a child to exit by itself
 _PATIENCE = 90  # seconds for opening, one slow step and closing, after which a system counts as hanging
-_PATIENCE_WITH_RAY = 300  # Tianshou's workers import torch one by one: 45 to 90 s for 16 on 2 cores
-REPEATS = 3  # of a round that other programs disturbed
+_PATIENCE_WITH_RAY = 300  # Tianshou's workers import torch one by one: 45 to 90 s for 16 workers on 2 cores
+REPEATS = 3  # maximum number of repeats of a round that other programs disturbed
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The duration of a measurement; ``None`` means that of the case.
+    """The duration of a measurement. ``None`` means the value of the case.
 
     Attributes:
         rounds: Rounds of every system.
         seconds: Seconds per system and round.
-        is_quick: Whether to make one round in a fifth of the time, without repeats and systems that start Ray.
+        is_quick: Whether to make only one round, in a fifth of the time, without repeats, and without systems that use
+            Ray.
     """
 
     rounds: int | None = None
@@ -50,7 +51,8 @@ class Pace:
         if self.is_quick:
             return 0 if system.uses_ray else self.rounds or 1
         wanted = case.rounds_of(system)
-        # Systems that use Ray have few rounds: each takes as long as those of all others together.
+        # Systems that use Ray have few rounds, because such a round takes as long as those of all other systems
+        # together.
         return wanted if self.rounds is None else min(self.rounds, wanted if system.uses_ray else self.rounds)
 
     def seconds_of(self, case: Case) -> float:
@@ -64,9 +66,9 @@ class Outcome:
     """The results of one system in one case.
 
     Attributes:
-        rounds: Numbers of each round that it finished.
-        failure: The reason why it did not finish the others; ``None`` if it did.
-        absence: The reason why it did not take part; empty if it did.
+        rounds: Numbers of each round that the system finished, by round.
+        failure: Why the system did not finish the other rounds; ``None`` if it finished all.
+        absence: Why the system did not take part; empty if it took part.
     """
 
     rounds: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -74,12 +76,12 @@ class Outcome:
     absence: str = ""
 
     def values(self, metric: str) -> list[float]:
-        """Return one number for each round that has it."""
+        """Return the numbers of a metric, for all rounds that have the metric."""
         return [numbers[metric] for numbers in self.rounds.values() if metric in numbers]
 
     @property
     def disturbed(self) -> set[int]:
-        """The rounds in which other programs used too much CPU, however often they were repeated."""
+        """The rounds in which other programs used too much CPU in every repeat."""
         return {turn for turn, numbers in self.rounds.items() if is_disturbed(numbers)}
 
 
@@ -95,15 +97,15 @@ class Child:
     """The process of one system, used for many cases.
 
     Args:
-        system: Its name.
+        system: Name of the system.
     """
 
     def __init__(self, system: str) -> None:
         self._token = uuid.uuid4().hex
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `end`)
-        self._folder = tempfile.TemporaryDirectory()  # its current folder, into which MuJoCo writes a log
+        self._folder = tempfile.TemporaryDirectory()  # current folder of the process; MuJoCo writes a log there
         self._pipe, theirs = Pipe()
-        # In its own session: Ctrl-C only reaches the runner, which then ends all children.
+        # The process has its own session, so that Ctrl-C reaches only the runner, which then ends all children.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.child", system, str(theirs.fileno())],
             cwd=self._folder.name,
@@ -117,23 +119,23 @@ class Child:
         theirs.close()
 
     def start(self) -> None:
-        """Wait until its packages are imported.
+        """Wait until the process has imported the packages of the system.
 
         Raises:
-            SystemFailedError: If they cannot be.
+            SystemFailedError: If a package cannot be imported.
         """
         self._receive(_IMPORT_TIMEOUT)
 
     def measure(self, case: str, seconds: float, timeout: float) -> dict[str, float]:
-        """Let it measure one round of a case, and return the numbers.
+        """Let the process measure one round of a case, and return the numbers.
 
         Args:
             case: Name of the case.
             seconds: Seconds to time.
-            timeout: Seconds after which it counts as hanging.
+            timeout: Seconds after which the system counts as hanging.
 
         Raises:
-            SystemFailedError: If it returned no numbers.
+            SystemFailedError: If the process returned no numbers.
         """
         self._pipe.send((case, seconds))
         numbers: dict[str, float] = self._receive(timeout)
@@ -162,10 +164,10 @@ class Child:
         return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "it printed nothing")
 
     def end(self, patiently: bool = True) -> None:
-        """End it and all processes that it started.
+        """End the process and all processes that it started.
 
         Args:
-            patiently: Whether to let it exit by itself first.
+            patiently: Whether to give the process time to exit by itself.
         """
         self._pipe.close()
         if patiently:
@@ -181,14 +183,14 @@ def _kill_marked(token: str) -> None:
     """Kill all processes with the token of a child, including those that left its session or outlived their parent."""
     marked = [process for process in psutil.process_iter() if _has(process, token)]
     for process in marked:
-        process.kill()  # psutil makes sure that the id has not been given to another process
+        process.kill()  # psutil makes sure that the id does not belong to a new process
     psutil.wait_procs(marked, timeout=_FAREWELL)
 
 
 def _has(process: psutil.Process, token: str) -> bool:
     try:
         return process.environ().get(_TOKEN) == token
-    except psutil.Error:  # gone, or not ours
+    except psutil.Error:  # the process has ended, or belongs to a different user
         return False
 
 
@@ -204,10 +206,10 @@ class Children:
         self._running: dict[str, Child] = {}
 
     def measure(self, system: str, case: Case, seconds: float) -> dict[str, float]:
-        """Let a system measure one round; after a failure its process is ended, because its state is unknown.
+        """Let a system measure one round. If that fails, end the system's process, because its state is unknown.
 
         Raises:
-            SystemFailedError: If it returned no numbers.
+            SystemFailedError: If the process returned no numbers.
         """
         if case.is_fresh:
             self._end(system)
@@ -238,7 +240,7 @@ def run(cases: Sequence[Case], pace: Pace, results: Results) -> None:
     Args:
         cases: The cases.
         pace: The durations.
-        results: Filled with the results, so that it has those so far at any time.
+        results: Filled with the results case by case, so that it contains the results so far after an interrupt.
     """
     begin = time.monotonic()
     with closing(Children()) as running:
@@ -263,7 +265,7 @@ def _run_case(case: Case, pace: Pace, running: Children, outcomes: Outcomes) -> 
 
 
 def _run_round(name: str, turn: int, case: Case, pace: Pace, running: Children, outcome: Outcome) -> None:
-    """Measure a system once, and again while other programs disturb it; keep the quietest of these."""
+    """Measure a system once, and up to `REPEATS` times more if other programs disturb it. Keep the quietest round."""
     if outcome.failure:
         return
     try:

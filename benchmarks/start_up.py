@@ -1,7 +1,7 @@
 """Measures start-up: the time of `ParallelEnv(...)` and `reset()` if the envs' package takes long to import.
 
-Three pools one after the other, with every start method, in a script and in a Jupyter kernel; the caller has imported
-the package.
+Three pools are opened one after the other, with every start method, in a script and in a Jupyter kernel. The caller has
+already imported the package.
 
 Usage: python -m benchmarks.start_up [--seconds 3.0] [--workers 8] [--pools 3] [--modes forkserver spawn fork dummy]
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import format_table
 
-# Its import computes for some seconds, and is recorded in a file.
+# Source of the envs' package. Its import computes for some seconds, and adds a line to a file.
 _PACKAGE = """
 import pathlib, time
 with open(pathlib.Path(__file__).with_name("imports"), "a") as file:
@@ -84,7 +84,7 @@ def _measure(mode: str, place: str, options: argparse.Namespace) -> list[str]:
             options={"start_method": mode} if is_method else {},
         )
         times = json.loads((_in_kernel if place == "Jupyter" else _in_script)(code))
-        imports = len((package / "imports").read_text().splitlines()) - 1  # without the caller's
+        imports = len((package / "imports").read_text().splitlines()) - 1  # without the caller's import
     return [mode, place, *(f"{seconds:.2f}" for seconds in times), str(imports)]
 
 

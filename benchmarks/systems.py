@@ -1,4 +1,4 @@
-"""The table of systems. A system steps a list of envs; all are driven by the same few calls.
+"""The table of systems. A system steps a list of envs. All systems are driven by the same few calls.
 
 To add a peer, write one function that opens it and one line of `SYSTEMS`.
 """
@@ -31,12 +31,13 @@ VECTOR = "vector env"
 
 @dataclass(slots=True)
 class Opened:
-    """A system with its envs made. The calls are the system's own, without a layer in between.
+    """An opened system with its envs. The calls are the system's own, without a layer in between.
 
     Attributes:
-        reset: Takes the seed of the first env; the others get the following numbers.
-        step: Takes one action per env, as an array; restarts the envs that ended. ``None`` if there is a ``rate``.
-        close: Leaves nothing running.
+        reset: Takes the seed of the first env; the other envs get the following numbers.
+        step: Takes one action per env, as an array, and resets the envs whose episodes ended. ``None`` if there is a
+            ``rate``.
+        close: Closes the envs, and leaves nothing running.
         method: Takes the name of a method without arguments, and calls it in every env.
         attribute: Takes the name of an attribute, and reads it in every env.
         rollout: Takes a policy and a number of steps, and makes these steps with the policy.
@@ -63,18 +64,18 @@ Opener = Callable[[EnvFns, dict[str, Any]], Opened]
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One row of every table.
+    """A way to step envs: `ParallelEnv` in a mode, another library, or a bare loop. It is one row of every table.
 
     Attributes:
-        name: Its name for ``--only`` and in the cases.
-        title: Its name in the tables.
-        kind: ``BARE``, ``SIDE_BY_SIDE``, ``OURS``, ``IN_PROCESS_PEER``, ``PROCESS_PEER`` or ``VECTOR``, which decides
-            what it is compared with.
-        colour: Its colour in the picture.
+        name: Name in the cases.
+        title: Name in the tables.
+        kind: ``BARE``, ``SIDE_BY_SIDE``, ``OURS``, ``IN_PROCESS_PEER``, ``PROCESS_PEER`` or ``VECTOR``. The kind
+            decides what the system is compared with.
+        colour: Colour in the picture.
         module: The module to import before anything is timed.
         opener: Takes env fns and a case's options for `ParallelEnv`, and returns the opened system.
-        uses_ray: Whether it starts Ray, which takes seconds, so that it has fewer rounds.
-        absence: Returns the reason why it cannot take part on this machine; empty if it can.
+        uses_ray: Whether the system uses Ray. Such a system has fewer rounds, because Ray takes seconds to start.
+        absence: Returns the reason why the system cannot take part on this machine; empty if it can.
     """
 
     name: str
@@ -95,9 +96,9 @@ class System:
 
 
 def bare_loop(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Step envs by hand.
+    """Open a plain loop over the envs.
 
-    Only the states for the policy are stored, so nothing can be faster in one process.
+    The loop stores only the states for the policy, so nothing can be faster in one process.
     """
     envs = [make() for make in env_fns]
     states: Any = None
@@ -126,13 +127,13 @@ def bare_loop(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
 
 
 def bare_loops(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Step envs by hand, in as many processes as there are usable cores, at the same time."""
+    """Open plain loops in as many processes as there are usable cores. The loops run at the same time."""
     loops = SideBySide(bare_loop, env_fns, _cores())
     return Opened(loops.reset, None, loops.close, rate=loops.rate)
 
 
 class SideBySide:
-    """Opens a system once per process, each with its share of the envs, and times all over the same seconds.
+    """Opens a system in several processes, each with a share of the envs, and times all of them in the same seconds.
 
     Args:
         opener: See `System`.
@@ -154,14 +155,14 @@ class SideBySide:
             self._processes.append(process)
 
     def reset(self, seed: int) -> None:
-        """Reset all envs; the first one gets the seed, the others the following numbers."""
+        """Reset all envs. The first env gets ``seed``, and the other envs get the following numbers."""
         self._ask(seed + share.start for share in self._shares)
 
     def rate(self, actions: Sequence[Any], warm_up: float, seconds: float) -> float:
         """Return the env steps per second of all processes together.
 
         Args:
-            actions: A batch of all envs per step, used in turns.
+            actions: Batches of actions, one per step, for all envs. The batches are used in turns.
             warm_up: Seconds to step before the measurement.
             seconds: Seconds to step.
         """
@@ -175,7 +176,7 @@ class SideBySide:
             RuntimeError: If a process failed.
         """
         for pipe, question in zip(self._pipes, questions, strict=True):
-            with contextlib.suppress(OSError):  # its process has failed, and its reply has the reason
+            with contextlib.suppress(OSError):  # the process has failed, and its reply has the reason
                 pipe.send(question)
         answers = [pipe.recv() for pipe in self._pipes]
         for answer in answers:
@@ -186,7 +187,7 @@ class SideBySide:
     def close(self) -> None:
         """Close all envs, and wait for the processes to end."""
         for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # its process has died
+            with contextlib.suppress(OSError):  # the process has died
                 pipe.send(None)
             pipe.close()
         for process in self._processes:
@@ -195,7 +196,7 @@ class SideBySide:
 
 
 def _run(opener: Opener, env_fns: EnvFns, pipe: Connection) -> None:
-    """Serve `SideBySide`: receive a seed, then any number of times actions and the signal to start."""
+    """Serve `SideBySide` in a process: receive a seed, then, for each measurement, actions and the signal to start."""
     try:
         running = opener(env_fns, {})
         running.reset(pipe.recv())
@@ -213,7 +214,7 @@ def _run(opener: Opener, env_fns: EnvFns, pipe: Connection) -> None:
 
 
 def _steps_per_second(step: Callable[[Any], Any], actions: Sequence[Any], seconds: float) -> float:
-    """Return the rate of the steps that ended in time, or of the first one.
+    """Return the rate of the steps that ended within ``seconds``, or of the first step if none did.
 
     A step still running at the end is not counted, because other processes may already have finished.
     """
@@ -278,7 +279,10 @@ def alone(make: Callable[[int], Any]) -> Opener:
 
 
 def members(make: Callable[[int], Any], mode: str, count: int) -> Opener:
-    """Return an opener of `ParallelEnv` with vector envs, with the calls and autoreset of the vector env alone."""
+    """Return an opener of a `ParallelEnv` of ``count`` vector envs, which is used like the vector env alone.
+
+    The calls and the autoreset are those of `ParallelEnv.to_gymnasium`.
+    """
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
         from parallelenv import ParallelEnv
@@ -297,7 +301,8 @@ def _envpool_is_absent() -> str:
 def gym(name: str, **extra: Any) -> Opener:
     """Return an opener of a vector env of Gymnasium.
 
-    It resets an ended env within the step, like all others here; its default uses the next step for that.
+    Like all other systems here, it resets an env within the step that ends the episode. Gymnasium's default is to reset
+    the env in the next step.
     """
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
@@ -310,7 +315,7 @@ def gym(name: str, **extra: Any) -> Opener:
 
 
 def gym_capped(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Open Gymnasium's processes, with a limit on how many step at the same time: the number of usable cores."""
+    """Open Gymnasium's `AsyncVectorEnv`, in which at most as many envs step at a time as there are usable cores."""
     return gym("AsyncVectorEnv", max_concurrency=_cores())(env_fns, options)
 
 
@@ -322,7 +327,7 @@ def _gym_is_uncapped() -> str:
 
 
 def sb3(name: str, **extra: Any) -> Opener:
-    """Return an opener of a vectorized env of Stable-Baselines3. It resets ended envs by itself."""
+    """Return an opener of a vectorized env of Stable-Baselines3, which resets envs whose episodes have ended."""
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
         from stable_baselines3.common import vec_env
@@ -339,7 +344,10 @@ def sb3(name: str, **extra: Any) -> Opener:
 
 
 def ts(name: str) -> Opener:
-    """Return an opener of a vector env of Tianshou. It leaves the reset to its user; ``step`` does it here."""
+    """Return an opener of a vector env of Tianshou.
+
+    Tianshou leaves resets to the caller, so ``step`` also resets the envs whose episodes have ended.
+    """
 
     def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
         import tianshou.env
@@ -347,7 +355,7 @@ def ts(name: str) -> Opener:
         env = getattr(tianshou.env, name)(env_fns)
 
         def reset(seed: int) -> Any:
-            env.seed(seed)  # `reset(seed=...)` would give every env the same one
+            env.seed(seed)  # `reset(seed=...)` would give every env the same seed
             return env.reset()
 
         def step(actions: Any) -> Any:
@@ -365,8 +373,8 @@ def ts(name: str) -> Opener:
 def torchrl(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
     """Open TorchRL's pool with one worker per usable core, which exchanges data in shared memory.
 
-    It takes no seed for all envs, so each gets its own when it is made. Infos are not requested: it can return those of
-    HalfCheetah, but not Python numbers.
+    The pool takes no seed for all envs, so each env gets its own seed when it is made. Infos are not requested: the
+    pool can return infos of HalfCheetah, but not infos that contain Python numbers.
     """
     import torch
     from torchrl.envs import AsyncEnvPool
@@ -395,7 +403,7 @@ def torchrl(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
 def _torchrl_env(make: Callable[[], Any], seed: int) -> Any:
     from torchrl.envs import GymWrapper
 
-    env = GymWrapper(make(), categorical_action_encoding=True)  # numbers as actions, like all others
+    env = GymWrapper(make(), categorical_action_encoding=True)  # actions are numbers
     env.set_seed(seed)
     return env
 
@@ -413,7 +421,7 @@ def start_ray() -> None:
 
 
 def ts_ray(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Open Tianshou's Ray vector env; start Ray first if it does not run, like our Ray modes."""
+    """Open Tianshou's Ray vector env. Like our Ray modes, start Ray first if it is not running."""
     import ray
 
     if not ray.is_initialized():
@@ -425,8 +433,8 @@ _OURS = "parallelenv"
 _GYM = "gymnasium.vector"
 _SB3 = "stable_baselines3.common.vec_env"
 _TS = "tianshou.env"
-# With SB3's own default, a fork server, each worker imports torch: 16 are ready after 13 s on 2 cores, instead of 0.1
-# s, and each round would have to wait for that. Once started, both step the same way.
+# SB3's own default is a fork server, with which each worker imports torch. 16 workers would be ready after 13 s on 2
+# cores instead of 0.1 s, in every round. Once started, workers of both start methods step in the same way.
 _FORK = {"start_method": "fork"}
 _PIPE = {"shared_memory": False}
 _CALLER = {"caller_steps": True}

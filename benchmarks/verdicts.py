@@ -1,4 +1,4 @@
-"""Computes ratios, and whether targets were met."""
+"""Computes ratios, and decides whether targets were met."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Verdict:
     Attributes:
         case: Name of the case.
         target: The target.
-        values: One per round in which both sides took part.
-        failure: The reason why values are missing; ``None`` if none are.
-        disturbed: Number of these rounds in which other programs used too much CPU, on either side.
+        values: One value per round in which both the system and the reference took part.
+        failure: Why values are missing; ``None`` if no values are missing.
+        disturbed: Number of these rounds in which other programs disturbed the system or the reference.
     """
 
     case: str
@@ -71,12 +71,13 @@ def _verdict(case: Case, target: Target, outcomes: Outcomes) -> Verdict:
 
 
 def ratios(outcomes: Outcomes, system: str, against: str, metric: str) -> dict[int, float]:
-    """Return, by round, a number of one system as a multiple of another's, or of the best of a kind.
+    """Return, by round, a number of a system divided by the same number of a reference.
 
     Args:
         outcomes: The outcomes of one case.
         system: The name of the system.
-        against: A system's name, a kind of peer or ``LIMIT``; empty: the number itself is returned.
+        against: The reference: a system's name, a kind of peer, which means the best of that kind, or ``LIMIT``. If
+            empty, the number itself is returned.
         metric: The name of the number.
     """
     factor = usable_cores() if against == LIMIT else 1
@@ -90,7 +91,7 @@ def ratios(outcomes: Outcomes, system: str, against: str, metric: str) -> dict[i
 
 
 def _meant(outcomes: Outcomes, against: str) -> list[str]:
-    """Return the names of the systems the best of which is the reference."""
+    """Return the names of the systems that ``against`` means. The best of these systems is the reference."""
     against = BARE if against == LIMIT else against
     return [name for name in outcomes if against in (name, BY_NAME[name].kind)]
 
