@@ -559,7 +559,7 @@ def random_actions(env: ParallelEnv, number: int, seed: int = 0) -> list[object]
 
 _QUICK_BUILD = 0.01
 """If building an env took fewer seconds than this, the env fn may have returned an existing env."""
-_NOT_NEW = "An env fn returns the same env each time, which may be in use."
+_NOT_NEW = "An env fn returns the same env at each call, and that env may be in use."
 
 
 @dataclass(slots=True)
