@@ -308,7 +308,7 @@ def test_results_of_auto_mode_equal_those_of_dummy_mode(
         ({"caller_busy": "yes"}, "caller_busy='yes' must be True or False"),
         (
             {"num_gpus": 0.5},
-            r"num_gpus=0\.5 is not possible with para_mode='auto': only Ray's workers can have GPUs, and it never "
+            r"num_gpus=0\.5 is not possible with para_mode='auto': only Ray's workers can have GPUs, and 'auto' never "
             r"chooses Ray\. Give para_mode='ray', or leave num_gpus at 0\.",
         ),
     ],
