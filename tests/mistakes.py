@@ -92,14 +92,14 @@ MISTAKES = {
     "16 envs raise in step": Mistake(
         "many = ParallelEnv([Clumsy] * 16, {mode!r}, num_cpus=2)\nmany.reset()\nmany.step([FALL] * 16)",
         "ZeroDivisionError",
-        "env 0 and 15 others",
+        "env 0 and 15 other envs",
         "raise ZeroDivisionError(reason)",
         _RAISED,
     ),
     "16 envs refuse an action": Mistake(
         "carts = ParallelEnv(['CartPole-v1'] * 16, {mode!r}, num_cpus=2)\ncarts.reset()\ncarts.step([7] * 16)",
         "AssertionError",
-        "env 0 and 15 others",
+        "env 0 and 15 other envs",
         "assert self.action_space.contains(action)",
         _RAISED,
     ),

@@ -67,7 +67,7 @@ def test_equal_failures_are_raised_as_one_exception(env: ParallelEnv) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         env.customized_method("raise_this", {"kind": "os"}, id=[3, 1, 2])
     error: Any = caught.value
-    assert "Raised by env 1 and 2 others in raise_this(), " in error.__notes__[-1]
+    assert "Raised by env 1 and 2 other envs in raise_this(), " in error.__notes__[-1]
     assert error.env_ids == (1, 2, 3)
     assert [type(one) for one in error.failures.values()] == [FileNotFoundError] * 3
     assert error.failures[1] is error
@@ -79,7 +79,7 @@ def test_exception_group_merges_equal_failures(env: ParallelEnv) -> None:
         env.customized_method("raise_this", [{"kind": kind} for kind in ("os", "two", "os", "two")])
     error: Any = caught.value
     assert [type(one) for one in error.exceptions] == [FileNotFoundError, TwoArguments]
-    assert "env 1 and 1 other" in error.exceptions[1].__notes__[-1]
+    assert "env 1 and 1 other env" in error.exceptions[1].__notes__[-1]
     assert error.env_ids == (0, 1, 2, 3)
     assert (error.exceptions[0].errno, error.exceptions[0].filename) == (2, "level.txt")
     assert {env_id: type(one) for env_id, one in error.failures.items()} == {

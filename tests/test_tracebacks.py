@@ -305,7 +305,7 @@ def test_handled_internal_errors_are_not_shown_as_context(make_env: MakeEnv) -> 
 def test_errors_that_differ_only_in_the_env_are_merged() -> None:
     with pytest.raises(InvalidEnvError, match="An env fn returned None") as caught:
         ParallelEnv([lambda: None] * 3)
-    assert "env 0 and 2 others in its constructor" in caught.value.__notes__[0]
+    assert "env 0 and 2 other envs in its constructor" in caught.value.__notes__[0]
 
 
 def test_adapter_raises_the_first_error_with_others_in_its_notes() -> None:

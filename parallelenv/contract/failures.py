@@ -91,7 +91,7 @@ def with_note(*failures: Failure) -> BaseException:
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
         return first.exception.about(tuple(failure.env_id for failure in failures))
-    others = "" if len(failures) == 1 else f" and {count(len(failures) - 1, 'other')}"
+    others = "" if len(failures) == 1 else f" and {count(len(failures) - 1, 'other env')}"
     where = f"process {first.pid}" if len({failure.pid for failure in failures}) == 1 else "several processes"
     what = "its constructor" if first.operation == "build" else first.operation
     add_note(first.exception, f"Raised by env {first.env_id}{others} in {what}, {where}.")

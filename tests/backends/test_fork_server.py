@@ -224,7 +224,7 @@ def test_exception_during_import_is_raised_by_the_worker(make_package: MakePacka
     package = make_package(ABROAD + body)
     with pytest.raises((KeyError, SystemExit), match="lost|3") as caught:
         run(package.env())
-    assert "Raised by env 0 and 2 others" in caught.value.__notes__[0]
+    assert "Raised by env 0 and 2 other envs" in caught.value.__notes__[0]
     package.write("")
     run(package.env())
 

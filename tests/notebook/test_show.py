@@ -323,7 +323,7 @@ def test_error_of_an_env_keeps_its_type_and_gets_a_hint_before_the_reset(make_en
     env = make_env([Ordered] * 4, num_cpus=2)
     with pytest.raises(ValueError, match="raises") as caught:
         env.show()
-    assert "Raised by env 0 and 3 others in render" in caught.value.__notes__[0]
+    assert "Raised by env 0 and 3 other envs in render" in caught.value.__notes__[0]
     assert caught.value.__notes__[1:] == [NONE_YET]
     env.reset()
     env.show()
