@@ -219,7 +219,10 @@ def _writable(frames: Sequence[Any]) -> list[Any]:
 
 
 def _dump(pickler: Any, *parts: object) -> list[Any]:
-    """Return the concatenated pickles of the parts, and their large buffers. Unpickled parts share no objects."""
+    """Return the concatenated pickles of the parts, and their large buffers.
+
+    The parts share no objects once they are unpickled.
+    """
     buffers: list[Any] = []
 
     def stays_in_band(buffer: pickle.PickleBuffer) -> bool:

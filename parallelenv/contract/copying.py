@@ -140,9 +140,9 @@ _KNOWN: dict[str, type] = getattr(dynamic, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
 class Unpickler(pickle.Unpickler):
     """Loads pickles of `cloudpickle` and `pickle` without changing classes that this process already has.
 
-    A class that was defined in a notebook is pickled with its content. If this process knows the class already,
-    cloudpickle finds it and then overwrites its attributes with those from the time of pickling. Later changes would be
-    lost, and a method would become a different function.
+    A class that was defined in a notebook is pickled with its content. If this process already has the class,
+    cloudpickle alone would overwrite its attributes with those from the time of pickling. Changes made to the class
+    since then would be lost, and its methods would be replaced by new function objects.
     """
 
     def __init__(self, file: io.BytesIO, buffers: Iterable[Any] = ()) -> None:

@@ -207,7 +207,7 @@ _HINTS = {word: hint for hint, words in _TABLE.items() for word in words.split()
 
 
 def hint_at(word: object) -> str:
-    """Return a hint at the equivalent of another library's word: a space and a sentence, or an empty string."""
+    """Return a space and a sentence that names the equivalent of another library's word, or an empty string."""
     hint = _HINTS.get(str(getattr(word, "value", word)))
     return f" {hint}" if hint else ""
 

@@ -137,7 +137,7 @@ def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFac
 
 
 def batched(space: Space | None, num_envs: int) -> Space | None:
-    """Return the batched form of a common space, or ``None`` if there is no such space."""
+    """Return the batched form of the space that all envs share, or ``None`` if ``space`` is ``None``."""
     return None if space is None else batch_space(space, num_envs)
 
 

@@ -65,7 +65,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 class ShortTracebacks:
     """Base class that gives short tracebacks to the public methods of its subclasses in this package.
 
-    Users' subclasses inherit these methods.
+    Subclasses written by users inherit the wrapped methods; methods that they define themselves are not wrapped.
     """
 
     def __init_subclass__(cls, **kwargs: object) -> None:

@@ -268,7 +268,7 @@ class Engine:
             self.pool.refuse_dead(env_ids)
 
     def refuse_busy(self, env_ids: Sequence[int]) -> None:
-        """Raise `EnvBusyError` if an env has a step or reset whose result was not returned."""
+        """Raise `EnvBusyError` if an env has a step or reset whose result has not been returned yet."""
         self.pool.enter_planned()
         tickets = self.table.tickets
         busy = [env_id for env_id in env_ids if env_id in tickets] if tickets else []
@@ -665,7 +665,10 @@ class Engine:
 
     @single_threaded_in("arecv")
     def receive_now(self, min_envs: int, max_envs: int | None, align: Form) -> StepResult | StepBatch | None:
-        """Return the result of `receive` without waiting; ``None`` if a different caller took results since `poll`."""
+        """Return the result of `receive` without waiting.
+
+        The result is ``None`` if another caller has taken results since `poll` was called.
+        """
         arrived = self.table.arrived
         enough = len(arrived) >= self._num_wanted(min_envs)
         return self._collect_arrived(arrived[:max_envs], align) if enough else None

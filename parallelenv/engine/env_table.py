@@ -266,7 +266,7 @@ class EnvTable:
         return dict(EXHAUSTED) if env_id in self.exhausted else {}
 
     def set_paused(self, env_ids: Sequence[int], is_paused: bool) -> None:
-        """Pause envs, so that calls without ``id`` leave them out, or resume them."""
+        """Pause envs or resume them. Calls without ``id`` leave out paused envs."""
         self.version += 1
         self.paused[list(env_ids)] = is_paused
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else self.env_ids

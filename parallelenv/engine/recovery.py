@@ -1,4 +1,4 @@
-"""Implements ``on_failure="restart"``: envs that failed are rebuilt, that is, made anew, and reset.
+"""Implements ``on_failure="restart"``: envs that failed are rebuilt (made anew) and then reset.
 
 Only `Engine` and rollouts use this module. In the results that they return, the episode of a rebuilt env is truncated.
 """
@@ -91,7 +91,7 @@ class Recovery:
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
         """Return the failures of those envs that cannot continue the episode that the user knows of.
 
-        These envs have a dead worker, or were rebuilt, which was not yet reported to the user.
+        The worker of such an env is dead, or the env was rebuilt and the user does not know it yet.
         """
         if not (self.unreported or self._pool.dead):  # called at every step
             return NO_FAILURES

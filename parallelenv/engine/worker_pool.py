@@ -627,7 +627,8 @@ class Pool:
         """End all hosts, which have ``timeout`` seconds to close their envs. May be called repeatedly.
 
         Raises:
-            KeyboardInterrupt: If the close is interrupted. All hosts have then been ended without further delay.
+            KeyboardInterrupt: If the close is interrupted. By the time it is raised, all hosts have been ended, without
+                waiting for the rest of ``timeout``.
         """
         workers = self._workers
         if os.getpid() != self._pid:  # a forked child must not end its parent's workers

@@ -350,7 +350,7 @@ def can_follow(one: Rollout, other: Rollout) -> bool:
 
 
 def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
-    """Join consecutive rollouts of the same envs in time, then join the results along the env axis; renumber the envs.
+    """Join consecutive rollouts of the same envs along the time axis, then the results along the env axis.
 
     If an env was lost, a rollout may start an episode although the previous rollout left the env's episode open. The
     open episode then counts as truncated, with its last known state. Shorter histories are padded with steps that are
@@ -427,7 +427,11 @@ def _steps_of_all(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], 
 
 
 def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequence[Nest]], Nest]) -> Nest:
-    """Join nests leaf by leaf. ``form`` shows which parts are leaves: a batch of texts or graphs is also a tuple."""
+    """Join nests leaf by leaf.
+
+    ``form`` shows which parts are leaves. Their type does not, because a batch of texts or graphs is a leaf, but also a
+    tuple.
+    """
     if isinstance(form, dict):
         return {key: _join_nests(form[key], [nest[key] for nest in nests], join_leaves) for key in form}
     if isinstance(form, tuple | list):
