@@ -26,20 +26,23 @@ from parallelenv.results import difference
 ORACLE = "dummy"  # the mode whose results are correct by definition
 _CALLER_STEPS = "subproc+caller_steps"
 _CHOOSABLE = ("thread", "subproc", _CALLER_STEPS)
-"""Words that `recommend` chooses from. These modes are measured with the number of workers that `recommend` chose."""
+"""Modes that `recommend` chooses from, besides the oracle.
+
+They are measured with the number of workers that it chose.
+"""
 _HEADER = ("mode", "workers", "start-up s", "steps/s", "ratio", "identical", "note")
 _CHOSEN, _CORRECT, _WRONG = "#0072b2", "#a9b8c4", "#d55e00"  # distinct with any colour vision
 
 
 def comparable_words() -> tuple[str, ...]:
-    """Return the words that can be measured: every mode, and ``subproc+caller_steps`` after ``subproc``."""
+    """Return the names of all modes that can be measured, including ``subproc+caller_steps``."""
     modes = known_modes()
     place = modes.index("subproc") + 1
     return (*modes[:place], _CALLER_STEPS, *modes[place:])
 
 
 def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, object]:
-    """Return the arguments of `ParallelEnv` for a word of `comparable_words`."""
+    """Return the arguments of `ParallelEnv` for one of `comparable_words`."""
     mode, *options = word.split("+") if word == _CALLER_STEPS else [word]
     cores = {} if num_cpus is None else {"num_cpus": num_cpus}
     return {"para_mode": mode, **cores, **dict.fromkeys(options, True)}
@@ -198,7 +201,10 @@ def _measure(
     record: Sequence[tuple[str, object]],
     loop: TimedEnv | None = None,
 ) -> TimedEnv:
-    """Compare a mode's results with ``record``, those of the oracle; time the mode, in turns with ``loop`` if given."""
+    """Compare a mode's results with ``record``, the results of the oracle, and time the mode.
+
+    If ``loop`` is given, the two are timed alternately, so that their speeds can be compared.
+    """
     for (when, expected), (_, found) in zip(record, _play(env, actions, settings.seed), strict=True):
         row.deviation = row.deviation or difference(expected, found, when)
     timed = TimedEnv(env, actions, settings.seconds / ROUNDS)

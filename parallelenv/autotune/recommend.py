@@ -2,9 +2,9 @@
 
 The trial opens a pool for each candidate, which is a mode with a number of workers. A pool has as many stand-ins as
 there are envs, but only a few real envs per worker, usually one. The pool and a plain loop are stepped alternately, in
-several short rounds, so that a slow moment of the machine affects both; the result is the median of the rounds' ratios.
-The pool of a candidate is opened only if, with messages that cost nothing, the candidate could be clearly faster than
-the best one so far.
+several short rounds, so that a slow moment of the machine affects both. The result is the median of the ratios of their
+speeds in these rounds. The pool of a candidate is opened only if the candidate could be clearly faster than the best
+one so far, assuming that messages cost nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ If a step of all envs takes longer, the pool has fewer stand-ins, but at least o
 _WAITING_SLICE = 0.1
 """Seconds of a pool's turn if envs mostly wait.
 
-A shorter turn could be one step of a few envs. Waits are often random, so that step may take a tenth of the mean.
+A shorter turn could be a single step of a few envs. Waits are often random, so one such step may take only a tenth of
+the mean time of a step.
 """
 _LIMIT = 4.0
 """Seconds after which no more pools are opened."""
@@ -129,16 +130,16 @@ def recommend(
 
     Args:
         envs: See `ParallelEnv`.
-        num_cpus: Number of workers if more than one is useful. By default, the fastest of several numbers: at most the
-            number of usable cores, or more if the envs mostly wait.
+        num_cpus: Number of workers if more than one is useful. By default, several numbers are tried, and the fastest
+            is chosen. They exceed the number of usable cores only if the envs mostly wait.
         spaces: See `ParallelEnv`.
         caller_busy: Whether your process computes while envs step: for example, a policy on the CPU may act for one
             half of the envs while the other half steps (`ParallelEnv.send`, `ParallelEnv.recv`). The trial then
             computes as well, and also tries a number of workers that leaves one core to your process.
 
     Returns:
-        Mode, number of workers and options, with the reason. The mode is ``"dummy"`` if no env can be tried, and never
-        a Ray mode.
+        Mode, number of workers and options, with the reason. The mode is ``"dummy"`` if no env can be tried. It is
+        never a Ray mode.
 
     Raises:
         ArgumentError: If ``num_cpus``, ``spaces`` or ``caller_busy`` has an invalid value.
@@ -264,7 +265,7 @@ class Trial:
                 return env.customized_method("run_here")[0]  # type: ignore[no-any-return]
 
     def _try_dummy(self) -> bool:
-        """Step envs in a loop, the reference for other candidates. Return ``False`` if the user may be using an env."""
+        """Time envs in a plain loop, for comparison. Return ``False`` if the user may be using one of the envs."""
         figures = self._first_steps()
         if figures is None:
             return False
@@ -337,7 +338,7 @@ class Trial:
         return [workers for workers in dict.fromkeys(counts) if workers > 1 or self.caller_busy]
 
     def _may_win(self, candidate: Candidate) -> bool:
-        """Return whether a candidate could be clearly faster than the best so far, and can be tried or estimated."""
+        """Return whether a candidate could be clearly faster than the best so far, and its speed can be found out."""
         if candidate.mode == "subproc" and (obstacle := self.find_obstacle()):
             self._failed.setdefault("subproc", obstacle)
         # Threads are sure to help if envs wait, or if they have helped before; the gain of caller_steps is never sure.
@@ -354,7 +355,7 @@ class Trial:
         return self._loop / max(self._busy, least + work)
 
     def _takes_long(self, candidate: Candidate) -> bool:
-        """Return whether a trial would take long. Threads are expected to make envs in turns, because of the GIL."""
+        """Return whether a trial would take long. Threads are expected to make envs one by one, because of the GIL."""
         turns = candidate.workers if candidate.mode == "thread" else -(-candidate.workers // self.cores)
         return self._dummy is None or turns * self._making > _LONG_MAKING
 
@@ -379,7 +380,7 @@ class Trial:
         return wins
 
     def _open(self, candidate: Candidate) -> TimedEnv:
-        """Open a pool with a stand-in for each env; if there are many envs or steps take long, with fewer stand-ins."""
+        """Open a pool with a stand-in for each env, or with fewer if there are many envs or steps take long."""
         num_envs, workers = len(self.factories), candidate.workers
         share = -(-min(num_envs, max(_MOST_STAND_INS, workers)) // workers)
         size = min(num_envs, min(share, max(1, int(_SLICE / self._step))) * workers)
@@ -463,7 +464,7 @@ def _switches() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _without_side_effects() -> Iterator[None]:
-    """Preserve the global random generators, and suppress warnings, which the real envs will give."""
+    """Preserve the states of the global random generators, and suppress warnings: the user's envs will give them."""
     plain, numpys = random.getstate(), np.random.get_state()
     try:
         with warnings.catch_warnings():
@@ -580,7 +581,7 @@ class StandIn(gymnasium.Env[State, Action]):
 
     With stand-ins, the pool of a trial makes as many calls and exchanges as many messages as the real pool, but does
     not need the memory for all envs or the time to build them. The first stand-in builds the env. With ``must_be_new``,
-    it raises `InvalidEnvError` if the env existed before, because the user may be using that env.
+    it raises `InvalidEnvError` if the env already existed, because the user may be using it.
     """
 
     def __init__(self, trial: str, factory: EnvFactory, must_be_new: bool = False) -> None:
@@ -614,12 +615,12 @@ class StandIn(gymnasium.Env[State, Action]):
 
     @property
     def observation_space(self) -> Any:  # type: ignore[override]  # nothing sets it
-        """The env's observation space, which is not read if the user gave ``spaces``."""
+        """The env's observation space. It is not read if the user gave ``spaces``."""
         return self._shared.env.env.observation_space
 
     @property
     def action_space(self) -> Any:  # type: ignore[override]
-        """The env's action space, which is not read if the user gave ``spaces``."""
+        """The env's action space. It is not read if the user gave ``spaces``."""
         return self._shared.env.env.action_space
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:

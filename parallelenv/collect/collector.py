@@ -90,16 +90,16 @@ class CollectorBase(ShortTracebacks):
 
             For a set, ``data`` has all envs: those of the first collector, then those of the second, and so on.
             ``data.valid`` is ``False`` for steps that a collector did not make. If a collector died and was replaced,
-            its open episodes are truncated and count up to that point. If `replace` changed the number of envs or the
-            nesting of their data, the steps made before the change come first, in a collection of their own.
+            its open episodes are truncated at that point and count as ended. If `replace` changed the number of envs or
+            the nesting of their data, the steps made before the change come first, in a collection of their own.
             ``num_steps`` and ``version`` (the oldest version used) are arrays with one item per collector,
             ``(num_workers,)``, and ``info`` also has
 
             * ``staleness``, ``(num_workers,)``: the set's latest version minus the oldest version that the collector
               used;
             * ``lost_samples``: upper bound on the samples that were lost because collectors died before sending them.
-              All samples requested from a dead collector count: about 0.5 s of work or, in `stream`, a whole
-              collection;
+              All samples that were requested from a dead collector are counted: about 0.5 s of work or, in `stream`, a
+              whole collection;
             * ``num_bytes`` and ``num_bytes_sent``, only with ``compress_data``: size of the data before and after
               compression.
 
@@ -149,7 +149,7 @@ class CollectorBase(ShortTracebacks):
 
         Raises:
             ArgumentError: If the policy has neither of these methods, or ``version`` is invalid.
-            UnpicklableError: If a set cannot pickle the weights; nothing was set.
+            UnpicklableError: If a set cannot pickle the weights. In that case, nothing is set.
             KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy in a set takes too long to load the
                 weights. The weights are set anyway: collectors that do not have them yet load them before their next
                 collection.
@@ -187,8 +187,8 @@ class CollectorBase(ShortTracebacks):
             make: Function that returns the new component, like ``make_policy``, ``make_envs`` and ``make_test_envs``.
 
         Raises:
-            ArgumentError: If the component is unknown, or ``make`` returns an object of the wrong type. Nothing was
-                replaced.
+            ArgumentError: If the component is unknown, or ``make`` returns an object of the wrong type. In that case,
+                nothing is replaced.
             ClosedError: After `stop`.
         """
         if component not in _COMPONENTS:
@@ -203,11 +203,11 @@ class CollectorBase(ShortTracebacks):
 
     @property
     def closed(self) -> bool:
-        """True if `stop` was called."""
+        """True once `stop` has been called."""
         return self._guard.is_closed
 
     def plot(self, axes: object = None) -> Any:
-        """Plot returns against samples and seconds. See `History.plot`."""
+        """Plot the returns of episodes against samples and seconds. See `History.plot`."""
         return self.history.plot(axes)
 
     def stop(self) -> None:
@@ -241,8 +241,8 @@ class Collector(CollectorBase):
             ``asynchronous="restart"``. `stop` closes this `ParallelEnv`.
         num_steps: Steps of each env in one collection.
         seed: Env i gets ``seed + rank * num_envs + i`` for its first episode. With ``None``, envs get no seeds.
-        weights: First weights of the policy, set as `set_weights` would set them; ``None`` leaves the policy as it was
-            made.
+        weights: Initial weights of the policy, set as by `set_weights`. With ``None``, the policy keeps the weights
+            that it was made with.
         make_test_envs: Function that returns the `ParallelEnv` for `evaluate`, with any value of ``asynchronous``.
         start_steps: Steps of each env in the first collection; ``None`` means ``num_steps``.
         log_dir: Folder for TensorBoard logs, which need ``tensorboardX``, or ``tensorboard`` and torch.
@@ -303,7 +303,7 @@ class Collector(CollectorBase):
         self._rnn_state: Any = None
 
     def _make_envs(self, component: str, make: Callable[[], ParallelEnv], name: str) -> None:
-        """Make ``"envs"`` or ``"test_envs"`` and close the former ones. Error messages use ``name`` for ``make``."""
+        """Make ``"envs"`` or ``"test_envs"`` and close the former ones. Error messages call the function ``name``."""
         check_maker(name, make)
         env = make()
         if not isinstance(env, ParallelEnv):
@@ -456,7 +456,7 @@ class Collector(CollectorBase):
 
 @contextlib.contextmanager
 def _with_collector_hints(component: str) -> Iterator[None]:
-    """Add a note to errors of dead or late workers.
+    """Add a note to errors that report dead or late workers.
 
     Such errors suggest ``restart``, which a collector does not have. The note suggests `replace` instead.
     """

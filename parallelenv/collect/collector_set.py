@@ -38,7 +38,7 @@ class CollectorSet(CollectorBase):
         num_steps: Steps of each env in one collection.
         para_mode: Mode of the collectors: any mode of `ParallelEnv` except ``"auto"``.
         seed: Seed of the first collector. See `Collector`.
-        weights: First weights. See `Collector`.
+        weights: Initial weights. See `Collector`.
         make_test_envs: Function that returns the `ParallelEnv` for `evaluate`. See `Collector`.
         start_steps: Steps of each env in the first collection. See `Collector`.
         fraction_samples: Once this fraction of the collectors has finished, the others stop at their next step (within
@@ -48,8 +48,8 @@ class CollectorSet(CollectorBase):
             ``{"num_cpus": 1, "num_gpus": 0.5, "memory": 2**30}``. Only for Ray modes.
         timeout: Seconds that a collector may take for one slice of its work before `WorkerTimeoutError` is raised. A
             slice is about 0.5 s of collecting or, in `stream`, a whole collection.
-        max_restarts: Number of times that a collector is replaced within ten minutes. If the collector dies once more,
-            `WorkerDiedError` is raised.
+        max_restarts: Maximum number of times that a collector is replaced within ten minutes. If it dies once more in
+            that time, `WorkerDiedError` is raised.
         log_dir: Folder for TensorBoard. See `Collector`.
         **options: Further arguments of `ParallelEnv`, and options of the mode.
 
@@ -212,7 +212,7 @@ class CollectorSet(CollectorBase):
         return data, self._completed({**info, "collector": ready[0]})
 
     def _completed(self, info: Info) -> Info:
-        """Set the seconds in an info, add the info to the history, and return the info."""
+        """Set ``seconds`` in an info, add the info to the history, and return it."""
         now = time.perf_counter()
         info["seconds"], self._last_report = now - self._last_report, now
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], info["seconds"])
@@ -245,8 +245,8 @@ class CollectorSet(CollectorBase):
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
-            WorkerDiedError: If a collector died more often than ``max_restarts`` allows. Otherwise, a dead collector is
-                replaced, and the new one runs the whole share again.
+            WorkerDiedError: If a collector has died more often than ``max_restarts`` allows. Otherwise, a dead
+                collector is replaced, and the new one runs the whole share again.
             BaseException: Any exception raised by an env or a policy.
         """
         check_positive("num_episodes", num_episodes)

@@ -147,9 +147,9 @@ class Member:
     rows: Array  # rows of its envs in `Scheduler._running`
     pace: float = _FIRST / _SLICE  # latest steps per second
     request: CollectRequest | None = None  # in progress
-    parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # steps received but not taken
+    parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # steps received but not yet taken
     settings: dict[Subject, Broadcast] = field(default_factory=dict)  # the settings that it has applied, by subject
-    is_new: bool = False  # True for a replacement that was not reset yet
+    is_new: bool = False  # True for a replacement that has not been reset yet
     rested: float = 0.0  # time at which its latest request was done
 
     def history(self) -> list[Rollout]:
@@ -200,9 +200,10 @@ class Scheduler:
     def announce(self, method: str, *arguments: Any) -> None:
         """Call a method of all collectors that applies a setting.
 
-        Busy collectors run the method before their next request, and replacements before their first one. An earlier
-        call with the same `Subject` is no longer sent to collectors. After Ctrl-C or `WorkerTimeoutError`, the new call
-        still takes effect. After any other error, the former settings and version are restored.
+        Busy collectors run the method before their next request, and replacements before their first one. If collectors
+        have not run an earlier call with the same `Subject` yet, they only run the new one. After Ctrl-C or
+        `WorkerTimeoutError`, the new call still takes effect. After any other error, the former settings and version
+        are restored.
         """
         broadcast = Broadcast(method, *arguments)
         before = self._settings, self.version
@@ -330,7 +331,7 @@ class Scheduler:
                 self._lost_samples += request.num_steps * member.num_envs
 
     def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
-        """Wait for all requests, then call `Collector.evaluate` in collectors.
+        """Wait until all requests are done, then call `Collector.evaluate` in collectors.
 
         If a collector dies, its replacement is called with the same arguments.
 
@@ -388,7 +389,7 @@ class Scheduler:
 
     @property
     def in_flight(self) -> set[int]:
-        """Ranks of the collectors with a request, or with steps that `take` has not returned."""
+        """Ranks of the collectors with a request, or with steps that `take` has not returned yet."""
         return {rank for rank, member in enumerate(self.members) if member.request is not None or member.parts}
 
     def take(self, ranks: Sequence[int]) -> tuple[Rollout, Info]:
