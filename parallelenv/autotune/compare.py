@@ -106,7 +106,7 @@ class Comparison:
         return not differs and all(row.failure is None or row.is_missing for row in self.rows)
 
     def recommended(self) -> ComparisonRow:
-        """Return the mode that `recommend` chooses, unless a different correct mode is clearly faster."""
+        """Return the row of the mode that `recommend` chooses, or of another correct mode if that is clearly faster."""
         correct = [row for row in self.rows if row.ratio and not (row.deviation and self.is_reproducible)]
         best = next((row for row in correct if row.mode == self.chosen), self.rows[0])
         for row in correct:

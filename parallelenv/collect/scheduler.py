@@ -153,7 +153,7 @@ class Member:
     rested: float = 0.0  # time at which its latest request was done
 
     def history(self) -> list[Rollout]:
-        """Return the rollouts that were not taken, up to the first one that cannot be joined with those before it."""
+        """Return the rollouts not taken yet. Stop before the first one that cannot be joined with those before it."""
         steps = [data for _, data in self.parts]
         return list(itertools.takewhile(lambda data: can_follow(steps[0], data), steps))
 

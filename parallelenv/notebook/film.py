@@ -156,7 +156,7 @@ class Film:
         num_frames: Number of frames.
         fps: Frames per second.
         episodes: An `Evaluation` of the episodes that ended during the film.
-        path: File to which the film was last written; ``None`` if the film was not written.
+        path: File to which the film was last written; ``None`` if it has not been written yet.
     """
 
     data: bytes
@@ -192,7 +192,7 @@ class Film:
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return a player as HTML, and a text. A film that is too large to embed has only the text."""
+        """Return a player as HTML and a summary as text. A film that is too large to embed has only the text."""
         if len(self.data) > _LARGEST:
             return {"text/plain": f"{self!r} is too large to be played here."}
         source = f"{self.video_format};base64,{base64.b64encode(self.data).decode()}"
@@ -251,7 +251,10 @@ def check_fps(fps: object, metadata: object = None) -> float:
 
 
 def playing_fps(fps: float, video_format: str) -> float:
-    """Return ``fps`` or, if smaller, the maximum of the format. Browsers slow faster animations down to 10."""
+    """Return ``fps`` or, if smaller, the maximum of the format.
+
+    Browsers slow faster animations down to 10 frames per second.
+    """
     return min(fps, 1000 / _SHORTEST[video_format]) if video_format in _SHORTEST else fps
 
 
@@ -274,7 +277,7 @@ def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0)
 def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> bytes:
     """Encode frames, each ``(height, width, 3)`` uint8, as a film. The film loops forever unless it is an MP4.
 
-    Smaller frames are padded with black, to the right and below. ``fps`` is reduced to the maximum of the format, see
+    Smaller frames are padded with black, to the right and below. ``fps`` is reduced to the maximum of the format. See
     `playing_fps`.
     """
     if not len(frames):

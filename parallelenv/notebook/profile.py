@@ -193,7 +193,7 @@ class Recorder:
         return [self._aligned(record, middle) for record in records]
 
     def _aligned(self, record: WorkerRecord, received: float) -> WorkerRecord:
-        """Return a worker's record with times of the caller's clock.
+        """Return a worker's record with all times converted to the caller's clock.
 
         Times from a different machine are off by 0.1 ms or more.
         """

@@ -53,7 +53,10 @@ _BYPASSING = {
 
 
 def space_of(env: object) -> Space:
-    """Return the space that all envs share, or ``None``; raise an `ArgumentError` if ``env`` cannot be wrapped."""
+    """Return the space that all envs share, or ``None`` if they share none.
+
+    Raise an `ArgumentError` if ``env`` cannot be wrapped.
+    """
     if isinstance(env, type) or not hasattr(env, "customized_method"):
         raise ArgumentError(
             f"env={show(env)} is not a ParallelEnv or a wrapper of one. Wrap single envs where you make them."
@@ -62,7 +65,10 @@ def space_of(env: object) -> Space:
 
 
 def shared_structure(env: object, problem: str) -> Structure:
-    """Return the structure of the space that all envs share; if there is none, raise an error with the ``problem``."""
+    """Return the structure of the space that all envs share.
+
+    If they share none, raise an error; its message says that the states ``problem``.
+    """
     structure = Structure(space_of(env))
     if structure.space is None:
         raise ArgumentError(
@@ -120,8 +126,8 @@ class ParallelWrapper(ShortTracebacks):
         """Return the result that a step should return.
 
         Args:
-            result: The result that the wrapped object returned, without idle envs. It may have no rows. You may change
-                its infos.
+            result: The result that the wrapped object returned, without the rows of idle envs. It may have no rows at
+                all. You may change its infos.
         """
         return result
 
@@ -242,7 +248,7 @@ class ParallelWrapper(ShortTracebacks):
     # ---------------------------------------------------------------- facts for hooks
 
     def chosen(self, id: Ids) -> tuple[int, ...]:
-        """Return the env ids of an ``id`` argument."""
+        """Return the env ids that an ``id`` argument selects."""
         return tuple(np.flatnonzero(~self.paused).tolist()) if id is None else parse_ids(id, len(self))
 
     @property
@@ -251,7 +257,7 @@ class ParallelWrapper(ShortTracebacks):
         return self.unwrapped.engine.done_policy.autoreset
 
     def have_begun(self, env_ids: Sequence[int]) -> bool:
-        """Return whether all of these envs have an episode."""
+        """Return whether all of these envs are in an episode, so that none needs a reset."""
         phase = self.unwrapped.engine.table.phase
         return all(phase(env_id) is not Phase.NEEDS_RESET for env_id in env_ids)
 
@@ -298,7 +304,7 @@ class ParallelWrapper(ShortTracebacks):
 
         Raises:
             ArgumentError: If the state was saved through different wrappers, or for the reasons given in
-                `ParallelEnv.load_state`; nothing was changed.
+                `ParallelEnv.load_state`. In that case, nothing is changed.
         """
         expected = _form(self.remembered())
         if not expected:
@@ -407,7 +413,7 @@ class StateWrapper(ParallelWrapper):
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
-        observation_space: Space of one env's processed state; ``None`` means unchanged.
+        observation_space: Space of one env's processed state; ``None`` means that processing does not change the space.
     """
 
     def __init__(self, env: Wrappable, observation_space: Space = None) -> None:
@@ -422,7 +428,7 @@ class StateWrapper(ParallelWrapper):
     def process(self, states: States) -> States:
         """Return processed states.
 
-        Called with the states that `reset`, `step` and `recv` return, without those of envs that have no state. If
+        Called with the states that `reset`, `step` and `recv` return, except those of envs that have no state. If
         episodes ended and restarted, this method is called once more, with the states in ``info["ended_state"]``.
 
         Args:

@@ -56,7 +56,10 @@ def changed(result: StepResult, *, states: States = None, rewards: Array | None 
 
 
 def rebuilt(result: StepResult) -> Array:
-    """Return ``(k,)`` bool: True in rows whose env failed and was rebuilt. Such a row's reward is not the env's."""
+    """Return ``(k,)`` bool: True in rows whose env failed and was rebuilt.
+
+    The reward in such a row is not from the env.
+    """
     if not has_true(result.dones):  # a rebuilt env ends its episode
         return np.zeros(len(result.dones), dtype=bool)
     return np.array([isinstance(info.get("failure"), BaseException) for info in result.infos], dtype=bool)
@@ -87,7 +90,10 @@ def batch_of(space: Space, states: Sequence[object]) -> States:
 
 
 def unstacked(states: States, space: Space, count: int) -> list[State]:
-    """Return the ``count`` single states of a batch. Rows of arrays are copied: ``copy=False`` reuses arrays."""
+    """Return the ``count`` single states of a batch.
+
+    Rows of arrays are copied, since ``copy=False`` reuses the arrays.
+    """
     if isinstance(states, np.ndarray) and states.dtype == object:
         return list(states)
     structure = Structure(space)  # tells a batch of tuples from a tuple of batches

@@ -43,7 +43,7 @@ class Moments:
 
     @property
     def variance(self) -> Array:
-        """The population variance, a float64 array of shape ``shape``; 0 if there are no arrays."""
+        """The population variance, a float64 array of the same shape as the mean; 0 if there are no arrays."""
         return self.squares / max(self.count, 1)
 
     def plus(self, other: Moments) -> Moments:
@@ -59,7 +59,7 @@ class Moments:
         return bool(np.isfinite(self.squares + self.mean**2).all())
 
     def guess(self) -> tuple[Array, Array]:
-        """Return the mean and variance. The prior is included so that a few arrays do not have too much weight."""
+        """Return the mean and variance with the prior included, so that a few arrays do not have too much weight."""
         total = self.count + _PRIOR
         squares = self.squares + _PRIOR + self.mean**2 * (self.count * _PRIOR / total)
         return self.mean * (self.count / total), squares / total
@@ -87,7 +87,7 @@ class RunningStatistics:
 
     @property
     def count(self) -> int:
-        """Number of states that were counted."""
+        """Number of states counted so far."""
         return max((moments.count for moments in self.leaves.values()), default=0)
 
     def update(self, batch: Mapping[str, Array], env_ids: Sequence[int] | Array | None = None) -> None:
@@ -100,7 +100,7 @@ class RunningStatistics:
         Raises:
             ArgumentError: If leaves or shapes differ from those of these statistics.
             EnvContractError: If the batch would make the mean or variance permanently nan or infinite. After either
-                error, nothing was added.
+                error, the statistics are unchanged.
         """
         if not isinstance(batch, Mapping):
             raise ArgumentError(f"batch={show(batch)} must be a dict of arrays, one for each of {list(self.leaves)}.")
@@ -138,7 +138,7 @@ class RunningStatistics:
         self.leaves.update(total)
 
     def _plus(self, leaves: Mapping[str, Moments], others: Mapping[str, Moments], which: str) -> dict[str, Moments]:
-        """Return the combined moments of each leaf; nothing is changed. Error messages name the others by ``which``."""
+        """Return the combined moments of each leaf; nothing is changed. Error messages call the others ``which``."""
         shapes = {name: moments.mean.shape for name, moments in others.items()}
         if shapes != self.shapes:
             raise ArgumentError(
@@ -224,9 +224,9 @@ class NormalizeStates(StateWrapper):
     """Normalises each number of the states to mean 0 and variance 1, with statistics of all states so far.
 
     The statistics count the states that `reset`, `step` and `recv` return, except those of idle envs. They do not count
-    ``info["ended_state"]``, although it is normalised as well. Only the `Box` parts of a
-    state change; they become float32, within ``-clip .. clip``. States that would make the mean or variance nan or
-    infinite raise `EnvContractError`.
+    ``info["ended_state"]``, although it is normalised as well. Only the `Box` parts of a state change: they become
+    float32, within ``-clip .. clip``. States that would make the mean or variance nan or infinite raise
+    `EnvContractError`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space.
@@ -381,7 +381,7 @@ class NormalizeRewards(ParallelWrapper):
 
 
 def _with_boxes(space: Any, places: Collection[str], clip: float, path: str = "") -> Any:
-    """Return a space in which the leaves at the paths ``places`` are boxes of ``-clip .. clip``."""
+    """Return a space in which the leaves at the paths ``places`` are boxes from ``-clip`` to ``clip``."""
     if type(space) is spaces.Dict:
         parts = space.spaces.items()
         return spaces.Dict({key: _with_boxes(part, places, clip, f"{path}[{key!r}]") for key, part in parts})

@@ -31,7 +31,7 @@ class RecordEpisodeStatistics(ParallelWrapper):
         stats_key: Key in the info.
 
     Attributes:
-        episode_count: Number of episodes that ended.
+        episode_count: Number of episodes that have ended.
         return_queue: Returns of the latest episodes, oldest first.
         length_queue: Lengths of the same episodes.
         time_queue: Durations of the same episodes, in seconds.

@@ -30,8 +30,9 @@ class RecordVideo(ParallelWrapper):
         video_folder: Folder for videos, created if it does not exist. Files are named ``<name_prefix>-step-<first
             step>.<video_format>``. Existing files are kept: if the name is taken, ``-2``, ``-3`` and so on is added
             after ``<first step>``.
-        step_trigger: Function of the number of `step` and `recv` calls so far. If it returns ``True``, a video starts.
-            The function is not called while a video is being recorded. ``None`` records one video, from the start.
+        step_trigger: Function that gets the number of `step` and `recv` calls so far. If it returns ``True``, a video
+            starts. The function is not called while a video is being recorded. ``None`` records one video, from the
+            start.
         video_length: Frames per video.
         name_prefix: Prefix of file names.
         fps: Frames per second; ``None`` means the envs' ``metadata["render_fps"]``, or 30 if they have none. At most 50
@@ -102,7 +103,10 @@ class RecordVideo(ParallelWrapper):
         return result
 
     def _film(self) -> None:
-        """Start a video if the trigger returns True. Add a frame to a video unless an env to record has no episode."""
+        """Start a video if the trigger returns True.
+
+        Add a frame to the current video, unless an env in it needs a reset.
+        """
         if self._frames is None and self._asked < self._steps:
             self._asked = self._steps
             if self._trigger(self._steps):
