@@ -1,7 +1,8 @@
 """Task samplers as envs: one episode is one task.
 
 A sampler returns tasks until it has no more. `TaskEnv` turns the sampler into a `gymnasium.Env`, so the rest of the
-package handles tasks like episodes. When there are no more tasks, ``reset`` raises `ExhaustedError`, as any env may.
+package handles tasks like episodes. When there are no more tasks, ``reset`` raises `ExhaustedError`, which any env may
+do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class TaskStep(NamedTuple):
     Attributes:
         observation: The observation after the step.
         reward: Reward of the step.
-        done: Whether the task has ended. The task was truncated if ``info["TimeLimit.truncated"]`` is true.
+        done: Whether the task has ended. It counts as truncated if ``info["TimeLimit.truncated"]`` is true.
         info: Further information.
     """
 
@@ -48,7 +49,7 @@ class Task(Protocol):
         ...
 
     def is_done(self) -> bool:
-        """Return whether the task has ended. If ``step`` did not report the end, the task counts as truncated."""
+        """Return whether the task has ended. If ``step`` has not reported this, the task counts as truncated."""
         ...
 
     def get_observations(self) -> State:
@@ -125,14 +126,14 @@ class TaskEnv(gymnasium.Env[State, Action]):
                 setattr(self, name, getattr(sampler, name))
 
     def attribute_owners(self) -> tuple[object, ...]:
-        """Return the objects that may have names that this env does not have, in the order in which to search them."""
+        """Return the objects in which to look for names that this env does not have, in the order of the search."""
         return self.task, self.sampler
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
         """Start the next task, and return its first observation and an empty info.
 
         Args:
-            seed: Passed to the sampler's ``set_seed``; ``None`` does not seed.
+            seed: Passed to the sampler's ``set_seed``. With ``None``, the sampler is not seeded.
             options: Keyword arguments of the sampler's ``next_task``.
 
         Raises:
@@ -155,7 +156,8 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
         Raises:
             ResetNeededError: If there is no task.
-            EnvContractError: If the task's ``step`` returns neither four or five items nor an object like `TaskStep`.
+            EnvContractError: If the task's ``step`` returns something other than four or five items or an object like
+                `TaskStep`.
         """
         if self.task is None:
             raise ResetNeededError("There is no task to step. Call reset() first.")

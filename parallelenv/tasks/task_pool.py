@@ -49,7 +49,8 @@ class TaskPool(ParallelEnv):
     def reset_all(self) -> None:
         """Reset all samplers to their first task, including samplers of paused envs and samplers without more tasks.
 
-        Then call `next_task`. Steps in flight are dropped. The samplers' random generators are not changed.
+        Call `next_task` afterwards to start the tasks. Steps in flight are dropped. The samplers' random generators are
+        not changed.
 
         Raises:
             BaseException: Any exception raised by a sampler.
@@ -73,7 +74,7 @@ class TaskPool(ParallelEnv):
             The seed of each sampler, in env id order.
 
         Raises:
-            ArgumentError: If ``seeds`` is neither an int nor such a list; nothing was seeded.
+            ArgumentError: If ``seeds`` is neither an int nor such a list. In that case, nothing is seeded.
             BaseException: Any exception raised by a sampler.
         """
         spread = spread_seeds(seeds, self.engine.env_ids, whole=True)
@@ -94,7 +95,7 @@ class TaskPool(ParallelEnv):
             States, as from `reset`; ``None`` for samplers without another task.
 
         Raises:
-            ResetNeededError: If an env has no task yet; nothing was called.
+            ResetNeededError: If an env has no task yet. In that case, no task is called.
             EnvBusyError: If a step of an env is in flight.
             EnvContractError: If an observation does not fit the space.
             BaseException: Any exception raised by a task; ``error.partial`` maps the other env ids to their

@@ -10,7 +10,8 @@ The tests of a third-party backend need only this::
 
 The suite tests what a backend can break: transport, order, copies, failures, deaths, timeouts, interrupts and `close`.
 The mode ``dummy`` is the oracle: with the same seeds and actions, the mode under test must return the same results, bit
-for bit. The suite needs pytest and two concurrent workers. Some envs of the suite write files into ``tmp_path``.
+for bit. The suite needs pytest, and a backend that can run two workers at the same time. Some envs of the suite write
+files into ``tmp_path``.
 """
 
 from __future__ import annotations

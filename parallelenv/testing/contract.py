@@ -494,7 +494,7 @@ def _counting(states: State, rnn_state: Array | None, done: Array) -> tuple[Arra
 
 
 def _failing_env_fns(where: str, numbers: Sequence[int]) -> list[EnvFn]:
-    """Return five env fns. Envs whose number is in ``numbers`` raise an error in ``where``, see `zoo.FailingEnv`."""
+    """Return five env fns. Envs whose number is in ``numbers`` raise an error in ``where``. See `zoo.FailingEnv`."""
     return [partial(zoo.FailingEnv, number, where if number in numbers else "") for number in range(NUM_ENVS)]
 
 
@@ -535,8 +535,8 @@ class Actions:
 class AnswerRecord:
     """The results of calls, and a copy of each result, which is made when the result is added.
 
-    With ``overwrites``, every third result is overwritten after it was copied, because users may overwrite results.
-    Later results must not be affected.
+    With ``overwrites``, every third result is overwritten after it has been copied, because users may overwrite
+    results. Later results must not be affected.
     """
 
     def __init__(self, *, overwrites: bool = False) -> None:

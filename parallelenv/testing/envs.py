@@ -165,7 +165,10 @@ class Words(Paced):
 
 
 class Chain(Paced):
-    """States of growing length, which contain all actions of the episode. The env keeps actions without a copy."""
+    """States of growing length, which contain all actions of the episode so far.
+
+    The env keeps actions without a copy.
+    """
 
     observation_space = Sequence(Box(-100, 100, (2,), np.float64))
     action_space = Box(-1, 1, (2,), np.float32)
@@ -368,7 +371,7 @@ class InfoEnv(Counter):
         return told
 
     def look(self) -> Info:
-        """Return copies of the shared arrays, after an attempt to overwrite them."""
+        """Try to overwrite the shared arrays, and return copies of them."""
         info: Any = get_worker_info()
         for array in info.shared.values():
             with contextlib.suppress(ValueError):
@@ -461,7 +464,10 @@ class Sleeper(Counter):
 
 
 class Interrupter(Counter):
-    """A step interrupts the process whose id is the action, like Ctrl-C, and then sleeps. The action 0 does nothing."""
+    """A step interrupts the process whose id is the action, as Ctrl-C does, and then sleeps.
+
+    The action 0 does nothing.
+    """
 
     action_space = Discrete(2**31)
 

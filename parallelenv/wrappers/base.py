@@ -67,7 +67,8 @@ def space_of(env: object) -> Space:
 def shared_structure(env: object, problem: str) -> Structure:
     """Return the structure of the space that all envs share.
 
-    If they share none, raise an error; its message says that the states ``problem``.
+    If they share none, raise an error. ``problem`` says what this means for the states: for example, they "cannot be
+    stacked".
     """
     structure = Structure(space_of(env))
     if structure.space is None:
