@@ -69,7 +69,7 @@ class ComparisonRow:
     workers: int | None = None  # number of hosts
     startup_seconds: float | None = None  # seconds until the first states
     steps_per_second: float | None = None  # env steps per second: the median over the rounds
-    ratio: float | None = None  # speed relative to the oracle in the same round: the median
+    ratio: float | None = None  # speed relative to the oracle in the same round: the median over the rounds
     deviation: str | None = None  # the place where the results first differ from the oracle's
     failure: str | None = None  # the reason why there are no figures, in one line
     is_missing: bool = False  # whether the only reason is a package that is not installed

@@ -1,10 +1,10 @@
 """Recommends a mode for given envs after a short trial; used by ``para_mode="auto"``.
 
-The trial opens a pool for each candidate, which is a mode with a number of workers. A pool has as many stand-ins as
-there are envs, but only a few real envs per worker, usually one. The pool and a plain loop are stepped alternately, in
-several short rounds, so that a slow moment of the machine affects both. The result is the median of the ratios of their
-speeds in these rounds. The pool of a candidate is opened only if the candidate could be clearly faster than the best
-one so far, assuming that messages cost nothing.
+The trial opens a pool for each candidate, which is a mode with a number of workers. A pool has as many stand-ins
+(`StandIn`) as there are envs, but only a few real envs per worker, usually one. The pool and a plain loop are stepped
+alternately, in several short rounds, so that a slow moment of the machine affects both. The result is the median of the
+ratios of their speeds in these rounds. The pool of a candidate is opened only if the candidate could be clearly faster
+than the best one so far, assuming that messages cost nothing.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def choose(
 
 @dataclass(slots=True)
 class Candidate:
-    """A mode with its number of workers, and ``caller_steps=True`` or no option."""
+    """A mode with its number of workers, and either the option ``caller_steps=True`` or none."""
 
     mode: str
     workers: int
@@ -219,7 +219,10 @@ class Trial:
     are_copies: bool = False  # whether all factories make copies, so that no env of the user can be stepped
 
     def run(self) -> Recommendation:
-        """Try the modes, in a different process if necessary. Exceptions of envs and of the trial are raised."""
+        """Try the modes, in a different process if necessary.
+
+        Exceptions raised by envs or by the trial are not caught.
+        """
         # Each env is tried with its own factory or, if there are many, with one of a few that are spread evenly.
         different = list({id(one.source): one for one in reversed(self.factories)}.values())[::-1]
         kinds = min(len(different), _MOST_KINDS)
@@ -338,7 +341,7 @@ class Trial:
         return [workers for workers in dict.fromkeys(counts) if workers > 1 or self.caller_busy]
 
     def _may_win(self, candidate: Candidate) -> bool:
-        """Return whether a candidate could be clearly faster than the best so far, and its speed can be found out."""
+        """Return whether a candidate could be clearly faster than the best so far, and can be measured or estimated."""
         if candidate.mode == "subproc" and (obstacle := self.find_obstacle()):
             self._failed.setdefault("subproc", obstacle)
         # Threads are sure to help if envs wait, or if they have helped before; the gain of caller_steps is never sure.
@@ -368,7 +371,7 @@ class Trial:
                 # If envs wait, their random times differ more from turn to turn than the machine's speed does.
                 candidate.speedup = self._loop / pool.mean() if self._waits else pool.speedup(self._dummy)  # type: ignore[arg-type]
                 pool.env.close()
-            except Exception as error:  # noqa: BLE001 (envs raise anything; in a loop these work)
+            except Exception as error:  # noqa: BLE001 (envs raise anything; these envs work in a loop)
                 self._failed[candidate.mode] = f"a trial of them failed ({one_line(error)})"
                 return False
             self._tried.append(candidate)
@@ -568,7 +571,7 @@ class _SharedEnv:
     """The real env that several stand-ins share."""
 
     env: Resettable
-    first: tuple[State, Info] | None = None  # state and info, once the env was reset
+    first: tuple[State, Info] | None = None  # state and info, once the env has been reset
     num_users: int = 0  # open stand-ins
 
 

@@ -97,9 +97,9 @@ class CollectorBase(ShortTracebacks):
 
             * ``staleness``, ``(num_workers,)``: the set's latest version minus the oldest version that the collector
               used;
-            * ``lost_samples``: upper bound on the samples that were lost because collectors died before sending them.
-              All samples that were requested from a dead collector are counted: about 0.5 s of work or, in `stream`, a
-              whole collection;
+            * ``lost_samples``: upper bound on the number of samples that were lost because collectors died before
+              sending them. All samples that were requested from a dead collector are counted: about 0.5 s of work or,
+              in `stream`, a whole collection;
             * ``num_bytes`` and ``num_bytes_sent``, only with ``compress_data``: size of the data before and after
               compression.
 

@@ -28,7 +28,7 @@ class CollectorSet(CollectorBase):
     """Runs collectors, each in its own worker with its own policy and envs.
 
     The same seeds give identical data in every mode, as long as all collectors make the same number of steps and none
-    of them dies: envs are seeded as if they all belonged to one collector.
+    of them dies. Envs are seeded as if they all belonged to one collector.
 
     Args:
         num_workers: Number of collectors.
@@ -93,7 +93,7 @@ class CollectorSet(CollectorBase):
                 check_maker(name, make)
         super().__init__(num_steps, start_steps, seed, log_dir)
         self._word, self._last_report = para_mode, time.perf_counter()
-        self._fresh = set(range(num_workers))  # collectors that have not made their first collection
+        self._fresh = set(range(num_workers))  # collectors that have not made their first collection yet
         self._enough = math.ceil(round(fraction_samples * num_workers, 9))  # 0.07 * 100 is 7.000000000000001
         given = {**makers, "num_steps": num_steps, "seed": self._seed, "world_size": num_workers}
         envs = [functools.partial(CollectorEnv, {**given, "rank": rank}, compress_data) for rank in range(num_workers)]

@@ -198,10 +198,10 @@ class Scheduler:
     # ---------------------------------------------------------------- settings
 
     def announce(self, method: str, *arguments: Any) -> None:
-        """Call a method of all collectors that applies a setting.
+        """Apply a setting by calling a method of all collectors.
 
         Busy collectors run the method before their next request, and replacements before their first one. If collectors
-        have not run an earlier call with the same `Subject` yet, they only run the new one. After Ctrl-C or
+        have not run an earlier call with the same `Subject` yet, they run only the new one. After Ctrl-C or
         `WorkerTimeoutError`, the new call still takes effect. After any other error, the former settings and version
         are restored.
         """

@@ -200,7 +200,7 @@ class Recorder:
         if record.clock == clock_id():
             return record
         # The offset measured at the start of the recording is preferred, because that reply took less time. The offset
-        # is unknown if the host was since rebuilt on a different machine.
+        # is unknown if the host has since been rebuilt on a different machine.
         clock, offset = self._clocks.get(record.env_ids[0], ("", 0.0))
         return record.later(offset if clock == record.clock else received - record.now)
 

@@ -116,8 +116,10 @@ def checked_path(path: object, suffix: str) -> Path:
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
 _MOST_ROWS = 25
 _MOST_BLOCKS = 5000
-"""Maximum number of blocks in a panel. More blocks would be too narrow to see and would make the file large; shades
-replace them."""
+"""Maximum number of blocks in a panel.
+
+More blocks would be too narrow to see and would make the file large, so shades are drawn instead.
+"""
 _BINS = 300
 _STEPS_IN_DETAIL = 8
 # These colours are distinct with any colour vision.

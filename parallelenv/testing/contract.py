@@ -346,7 +346,7 @@ class BackendContract:
 
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals between processes here")
     def test_envs_are_usable_after_an_interrupt(self, make: Make, make_oracle: Make) -> None:
-        """After an interrupt, ``step()`` raises an error, ``recv()`` returns the steps in flight, ``reset()`` works."""
+        """After an interrupt, ``step()`` raises, ``recv()`` returns the steps in flight, and ``reset()`` works."""
         if threading.current_thread() is not threading.main_thread():
             pytest.skip("interrupts come to the main thread only")
         env, oracle = make(five_env_fns(zoo.Interrupter)), make_oracle(five_env_fns(zoo.Interrupter))

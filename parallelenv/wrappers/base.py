@@ -301,7 +301,8 @@ class ParallelWrapper(ShortTracebacks):
     def load_state(self, state: Any) -> tuple[int, ...]:
         """Restore a state. See `ParallelEnv.load_state`.
 
-        If an env fails, the wrappers keep their current state, which no longer fits the envs; reset all envs then.
+        If an env fails, the wrappers keep their current state, which no longer fits the envs. In that case, reset all
+        envs.
 
         Raises:
             ArgumentError: If the state was saved through different wrappers, or for the reasons given in

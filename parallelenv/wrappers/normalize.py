@@ -22,7 +22,7 @@ from parallelenv.wrappers.base import ParallelWrapper, StateWrapper, Wrappable, 
 from parallelenv.wrappers.batching import States, changed, numeric_rewards, rebuilt
 
 _PRIOR = 1e-4
-"""Weight, in states, of the initial mean 0 and variance 1: as in Gymnasium and Stable-Baselines3."""
+"""Weight, in states, of the initial mean 0 and variance 1. It is the same as in Gymnasium and Stable-Baselines3."""
 
 
 @dataclass
