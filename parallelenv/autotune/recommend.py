@@ -293,7 +293,9 @@ class Trial:
         return True
 
     def _first_steps(self) -> tuple[float, float, float] | None:
-        """Step one env of each kind. These envs stay open, and all pools in this thread use them.
+        """Step one env of each kind.
+
+        These envs stay open, and all of the trial's pools that run envs in this thread use them.
 
         Returns:
             Mean seconds for making and resetting an env, for a step, and for the computation in a step; ``None`` if an

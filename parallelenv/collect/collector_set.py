@@ -41,8 +41,8 @@ class CollectorSet(CollectorBase):
         weights: Initial weights. See `Collector`.
         make_test_envs: Function that returns the `ParallelEnv` for `evaluate`. See `Collector`.
         start_steps: Steps of each env in the first collection. See `Collector`.
-        fraction_samples: Once this fraction of the collectors has finished, the others stop at their next step (within
-            0.05 s if a step takes less), and `collect` returns the steps made so far.
+        fraction_samples: Once this fraction of the collectors has finished, the others stop after their current step,
+            or within 0.05 s if steps are shorter than that. `collect` then returns the steps made so far.
         compress_data: Whether to compress collections for transfer over a slow network (needs ``zstandard``).
         worker_resources: Resources of each collector's Ray actor, in the form that ``actor.options`` takes, for example
             ``{"num_cpus": 1, "num_gpus": 0.5, "memory": 2**30}``. Only for Ray modes.

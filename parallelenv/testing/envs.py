@@ -441,7 +441,7 @@ class Witness(Counter):
         return super()._state()
 
     def close(self) -> None:
-        """Close, then raise an error, which must have no effect."""
+        """Close, then raise an error, which the caller must ignore."""
         self._write("closed")
         raise RuntimeError("close() fails")
 

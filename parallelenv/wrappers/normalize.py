@@ -66,7 +66,7 @@ class Moments:
 
 
 class RunningStatistics:
-    """Mean and variance of every number of a state, or of a return, over all data so far.
+    """Running mean and variance of each element of the states, or of the returns, over all data so far.
 
     Statistics can be pickled, copied, saved, and merged with those of other workers or other `ParallelEnv` objects.
 
