@@ -93,7 +93,7 @@ class Comparison:
 
     @property
     def is_reproducible(self) -> bool:
-        """True if the env gave the same results in two runs in the oracle; otherwise no mode can be checked."""
+        """True if the env gave the same results in two runs of the reference mode. Otherwise no mode can be checked."""
         return self.rows[0].deviation is None
 
     @property

@@ -360,7 +360,10 @@ class Trial:
         return self._loop / max(self._busy, least + work)
 
     def _takes_long(self, candidate: Candidate) -> bool:
-        """Return whether a trial would take long. Threads are expected to make envs one by one, because of the GIL."""
+        """Return whether a trial would take long.
+
+        The estimate assumes that threads make envs one at a time, because of the GIL.
+        """
         turns = candidate.workers if candidate.mode == "thread" else -(-candidate.workers // self.cores)
         return self._dummy is None or turns * self._making > _LONG_MAKING
 
@@ -620,7 +623,10 @@ class StandIn(gymnasium.Env[State, Action]):
 
     @property
     def observation_space(self) -> Any:  # type: ignore[override]  # nothing sets it
-        """The env's observation space. It is not read if the user gave ``spaces``."""
+        """The env's observation space.
+
+        It is not read if the user gave ``spaces``, because envs then need not declare one.
+        """
         return self._shared.env.env.observation_space
 
     @property

@@ -149,7 +149,7 @@ class CollectorBase(ShortTracebacks):
 
         Raises:
             ArgumentError: If the policy has neither of these methods, or ``version`` is invalid.
-            UnpicklableError: If a set cannot pickle the weights. In that case, nothing is set.
+            UnpicklableError: If a `CollectorSet` cannot pickle the weights. The earlier weights stay in use.
             KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy in a set takes too long to load the
                 weights. The weights are set anyway: collectors that do not have them yet load them before their next
                 collection.

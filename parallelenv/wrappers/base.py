@@ -430,8 +430,8 @@ class StateWrapper(ParallelWrapper):
     def process(self, states: States) -> States:
         """Return processed states.
 
-        Called with the states that `reset`, `step` and `recv` return, except those of envs that have no state. If
-        episodes ended and restarted, this method is called once more, with the states in ``info["ended_state"]``.
+        Called with the states that `reset`, `step` and `recv` return. Envs that have no state are left out. If episodes
+        ended and restarted, this method is called once more, with the states in ``info["ended_state"]``.
 
         Args:
             states: Batched as `ParallelEnv.step` returns them, for any number of envs.

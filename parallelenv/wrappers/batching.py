@@ -92,7 +92,7 @@ def batch_of(space: Space, states: Sequence[object]) -> States:
 def unstacked(states: States, space: Space, count: int) -> list[State]:
     """Return the ``count`` single states of a batch.
 
-    Rows of arrays are copied, since ``copy=False`` reuses the arrays.
+    Rows of arrays are copied, because a `ParallelEnv` with ``copy=False`` overwrites its arrays in the next step.
     """
     if isinstance(states, np.ndarray) and states.dtype == object:
         return list(states)
