@@ -141,7 +141,7 @@ class StepBatch(list[tuple[State, Any, Any, Any]]):
 
 
 def refuse_pair(num_states: int | None) -> None:
-    """Refuse a call of ``reset`` whose caller unpacks the result into a pair, as in Gymnasium.
+    """Refuse a call to ``reset`` whose caller unpacks the result into a pair, as in Gymnasium.
 
     Python would only raise an error about too many values to unpack, and with two envs it would raise no error at all.
     Therefore, this function reads the caller's next instruction, which takes 0.8 us; the smallest reset takes 20 us.

@@ -205,9 +205,9 @@ class Candidate:
 class Trial:
     """A trial of the modes.
 
-    Envs are made in this process and in workers, at most `_MOST_KINDS` in each. Live envs, and envs of env fns that
-    return an existing env, are tried as copies, and only in other processes, because a copy may hold the same handle to
-    a simulator or a connection.
+    In this process, and in each worker, one env of each kind (env fn) is made, of at most `_MOST_KINDS` kinds. Live
+    envs, and envs of env fns that return an existing env, are tried as copies, and only in other processes, because a
+    copy may hold the same handle to a simulator or a connection.
     """
 
     factories: Sequence[EnvFactory]  # of all envs
@@ -472,7 +472,10 @@ def _switches() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _without_side_effects() -> Iterator[None]:
-    """Preserve the states of the global random generators, and suppress warnings: the user's envs will give them."""
+    """Preserve the states of the global random generators, and suppress warnings.
+
+    The warnings are shown later, when the user's own envs are made.
+    """
     plain, numpys = random.getstate(), np.random.get_state()
     try:
         with warnings.catch_warnings():

@@ -253,7 +253,7 @@ class BackendContract:
     # ---------------------------------------------------------------- requests in flight
 
     def test_each_sent_step_is_received_once(self, make: Make) -> None:
-        """A call of ``recv`` returns at least ``min_envs`` and at most ``max_envs`` results."""
+        """A call to ``recv`` returns at least ``min_envs`` and at most ``max_envs`` results."""
         env = make(five_env_fns(zoo.Counter))
         env.reset()
         env.send(ONES)
@@ -465,7 +465,7 @@ class BackendContract:
         assert _read_records(tmp_path)[0][-1] == "closed"
 
     def test_unreferenced_env_is_closed_by_garbage_collection(self, tmp_path: Path) -> None:
-        """No call of `close` is needed."""
+        """No call to `close` is needed."""
         options: Any = {"num_cpus": 2, **self.backend_options}
         env = ParallelEnv(five_env_fns(zoo.Witness, str(tmp_path)), self.para_mode, **options)
         env.reset()

@@ -289,7 +289,10 @@ class NormalizeStates(StateWrapper):
         return self.statistics
 
     def process(self, states: States) -> States:
-        """Return normalised states, batched as the wrapped object returns them. The states are not counted."""
+        """Return normalised states, batched as the wrapped object returns them.
+
+        The running mean and variance are not updated.
+        """
         return self.normalizer(states)
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:

@@ -95,6 +95,9 @@ class RecordEpisodeStatistics(ParallelWrapper):
         return {**super().remembered(), "_begins": time.perf_counter() - self._begins}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Restore the counts, and at most ``buffer_length`` episodes. The time since `save_state` does not count."""
+        """Restore the counts, and at most ``buffer_length`` episodes.
+
+        The time since `save_state` is not part of an episode's duration.
+        """
         queues = {name: deque(memory[name], maxlen=self._buffer_length) for name in memory if name.endswith("_queue")}
         super().remember({**memory, **queues, "_begins": time.perf_counter() - memory["_begins"]})

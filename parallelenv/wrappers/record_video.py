@@ -124,7 +124,7 @@ class RecordVideo(ParallelWrapper):
         """End the current video and return its path, or ``None`` if there is no video.
 
         Raises:
-            OSError: If the video cannot be written. The video is kept; the next call of `save` or `close` tries again,
+            OSError: If the video cannot be written. The video is kept; the next call to `save` or `close` tries again,
                 and so does the next step if the video is full.
         """
         if not self._frames:
