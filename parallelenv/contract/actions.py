@@ -1,4 +1,4 @@
-"""Counts and checks the ``action`` argument of a step, and converts it to rows of the batch."""
+"""Checks the ``action`` argument of a step, including the number of actions, and converts it to rows of the batch."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def check_flags(**flags: object) -> None:
 
 
 def check_positive(name: str, value: object) -> int:
-    """Return a value; raise unless it is an int of at least 1."""
+    """Return ``value``; raise unless it is an int of at least 1."""
     if not is_int(value) or value < 1:
         raise ArgumentError(f"{name}={show(value)} must be an int of at least 1.")
     return value
@@ -64,7 +64,7 @@ def check_timeout(timeout: object) -> float | None:
 
 
 def check_grace(timeout: object, default: float) -> float:
-    """Return how many seconds workers have to close their envs; ``None`` means the default."""
+    """Return how many seconds workers may take to close their envs; ``None`` means the default."""
     if timeout is None:
         return default
     if not is_number(timeout) or not timeout >= 0:

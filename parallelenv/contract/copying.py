@@ -1,7 +1,7 @@
 """Makes copies that share nothing with the original.
 
-An env may reuse its buffers and dicts, and a user may change objects after passing them in. In one process, a
-copy keeps such changes from reaching the other side; between processes, pickling makes the copy.
+An env may reuse its buffers and dicts, and a user may change objects after passing them in. Within one process, only a
+copy keeps such changes from reaching the other side. Between processes, pickling makes that copy.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _reduce_code(code: CodeType) -> tuple[object, ...]:
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler, except that functions keep the name of their file.
 
-    cloudpickle 3.1.3 and later drop that name, so tracebacks could not show the source line of an env defined in a
-    notebook.
+    cloudpickle 3.1.3 and later drop that name. Without it, tracebacks could not show the source line of an env defined
+    in a notebook.
     """
 
     dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
@@ -68,7 +68,8 @@ def is_unchangeable(value: object) -> bool:
 def deep_copy(value: Any) -> Any:
     """Return a copy of ``value`` that shares no mutable part with it.
 
-    The common cases are written out: copying ``{"a": 1.0, "b": array}`` takes 1.3 us; `copy.deepcopy` takes 1.9 us.
+    Common cases have code of their own, which is faster. Copying ``{"a": 1.0, "b": array}`` takes 1.3 us;
+    `copy.deepcopy` takes 1.9 us.
     """
     if is_unchangeable(value):
         return value
@@ -150,7 +151,7 @@ class Unpickler(pickle.Unpickler):
         self._left_alone: set[type] = set()
 
     def find_class(self, module: str, name: str) -> object:
-        """Return a global.
+        """Return the object called ``name`` in ``module``.
 
         cloudpickle's functions that rebuild a class are replaced by functions that first look for an existing class.
         """
@@ -211,8 +212,8 @@ class Broadcast:
     Attributes:
         packed: The content, which is the method and the arguments, as `pickled` returns it. ``None`` if the backend
             sends the content separately from the message.
-        stored: The place where the backend has stored the content for remote hosts, so that it stores the content only
-            once.
+        stored: The place where the backend has stored the content for remote hosts. It is kept here so that the backend
+            stores the content only once.
     """
 
     def __init__(self, method: str, *arguments: object) -> None:
@@ -221,7 +222,7 @@ class Broadcast:
         self.stored: object = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state without the part that only the caller uses."""
+        """Return the state without ``stored``, which only the caller uses."""
         return {"packed": self.packed, "stored": None}
 
     def without_content(self) -> Broadcast:
@@ -237,7 +238,9 @@ class Broadcast:
 
 
 def pickled(content: object, what: str, way_out: str) -> Array:
-    """Return the pickle of ``content``, ``(nbytes,)`` uint8, which can be sent to all hosts without a copy for each.
+    """Return the pickle of ``content``, ``(nbytes,)`` uint8.
+
+    It can be sent to all hosts without a copy for each host.
 
     If ``content`` cannot be pickled, an `UnpicklableError` is raised. Its message begins with ``what``, a description
     of the content, and ends with ``way_out``, a sentence of advice.

@@ -25,7 +25,7 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """The smaller of affinity and quota, at least 1; a fraction of a core counts as one core, as in Go and Java."""
+        """The smaller of affinity and quota, at least 1; a fraction of a core is rounded up, as in Go and Java."""
         return max(1, min(self.affinity, math.ceil(self.quota or self.affinity)))
 
 

@@ -138,7 +138,7 @@ def _factory(env_id: int, item: object) -> EnvFactory:
 
 
 def _as_list(item: object) -> str:
-    """Return a sentence that says how to give this single item correctly."""
+    """Return a sentence that says how to pass a list instead of this single item."""
     if isinstance(item, (str, EnvSpec)):
         word = show(item) if isinstance(item, str) else "spec"
         return f"Give a list, [{word}] * n, or use ParallelEnv.make({word}, num_envs=n)."
@@ -211,7 +211,7 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
 
 
 def _loses_state(env: object) -> bool:
-    """Return whether a live env was reset and `EzPickle` would lose its state.
+    """Return whether a live env has been reset, and pickling it with `EzPickle` would lose its state.
 
     For a vector env, return whether this is the case for any of its sub-envs.
     """
@@ -226,7 +226,10 @@ def _loses_state(env: object) -> bool:
 
 
 def modules_of(packed: Iterable[bytes]) -> list[str]:
-    """Return the modules that pickles of envs and env fns refer to, including those of registered ids, each once."""
+    """Return the modules that pickles of envs and env fns refer to, without duplicates.
+
+    Modules of registered ids in the pickles are included.
+    """
     found: dict[str, None] = {}
     left = iter(range(_MOST_OPCODES))
     waiting = list(dict.fromkeys(packed))
@@ -265,7 +268,7 @@ def _modules_of_id(text: str) -> list[str]:
 
 
 def is_env(candidate: object) -> bool:
-    """Return whether an object can be used as an env, that is, has callable ``reset`` and ``step``."""
+    """Return whether an object can be used as an env, that is, whether it has callable ``reset`` and ``step``."""
     methods = [getattr(candidate, name, None) for name in ("reset", "step")]
     return not isinstance(candidate, type) and all(map(callable, methods))
 
@@ -284,7 +287,7 @@ def is_vector_env(env: object) -> bool:
 
 
 def refuse_foreign(env: object, env_id: int) -> None:
-    """Raise an `InvalidEnvError` for closed vector envs, PettingZoo's envs, and EnvPool's without Gymnasium's API."""
+    """Raise an `InvalidEnvError` for closed vector envs, PettingZoo envs, and EnvPool envs without Gymnasium's API."""
     if any(kind.__module__.partition(".")[0] == "pettingzoo" for kind in type(env).__mro__):
         raise InvalidEnvError(
             f"env {env_id} is {show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side by "
@@ -322,8 +325,8 @@ def refuse_live(factories: Iterable[EnvFactory]) -> None:
 def registered_by_user() -> dict[str, bytes]:
     """Return, by id, the pickles of specs that were registered in addition to Gymnasium's own.
 
-    Specs that cannot be pickled are left out. Their ids raise Gymnasium's own error in a worker process; users can give
-    such an env as an env fn instead.
+    Specs that cannot be pickled are left out. Making an env by such an id raises Gymnasium's own error in a worker
+    process; users can give an env fn instead.
     """
     packed = {}
     for name, spec in gymnasium.registry.items():
@@ -342,7 +345,7 @@ EnvFn = Callable[[], Env]
 
 
 def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
-    """Return an env fn for each copy. See `ParallelEnv.replicate`."""
+    """Return one env fn for each copy of the env. See `ParallelEnv.replicate`."""
     factory = make_factories([env])[0]
     if factory.is_live:
         return [functools.partial(loads, pack_factories([factory])[0])] * num_envs

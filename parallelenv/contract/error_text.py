@@ -23,7 +23,7 @@ class _Repr(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = 2 * _LONGEST
 
     def repr_dict(self, x: dict[object, object], level: int) -> str:
-        """Keep the order of items, which `reprlib` would sort."""
+        """Keep the items in their order; `reprlib` would sort them."""
         if level <= 0 or not x:
             return "{...}" if x else "{}"
         items = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
@@ -42,7 +42,11 @@ _REPR = _Repr()
 
 
 def show(value: object) -> str:
-    """Return a value as a user would write it; shorten a long text or give the value's type and length. Never raise."""
+    """Return a value as a user would write it.
+
+    A long text is shortened; if the value is a list or dict, its type and length are returned instead. The function
+    never raises.
+    """
     try:
         text = _REPR.repr(value)
         if len(text) > _LONGEST and isinstance(value, (list, tuple, set, frozenset, dict)):
@@ -93,7 +97,10 @@ def were(number: int, thing: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits, or with every digit before the point: ``0.0123``, ``21.5``, ``12,346``."""
+    """Return a number with three significant digits, or with all digits before the decimal point if there are more.
+
+    Examples are ``0.0123``, ``21.5`` and ``12,346``.
+    """
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 

@@ -39,7 +39,10 @@ class Failure:
 
     @property
     def exception(self) -> BaseException:
-        """The exception. It is unpacked on first access, because a process that forwards it may lack its module."""
+        """The exception.
+
+        It is unpacked on first access, because a process that only forwards the exception may lack its module.
+        """
         if self._exception is None:
             self._exception = _unpack(self._packed)
         return self._exception
@@ -57,12 +60,12 @@ NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
 
 
 def raise_failures(failures: Sequence[Failure], partial: object) -> None:
-    """Raise the error for these failures, which are in env id order; without failures, do nothing.
+    """Raise the error for these failures, which are ordered by env id; if there are none, do nothing.
 
     If all failures have the same type and text, the exception of the first env is raised, with a note that says how
-    many other envs failed. If they differ, an exception group is raised, in which equal failures appear once. The error
-    gets the attributes ``env_ids`` (a tuple of the envs that failed), ``failures`` (their exceptions, by env id) and
-    ``partial`` (the result of the envs that did not fail).
+    many other envs failed. If they differ, an exception group is raised, in which equal failures appear only once. The
+    error gets the attributes ``env_ids`` (a tuple of the envs that failed), ``failures`` (their exceptions, by env id)
+    and ``partial`` (the result of the envs that did not fail).
     """
     if not failures:
         return
@@ -101,7 +104,7 @@ def with_note(*failures: Failure) -> BaseException:
 
 
 def put(exception: BaseException, name: str, value: object) -> None:
-    """Set an attribute, even if the exception's class forbids it, as a frozen dataclass does."""
+    """Set an attribute, even if the exception's class forbids this (as a frozen dataclass does)."""
     with contextlib.suppress(Exception):  # the user's class has a property with this name
         object.__setattr__(exception, name, value)
 
@@ -148,7 +151,7 @@ def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
 
 
 def _load(pickled: bytes) -> Any:
-    """Return an exception from its pickle, or from the pickle of its type, arguments and attributes."""
+    """Load an exception from its own pickle, or from the pickle of its type, arguments and attributes."""
     loaded = loads(pickled)
     if not isinstance(loaded, tuple):
         return loaded

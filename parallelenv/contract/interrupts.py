@@ -1,7 +1,7 @@
 """Sections that Ctrl-C must not interrupt.
 
 A `KeyboardInterrupt` can be raised between any two bytecodes of the main thread: for example, after the caller has
-written a message but before it has recorded that. Caller and host would then disagree. The caller may be interrupted
+written a message but before it has recorded this. Caller and host would then disagree. The caller may be interrupted
 while it *waits*; while it sends, records a reply, or opens or closes system resources, the interrupt is delayed.
 """
 

@@ -138,7 +138,7 @@ class MessageChannel(ABC):
     def notify(self, anything: object) -> None:
         """Send an object that gets no reply, such as a `PackedSpec`.
 
-        If the host is dead, only the next command reports this.
+        If the host is dead, this method does not raise; the next command reports the death.
         """
         with contextlib.suppress(OSError):
             self.send_message(codec.encode(anything))
@@ -165,7 +165,7 @@ class MessageStep:
             self._send(number)
 
     def _send(self, number: int) -> None:
-        """Send all messages; a channel whose host has died reports that at the next wait."""
+        """Send all messages; if a host has died, its channel reports this at the next wait."""
         self._number, self._done = number, []
         self._pending = {channel: place for place, (channel, _) in enumerate(self._parts)}
         for channel, (tag, _, _, subset) in self._parts:

@@ -38,8 +38,9 @@ class PackedSpec(WorkerSpec):
     ) -> list[PackedSpec]:
         """Return specs in the form that is sent; raise an `UnpicklableError` if an env cannot be pickled.
 
-        ``caller`` is the version and folder of this package in the caller's process; the default is the copy that runs
-        in this process. ``shared`` (by default the arrays of the specs) and ``environment`` are as in `PackedSpec`.
+        ``caller`` is the version and folder of this package in the caller's process; the default describes the copy
+        that runs in this process. ``shared`` (by default the arrays of the specs) and ``environment`` are as in
+        `PackedSpec`.
         """
         registered, caller = registered_by_user(), caller or package_version()
         return [
@@ -63,7 +64,7 @@ class PackedSpec(WorkerSpec):
 
 
 class PackageVersion(NamedTuple):
-    """Version and folder of a copy of this package; the folder is empty if folders cannot be compared (on Ray)."""
+    """Version and folder of a copy of this package; the folder is empty on Ray, where folders cannot be compared."""
 
     version: str
     folder: str

@@ -33,7 +33,7 @@ class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never 
 
 
 class UnreadableError(Exception):
-    """Raised for a command or a reply that was pickled but cannot be unpickled; never seen by users.
+    """Raised for a command or a reply that was pickled but cannot be unpickled; users never see it.
 
     Its attributes are the ``number`` of the command and the ``reason``, which is the message of the unpickling error.
     """
@@ -119,14 +119,14 @@ class Reply:
 
 
 class Printed(NamedTuple):
-    """A text that was printed in a worker."""
+    """Text that was printed in a worker."""
 
     env_ids: tuple[int, ...]  #: The envs, one of which printed the text.
     text: str  #: The text.
 
 
 class Remark(Printed):
-    """A text that is issued as a warning in the caller's process instead of being printed."""
+    """Text that is issued as a warning in the caller's process instead of being printed."""
 
 
 class NoEffect(Remark):
@@ -134,7 +134,7 @@ class NoEffect(Remark):
 
 
 class Extra(NamedTuple):
-    """Values that a step or reset of one env returns in addition to the env's row in the batch; ``None`` if absent."""
+    """What a step or reset of one env returns in addition to the env's row in the batch; ``None`` for absent values."""
 
     info: Info | None = None  #: The env's info.
     loose: list[object] | None = None  #: Leaves of its state that are not in the batch, in order.
@@ -173,7 +173,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """Properties of a vector env, each of whose sub-envs has an env id."""
+    """Properties of a vector env. Each of its sub-envs has an env id."""
 
     num_envs: int  #: Number of its sub-envs.
     name: str  #: Its class, for messages.
@@ -274,7 +274,10 @@ class RepeatedStep(Protocol):
     """
 
     def send(self, number: int) -> None:
-        """Make the hosts step. The first host's command gets this number, and the others get the following numbers."""
+        """Make the hosts step.
+
+        The command of the first host gets this number; those of the other hosts get the numbers that follow.
+        """
 
     def wait(self, timeout: float) -> bool:
         """Wait until all hosts have stepped, but no longer than ``timeout`` seconds.
@@ -304,7 +307,7 @@ class Backend(Protocol):
     placement: str = ""  #: Text in ``repr`` that says how hosts are reached; may be empty.
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
-        """Return how many workers to start for ``num_envs`` envs, from 1 to that number.
+        """Return how many workers to start for ``num_envs`` envs: at least 1 and at most ``num_envs``.
 
         The workers may use ``num_cpus`` cores; ``None`` means all usable ones. Backends that reserve GPUs divide
         ``num_gpus`` among the workers.
@@ -323,10 +326,10 @@ class Backend(Protocol):
         """Wait until a host with a pending command has a reply or has died.
 
         Args:
-            channels: The channels of hosts with a pending command: at least one.
+            channels: The channels of hosts with a pending command; there is at least one.
             timeout: Seconds; ``None`` means no limit.
             wanted: Number of replies that the caller needs to continue. A backend that can wake cheaply for each reply
-                may wait for this many; it must stop waiting when a host has died or has printed something.
+                may wait for this many; it must stop waiting earlier if a host dies or prints something.
 
         Returns:
             The channels whose `Channel.receive` will not block; empty after ``timeout``.
@@ -343,8 +346,8 @@ class Backend(Protocol):
         """Return a descriptor with which an event loop can wait for replies.
 
         The descriptor becomes readable when a host replies or dies, and stays readable until `wait` has returned that
-        host's channel. The descriptor may also be readable when there is no reply. If the result is ``None``, `wait` is
-        called repeatedly.
+        host's channel. The descriptor may also be readable when there is no reply. If the result is ``None``, the
+        caller calls `wait` repeatedly instead.
         """
         return None
 
@@ -354,12 +357,12 @@ class Backend(Protocol):
         This method may be called repeatedly: after a `KeyboardInterrupt`, it is called again with a timeout of 0.
 
         Args:
-            channels: All channels that were launched and not killed; hosts of an interrupted `launch` are ended as
+            channels: All channels that have been launched and not killed. Hosts of an interrupted `launch` are ended as
                 well.
             timeout: Seconds before hosts that have not exited are killed.
 
         Returns:
-            Env output that the caller would not see otherwise, and that no reply contained.
+            Output of envs that no reply contained and that the caller would not see otherwise.
         """
 
 

@@ -88,7 +88,7 @@ class RolloutChunk:
         return len(self.rewards)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields, with infos of one form as arrays: 800 infos then pickle in 0.9 ms instead of 7 ms."""
+        """Return the fields, with infos of one form as arrays; pickling 800 infos then takes 0.9 ms instead of 7 ms."""
         said, table = dict(self.said), None
         plain = {place: extra.info for place, extra in said.items() if extra.info and not any(extra[1:])}
         form = form_of(next(iter(plain.values()), {}))
@@ -122,7 +122,7 @@ class ExtrasFormat(NamedTuple):
 
 
 def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasFormat]) -> dict[str, ExtrasFormat]:
-    """Return formats that fit both known and newly found extras; raise an `ArgumentError` if there are none."""
+    """Return formats that fit both known and newly found extras; raise an `ArgumentError` if no format does."""
     joined = {**known, **found}
     for name in known.keys() & found.keys():
         before, now = known[name], found[name]
@@ -139,17 +139,17 @@ def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasForm
 
 
 def forms_of(extras: Mapping[str, Array]) -> dict[str, ExtrasFormat]:
-    """Return the formats of extras of several steps and envs."""
+    """Return the format of each extra, given arrays for several steps and envs."""
     return {name: ExtrasFormat(array.shape[2:], array.dtype) for name, array in extras.items()}
 
 
 def stack_extras(
     parts: Iterable[tuple[Mapping[str, Array], Any]], forms: Mapping[str, ExtrasFormat], shape: tuple[int, ...]
 ) -> dict[str, Array]:
-    """Return the extras of all steps and envs, in arrays that begin with the axes ``shape``.
+    """Return the extras of all steps and envs, in arrays whose first axes have the shape ``shape``.
 
-    Each part is a dict of arrays and the index at which these are written. All other entries are zero, or ``None`` in
-    object arrays.
+    Each part is a dict of arrays and the index at which they are written. Entries that no part writes are zero, or
+    ``None`` in object arrays.
     """
     stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms.items()}
     for extras, place in parts:
@@ -164,12 +164,12 @@ def empty_array(shape: tuple[int, ...], dtype: DType) -> Array:
 
 
 def empty_rows(shape: tuple[int, ...], like: Array | None) -> Array:
-    """Return zeros in the form of rows of the batch; for a loose leaf, return an object array of ``None``."""
+    """Return zeros with the row shape and dtype of ``like``; for a loose leaf, return an object array of ``None``."""
     return empty_array(shape, np.dtype(object)) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
 
 
 def empty_actions(shape: tuple[int, ...], batch: Batch) -> list[Array]:
-    """Return `empty_rows` for each leaf of the actions; if they are not in the batch, return one object array."""
+    """Return `empty_rows` for each leaf of the actions; if actions are not in the batch, return one object array."""
     return [empty_rows(shape, like) for like in batch.actions] or [empty_rows(shape, None)]
 
 

@@ -41,7 +41,7 @@ Env: TypeAlias = Any
 
 
 class Structure:
-    """Splits the values of one space into leaves, and joins leaves to values.
+    """Splits the values of one space into leaves, and joins leaves into values.
 
     If there is no space, because the envs declare none or different ones, the whole value is one loose leaf.
 
@@ -115,7 +115,7 @@ class Structure:
         return next(leaves)
 
     def stack(self, leaf: int, values: Sequence[object]) -> Any:
-        """Batch the values of a loose leaf, one per env, as Gymnasium does; if there is no space, by `batch_values`."""
+        """Batch the values of a loose leaf, one per env, as Gymnasium does; without a space, use `batch_values`."""
         space = self.leaves[leaf]
         if space is None:
             return batch_values(values)
@@ -130,7 +130,7 @@ def common_space(candidates: Iterable[Space | None]) -> Space | None:
 
 
 def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
-    """Return facts about envs, in which ``spaces``, if given, replace the spaces of each env."""
+    """Return facts about envs. If ``spaces`` is given, these replace the spaces of each env."""
     if spaces is None:
         return list(facts)
     return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]
@@ -155,7 +155,10 @@ def batch_values(values: Sequence[Any]) -> State:
 
 
 def pick_rows(batch: Any, rows: int | Sequence[int]) -> Any:
-    """Return the row of a batch at an index, or the rows at several indices. A dict gives a dict of rows."""
+    """Return the row of a batch at an index, or the rows at several indices.
+
+    If the batch is a dict, so is the result.
+    """
     if isinstance(batch, dict):
         return {key: pick_rows(part, rows) for key, part in batch.items()}
     return batch[rows] if hasattr(batch, "shape") or isinstance(rows, int) else tuple(batch[row] for row in rows)

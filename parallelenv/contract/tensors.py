@@ -28,7 +28,10 @@ def is_dlpack(value: object) -> bool:
 
 
 def as_array(value: Any) -> Array:
-    """Return a value as an array. DLPack arrays, tensors and lists of tensors are accepted, even with gradients."""
+    """Return a value as an array.
+
+    DLPack arrays, tensors and lists of tensors are accepted, even if they require gradients.
+    """
     if is_dlpack(value):
         return np.from_dlpack(value)
     return np.asarray(value if imported_torch() is None else _without_tensors(value))

@@ -146,7 +146,7 @@ def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
 
 
 def causes(error: BaseException) -> dict[str, BaseException]:
-    """Return the cause and the context of an error, by attribute name, if Python shows them."""
+    """Return the cause and the context of an error, by attribute name, if Python would show them."""
     names = ("__cause__",) if _get(error, "__suppress_context__") else ("__cause__", "__context__")
     return {name: one for name in names if (one := _get(error, name)) is not None}
 
@@ -157,7 +157,7 @@ def _get(error: BaseException, name: str) -> Any:
 
 
 def _entries(error: BaseException) -> list[TracebackType]:
-    """Return the entries of an error's traceback; if there are many, without those in the middle.
+    """Return the entries of an error's traceback; if there are many, those in the middle are left out.
 
     The traceback of an error grows each time the error is raised.
     """
@@ -201,7 +201,10 @@ def _module(entry: TracebackType) -> str:
 
 
 def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
-    """Return a traceback of new entries. Setting `tb_next` of an existing one walks over all that follow."""
+    """Return a traceback of new entries.
+
+    Setting `tb_next` of an existing entry walks over all entries that follow it.
+    """
     following: TracebackType | None = None
     for entry in reversed(entries):
         line = entry.tb_lineno or entry.tb_frame.f_code.co_firstlineno  # no `tb_lineno` if Ctrl-C came between lines
@@ -254,11 +257,11 @@ def rebuild(places: Sequence[FrameLine]) -> TracebackType | None:
 
 
 def _raised_at(place: FrameLine) -> TracebackType:
-    """Raise an exception in code that is compiled for this place, and return the traceback entry that results.
+    """Raise an exception in code that is compiled for this place, and return the resulting traceback entry.
 
     Debuggers, IPython and pytest inspect frames and their code, so the entry needs a real frame with real code. The
     code has the line and columns of the expression that failed, so that tracebacks mark the expression as they would in
-    the process where it failed (tblib, for example, has no columns).
+    the process where it failed. (tblib, for example, does not keep the columns.)
     """
     if place.source and not linecache.getline(place.filename, place.line):  # unreadable in this process
         lines = linecache.getlines(place.filename)

@@ -39,7 +39,7 @@ class WorkerInfo:
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Return the facts of the env whose constructor, reset, step or other method is running in this thread.
+    """Return the facts about the env whose constructor, reset, step or other method is running in this thread.
 
     With these facts, envs can divide data among themselves: ``files[info.env_id :: info.num_envs]``. Each env gets its
     own facts, even if envs share a worker. Outside envs, and in threads that an env started itself, the result is
@@ -61,8 +61,8 @@ _CALLERS_OF_ENVS: set[CodeType] = set()
 def calls_envs(function: _Function) -> _Function:
     """Mark a function whose first argument is a host. While it runs, `get_worker_info` queries this host.
 
-    The host is found on the call stack. A variable would have to be set and reset, and Ctrl-C between the two would
-    leave it set permanently. A call leaves the stack however it ends.
+    The host is found on the call stack. A variable would have to be set and later reset, and Ctrl-C in between could
+    leave it set permanently. A call leaves the stack, however the call ends.
     """
     _CALLERS_OF_ENVS.add(function.__code__)
     return function
@@ -70,7 +70,7 @@ def calls_envs(function: _Function) -> _Function:
 
 @calls_envs
 def call_for(host: object, call: Callable[[], _Value]) -> _Value:
-    """Call a function. While it runs, `get_worker_info` queries this host."""
+    """Call a function. While it runs, `get_worker_info` queries ``host``."""
     return call()
 
 
@@ -89,7 +89,10 @@ class ProcessInfo(NamedTuple):
         return self.pid > 0 and self.machine == platform.node()
 
     def memory(self) -> int | None:
-        """Return the memory that the process uses, in bytes (``None`` if unknown); shared pages count in proportion."""
+        """Return the memory that the process uses, in bytes, or ``None`` if it is unknown.
+
+        A page that n processes share counts as 1/n of a page.
+        """
         with contextlib.suppress(OSError, UnicodeDecodeError):  # ended, another user's process, or not Linux
             if self.is_near:
                 found = _PSS.search(Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii"))
