@@ -274,7 +274,7 @@ def is_env(candidate: object) -> bool:
 
 
 def is_for_calls(candidate: object) -> bool:
-    """Return whether an object that has no ``step`` still has a public method to call, and is not plain data."""
+    """Return whether an object without ``step`` has a public method to call and is not plain data."""
     kind = type(candidate)
     if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
         return False

@@ -44,8 +44,8 @@ _REPR = _Repr()
 def show(value: object) -> str:
     """Return a value as a user would write it.
 
-    A long text is shortened; if the value is a list or dict, its type and length are returned instead. The function
-    never raises.
+    If the text is too long, it is shortened, or, for a list, tuple, set or dict, replaced by the type and the number of
+    items. This function never raises, even if the value has a broken ``__repr__``.
     """
     try:
         text = _REPR.repr(value)

@@ -24,7 +24,7 @@ class PackedSpec(WorkerSpec):
     #: The caller's environment variables, because those of a fork server may be outdated. If empty, the worker keeps
     #: its own.
     environment: dict[str, str]
-    path: tuple[str, ...]  #: The caller's ``sys.path``: Ray workers know only a part of it.
+    path: tuple[str, ...]  #: The caller's ``sys.path``, of which Ray workers know only a part.
     registered: dict[str, bytes]  #: Env specs that the caller registered.
     shared: Any = ()  #: The shared arrays, or the data that a worker needs to find them.
 

@@ -40,7 +40,7 @@ class RolloutRequest:
     #: The policy and its `RecurrentState`, if any, in the form that `pickled` returns. The field is ``None`` if every
     #: host that gets the request already has a copy of the policy.
     policy: Array | None
-    #: Maximum number of steps: the host stops earlier if every env reaches its limit. If 0, the host only unpickles
+    #: Maximum number of steps. The host stops earlier if every env reaches its limit. If 0, the host only unpickles
     #: the policy.
     num_steps: int
     autoreset: bool  #: Whether the host resets an env in the step that ends its episode.
