@@ -130,7 +130,7 @@ def check_name(argument: str, name: object) -> None:
 
 
 def absent_attribute(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:
-    """Return the error for an absent attribute; its message suggests a similar name, or ways to the envs' attribute."""
+    """Return the error for an absent attribute; it suggests a similar name or ways to reach the envs' attribute."""
     ways = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
     hint = hint_at_make_argument(name) or f"{near_attribute(name, type(owner))} {default or ways}"
     message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"

@@ -211,7 +211,7 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
 
 
 def _loses_state(env: object) -> bool:
-    """Return whether a live env has been reset, and pickling it with `EzPickle` would lose its state.
+    """Return whether a live env has been reset and `EzPickle` would lose its state when the env is pickled.
 
     For a vector env, return whether this is the case for any of its sub-envs.
     """
