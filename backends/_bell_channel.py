@@ -1,4 +1,7 @@
-"""The caller's end of a pipe to a host that the bell can wake as well, and a step of such hosts."""
+"""Channels to hosts that the bell can wake in addition to their pipes, and a step of several of these hosts.
+
+`_eventfd_bell` describes the bell and its words.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +33,29 @@ if TYPE_CHECKING:
     from parallelenv.backends._channel_group import ChannelGroup
 
 _BELL_SPIN = 1e-3
-"""Seconds that the caller spins for workers woken by the bell before it sleeps, if the last step took less.
+"""Seconds that the caller polls the words of workers before it sleeps, if the last step took less than this.
 
-On 2 cores, 64 CartPoles made 1.39 times the steps of a bare loop with it and 1.14 times with 200 us; envs of 100 us
-1.79 and 1.75 times. While another program kept a core busy, 16 CartPoles made 0.36 instead of 0.44 times.
+On 2 cores, 64 CartPoles made 1.39 times as many steps as a bare loop with 1 ms of polling, and 1.14 times as many with
+200 us. With envs whose steps take 100 us, the factors were 1.79 and 1.75. While a different program kept one core busy,
+16 CartPoles made 0.36 times as many steps with 1 ms, and 0.44 times as many with 200 us.
 """
 _LATE = 30e-6
-"""Seconds after which a worker that was awake has certainly started the step."""
+"""Seconds after which a worker has certainly started the step if it was awake when the bell rang."""
 _CHECK_INTERVAL = 0.001
-"""Seconds between checks of the bell while only a reply can make room in a pipe."""
+"""Seconds between checks of a worker's words while the caller waits for that worker's pipe."""
 
 
 class BellChannel(PipeChannel):
-    """A pipe to a host that a bell wakes for plain steps, which need no message.
+    """A `PipeChannel` to a host that the bell wakes for plain steps.
+
+    Args:
+        group: The group that the channel belongs to.
+        bell: The bell.
+        arguments: The other arguments of `PipeChannel`.
 
     Attributes:
-        line: Index of the first of the worker's words.
-        word: The step that was announced by the bell and has no reply yet; 0 if there is none.
+        line: Index of the first word in the worker's line.
+        word: The word of the step that the bell has announced and that has no reply yet; 0 if there is no such step.
     """
 
     def __init__(self, group: ChannelGroup, bell: Bell, *arguments: Any) -> None:
@@ -54,22 +63,23 @@ class BellChannel(PipeChannel):
         self.line = bell.add_worker(self.env_ids)
         self.word = 0
         self._bell = bell
-        self._was_told = False  # whether the worker got a message to look for that step
-        self._is_behind = True  # whether the pipe may have something unread that the next command relies on
+        self._was_told = False  # whether the caller has sent `LOOK` for the step in ``word``
+        self._is_behind = True  # see `is_behind`
 
     def connect_bell(self) -> None:
-        with contextlib.suppress(OSError), DeferSigint():  # OSError: if it has died, its first command reports it
+        # An OSError means that the host has died, which its first command reports.
+        with contextlib.suppress(OSError), DeferSigint():
             self.notify(BellAccess(self.line, self._bell.nbytes))
             self._bell.send(self.wire.connection, self.process.pid)
 
     def notify(self, anything: object) -> None:
-        if not isinstance(anything, StepSubset):  # which the host reads when a step asks for it
+        if not isinstance(anything, StepSubset):  # the host reads a `StepSubset` when a step needs it
             self._is_behind = True
         super().notify(anything)
 
     def send(self, packed: Message) -> None:
         if self.is_behind or packed.frames or packed.tag not in PLAIN_STEPS:
-            self._is_behind = False  # the reply to this command comes after everything that was sent before
+            self._is_behind = False  # before its reply to this command, the host reads everything sent earlier
             super().send(packed)
             return
         self._group.queue.append((self, packed))
@@ -78,30 +88,36 @@ class BellChannel(PipeChannel):
 
     @property
     def is_behind(self) -> bool:
-        """True if the pipe may have something unread that the next command relies on."""
+        """True if the pipe may contain a message that the host must read before it executes the next command.
+
+        The next command must then be sent over the pipe, because the host would see a step of the bell first.
+        """
         return self._is_behind or self._num_unread > 0
 
     def announce(self, word: int) -> None:
-        """Write the word of a step. This may be repeated, because the worker does each step once."""
+        """Write the word of a step for the worker to see.
+
+        The same word may be written again after an interrupt, because the worker executes each step only once.
+        """
         self.word = self._bell.words[self.line + COMMAND] = word
         self._was_told = False
         self._num_unread = 1
 
     @property
     def has_begun(self) -> bool:
-        """True if the worker has started the step that was announced."""
+        """True if the worker has started the step in ``word``."""
         return self._bell.words[self.line + TAKEN] == self.word
 
     @property
     def has_finished(self) -> bool:
-        """True if the worker has finished the step that was announced, and has nothing to report."""
+        """True if the worker has finished the step in ``word`` and has no reply in the pipe."""
         return self.word != 0 and self._bell.words[self.line + DONE] == self.word
 
     def tell(self) -> None:
-        """If the worker has not started its step, send it a message to look: the worker may have missed the ring."""
+        """Send `LOOK` to the worker if it has not started its step, because it may have missed the ring."""
         if not self._was_told and not self.has_begun:
-            self._was_told = True  # once: messages to a worker that does not run would fill its pipe
-            with contextlib.suppress(OSError):  # if it has died, the next wait finds out
+            self._was_told = True  # once per step: many messages to a suspended worker would fill its pipe
+            with contextlib.suppress(OSError):  # if the worker has died, the next wait finds out
                 self.wire.send(LOOK)
 
     def advance(self) -> bool:
@@ -120,11 +136,11 @@ class BellChannel(PipeChannel):
         if self.has_finished:  # even if the pipe has a message, which is a reply to a later command
             return Message(codec.DONE, self._take())
         message = super().receive_message()
-        self.word = 0  # the worker has something to report
+        self.word = 0  # the message is the reply to the step in ``word``
         return message
 
     def _take(self) -> int:
-        """Forget the step that is done, and return its number."""
+        """Reset ``word``, whose step is done, and return the number of the step."""
         word, self.word = self.word, 0
         return word >> OTHER_BITS
 
@@ -136,9 +152,14 @@ class BellChannel(PipeChannel):
 class BellStep:
     """A `RepeatedStep` of workers that the bell wakes.
 
-    Nothing in this class needs protection from interrupts: words can be written again, the bell can be rung again, and
-    nothing is read that could not be read again. ``parts``: each worker's channel, and the message of its step without
-    its number.
+    Ctrl-C may interrupt any method of this class, because words can be written and read again and the bell can be rung
+    again.
+
+    Args:
+        group: The group of the workers' channels.
+        bell: The bell that wakes the workers.
+        parts: The channel of each worker, with the message of the worker's step. The number in this message is not
+            used.
     """
 
     def __init__(self, group: ChannelGroup, bell: Bell, parts: Sequence[tuple[BellChannel, Message]]) -> None:
@@ -146,11 +167,11 @@ class BellStep:
         self._bell = bell
         self._words = bell.words
         self._parts = parts
-        # For each worker: the index of its word, and the value to which the number of a step is added.
+        # For each worker: the index of its `COMMAND` word, and the value to which the shifted step number is added.
         self._commands = [
             (channel.line + COMMAND, word_of(message, offset)) for offset, (channel, message) in enumerate(parts)
         ]
-        self._awaited: list[tuple[int, int]] = []  # for each worker: the index and the word that marks the step as done
+        self._awaited: list[tuple[int, int]] = []  # for each worker: the index of `DONE`, and its value after the step
         self._spinning_pays = True
         self._has_told = False
 
@@ -177,21 +198,24 @@ class BellStep:
                     if now > late:
                         late = end
                         if any(words[one - DONE + TAKEN] != awaited for one, awaited in self._awaited):
-                            self._group.spread()  # workers may share a core while another is idle
+                            self._group.spread()  # workers may share a core while a different core is idle
                 elif not self._sleep(begin + timeout):
                     return False
         self._spinning_pays = time.perf_counter() - begin < _BELL_SPIN
         return True
 
     def _sleep(self, until: float) -> bool:
-        """Wait until a worker may have finished; return False if one has a message or died, or the time is over."""
+        """Sleep until a worker may have finished its step or the time ``until`` has come.
+
+        Return ``False`` if a worker has sent a message or died, or if the time is over.
+        """
         words = self._words
         if not self._has_told:
             self._has_told = True
             rings = words[0] - 1
             for (channel, _), (_, word) in zip(self._parts, self._awaited, strict=True):
                 if words[channel.line + SEEN] != rings and words[channel.line + TAKEN] != word:
-                    with contextlib.suppress(OSError):  # if it has died, the poll finds out
+                    with contextlib.suppress(OSError):  # if the worker has died, the poll below finds out
                         channel.wire.send(LOOK)
         found = self._group.poll(max(0.0, until - time.perf_counter()) * 1000)
         if len(found) != 1 or found[0][0] != self._bell.fileno:
@@ -205,4 +229,4 @@ class BellStep:
         if not all(channel.has_begun for channel, _ in self._parts):
             self._bell.ring()
             for channel, _ in self._parts:
-                channel.tell()  # an interrupted ring may have left it waiting for the other eventfd
+                channel.tell()  # after an interrupted ring, the worker may wait for the wrong eventfd

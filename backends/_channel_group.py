@@ -1,4 +1,7 @@
-"""All channels of a pool to hosts in other processes of this machine: steps of several hosts, and waits for any."""
+"""The group of a pool's channels to hosts in other processes of this machine.
+
+The group announces steps to several hosts at once, and waits for replies from any host.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,29 @@ from parallelenv.contract.protocol import Command, Printed, RepeatedStep
 from parallelenv.worker.worker_log import WorkerLog
 
 _HEARTBEAT = 0.25
-"""Seconds between checks that workers are alive, for deaths that a pipe does not show: an env's child process may
-keep the pipe open."""
+"""Seconds between checks that workers are alive. A pipe does not show a worker's death if a child process of an env
+keeps the pipe open."""
 TERMINATE_TIMEOUT = 0.3
-"""Seconds from terminating a worker until it is killed, and for a dying fork server to disappear."""
+"""Seconds from terminating a worker until it is killed, and the time limit for replacing a dead fork server."""
 _SPIN = 200e-6
-"""Seconds that the caller spins for a reply before it sleeps, if the latest replies came that quickly.
+"""Seconds that the caller polls for a reply before it sleeps, if the latest wait for a reply was shorter than this.
 
-Otherwise it would only slow down the workers: on 2 cores it cost 2 workers 10 % of steps of 2.4 ms."""
+After longer waits, polling would only slow down the workers: on 2 cores, steps of 2.4 ms in 2 workers took 10 % longer.
+"""
 
 
 class ChannelGroup:
-    """The channels of a pool to hosts in other processes of this machine, and their bell.
+    """The channels of a pool to hosts in other processes of this machine, and the `Bell` of these hosts.
+
+    Args:
+        balancer: Moves hosts that share a core to different cores.
 
     Attributes:
         channels: All living channels, including those that `Backend.launch` has not returned yet.
-        bell: The `Bell` that announces plain steps; ``None``: the pipes do.
-        queue: Steps to announce by the bell with the next `flush`.
-        poll: Waits for any pipe and the bell, as ``poll.poll`` does.
-        awaits_first: Whether nothing was awaited since the latest message was sent.
+        bell: The `Bell` that announces plain steps; ``None`` if messages over the pipes announce them.
+        queue: Steps that the next `flush` announces, each with its channel.
+        poll: The method ``poll`` of a `select.poll` object that watches all pipes and the bell's counter.
+        awaits_first: Whether a message was sent since the latest wait.
     """
 
     def __init__(self, balancer: CpuBalancer) -> None:
@@ -50,10 +57,10 @@ class ChannelGroup:
         self.awaits_first = False
         self._balancer = balancer
         self._watched: dict[int, PipeChannel | Bell] = {}  # channels and the bell, by descriptor
-        self._pids: list[int] = []  # of the processes at their other ends
-        self._spinning_pays = True  # whether recent replies came within `_SPIN`, so that spinning pays
+        self._pids: list[int] = []  # ids of the hosts' processes
+        self._spinning_pays = True  # whether the latest wait for a reply was shorter than `_SPIN`
         self._poll: Any = select.poll() if hasattr(select, "poll") else None  # not on Windows, where nothing is watched
-        self._epoll: Any = None  # the same for event loops, once one has asked for it
+        self._epoll: Any = None  # watches the same descriptors for event loops; made at the first call of `fileno`
         if self._poll is not None:
             self.poll: Any = self._poll.poll
             self._glance = functools.partial(self.poll, 0)
@@ -61,20 +68,23 @@ class ChannelGroup:
     # ---------------------------------------------------------------- what is watched
 
     def use_bell(self, num_workers: int) -> None:
-        """Announce plain steps with a bell; raise `WorkerStartError` if there are not enough descriptors."""
+        """Make a bell for plain steps, unless there is one; raise `WorkerStartError` if no descriptor is available."""
         if self.bell is None:
             self.bell = Bell(num_workers)
             self.watch(self.bell)
 
     def connect(self, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]) -> PipeChannel:
-        """Return a new channel to a host, which the bell wakes if there is one. See `PipeChannel` for the arguments."""
+        """Return a new channel to a host: a `BellChannel` if the group has a bell, otherwise a `PipeChannel`.
+
+        See `PipeChannel` for the arguments.
+        """
         arguments = process, pipe, log, env_ids
         channel = PipeChannel(self, *arguments) if self.bell is None else BellChannel(self, self.bell, *arguments)
         self.channels = [*(known for known in self.channels if not known.is_closed), channel]
         return channel
 
     def watch(self, channel: PipeChannel | Bell) -> None:
-        """Include a channel in waits."""
+        """Include the descriptor of a channel or of the bell in later waits."""
         self._watched[channel.fileno] = channel
         if isinstance(channel, PipeChannel):
             self._pids.append(channel.process.pid)
@@ -83,7 +93,7 @@ class ChannelGroup:
             self._epoll.register(channel.fileno, select.EPOLLIN)
 
     def unwatch(self, channel: PipeChannel | Bell) -> None:
-        """Stop waiting for a channel, before its descriptor is closed."""
+        """Exclude the descriptor of a channel or of the bell from later waits. Call this before it is closed."""
         if self._watched.pop(channel.fileno, None) is None:
             return
         if isinstance(channel, PipeChannel):
@@ -93,7 +103,10 @@ class ChannelGroup:
             self._epoll.unregister(channel.fileno)
 
     def fileno(self) -> int | None:
-        """Return a descriptor that is readable while a pipe is, or ``None`` where none exists. See `Backend`."""
+        """Return a descriptor that is readable while a pipe or the bell's counter is readable. See `Backend`.
+
+        The result is ``None`` on systems without epoll.
+        """
         if self._epoll is None and hasattr(select, "epoll"):
             self._epoll = select.epoll()
             for fileno in self._watched:
@@ -103,7 +116,7 @@ class ChannelGroup:
     # ---------------------------------------------------------------- commands
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
-        """See `Backend`: a step of workers that the bell wakes, and of the caller's own envs."""
+        """Prepare a step of hosts in worker processes, in the caller's thread, or in both. See `Backend`."""
         parts, own = [], None
         if any(isinstance(channel, BellChannel) and channel.is_behind for channel, _ in commands):
             return None
@@ -125,13 +138,13 @@ class ChannelGroup:
         return steps if own is None else JointStep(steps, own, len(parts))
 
     def flush(self) -> None:
-        """Announce all queued steps with one ring, or over the pipes if a ring would wake more workers than needed."""
+        """Announce all queued steps: with one ring, or over the pipes if a ring would wake too many other workers."""
         if self.bell is None or not self.queue:
             return
         queue, self.queue = self.queue, []
         if self._wakes_too_many(len(queue)):
             for channel, message in queue:
-                with contextlib.suppress(OSError):  # if it has died, the next wait finds out
+                with contextlib.suppress(OSError):  # if the host has died, the next wait finds out
                     channel.wire.send(message)
             return
         rings = self.bell.words[0]
@@ -143,21 +156,21 @@ class ChannelGroup:
                 one.tell()
 
     def _wakes_too_many(self, num_wanted: int) -> bool:
-        """Return whether messages cost less than the bell, which would wake many more workers than are wanted."""
+        """Return whether a ring costs more than messages, because fewer than half of all workers are wanted."""
         return 2 * num_wanted < len(self.channels)
 
     # ---------------------------------------------------------------- replies
 
     def spread(self) -> None:
-        """Move workers that needlessly share a core to different cores."""
+        """Move a worker to an idle core if it needlessly shares its core with another worker. See `CpuBalancer`."""
         self._balancer.balance(self._pids)
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int) -> Sequence[Any]:
-        """Wait as `Backend.wait` does, including for hosts in the caller, which work during the wait."""
+        """Wait for replies as `Backend.wait` does. Hosts in the caller's thread execute their commands meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ready = [channel for channel in channels if channel.advance()]
         while True:
-            if self._spinning_pays and not ready:  # otherwise the system has time to find a core for each
+            if self._spinning_pays and not ready:  # after longer waits, the system itself has spread them
                 self.spread()
             left = _HEARTBEAT if deadline is None else min(_HEARTBEAT, deadline - time.monotonic())
             seen = self._glance()
@@ -172,7 +185,7 @@ class ChannelGroup:
                 self.bell.silence()
                 found.remove(self.bell)
                 ready = [channel for channel in channels if channel.advance()]
-                if not found and len(ready) < wanted:  # left over from an earlier wait, or not all
+                if not found and len(ready) < wanted:  # the counter was old, or too few have replied
                     continue
             elif not found:
                 ready = [channel for channel in channels if channel.advance()]
@@ -184,19 +197,19 @@ class ChannelGroup:
     # ---------------------------------------------------------------- the end
 
     def end(self, hosts: Container[tuple[int, ...]]) -> None:
-        """End the living hosts with these items of the user's list."""
+        """End those living hosts whose `MessageChannel.items` are in ``hosts``."""
         for channel in self.channels:
             if channel.items in hosts:
                 channel.kill()
 
     def hang_up(self) -> None:
-        """Close all pipes, which makes hosts close their envs and exit."""
+        """Close all pipes, which makes the hosts close their envs and exit."""
         for channel in self.channels:
             if not channel.is_closed:
                 channel.hang_up()
 
     def close(self, timeout: float) -> Sequence[Printed]:
-        """Wait for hosts to exit, end those that do not, and return their output."""
+        """Wait at most ``timeout`` seconds for the hosts to exit, end those that do not exit, and return all output."""
         deadline = time.monotonic() + timeout
         workers = [channel for channel in self.channels if not channel.is_closed]
         for channel in workers:

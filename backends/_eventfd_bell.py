@@ -1,21 +1,30 @@
-"""One bell that wakes all workers of a pool, and one counter of workers that have finished; on Linux.
+"""The bell, which wakes all workers of a pool at once, and the counter of workers that have finished; on Linux.
 
-A plain step needs no message to each worker: the caller writes a word for each into shared memory and rings once. A
-worker that has nothing to report except the end of the step writes a word as well, and adds one to the counter.
-Everything else goes over the pipes, which stay in the same poll sets: other commands, infos, text, failures, and
-deaths. With two workers that do nothing, a round takes 11 us; over pipes, which wake each worker separately, it takes
-124 us.
+With a bell, the caller announces a plain step without sending a message to each worker: it writes one word for each
+worker into shared memory and then rings the bell once. A worker that has finished the step and has nothing else to
+report also writes a word, and adds one to the counter. All other communication uses the pipes: other commands, and
+replies with infos, text or failures. Both sides poll the pipes together with the bell or the counter, so they also
+notice that the other side has died. With two workers that do nothing, a round takes 11 us; over pipes, which wake each
+worker separately, a round takes 124 us.
 
-The shared memory consists of words of 8 bytes. The first word is the number of rings. Each worker has its own line of
-words. `COMMAND` is the word of the step that is announced to the worker. The worker copies it to `TAKEN` when it starts
-the step, and to `DONE` when it has finished, with `HAS_MESSAGE` if its pipe has a reply. `SEEN` is the number of rings
-when the worker last looked. The word of a step is its number, the number of its envs (see `StepSubset`) and the tag of
-its message. No two steps have the same word, so each side can read or write a word again after an interrupt.
+The shared memory consists of words of 8 bytes. The first word is the number of rings so far. Each worker has its own
+group of words, which is called its line:
 
-The bell consists of two eventfds that take turns: the caller silences the eventfd that it rang last and rings the other
-one. So a worker waits for the eventfd that is rung next, and no worker has to read it, which would wake the others late
-or not at all. A worker that has not noticed the last ring when the next one comes may wait for the wrong eventfd; the
-caller sees this, and sends the worker a message over its pipe.
+* `COMMAND` is the step that the caller has announced to the worker.
+* `TAKEN` is a copy of `COMMAND` that the worker makes when it starts the step.
+* `DONE` is a copy of `COMMAND` that the worker makes when it has finished the step. The copy includes `HAS_MESSAGE` if
+  the worker has sent a reply over its pipe.
+* `SEEN` is the number of rings when the worker last looked at the first word.
+
+The word of a step combines the number of the step, the number of the subset of envs to step (see `StepSubset`), and the
+tag of the step's message. No two steps have the same word, so both sides can read or write a word again after an
+interrupt.
+
+The bell consists of two eventfds that are rung alternately. To ring, the caller makes one eventfd readable and resets
+the eventfd that it rang before. A worker waits for the eventfd that will be rung next. Workers never read an eventfd: a
+read would reset it, and other workers would then wake late or not at all. A worker that has not noticed the last ring
+when the next ring comes may wait for the wrong eventfd. The caller detects this by the worker's words, and sends the
+worker a message over its pipe.
 """
 
 from __future__ import annotations
@@ -37,51 +46,60 @@ from parallelenv.contract.codec import Message
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import WorkerStartError
 
-# Other processors may show a worker's word before the data that the worker wrote earlier.
+# On processors other than x86-64, a worker's word may become visible before the data that the worker wrote earlier.
 HAS_BELL = hasattr(os, "eventfd") and platform.machine() in ("x86_64", "AMD64")
 LOOK = Message(0x3F)
-"""A message for a worker that may have missed the bell."""
+"""A message for a worker that may have missed a ring. It makes the worker look at its words."""
 SPIN = 200e-6
-"""Seconds that a worker spins for its next command before it sleeps: about the time of a caller between steps. On 2
-cores, 16 CartPoles made 0.67 of the steps without, and 200 us slowed down busy neighbours."""
+"""Seconds that a worker polls for its next command before it sleeps: about as long as a caller takes between two steps.
+
+Without this spinning, 16 CartPoles on 2 cores made 0.67 times as many steps. On the other hand, spinning for 200 us
+slowed down other programs that needed the cores.
+"""
 _WORDS = 8
-"""Words of a worker: a cache line. The first line has the number of rings."""
+"""Number of words in a line: a line fills one cache line. The first line contains only the number of rings."""
 COMMAND, TAKEN, DONE, SEEN = range(4)
-"""Indices in a worker's line: the steps announced, started and done, and the latest ring that it has noticed."""
+"""Indices of words in a worker's line, see the module's docstring."""
 _NEVER = 2**64 - 1
 HAS_MESSAGE = 1 << 63
-"""In the word of a step that is done: the pipe contains a message as well."""
+"""Bit that is set in a worker's `DONE` word if the worker has sent its reply over the pipe."""
 _TAG_BITS, _SUBSET_BITS = 8, 10
 _TAG_MASK, _SUBSET_MASK = (1 << _TAG_BITS) - 1, (1 << _SUBSET_BITS) - 1
 OTHER_BITS = _TAG_BITS + _SUBSET_BITS
-"""Bits of a word below the number of the step."""
+"""Number of low bits in the word of a step; the bits above these are the number of the step."""
 _NUM_LOOKS = 8
-"""Number of checks of a word in shared memory, at 0.4 us each, for every check of the pipe, at 1 us."""
+"""How often a spinning worker checks its word before it checks the pipe once.
+
+A check of the word takes 0.4 us, and a check of the pipe 1 us.
+"""
 
 
 class BellAccess(NamedTuple):
-    """Announces to a worker that `Bell.send` follows."""
+    """Tells a worker that the caller will next send access to a bell with `Bell.send`."""
 
-    line: int  # index of the first of its words
-    nbytes: int  # size of the memory of all words
+    line: int  # index of the first word in the worker's line
+    nbytes: int  # size in bytes of the shared memory with all words
 
 
 def word_of(message: Message, number: int) -> int:
-    """Return the word that announces the step in a message, under this number."""
+    """Return the word that announces a step. ``message`` is the step's message, whose own number is not used."""
     return number << OTHER_BITS | message.subset << _TAG_BITS | message.tag
 
 
 class Bell:
-    """The caller's side.
+    """The caller's side of a bell.
+
+    Args:
+        num_workers: Maximum number of workers.
 
     Attributes:
-        words: The number of rings, and a line of words for each worker.
+        words: All words in shared memory: the line with the number of rings, then a line for each worker.
         fileno: Descriptor of the counter.
-        nbytes: Size of the memory of all words.
+        nbytes: Size in bytes of the shared memory with all words.
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._descriptors: list[int] = []  # of the counter and the two eventfds
+        self._descriptors: list[int] = []  # of the counter, then of the two eventfds of the bell
         self.nbytes = 8 * _WORDS * (num_workers + 1)
         self._memory: SharedMemory | None = SharedMemory.create(self.nbytes)
         self.words = memoryview(self._memory.map).cast("Q")
@@ -97,37 +115,47 @@ class Bell:
             self.fileno = self._descriptors[0]
 
     def add_worker(self, env_ids: tuple[int, ...]) -> int:
-        """Return the index of the first word of a new worker; one that replaces another gets its words."""
+        """Return the index of the first word in the line of a new worker.
+
+        A worker with the same ``env_ids`` as an earlier worker replaces that worker, and gets its line.
+        """
         line = self._lines.setdefault(env_ids, _WORDS * (len(self._lines) + 1))
         self.words[line : line + 4] = memoryview(bytes(24) + _NEVER.to_bytes(8, "little")).cast("Q")
         return line
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Give a new worker access over its pipe; `BellEnd.receive` is the counterpart."""
+        """Give a new worker access to the bell, over the worker's pipe. The worker calls `BellEnd.receive`."""
         if self._memory is not None:
             self._memory.send(connection, pid)
         for descriptor in self._descriptors:
             reduction.send_handle(connection, descriptor, pid)
 
     def ring(self) -> None:
-        """Wake all workers that wait for the bell. Called again after an interrupt."""
+        """Wake all workers that wait for the bell. If Ctrl-C interrupts a ring, the caller rings again."""
         rings = self.words[0] + 1
         self.words[0] = rings
         os.eventfd_write(self._descriptors[1 + (rings & 1)], 1)
         try:
             os.eventfd_read(self._descriptors[2 - (rings & 1)])
-        except BlockingIOError:  # silenced by a ring that was interrupted
+        except BlockingIOError:  # an interrupted ring has already reset this eventfd
             return
 
     def silence(self) -> None:
-        """Reset the counter. The words decide which workers have finished, so an interrupt afterwards loses nothing."""
-        try:  # `contextlib.suppress` takes three calls more, at every step
+        """Reset the counter.
+
+        If Ctrl-C follows, no information is lost, because the words and not the counter show which workers have
+        finished.
+        """
+        try:  # `contextlib.suppress` would need three more calls at every step
             os.eventfd_read(self.fileno)
         except BlockingIOError:
             return
 
     def close(self) -> None:
-        """Release memory and descriptors; workers keep theirs until they end. May be called repeatedly."""
+        """Release the memory and the descriptors of the caller. Workers keep their own until they end.
+
+        This method may be called repeatedly.
+        """
         with DeferSigint():
             while self._descriptors:
                 os.close(self._descriptors.pop())
@@ -140,7 +168,14 @@ class Bell:
 
 
 class BellEnd:
-    """A worker's side of the bell; it watches the pipe as well. ``descriptors``: the counter and the two eventfds."""
+    """A worker's side of a bell, which waits for the bell and the worker's pipe together.
+
+    Args:
+        line: Index of the first word in the worker's line.
+        memory: The shared memory with all words.
+        descriptors: Of the counter, then of the two eventfds of the bell.
+        pipe: Descriptor of the worker's end of its pipe.
+    """
 
     def __init__(self, line: int, memory: SharedMemory, descriptors: Sequence[int], pipe: int) -> None:
         self._words = memoryview(memory.map).cast("Q")
@@ -148,7 +183,7 @@ class BellEnd:
         self._counter, *bells = descriptors
         self._word = self._words[line + COMMAND]
         self._spinning_pays = True
-        self._polls = []  # by the parity of the next ring: waits for it or the pipe, and looks at both
+        self._polls = []  # by the parity of the next ring: waits for its eventfd or the pipe, and polls both
         for bell in bells:
             poll = select.poll()
             poll.register(pipe, select.POLLIN)
@@ -157,19 +192,23 @@ class BellEnd:
 
     @classmethod
     def receive(cls, connection: Connection, access: BellAccess) -> BellEnd:
-        """Return the worker's side of a bell that the caller sends with `Bell.send`."""
+        """Receive what the caller sends with `Bell.send`, and return the worker's side of the bell."""
         memory = SharedMemory.receive(connection, access.nbytes)
         descriptors = [reduction.recv_handle(connection) for _ in range(3)]
         return cls(access.line, memory, descriptors, connection.fileno())
 
     def wait(self) -> Message | None:
-        """Wait for a step that the bell announces; return ``None`` if there is a message in the pipe instead."""
+        """Wait until the caller announces a step by the bell or sends a message over the pipe.
+
+        Return the message of the announced step, or ``None`` if the pipe has a message to read.
+        """
         words, index, last = self._words, self._line + COMMAND, self._word
         begin = time.perf_counter()
         end = begin + SPIN if self._spinning_pays else begin
         while True:
             rings, word = words[0], words[index]
-            if word != last:  # before the pipe: no step is announced while it has a command without a reply
+            # Checked before the pipe, because no step is announced while the worker has a command without a reply.
+            if word != last:
                 self._word = words[self._line + TAKEN] = word
                 self._spinning_pays = time.perf_counter() - begin < 2 * SPIN
                 return Message(word & _TAG_MASK, word >> OTHER_BITS, (), word >> _TAG_BITS & _SUBSET_MASK)
@@ -193,9 +232,12 @@ class BellEnd:
                 return None
 
     def finish(self, *, has_message: bool) -> None:
-        """Report that the step is done and, if ``has_message``, that the pipe contains a message about the step."""
+        """Report that the worker has finished the step that `wait` returned.
+
+        ``has_message`` is ``True`` if the worker has sent its reply over the pipe.
+        """
         self._words[self._line + DONE] = self._word | HAS_MESSAGE if has_message else self._word
-        try:  # `contextlib.suppress` takes three calls more, at every step
+        try:  # `contextlib.suppress` would need three more calls at every step
             os.eventfd_write(self._counter, 1)
-        except BlockingIOError:  # it is full, so the caller is awake
+        except BlockingIOError:  # the counter is at its maximum, so it is readable and wakes the caller
             return

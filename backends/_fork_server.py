@@ -1,8 +1,9 @@
 """The code of a fork server: a process from which workers are forked, with the envs' modules already imported.
 
-A root is started once and imports only what every worker needs. Servers are forked from it, in about 10 ms each; they
-import the modules that envs come from and then fork workers. The effects of an import on a server cannot be undone, so
-each set of packages has its own server. `_fork_server_client` decides which server imports what.
+The root server is started once and imports only the modules that every worker needs. Other servers are forked from the
+root, in about 10 ms each; they import the modules that define the envs, and then fork workers. The effects of an import
+on a server cannot be undone, so each set of packages has its own server. `_fork_server_client` decides which server
+imports which modules.
 """
 
 from __future__ import annotations
@@ -31,30 +32,35 @@ from parallelenv.worker.worker_loop import end_with_caller, forget_launcher
 
 ServeWorker = Callable[[Connection, WorkerLog], None]
 _SEED_SIZE = 1 << 64
-"""Entropy above this comes from the system, because users write smaller seeds."""
+"""A generator whose seed is this large or larger counts as seeded by the system, because users choose smaller seeds."""
 FileState = tuple[int, int]
-"""Time of the latest change, and size of a file."""
+"""The time of a file's latest change in nanoseconds, and the file's size in bytes."""
 CHANGED: FileState = (-1, -1)
-"""The state of a file that counts as changed."""
+"""A state that no file has, so that a file recorded with this state always counts as changed."""
 
-_PRISTINE: list[object] = []  # the global generators as they were before imports
-_UNSEEDED: list[np.random.Generator] = []  # those that imports have made
+_PRISTINE: list[object] = []  # the states of the global random generators before any import
+_UNSEEDED: list[np.random.Generator] = []  # generators that imports have made without a seed
 
 
 class ImportResult(NamedTuple):
     """The result of an import in a server."""
 
     seconds: float
-    modules: frozenset[str]  # the new ones in ``sys.modules``
-    files: dict[str, FileState]  # theirs, each with its state when it was read
-    error: str  # the error that the import raised; empty if none
-    reason: str  # why workers must not be forked from this server any more; empty if they may
+    modules: frozenset[str]  # names that the import added to ``sys.modules``
+    files: dict[str, FileState]  # the files of these modules, with the state of each file when it was imported
+    error: str  # the error that the import raised; empty if there was none
+    reason: str  # why workers must not be forked from this server any more; empty if they may be forked
 
 
 def serve_forks(requests: Connection, serve: ServeWorker) -> None:
-    """Import and fork on request, until the caller closes the pipe or dies. ``serve`` runs a worker.
+    """Import modules and fork processes on request, until the caller closes the pipe or dies.
 
-    A request is the name of a method of `_Server`, its arguments, and the number of descriptors that follow.
+    A request consists of the name of a method of `_Server`, the arguments of the method, and the number of descriptors
+    that follow the request.
+
+    Args:
+        requests: The pipe from the caller.
+        serve: The function that runs a worker.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
@@ -63,7 +69,9 @@ def serve_forks(requests: Connection, serve: ServeWorker) -> None:
     _PRISTINE[:] = _PRISTINE or _generator_state()
     try:
         server.await_request()
-        end_with_caller(caller.sentinel)  # not earlier: a root's process object came through that pipe, as in a worker
+        # Not earlier: `multiprocessing` sends the root's process object through the pipe that is watched here, and the
+        # system would treat that write like the caller's death. `_pipe_host.serve` waits for the same reason.
+        end_with_caller(caller.sentinel)
         while True:
             server.await_request()
             name, arguments, count = requests.recv()
@@ -76,33 +84,33 @@ def serve_forks(requests: Connection, serve: ServeWorker) -> None:
                 os.close(fileno)
             requests.send(answer)
     except (EOFError, OSError):  # the caller closed the pipe or died
-        os._exit(0)  # does not wait for threads that an import has started
+        os._exit(0)  # unlike ``sys.exit``, does not wait for threads that an import has started
 
 
 class _Server:
-    """The requests that a server executes, and its children.
+    """The methods that the caller can request from a server, and the server's child processes.
 
     Args:
         requests: The pipe from the caller.
-        serve: Runs a worker, at its end of a pipe and with its log.
+        serve: The function that runs a worker. It gets the worker's end of a pipe, and the worker's log.
         sentinel: A descriptor that becomes readable when the caller dies.
     """
 
     def __init__(self, requests: Connection, serve: ServeWorker, sentinel: int) -> None:
         self._requests, self._serve = requests, serve
         self._sentinel = sentinel
-        self._children: dict[int, Connection] = {}  # where to report the exit code of each
+        self._children: dict[int, Connection] = {}  # by process id: where to report the exit code
         self._wakeups, self._wake = os.pipe()
         os.set_blocking(self._wakeups, False)
         os.set_blocking(self._wake, False)
 
     def await_request(self) -> None:
-        """Wait for the next request, and report children that have ended in the meantime.
+        """Wait for the next request; report the exit codes of children that end in the meantime.
 
-        A pipe ends the wait, not a handler of SIGCHLD: Python runs no handler for a signal that arrives right
-        before a call blocks.
+        When a child ends, SIGCHLD makes Python write to a pipe, which ends the wait. A signal handler would not be
+        enough: if the signal arrives just before a call blocks, Python runs the handler only after that call.
         """
-        # Repeated each time: an import may have set its own handlers.
+        # Set again for each request, because an import may have replaced the handlers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -111,11 +119,12 @@ class _Server:
             for pid in list(self._children):
                 try:
                     ended, status = os.waitpid(pid, os.WNOHANG)
-                except ChildProcessError:  # an imported module has waited for it
+                except ChildProcessError:  # code of an imported module has already waited for the child
                     self._children.pop(pid).close()
                     continue
                 if ended:
-                    with self._children.pop(pid) as report, contextlib.suppress(OSError):  # OSError: no longer awaited
+                    # An OSError means that the caller does not wait for this child any more.
+                    with self._children.pop(pid) as report, contextlib.suppress(OSError):
                         report.send(os.waitstatus_to_exitcode(status))
             ready = list(wait([self._requests, self._wakeups]))
             if self._wakeups in ready:
@@ -126,13 +135,25 @@ class _Server:
         return frozenset(sys.modules)
 
     def fork_worker(self, settings: dict[str, Any], sentinel: int, report: int, pipe: int, log: int) -> int:
-        """Fork a worker with these ends of a pipe and a log; return its process id. See `_fork` for other arguments."""
+        """Fork a worker and return its process id. See `_fork` for the other arguments.
+
+        Args:
+            settings: See `_fork`.
+            sentinel: See `_fork`.
+            report: See `_fork`.
+            pipe: Descriptor of the worker's end of the pipe to the caller.
+            log: Descriptor of the worker's log.
+        """
         return self._fork(lambda: self._serve(Connection(pipe), WorkerLog(log)), settings, None, sentinel, report)
 
     def fork_server(
         self, settings: dict[str, Any], environment: Mapping[str, str], sentinel: int, report: int, requests: int
     ) -> int:
-        """Fork a server with these environment variables; return its process id. See `_fork` for other arguments."""
+        """Fork a server with these environment variables and return its process id.
+
+        ``requests`` is the descriptor of the new server's end of the pipe to the caller. See `_fork` for the other
+        arguments.
+        """
         return self._fork(
             lambda: serve_forks(Connection(requests), self._serve), settings, environment, sentinel, report
         )
@@ -148,11 +169,12 @@ class _Server:
         """Fork a process and return its id.
 
         Args:
-            target: The function that it runs.
-            settings: For `multiprocessing.spawn`.
-            environment: The environment variables of a server; ``None`` for a worker, which gets the caller's later.
+            target: The function that the process runs.
+            settings: The caller's settings for the process, which ``multiprocessing.spawn.prepare`` applies.
+            environment: The environment variables of a new server. ``None`` for a worker, which receives the caller's
+                environment variables later.
             sentinel: A descriptor that becomes readable when the caller dies.
-            report: A descriptor for the exit code.
+            report: A descriptor to which this server writes the exit code of the process.
         """
         context: Any = multiprocessing.get_context("forkserver")
         child = context.Process(target=target, name=settings["name"])
@@ -165,8 +187,8 @@ class _Server:
         try:
             self._leave(report)
             if environment is None:
-                # Generators differ from those of other workers, unless imports have seeded them. Python has reseeded
-                # `random` in the forked process.
+                # Give this worker different random states than other workers, except for generators that imports have
+                # seeded. Python has already reseeded `random` in the forked process.
                 if numbers[1][:-1] != _PRISTINE[0]:
                     random.setstate(numbers)
                 if _generator_state()[1] == _PRISTINE[1]:
@@ -180,16 +202,16 @@ class _Server:
                 os.environ.update(environment)
                 forget_launcher()
             spawn.prepare(settings)
-            # Private, but called in a new process by all start methods of `multiprocessing`: nothing public makes a
-            # process object from here that is not a child of this process and has the caller's sentinel.
+            # This method is private, but every start method of `multiprocessing` calls it in a new process. No public
+            # function can run a process object here with the caller, instead of this server, as the parent to watch.
             code = child._bootstrap(parent_sentinel=sentinel)
-        except BaseException:  # noqa: BLE001 (whatever it is, this copy of the server must not go on)
+        except BaseException:  # noqa: BLE001 (after any error, this copy of the server must not continue)
             traceback.print_exc()
         finally:
             os._exit(code)
 
     def _leave(self, report: int) -> None:
-        """Detach a forked process from the server."""
+        """In a forked process, undo the server's signal settings and close the server's descriptors."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for other in (self._requests, *self._children.values()):
@@ -198,12 +220,19 @@ class _Server:
             os.close(fileno)
 
     def load(self, module: str, silence: bool, output: int) -> ImportResult:
-        """Import a module and find its side effects. Its output goes to the descriptor ``output``."""
+        """Import a module and find the side effects of the import.
+
+        Args:
+            module: Name of the module.
+            silence: Whether warnings during the import are hidden.
+            output: A descriptor to which text goes that the import prints.
+        """
         log = WorkerLog(os.dup(output))
         redirect_descriptors(log)
         redirect_streams(lambda: None, (1, 2))
         known, before = set(sys.modules), _unforkable_resources()
-        # No filter hides warnings, because the workers of a later pool may not want it.
+        # Replace the function that shows warnings instead of adding a filter: workers of a later pool would inherit the
+        # filter, although that pool may show warnings.
         show, hide = warnings.showwarning, lambda *_, **__: None
         warnings.showwarning = hide if silence else show
         begin = time.time_ns()
@@ -211,10 +240,10 @@ class _Server:
         try:
             importlib.invalidate_caches()
             importlib.import_module(module)
-        except BaseException as failure:  # noqa: BLE001 (the worker imports it again, and raises it to the user)
+        except BaseException as failure:  # noqa: BLE001 (the worker imports it again, and the user gets that error)
             error = f"{type(failure).__name__}: {failure}"
             files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(failure.__traceback__)}
-            files.add(str(getattr(failure, "filename", "")))  # for a SyntaxError
+            files.add(str(getattr(failure, "filename", "")))  # of a SyntaxError: not in the traceback
         end = time.time_ns()
         if warnings.showwarning is hide:
             warnings.showwarning = show
@@ -222,7 +251,7 @@ class _Server:
         files |= {file for name in modules if (file := getattr(sys.modules[name], "__file__", None))}
         reason = ", ".join(sorted({what for what, _ in _unforkable_resources() - before}))
         if error and modules:
-            reason = f"raises {error}"  # partly imported
+            reason = f"raises {error}"  # the server may contain a part of the module
         gc.collect()
         _UNSEEDED.extend(
             one
@@ -231,24 +260,31 @@ class _Server:
             and isinstance(entropy := getattr(getattr(one.bit_generator, "seed_seq", None), "entropy", None), int)
             and entropy >= _SEED_SIZE
         )
-        gc.freeze()  # else garbage collection in workers would copy the shared pages
+        gc.freeze()  # otherwise, garbage collection in workers would copy the memory pages that they share
         states = {file: _state(file) for file in files}
-        states |= {file: CHANGED for file, state in states.items() if begin <= state[0] <= end}  # which one was read?
+        # If a file was written during the import, it is unknown which state was imported.
+        states |= {file: CHANGED for file, state in states.items() if begin <= state[0] <= end}
         return ImportResult((end - begin) / 1e9, frozenset(modules), states, error, reason)
 
 
 def _generator_state() -> list[object]:
-    """Return the part of both global generators' state that seeding changes, but not drawing a few numbers."""
+    """Return the part of the states of `random` and `numpy.random` that changes when they are seeded.
+
+    The returned part does not change when only a few numbers are drawn.
+    """
     state: Any = np.random.get_state(legacy=True)
     return [random.getstate()[1][:-1], state[1].tobytes()]
 
 
 def _unforkable_resources() -> set[tuple[str, str]]:
-    """Return the kind and id of each part of this process that forked processes cannot share."""
+    """Return the threads, child processes and sockets of this process, which forked processes cannot share.
+
+    Each resource is a pair: the text that describes it in an `ImportResult.reason`, and an id.
+    """
     tasks = Path("/proc/self/task")
     if len(os.listdir(tasks)) > 1:
-        # OpenBLAS ends its threads before each fork and restarts them when needed. Other threads stay, and would be
-        # missing in a forked process.
+        # OpenBLAS ends its threads before each fork and restarts them when it needs them, so fork once to end them.
+        # Threads that are left afterwards would be missing in a forked process.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pid = os.fork()
@@ -259,7 +295,7 @@ def _unforkable_resources() -> set[tuple[str, str]]:
     for children in tasks.glob("*/children"):
         found |= {("starts a process", pid) for pid in children.read_text().split()}
     for entry in os.scandir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor that lists them
+        with contextlib.suppress(OSError):  # the descriptor was closed after it was listed
             if (link := os.readlink(entry.path)).startswith("socket:"):
                 found.add(("opens a connection", link))
     return found
@@ -274,5 +310,5 @@ def _state(file: str) -> FileState:
 
 
 def have_changed(files: Mapping[str, FileState]) -> bool:
-    """Return whether the state of any of these files has changed."""
+    """Return whether any of these files has changed since its state was recorded."""
     return any(state != _state(file) for file, state in files.items())

@@ -1,4 +1,4 @@
-"""Code shared by hosts in the caller's own process, where replies are copied as between processes."""
+"""Channels to hosts in the caller's own process, which copy arguments and replies as if they were sent to a process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from parallelenv.worker.host import Host
 from parallelenv.worker.running_command import RunningCommand
 
 _STATES = frozenset({"loose", "ended_loose", "ended_state"})
-"""The fields of an `Extra` that may carry gradients."""
+"""The fields of an `Extra` that contain states, which may be part of a gradient graph."""
 
 
 class InProcessChannel:
-    """A `Channel` to a host in this process, with copies of arguments and replies."""
+    """A `Channel` to a host in this process. Arguments and replies are copied."""
 
     in_caller = False
 
@@ -27,14 +27,14 @@ class InProcessChannel:
 
     @property
     def host(self) -> Host:
-        """The host, which gives a caller access to the envs themselves."""
+        """The host, through which the caller can access the env objects themselves."""
         return self._host
 
     def pack(self, command: Command) -> Command:
         return command if command.each is None else copy_arguments(command)
 
     def advance(self) -> bool:
-        """Do the work that is possible without waiting; return whether there is a reply."""
+        """Do the work that is possible without waiting, and return whether there is a reply to receive."""
         return bool(self._replies)
 
     def receive(self) -> Reply:
@@ -48,7 +48,7 @@ class InProcessChannel:
 
 
 class CallerChannel(InProcessChannel):
-    """A queue of commands to a host in the caller's own thread. The host works when the caller waits."""
+    """A channel to a host in the caller's thread. Commands are queued, and the host executes them in `advance`."""
 
     in_caller = True
 
@@ -60,9 +60,9 @@ class CallerChannel(InProcessChannel):
         self._queue.append(packed)
 
     def advance(self) -> bool:
-        """Execute the oldest command, unless there is a reply already; return whether there is one.
+        """Execute the oldest command unless a reply is already there, and return whether there is a reply to receive.
 
-        After an interrupt the command stays in the queue and continues with the next env.
+        If Ctrl-C interrupts the command, it stays in the queue, and the next call continues with the next env.
         """
         if not self._replies and self._queue:
             reply = self._host.execute(self._queue[0])
@@ -70,9 +70,10 @@ class CallerChannel(InProcessChannel):
         return bool(self._replies)
 
     def receive(self) -> Reply:
-        """Return the reply and forget its command, both in a section that Ctrl-C does not interrupt.
+        """Return the reply and remove its command from the queue.
 
-        A command that stayed in the queue would be executed again, once a planned step had passed the queue by.
+        The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, the command could stay in
+        the queue and be executed a second time after a `CallerStep`, which does not use the queue.
         """
         self._queue.popleft()
         return super().receive()
@@ -81,11 +82,11 @@ class CallerChannel(InProcessChannel):
         self._queue.clear()
         self._host.close()
         with DeferSigint():  # an interrupt in a `__del__` would be lost
-            self._host.detach()  # frees its memory now, not when the user drops the closed object
+            self._host.detach()  # frees the memory now, not only when the user deletes the closed ParallelEnv
 
 
 class CallerStep:
-    """A `RepeatedStep` of a host in the caller's thread."""
+    """A `RepeatedStep` of a host in the caller's thread. The envs step in `wait`."""
 
     def __init__(self, channel: CallerChannel, prepared: RunningCommand) -> None:
         self._channel = channel
@@ -94,7 +95,7 @@ class CallerStep:
 
     @classmethod
     def of(cls, channel: CallerChannel, command: Command) -> CallerStep | None:
-        """Return the step of a command, or ``None`` if the host cannot prepare it."""
+        """Return a step that repeats a command, or ``None`` if the host cannot prepare the command."""
         prepared = channel.host.prepare(command)
         return None if prepared is None else cls(channel, prepared)
 
@@ -102,22 +103,29 @@ class CallerStep:
         self._prepared.command.number = number
 
     def wait(self, timeout: float) -> bool:
-        """Step the envs, because they run in the caller's thread. See `RepeatedStep`."""
-        # Through a generator, whose frame does not refer to its caller once it has yielded: the traceback of a failure
-        # would keep the caller's `ParallelEnv` alive, see `Host.execute`.
+        """Step the envs instead of waiting, because they run in the caller's thread. See `RepeatedStep`."""
+        # The call is made in a generator, whose frame does not refer to its caller after it has yielded. Otherwise, the
+        # traceback of a failure would keep the caller's `ParallelEnv` alive, see `Host.execute`.
         (reply,) = (self._repeat(prepared) for prepared in (self._prepared,))
         return not (reply.values or reply.failures or reply.output)
 
     def leave_to_channels(self, number: int) -> None:
-        """See `RepeatedStep`. The host knows by the command's number how far it is."""
+        """Put the command into the channel's queue. See `RepeatedStep`.
+
+        If the host has already executed a part of the command, it recognizes the command by the number and continues.
+        """
         self._prepared.command.number = number
         self._channel.send(self._prepared.command)
 
 
 class JointStep:
-    """A `RepeatedStep` of workers and of the caller's own envs, which step while the workers step.
+    """A `RepeatedStep` of workers and of a host in the caller's thread, which step at the same time.
 
-    The caller's command has the number after those of the workers, whose number is ``num_workers``.
+    Args:
+        workers: The step of the workers.
+        callers: The step of the host in the caller's thread.
+        num_workers: Number of workers. The commands of the workers have the first ``num_workers`` numbers, and the
+            command of the host in the caller's thread has the number after these.
     """
 
     def __init__(self, workers: RepeatedStep, callers: CallerStep, num_workers: int) -> None:
@@ -136,10 +144,11 @@ class JointStep:
 
 
 def copy_arguments(command: Command) -> Command:
-    """Replace a command's arguments by copies, which later changes by the user do not affect.
+    """Replace a command's arguments with copies, so that later changes by the user do not affect the command.
 
     Raises:
-        UnpicklableError: If an argument cannot be copied, as between processes.
+        UnpicklableError: If an argument cannot be copied. In modes with several processes, the same error is raised if
+            an argument cannot be pickled.
     """
     copies = []
     copied = deep_copy_but_graph if command.operation == "step" else deep_copy
@@ -153,9 +162,10 @@ def copy_arguments(command: Command) -> Command:
 
 
 def copy_values(reply: Reply) -> Reply:
-    """Replace a reply's values by copies, which later changes by the envs do not affect.
+    """Replace a reply's values with copies, so that later changes by the envs do not affect the reply.
 
-    A value that cannot be copied becomes a failure of its env, as between processes.
+    A value that cannot be copied becomes a failure of its env. In modes with several processes, a value that cannot be
+    pickled becomes the same failure.
     """
     for env_id, value in list(reply.values.items()):
         try:

@@ -25,12 +25,17 @@ _NO_COMMAND = 0
 
 
 class PipeChannel(MessageChannel):
-    """A pipe to a host in a process of its own, which shares the memory of the batch.
+    """A channel over a pipe to a host in a different process, which shares the memory of the batch.
 
-    ``process`` is a `WorkerProcess`, or an object with the same methods.
+    Args:
+        group: The group that the channel belongs to.
+        process: The host's process: a `WorkerProcess`, or an object with the same methods.
+        pipe: The caller's end of the pipe.
+        log: The file to which the host's process prints.
+        env_ids: See `MessageChannel`.
 
     Attributes:
-        is_closed: Whether the host was killed or handed over, and the channel's resources were released.
+        is_closed: Whether the host was killed or handed over, so that the channel's resources are released.
         found_dead: Whether `is_alive` has found that the process has ended.
     """
 
@@ -48,27 +53,27 @@ class PipeChannel(MessageChannel):
         group.watch(self)
 
     def connect_bell(self) -> None:
-        """Give the host, which is new, access to the bell, if there is one."""
+        """Give a new host access to the bell. A `PipeChannel` has no bell, so this method does nothing."""
 
     def send_message(self, message: Message) -> None:
         self.wire.send(message)
         self._group.awaits_first = True
 
     def receive_message(self) -> Message:
-        if self.found_dead and not self.wire.connection.poll(0):  # a child of the env keeps the pipe open
+        if self.found_dead and not self.wire.connection.poll(0):  # a child process of an env keeps the pipe open
             raise EOFError
         return self.wire.receive()
 
     def advance(self) -> bool:
-        """Return whether there is a reply already. The counterpart of `CallerChannel.advance`."""
+        """Return whether there is a reply to receive. Unlike `CallerChannel.advance`, this method does no work."""
         return bool(self.inbox)
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
-        """Return the output since the last call; whole lines only, unless the worker is idle."""
+        """Return what the host's process has printed since the last call; only whole lines, unless the host is idle."""
         return self._log.take_output(self.env_ids, is_idle=is_idle)
 
     def receive_output(self) -> bool:
-        """Receive what a busy worker has printed, like a reply; return whether there was anything."""
+        """Put what a busy host has printed into the inbox, in the form of a reply; return whether it printed anything."""
         output = self.take_output(is_idle=False)
         if output:
             self.inbox.append(encode_reply(Reply(_NO_COMMAND, output=output)))
@@ -77,8 +82,9 @@ class PipeChannel(MessageChannel):
     def attach(self, batch: Batch) -> None:
         self.number_envs(batch)
         memory: SharedMemory = batch.owner
-        # After an interrupt in between, the worker would wait forever for the announced memory.
-        with contextlib.suppress(OSError), DeferSigint():  # OSError: if it has died, its next command reports it
+        # An interrupt between the two messages would make the host wait forever for the announced memory. An OSError
+        # means that the host has died, which its next command reports.
+        with contextlib.suppress(OSError), DeferSigint():
             self.notify(BatchAccess(batch.layout))
             memory.send(self.wire.connection, self.process.pid)
 
@@ -89,24 +95,33 @@ class PipeChannel(MessageChannel):
         return Death(self.process.pid, None if code == UNKNOWN else code, *words)
 
     def is_alive(self) -> bool:
-        """Return whether the process is running. If the fork server has ended, its processes seem to have ended too."""
+        """Return whether the host's process is running.
+
+        If a fork server has ended, ``process.is_alive()`` is ``False`` for all of its workers. This method then asks
+        the operating system.
+        """
         try:
             if self.process.is_alive():
                 return True
-        except ValueError:  # another thread has closed it in the meantime
+        except ValueError:  # a different thread has closed the process object in the meantime
             return False
         self.found_dead = self.process.exitcode != UNKNOWN or not process_exists(self.process.pid)
         return not self.found_dead
 
     def join(self, timeout: float) -> None:
-        """Wait at most ``timeout`` seconds for the process to end. Another thread may close it in the meantime."""
+        """Wait at most ``timeout`` seconds for the process to end, or until a different thread closes this channel."""
         with contextlib.suppress(ValueError):
             self.process.join(timeout)
 
     def hand_over(self, connection: Connection, pid: int) -> object:
-        """Give the host to a different process over a connection to it. Return the object that keeps the host alive.
+        """Give the host to a different process, and return an object that keeps the host alive.
 
-        The other process makes a new channel of the three descriptors: of the pipe, the log, and the exit code.
+        The different process makes a new channel from the three descriptors that this method sends: those of the pipe,
+        of the log, and of the connection that reports the exit code.
+
+        Args:
+            connection: A connection to the different process.
+            pid: Id of the different process.
         """
         for fileno in (self.fileno, self._log.fileno):
             reduction.send_handle(connection, fileno, pid)
@@ -117,7 +132,7 @@ class PipeChannel(MessageChannel):
         return life
 
     def hang_up(self) -> None:
-        """Close the pipe."""
+        """Close the caller's end of the pipe, which makes the host exit."""
         with DeferSigint():
             if not self.wire.connection.closed:
                 self._group.unwatch(self)
@@ -127,11 +142,11 @@ class PipeChannel(MessageChannel):
         if self.is_closed:
             return
         self.hang_up()
-        with contextlib.suppress(ValueError):  # another thread has closed it in the meantime
+        with contextlib.suppress(ValueError):  # a different thread has closed the process object in the meantime
             if self.is_alive():
                 self.process.kill()
             self.process.join()
             self.process.close()
-        with DeferSigint():  # set last: an interrupted `kill` is called again
+        with DeferSigint():  # `is_closed` is set last, because an interrupted `kill` is called again
             self._log.close()
             self.is_closed = True

@@ -1,6 +1,6 @@
-"""Anonymous memory shared with worker processes.
+"""Anonymous memory that the caller shares with worker processes.
 
-It has no name, so nothing can be left behind: it is freed when the last process closes it.
+The memory has no name in a file system, so nothing is left behind: the system frees it when the last process closes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ from parallelenv.errors import WorkerStartError
 
 
 class SharedMemory:
-    """A zeroed memory map that is sent to other processes by its file descriptor, which this object owns."""
+    """A memory map that can be sent to other processes by its file descriptor. New memory is filled with zeros.
+
+    Args:
+        fileno: The file descriptor, which this object closes at its end.
+        nbytes: Size of the memory in bytes.
+        access: Access of this process, as for `mmap.mmap`.
+
+    Attributes:
+        map: The memory map.
+    """
 
     def __init__(self, fileno: int, nbytes: int, access: int = mmap.ACCESS_WRITE) -> None:
         self._fileno = fileno
@@ -36,28 +45,38 @@ class SharedMemory:
     def create(
         cls, nbytes: int, what: str = "The batch needs", way_out: str = "Use fewer envs or smaller states"
     ) -> SharedMemory:
-        """Return new memory; raise `WorkerStartError`, with ``what`` and ``way_out``, if there is not enough."""
+        """Return new memory.
+
+        Args:
+            nbytes: Size in bytes.
+            what: Start of the error message.
+            way_out: The advice in the error message.
+
+        Raises:
+            WorkerStartError: If there is not enough memory or no descriptor is available.
+        """
         with DeferSigint():
             fileno = -1
             try:
-                if hasattr(os, "memfd_create"):  # Linux: needs no file system, /dev/shm may be full
+                if hasattr(os, "memfd_create"):  # on Linux, without a file system, because /dev/shm may be full
                     fileno = os.memfd_create("parallelenv", os.MFD_CLOEXEC)
                 else:
                     with tempfile.TemporaryFile() as file:
                         fileno = os.dup(file.fileno())
-                # Allocate the pages, if possible, so that a lack is an error now, not SIGBUS later.
+                # Allocate the pages now if possible, so that a lack of memory raises an error here. Otherwise, a later
+                # access would end the process with SIGBUS.
                 lines: list[str] = []
-                with contextlib.suppress(OSError):  # not Linux, or no descriptor is left to read it
+                with contextlib.suppress(OSError):  # not Linux, or no descriptor is available
                     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
                 available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-                if available and nbytes > available[0]:  # the system may then kill a process, not return an error
+                if available and nbytes > available[0]:  # the system may kill a process instead
                     raise OSError(errno.ENOMEM, f"{available[0]:,} bytes of memory are available")
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(fileno, 0, nbytes)
                 else:
                     os.ftruncate(fileno, nbytes)
                 owned, fileno = fileno, -1
-                return cls(owned, nbytes)  # this closes it, even if it cannot be mapped
+                return cls(owned, nbytes)  # the new object closes it, even if it cannot be mapped
             except OSError as error:
                 if fileno >= 0:
                     os.close(fileno)
@@ -69,48 +88,53 @@ class SharedMemory:
 
     @classmethod
     def receive(cls, connection: Connection, nbytes: int, access: int = mmap.ACCESS_WRITE) -> SharedMemory:
-        """Return memory that another process sent with `send`."""
+        """Return memory that a different process sends with `send` over this connection."""
         return cls(reduction.recv_handle(connection), nbytes, access)
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Give a process access, over a duplex pipe to it."""
+        """Give the process with this id access to the memory, over a duplex pipe to the process."""
         with DeferSigint():
             reduction.send_handle(connection, self._fileno, pid)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
+        # When the interpreter exits, the system closes the descriptor, and globals of this module may be missing.
+        if not is_finalizing():
             with DeferSigint():
                 os.close(self._fileno)
 
 
 class BatchAccess(NamedTuple):
-    """Announces to a worker that `SharedMemory.send` follows, with the memory of a batch of this layout."""
+    """Tells a worker that the caller will next send the memory of a batch with this layout (`SharedMemory.send`)."""
 
     layout: Layout
 
 
 _ALIGNMENT = 64
 ArrayHeaders = tuple[tuple[str, tuple[int, ...], DType], ...]
-"""Name, shape and dtype of each array, in the order in memory."""
+"""Name, shape and dtype of each array, in the order of the arrays in memory."""
 
 
 class SharedArrays(dict[str, Array]):
-    """Read-only arrays in shared memory, by name.
+    """A dict of read-only arrays in shared memory, by name.
 
     Attributes:
-        headers: Their headers, which another process needs in addition to the memory.
+        headers: Names, shapes and dtypes of the arrays. A different process needs these in addition to the memory.
     """
 
     def __init__(self, headers: ArrayHeaders, memory: SharedMemory) -> None:
         self.headers = headers
         self._memory = memory
-        # Read-only even if the memory is writable, so that the arrays cannot be made writable, not even in the caller.
-        # By way of bytes: `np.ndarray` would see the memory behind the memoryview.
+        # Even if this process can write to the memory, users must not be able to make the arrays writable. Therefore the
+        # arrays are made from an array of bytes: `np.ndarray` would find the writable memory behind a memoryview.
         super().__init__(_arrays(headers, np.frombuffer(memoryview(memory.map).toreadonly(), np.uint8)))
 
     @classmethod
     def place(cls, arrays: Mapping[str, Array]) -> SharedArrays:
-        """Return copies of arrays in new memory; raise `WorkerStartError` if there is not enough memory."""
+        """Copy arrays to new shared memory and return the copies.
+
+        Raises:
+            WorkerStartError: If there is not enough memory.
+        """
         headers = tuple((name, array.shape, array.dtype) for name, array in arrays.items())
         memory = SharedMemory.create(_offsets(headers)[-1], "shared= needs", "Share less")
         for name, writable in _arrays(headers, memory.map).items():
@@ -118,12 +142,15 @@ class SharedArrays(dict[str, Array]):
         return cls(headers, memory)
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Give another process, which has the headers, access over a duplex pipe to it."""
+        """Give a different process access to the memory, over a duplex pipe to that process.
+
+        The process needs `headers` as well, which this method does not send.
+        """
         self._memory.send(connection, pid)
 
     @classmethod
     def receive(cls, connection: Connection, headers: ArrayHeaders) -> SharedArrays:
-        """Return the arrays that another process sent with `send`; this process cannot write to them."""
+        """Return the arrays that a different process sends with `send`. This process cannot write to them."""
         return cls(headers, SharedMemory.receive(connection, _offsets(headers)[-1], mmap.ACCESS_READ))
 
 
@@ -135,9 +162,9 @@ def _arrays(headers: ArrayHeaders, memory: mmap.mmap | Array) -> dict[str, Array
 
 
 def _offsets(headers: ArrayHeaders) -> list[int]:
-    """Return the offset of each array, and the bytes needed."""
+    """Return the offset of each array in bytes, and at the end of the list the size of the memory for all arrays."""
     sizes = (dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for _, shape, dtype in headers)
-    # At least one byte in all, since memory cannot be empty.
+    # Even an empty array gets some bytes, because shared memory cannot be empty.
     return list(
         itertools.accumulate((max(_ALIGNMENT, -(-size // _ALIGNMENT) * _ALIGNMENT) for size in sizes), initial=0)
     )

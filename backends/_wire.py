@@ -1,9 +1,14 @@
 """Messages over a pipe between the caller and a worker process.
 
-The two most common messages take one write and one read of 19 bytes. Pickled and sent by `multiprocessing.Connection`,
-they made a step of 16 envs in two workers 100 us longer (413 us against 308 us). Between two processes, words in shared
-memory that both poll, without any system call, made it no shorter (16 CartPoles: 113 us, by pipe 112 us), nor did an
-eventfd or a semaphore for each (44 us of work: 46, 47 and, asleep, 110 us). One bell for many workers makes it shorter.
+The two most common messages, the command of a plain step and the reply that it is done, take one write and one read of
+19 bytes each. A step of 16 envs in two workers took 413 us instead of 308 us when `multiprocessing.Connection` pickled
+and sent these messages.
+
+No other way to wake a single process was faster than a pipe. A step of 16 CartPoles took 113 us when caller and worker
+polled words in shared memory, without any system call, and 112 us with a pipe. In a test with 44 us of work in each
+process, a round took 46 us with an eventfd and 47 us with a pipe if both processes stayed awake. If they slept between
+rounds, a round took 110 us with a pipe, an eventfd or a semaphore. A bell (see `_eventfd_bell`) that wakes many workers
+at once is faster.
 """
 
 from __future__ import annotations
@@ -24,12 +29,13 @@ sched_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 def spin(ready: Callable[[], T], limit: float) -> T:
-    """Call a function until its result is true, for at most ``limit`` seconds, yielding the core in between.
+    """Call ``ready`` until its result is true, for at most ``limit`` seconds, and return the last result.
 
-    On a virtual machine, a sleeping core takes 35 us or more to wake, and then runs cold. With two workers that compute
-    for 86 us on 2 cores, a round took 178 us when all processes slept, 140 us when the caller spun, and 109 us when the
-    workers spun too.
-    Processes that have work to do get the core.
+    The core is yielded between two calls, so that other processes with work to do can use it.
+
+    On a virtual machine, a sleeping core takes 35 us or more to wake, and its caches are cold afterwards. With two
+    workers that compute for 86 us on 2 cores, a round took 178 us when all processes slept, 140 us when the caller
+    spun, and 109 us when the workers spun too.
     """
     end = time.perf_counter() + limit
     while not (answer := ready()) and time.perf_counter() < end:
@@ -38,7 +44,7 @@ def spin(ready: Callable[[], T], limit: float) -> T:
 
 
 class Wire:
-    """One end of a duplex pipe. `receive` spins for ``spin_time`` seconds before it sleeps."""
+    """One end of a duplex pipe. `receive` polls the pipe for ``spin_time`` seconds before it sleeps."""
 
     def __init__(self, connection: Connection, spin_time: float = 0.0) -> None:
         self.connection = connection
@@ -49,7 +55,7 @@ class Wire:
         self._glance = functools.partial(poll.poll, 0)
 
     def send(self, message: Message) -> None:
-        """Write a message; raise `OSError` if the other end is closed."""
+        """Write a message to the pipe; raise `OSError` if the other end is closed."""
         tag, number, frames, subset = message
         if not frames:
             self._write(HEADER.pack(tag, subset, number, 0))
@@ -58,7 +64,11 @@ class Wire:
             self._write(part)
 
     def receive(self) -> Message:
-        """Read a message; its buffers are new and writable. `EOFError` or `OSError` if the other end is closed."""
+        """Wait for the next message and return it; the buffers in it are new and writable.
+
+        Raises:
+            EOFError, OSError: If the other end is closed.
+        """
         if self._spin_time:
             spin(self._glance, self._spin_time)
         tag, subset, number, nbytes = HEADER.unpack(self._read(_HEADER_SIZE))

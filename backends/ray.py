@@ -1,7 +1,7 @@
 """Envs in long-lived Ray actors, several in each, anywhere in a cluster.
 
-Each step exchanges one message with each actor: the actions of its envs are sent one way, the result rows the other
-way. The envs themselves are sent once, when the actor starts.
+In each step, the caller sends each actor one message with the actions for its envs, and the actor returns one message
+with the results. The envs themselves are sent once, when their actor starts.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.progress import announce_if_slow
 
 _LONGEST_WAIT = 0.1
-"""Seconds per wait: an interrupt is handled between two waits, not during one."""
+"""Maximum duration in seconds of one call of ``ray.wait``: Python handles Ctrl-C only between two such calls."""
 _SHORT_WAIT = 2e-3
-"""Seconds per wait for remote actors while the caller also waits for actors on this machine."""
+"""Maximum duration in seconds of one wait for remote actors while the caller also waits for actors on this machine."""
 
 
 class StartedWorker(NamedTuple):
@@ -66,11 +66,11 @@ class StartedWorker(NamedTuple):
 
 @dataclass(eq=False)
 class _ActorSlot:
-    """One actor and, after its death, the one that replaces it."""
+    """The place of one actor in the pool. After the actor's death, a new actor takes the same place."""
 
     num_workers: int
-    env_ids: list[tuple[int, ...]] = field(default_factory=list)  #: Of each worker, once they are known.
-    actor: ActorHandle | None = None  #: The latest one.
+    env_ids: list[tuple[int, ...]] = field(default_factory=list)  #: Env ids of each worker; empty before `launch`.
+    actor: ActorHandle | None = None  #: The latest actor; ``None`` before the first one is started.
 
 
 class RayBackend:
@@ -79,17 +79,17 @@ class RayBackend:
     Args:
         ray_init: Arguments of ``ray.init``, used if Ray is not running.
         ray_options: Options of the actors, as for ``actor.options(...)``.
-        direct: Whether actors on this machine are reached over a socket and shared memory, like workers of ``subproc``,
-            instead of through Ray calls. Ray still places and ends them.
+        direct: Whether the caller reaches actors on its own machine over a socket and shared memory, like workers of
+            ``subproc``, instead of through Ray calls. Ray still places and ends these actors.
     """
 
     uses_live_envs = False
     actor_class: type[RayActor] = RayHost
-    """The class of the actors. It has the methods of `RayHost`."""
+    """The class of the actors: `RayHost`, or a class with the same methods."""
     actor_arguments: tuple[object, ...] = ()
-    """Arguments of that class, after those of a `RayActor`."""
+    """Arguments of ``actor_class`` that follow the arguments of `RayActor`."""
     strategy = "PACK"
-    """The strategy by which a placement group distributes actors over nodes."""
+    """Ray's strategy for distributing the actors of a placement group over the nodes."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class RayBackend:
         self._reservation: Reservation | None = None
         self._slots: list[_ActorSlot] = []  # one per bundle of the reservation
         self._host_numbers = itertools.count()  # see `RelayedMessage`
-        self._relays: list[ActorCalls] = []  # of the actors that are reached through Ray calls
-        self._shared: object = {}  # arrays, or Ray's reference to them
+        self._relays: list[ActorCalls] = []  # calls of the actors that are reached through Ray
+        self._shared: object = {}  # Ray's reference to the shared arrays; an empty dict if there are none
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
         with announce_if_slow("Waiting for Ray to start ..."):
@@ -120,14 +120,15 @@ class RayBackend:
         counts = self.distribute(min(num_cpus or num_cores, num_envs))
         self._slots = [_ActorSlot(count) for count in counts]
         self._gpus_per_actor = num_gpus / len(counts)
-        # A cluster that was started here has no other users, so no cores are reserved: otherwise a cell that makes a
-        # `ParallelEnv` could not run twice, while the first still has the cores.
+        # A cluster that this process started has no other users, so no cores are reserved. With reserved cores, a
+        # notebook cell that makes a `ParallelEnv` could not run twice, because the first `ParallelEnv` still has the
+        # cores.
         self._cores_per_worker = 0.0 if cluster.is_own else min(1.0, num_cores / sum(counts))
         return sum(counts)
 
     @property
     def placement(self) -> str:
-        """Text with the number of living actors that are reached directly, not through Ray calls."""
+        """Text with the number of living actors that the caller reaches directly instead of through Ray calls."""
         living = [actor for actor in self._started if not actor.is_terminated]
         return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"
 
@@ -136,7 +137,10 @@ class RayBackend:
         return [1] * num_workers
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Put arrays into Ray's object store, once; hosts read them there. Each node has its own copy."""
+        """Put arrays into Ray's object store. Hosts read the arrays there; each node has one copy.
+
+        The result is empty, because `launch` passes Ray's reference to the arrays instead of the arrays themselves.
+        """
         import ray
 
         self._shared = ray.put({name: np.array(array, order="C", subok=False) for name, array in arrays.items()})
@@ -147,22 +151,22 @@ class RayBackend:
         if name and len(self._slots) > 1:
             what = f"ray_options has the name {name!r}, which {len(self._slots)} actors cannot share."
             raise ArgumentError(f"{what} Drop it.")
-        if not self._slots[0].env_ids:  # the first launch, of all workers
+        if not self._slots[0].env_ids:  # the first launch, which starts all workers
             left = iter(specs)
             for slot in self._slots:
                 slot.env_ids = [spec.env_ids for spec in itertools.islice(left, slot.num_workers)]
-        caller = PackageVersion(package_version().version, "")  # the folder may differ by node or `working_dir`
+        caller = PackageVersion(package_version().version, "")  # without the folder, which may differ between nodes
         packed = {spec.env_ids: spec for spec in PackedSpec.pack(specs, caller, environment={}, shared=())}
         self._started = [actor for actor in self._started if not actor.is_terminated]
         self._relays = [calls for calls in self._relays if not calls.actor.is_terminated]
         with announce_if_slow(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
                 return self._launch(packed)
-            except WorkerStartError:  # Ray had not noticed that a node was lost; now it has
+            except WorkerStartError:  # maybe a node was lost, which Ray has noticed only now: try once more
                 return self._launch(packed)
 
     def _launch(self, packed: Mapping[tuple[int, ...], PackedSpec]) -> list[Channel]:
-        """Start workers, in actors that have others already or in new ones."""
+        """Start workers, in living actors or in new ones, and return the channels to these workers."""
         cluster = self._cluster
         if cluster is None or not cluster.is_connected:
             raise WorkerStartError(SHUT_DOWN)
@@ -173,7 +177,7 @@ class RayBackend:
             self._start_actors(vacant, cluster)
             channels: list[Channel] = []
             for actor, workers in self._start_workers(slots, packed):
-                if actor.is_near and self._goes_direct:  # past Ray, because it runs on this machine
+                if actor.is_near and self._goes_direct:  # on this machine, so it can be reached directly
                     if HAS_BELL:
                         self._group.use_bell(sum(slot.num_workers for slot in self._slots))
                     direct = self.connect(actor, workers)
@@ -192,13 +196,13 @@ class RayBackend:
             raise
 
     def _start_actors(self, slots: Sequence[_ActorSlot], cluster: Cluster) -> None:
-        """Start the actors of slots, and wait until they have introduced themselves."""
+        """Start an actor for each of these slots, and wait until `RayActor.introduce` has returned in each."""
         import ray
 
         options: list[ActorOptions] = []
         for slot in slots:
             share = self._cores_per_worker * slot.num_workers
-            # Ray accepts whole numbers of cores, or fractions below 1.
+            # Ray accepts only whole numbers of cores and fractions below 1.
             cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
             own = {"num_cpus": cores, "num_gpus": self._gpus_per_actor, "max_restarts": 0}
             options.append({**own, **self._options})
@@ -206,7 +210,7 @@ class RayBackend:
             kinds = [ray.remote(**one)(self.actor_class) for one in options]
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"ray_options={show(self._options)} were rejected by Ray: {error}.") from error
-        # Not if the actors need no resources, or the user places them.
+        # No reservation if an actor needs no resources or if the user's options place the actors.
         wants_room = all("scheduling_strategy" not in one and bundle_of(one) for one in options)
         if self._reservation is None and wants_room and len(slots) == len(self._slots):
             self._reservation = Reservation(options, self.strategy, cluster)
@@ -228,19 +232,22 @@ class RayBackend:
     def _start_workers(
         self, slots: Sequence[_ActorSlot], packed: Mapping[tuple[int, ...], PackedSpec]
     ) -> list[tuple[ActorHandle, list[StartedWorker]]]:
-        """Start the workers of slots that are wanted; return them by their actors."""
+        """Start those workers of slots whose env ids are in ``packed``.
+
+        Return pairs of an actor and the workers that have been started in it.
+        """
         import ray
 
         starting = []
         for slot in slots:
             wanted = [packed[env_ids] for env_ids in slot.env_ids if env_ids in packed]
             numbers = [next(self._host_numbers) for _ in wanted]
-            # Plain tuples: an actor can read them without importing this package.
+            # A plain tuple, which Ray can unpickle in the actor without importing this package.
             message = tuple(encode(wanted))
             actor: Any = slot.actor
             starting.append((actor, wanted, numbers, actor.handle.start.remote(numbers, message, self._shared)))
         while ray.wait([call for *_, call in starting], num_returns=len(starting), timeout=_LONGEST_WAIT)[1]:
-            pass  # importing the modules of envs takes time
+            pass  # no time limit, because importing the modules of envs may take long
         started = []
         for actor, wanted, numbers, call in starting:
             env_ids = [spec.env_ids for spec in wanted]
@@ -252,13 +259,20 @@ class RayBackend:
         return RayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
-        """Return channels to workers of an actor on this machine."""
+        """Return channels, which do not use Ray calls, to workers of an actor on this machine.
+
+        Here an actor has only one worker, because the actor is the worker itself.
+        """
         (worker,) = workers
         with DeferSigint():
             return [self._group.connect(actor, *actor.serve(), worker.env_ids)]
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
-        """Wait until all actors have introduced themselves; raise `WorkerStartError` if one fails or is late."""
+        """Wait until `RayActor.introduce` has returned in all actors.
+
+        Raises:
+            WorkerStartError: If an actor fails or does not start in time.
+        """
         import ray
 
         calls = [actor.handle.introduce.remote() for actor in actors]
@@ -269,7 +283,7 @@ class RayBackend:
                 raise WorkerStartError(
                     f"{len(waiting)} of {len(calls)} Ray actors could not be placed: {lacking} Change ray_options."
                 )
-            # Otherwise actors are slow to start or wait for others to end; the user has chosen where they run.
+            # The cluster has the resources, so the actors are slow to start or wait until other actors end.
             waited = time.monotonic() - begin
             if waited >= _ray_cluster.LONGEST_START and "runtime_env" not in self._options:
                 raise WorkerStartError(
@@ -281,7 +295,7 @@ class RayBackend:
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         if not self._group.channels:
-            self._goes_direct = False  # later actors could not share this memory
+            self._goes_direct = False  # actors that are started later could not share this private memory
             return Batch.private(layout)
         memory = SharedMemory.create(layout.nbytes)
         return Batch(layout, memory.map, owner=memory)
@@ -297,7 +311,7 @@ class RayBackend:
         while True:
             left = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, max(0.0, deadline - time.monotonic()))
             if not any(channel.arrived for channel in far):
-                # Nothing can wait for both, so wait for remote actors in short intervals.
+                # No call can wait for both kinds of actors, so wait for the remote ones in short intervals.
                 wait_for_calls(far, min(left, _SHORT_WAIT) if near else left)
             ready: list[Any] = [channel for channel in far if channel.arrived]
             if near:
@@ -306,18 +320,21 @@ class RayBackend:
                 return ready
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
-        """See `Backend`: a step of actors on this machine."""
+        """Prepare a step if all of its hosts are in actors that the caller reaches directly. See `Backend`."""
         is_near = all(isinstance(channel, PipeChannel) for channel, _ in commands)
         return self._group.prepare_step(commands) if is_near else None
 
     def flush(self) -> None:
-        """See `SubprocBackend.flush`."""
+        """Send the queued messages to all actors. See `SubprocBackend.flush`."""
         for calls in self._relays:
             calls.flush()
         self._group.flush()
 
     def fileno(self) -> int | None:
-        """Return a descriptor (see `Backend`), unless an actor is reached through Ray calls, which have none."""
+        """Return a descriptor as `Backend` describes.
+
+        The result is ``None`` if a living actor is reached through Ray calls, because these have no descriptor.
+        """
         return None if any(not one.actor.is_terminated for one in self._relays) else self._group.fileno()
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
