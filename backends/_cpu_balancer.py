@@ -1,10 +1,12 @@
-"""Moves workers apart if they wait for the same core while another is idle.
+"""A balancer, which moves a worker to an idle core if the worker shares its core with the caller or a different worker.
 
-The system often wakes a worker on the core of the caller that called it. Both then alternate on this core without ever
-sleeping, and for hundreds of steps no load balancing separates them. A round of 44 us of work in two processes took 93
-us instead of 47 us on 2 idle cores, whether over a pipe, an eventfd or shared memory. Pinned workers would be 2 to 3
-times slower as soon as another process needs a core, so no worker is pinned: it is moved once, and only while nothing
-but the pool itself is runnable.
+The system often wakes a worker on the core where the caller runs. Caller and worker then take turns on this core
+without ever sleeping, and the system's load balancing does not separate them for hundreds of steps. With 44 us of work
+in each of two processes and 2 idle cores, a round took 93 us instead of 47 us, whether over a pipe, an eventfd or
+shared memory.
+
+The balancer does not pin workers to cores, because pinned workers would be 2 to 3 times slower as soon as a different
+process needs a core. It moves a worker only once, and only while no process outside the pool can run.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ _STATE, _PROCESSOR = 0, 36  # fields of /proc/PID/stat after the name
 
 
 class CpuBalancer:
-    """Regularly checks where workers run, and moves workers that share a core needlessly apart.
+    """Checks regularly on which cores workers run, and moves a worker that shares its core to an idle core.
 
-    With ``caller_steps``, the caller's own core counts as taken as well.
+    Args:
+        caller_steps: Whether the caller steps envs itself, so that no worker should share the caller's core.
     """
 
     def __init__(self, caller_steps: bool) -> None:
@@ -32,7 +35,10 @@ class CpuBalancer:
         self._works = hasattr(os, "sched_setaffinity") and Path("/proc/loadavg").exists()
 
     def balance(self, pids: Sequence[int]) -> None:
-        """Move one worker if that helps and disturbs no other process; usually do nothing."""
+        """Move one of these workers if it shares its core and no other process needs a core.
+
+        Do nothing if the last check was less than 2 ms ago.
+        """
         now = time.perf_counter()
         if now < self._next or not self._works:
             return
@@ -43,7 +49,7 @@ class CpuBalancer:
     def _spread(self, pids: Sequence[int]) -> None:
         awake = {pid: core for pid in pids if (core := _core_if_awake(pid)) is not None}
         own_core = _core_if_awake(os.getpid())
-        num_runnable = int(_read("/proc/loadavg").split()[3].partition(b"/")[0])  # threads of the whole system
+        num_runnable = int(_read("/proc/loadavg").split()[3].partition(b"/")[0])  # in the whole system
         if own_core is None or num_runnable > len(awake) + 1:  # another process needs a core
             return
         taken = {own_core} if self._caller_steps else set()
@@ -55,21 +61,21 @@ class CpuBalancer:
             if free := allowed - taken.union(awake.values()):
                 try:
                     os.sched_setaffinity(pid, {min(free)})
-                finally:  # it is moved, not pinned
+                finally:  # allow all cores again, so that the worker is moved but not pinned
                     os.sched_setaffinity(pid, allowed)
             return
 
 
 def _core_if_awake(pid: int) -> int | None:
-    """Return the core that a process runs on or waits for, ``None`` if it sleeps."""
+    """Return the core on which a process runs or waits to run; ``None`` if the process sleeps."""
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return int(fields[_PROCESSOR]) if fields[_STATE] == b"R" else None
 
 
 def _read(path: str) -> bytes:
-    """Return the content of a short system file, in 12 us.
+    """Return the content of a short system file. This takes 12 us.
 
-    `os.open` would take 10 us, but leave the file open if Ctrl-C came before the descriptor was stored.
+    With `os.open`, it would take 10 us, but Ctrl-C could leave the file open.
     """
     with open(path, "rb", buffering=0) as file:
         return file.read(4096)

@@ -173,7 +173,7 @@ class BellEnd:
     Args:
         line: Index of the first word in the worker's line.
         memory: The shared memory with all words.
-        descriptors: Of the counter, then of the two eventfds of the bell.
+        descriptors: Descriptors of the counter and of the two eventfds of the bell, in this order.
         pipe: Descriptor of the worker's end of its pipe.
     """
 

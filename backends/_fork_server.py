@@ -225,7 +225,7 @@ class _Server:
         Args:
             module: Name of the module.
             silence: Whether warnings during the import are hidden.
-            output: A descriptor to which text goes that the import prints.
+            output: A descriptor that receives the text that the import prints.
         """
         log = WorkerLog(os.dup(output))
         redirect_descriptors(log)

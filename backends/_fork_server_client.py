@@ -1,4 +1,7 @@
-"""The caller's fork servers: the modules that each has imported, and requests to them."""
+"""The caller's side of fork servers: objects that send requests to them and record which modules each has imported.
+
+`_fork_server` contains the code of the servers.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,19 @@ from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.worker.worker_log import WorkerLog
 
 _VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
-"""Prefixes of variables that change with every test, or when Ray starts: they must not cause new imports."""
+"""Prefixes of environment variables that may change without any need to import modules again.
+
+Examples are the variables that change with every test, or when Ray starts.
+"""
 _MOST_SERVERS = 4
-"""Maximum number of servers, without the root; the least recently used server is dropped first."""
+"""Maximum number of servers in addition to the root. The least recently used server is dropped first."""
 
 Surroundings = tuple[tuple[str, ...], str, dict[str, str]]
-"""The settings that affect imports: ``sys.path``, the current folder if that is relative, environment variables."""
+"""The settings that affect imports.
+
+These are ``sys.path``; the current folder, or an empty string if all folders in ``sys.path`` are absolute; and the
+environment variables.
+"""
 
 
 def _surroundings() -> Surroundings:
@@ -36,13 +46,19 @@ def _surroundings() -> Surroundings:
 
 
 class ForkServer:
-    """A server as seen by the caller. The server ends when nothing refers to this object any more.
+    """The caller's access to a fork server. The server ends when nothing refers to this object any more.
+
+    Args:
+        process: The server's process.
+        requests: The caller's end of the pipe to the server.
+        surroundings: See below.
+        packages: See below.
 
     Attributes:
-        surroundings: The settings that its imports depend on, see `Surroundings`; ``None`` for the root server.
-        packages: The packages from which it may import.
-        loaded: Modules that it has imported on request, with the seconds that each took.
-        files: The files of the modules that it imported, each with the file's state at the time of the import.
+        surroundings: The settings that the server's imports depend on; ``None`` for the root server.
+        packages: The packages from which the server may import modules.
+        loaded: For each module that the server has imported on request, the duration of the import in seconds.
+        files: For each file of the imported modules, the state of the file at the time of the import.
     """
 
     def __init__(
@@ -64,20 +80,24 @@ class ForkServer:
 
     @classmethod
     def start(cls) -> ForkServer:
-        """Start a root; raise `OSError` if no process can be started."""
+        """Start a root server; raise `OSError` if no process can be started."""
         context = multiprocessing.get_context("spawn")
         with starting("spawn"):
             ours, theirs = context.Pipe()
             with theirs:
                 root = context.Process(target=serve_forks, args=(theirs, serve), name="parallelenv-fork-server")
                 root.start()
-            # Private; otherwise the server would be in `multiprocessing.active_children()`, and joining all of these
-            # would never end.
+            # `_children` is private. The server must not be in it: otherwise, the server would be in
+            # `multiprocessing.active_children()`, and a program that joins all of these would wait forever.
             vars(process)["_children"].discard(root)
             return cls(root, ours)
 
     def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
-        """Return a server forked from this one; raise `OSError` for lack of resources or if this server has ended."""
+        """Return a new server that is forked from this server.
+
+        Raises:
+            OSError: If there are not enough resources, or if this server has ended.
+        """
         arguments = _settings("parallelenv-fork-server"), surroundings[2]
         with DeferSigint():
             ours, theirs = multiprocessing.Pipe()
@@ -88,12 +108,23 @@ class ForkServer:
             return server
 
     def fork_worker(self, connection: Connection, log: WorkerLog) -> ForkedProcess:
-        """Return a worker forked from this server. See `fork_server` for errors."""
+        """Return a new worker that is forked from this server. See `fork_server` for errors.
+
+        Args:
+            connection: The worker's end of the pipe to the caller.
+            log: The worker's log.
+        """
         arguments = (_settings("parallelenv-worker"),)
         return self._fork("fork_worker", arguments, connection.fileno(), log.fileno)
 
     def _fork(self, name: str, arguments: tuple[object, ...], *ends: int) -> ForkedProcess:
-        """Request a process that gets these descriptors, and return it."""
+        """Make the server fork a process, and return the process.
+
+        Args:
+            name: The method of `_Server` to call.
+            arguments: The first arguments of that method.
+            ends: Descriptors for the process, which are the last arguments of that method.
+        """
         sentinel, lifeline = multiprocessing.Pipe(duplex=False)
         status, report = multiprocessing.Pipe(duplex=False)
         with sentinel, report:
@@ -101,7 +132,11 @@ class ForkServer:
         return ForkedProcess(pid, status, lifeline, self)
 
     def load(self, module: str, log: WorkerLog, *, silence: bool) -> ImportResult:
-        """Import a module in the server. An interrupt ends the server; raise `ConnectionError` if it has ended."""
+        """Import a module in the server. If Ctrl-C interrupts the import, the server is ended.
+
+        Raises:
+            ConnectionError: If the server has ended.
+        """
         loaded: ImportResult = self._ask("load", (module, silence), log.fileno)
         self._known |= loaded.modules
         self.files.update(loaded.files)
@@ -117,7 +152,7 @@ class ForkServer:
     def _ask(self, name: str, arguments: tuple[object, ...], *filenos: int) -> Any:
         """Call a method of the server with these arguments and descriptors, and return its result.
 
-        If the request is interrupted or cannot be sent completely, the server ends.
+        If the request is interrupted, cannot be sent or gets no answer, the server is ended.
         """
         try:
             with self._lock:
@@ -144,42 +179,52 @@ class ForkServer:
                 self._process.join(1.0)
 
     def is_alive(self) -> bool:
-        """Return whether the server can take requests."""
+        """Return whether the server can still execute requests."""
         return not self._requests.closed and bool(self._process.is_alive())
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """Return the settings that `multiprocessing.spawn` prepares in a new process, without the main module."""
+    """Return the settings that ``multiprocessing.spawn.prepare`` applies in a new process, without the main module."""
     settings = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_")}
     return {**settings, "authkey": bytes(settings["authkey"])}
 
 
 class ForkServers:
-    """The servers of this process.
+    """All fork servers of this process.
 
     Attributes:
-        root: The server that the others are forked from; ``None`` until it is started.
-        servers: All servers except the root, the most recently used last.
-        refused: Modules after whose import workers must not be forked: each worker imports them itself.
+        root: The root server, from which all other servers are forked; ``None`` until the root is started.
+        servers: All servers except the root; the most recently used server is the last.
+        refused: Modules with side effects that do not allow forking, each with the result of its import. Each worker
+            imports these modules itself.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Start with no servers, as a forked child must: the servers belong to its parent."""
+        """Reset this object to have no servers. A forked child does this, because the servers belong to its parent."""
         self._lock = threading.Lock()
         self.root: ForkServer | None = None
         self.servers: list[ForkServer] = []
         self.refused: dict[str, ImportResult] = {}
-        self._surroundings: Surroundings | None = None  # in which they were refused
+        self._surroundings: Surroundings | None = None  # those in which modules were refused
 
     def server_with(
         self, modules: Collection[str], log: WorkerLog, *, silence: bool
     ) -> tuple[ForkServer, dict[str, str]]:
-        """Return a server with these modules, and the reasons for missing ones; raise `OSError` if no server can start.
+        """Return a server that has imported these modules.
 
-        Output of the imports goes to the log. With ``silence``, the imports show no warnings.
+        Args:
+            modules: Names of the modules.
+            log: The log that receives the text that the imports print.
+            silence: Whether warnings during the imports are hidden.
+
+        Returns:
+            The server, and a dict from the names of modules that the server has not imported to the reasons.
+
+        Raises:
+            OSError: If no server can be started.
         """
         with self._lock:
             if self.root is None or not self.root.is_alive():
@@ -197,15 +242,19 @@ class ForkServers:
                 server = self._server(self.root, surroundings, packages)
                 try:
                     missing = self._load(server, wanted, log, silence)
-                except BaseException:  # an interrupt: the import's side effects are unknown
+                except BaseException:  # for example an interrupt: the side effects of the import are unknown
                     server.end()
                     raise
                 if missing is not None:
                     return server, missing
-                self.servers.remove(server)  # and try a new server, without the module that has just been refused
+                self.servers.remove(server)  # try a new server, without the module that was just refused
 
     def _server(self, root: ForkServer, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
-        """Return the server for these packages; a new one is forked from the one that has most of them."""
+        """Return the server for exactly these packages.
+
+        If there is none yet, a new server is forked from the server that may import most of these packages and no
+        others.
+        """
         fitting = [one for one in self.servers if one.surroundings == surroundings and one.packages <= packages]
         server = max(fitting, key=lambda one: len(one.packages), default=root)
         if server.packages != packages:
@@ -214,7 +263,10 @@ class ForkServers:
         return server
 
     def _load(self, server: ForkServer, wanted: Sequence[str], log: WorkerLog, silence: bool) -> dict[str, str] | None:
-        """Make a server import modules; return why some are missing, ``None`` if workers must not be forked from it."""
+        """Make a server import modules, and return a dict from the names of missing modules to the reasons.
+
+        Return ``None`` if the side effects of an import do not allow forking workers from this server.
+        """
         missing: dict[str, str] = {}
         for module in wanted:
             if server.knows(module):
@@ -224,7 +276,7 @@ class ForkServers:
                 continue
             try:
                 loaded = server.load(module, log, silence=silence)
-            except ConnectionError:  # the import may not be the cause: it is tried again for the next pool
+            except ConnectionError:  # maybe not because of the import, so the next pool tries it again
                 loaded = ImportResult(0.0, frozenset(), {"": CHANGED}, "", "ends the process")
             if loaded.reason:
                 self.refused[module] = loaded

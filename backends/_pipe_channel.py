@@ -73,7 +73,10 @@ class PipeChannel(MessageChannel):
         return self._log.take_output(self.env_ids, is_idle=is_idle)
 
     def receive_output(self) -> bool:
-        """Put what a busy host has printed into the inbox, in the form of a reply; return whether it printed anything."""
+        """Put what a busy host has printed into the inbox, in the form of a reply.
+
+        Return ``True`` if the host has printed anything.
+        """
         output = self.take_output(is_idle=False)
         if output:
             self.inbox.append(encode_reply(Reply(_NO_COMMAND, output=output)))

@@ -1,4 +1,4 @@
-"""The code of a worker process at the other end of a pipe."""
+"""The code of a worker process that is connected to the caller by a pipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare
 
 
 class PipeHost(MessageHost):
-    """A host at the other end of a pipe. It prints to the log, and shares the memory of the batch if it receives it."""
+    """A host that gets its commands over a pipe or by the bell (see `_eventfd_bell`).
+
+    The envs print to a log. The host uses the caller's batch once it has received access to the memory of the batch.
+
+    Args:
+        host: See `MessageHost`.
+        packed: See `MessageHost`.
+        wire: The worker's end of the pipe.
+        log: The file that receives what the envs print.
+    """
 
     def __init__(self, host: Host, packed: PackedSpec, wire: Wire, log: WorkerLog) -> None:
         super().__init__(host, packed)
@@ -34,9 +43,10 @@ class PipeHost(MessageHost):
         self._prepared: dict[tuple[object, ...], RunningCommand] = {}  # by tag and subset
 
     def obey(self, receive: Any, send: Any) -> None:
-        """Execute commands until the connection is closed. See `MessageHost`.
+        """Execute commands until the connection is closed. See `MessageHost.obey`.
 
-        A plain step is executed here: three calls from this one to the env's ``step``.
+        Plain steps are executed in this method itself, to save function calls: from here to the ``step`` of an env,
+        there are only three.
         """
         try:
             while True:
@@ -63,8 +73,11 @@ class PipeHost(MessageHost):
             self.host.close()
 
     def _prepare(self, message: Message) -> RunningCommand | None:
-        """Prepare a plain step for the next ones like it; ``None`` if it has no prepared form."""
-        while message.subset >= len(self.subsets):  # its envs were sent over the pipe
+        """Return the prepared form of a plain step and keep it for later steps with the same tag and subset.
+
+        The result is ``None`` if the host cannot prepare the step.
+        """
+        while message.subset >= len(self.subsets):  # the pipe contains a `StepSubset` that was not read yet
             self.decode(self.wire.receive())
         command: Any = self.decode(message)
         prepared: RunningCommand | None = self.host.prepare(command)
@@ -73,7 +86,11 @@ class PipeHost(MessageHost):
         return prepared
 
     def receive(self) -> Message:
-        """Wait for the next command, from the pipe or by the bell; `EOFError` or `OSError` if the pipe is closed."""
+        """Wait for the next command, which comes over the pipe or by the bell, and return it.
+
+        Raises:
+            EOFError, OSError: If the pipe is closed.
+        """
         bell, self._is_woken = self._bell, False
         while bell is not None:
             message = bell.wait()
@@ -86,7 +103,7 @@ class PipeHost(MessageHost):
         return self.wire.receive()
 
     def send(self, message: Message) -> None:
-        """Send a reply; if it is empty and the command came by the bell, only count it."""
+        """Send a reply. If the command came by the bell and the reply is only `DONE`, report it only by the bell."""
         has_message = not self._is_woken or message.tag != DONE
         if has_message:
             self.wire.send(message)
@@ -94,7 +111,10 @@ class PipeHost(MessageHost):
             self._bell.finish(has_message=has_message)
 
     def decode(self, message: Message) -> Command | Message | None:
-        """Return the command in a message. See `MessageHost.decode`."""
+        """Return the command in a message, or receive the memory that the message announces.
+
+        See `MessageHost.decode` for the result.
+        """
         command: object = super().decode(message)
         if isinstance(command, BellAccess):
             self._bell = BellEnd.receive(self.wire.connection, command)
@@ -107,28 +127,30 @@ class PipeHost(MessageHost):
         return None
 
     def encode(self, reply: Reply) -> Message:
-        """Return a reply as a message, with a mark if anything was printed in the meantime."""
+        """Return a reply as a message, which is marked if the envs have printed anything since the last reply."""
         return _marked(encode_reply(reply), self._log.has_grown())
 
 
 def _marked(message: Message, has_printed: bool) -> Message:
-    """Return a reply with a mark if anything was printed in the meantime."""
+    """Return a reply with the mark `PRINTED` if ``has_printed``, so that the caller reads the log."""
     return Message(message.tag | PRINTED, message.number, message.frames) if has_printed else message
 
 
 def serve(connection: Connection, log: WorkerLog) -> None:
-    """Run a host until the caller closes the pipe or dies."""
+    """Run the host of a worker process until the caller closes the pipe or dies. ``connection`` is the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # was blocked while this process was being started
     redirect_descriptors(log)
     parent: Any = multiprocessing.parent_process()
     wire = Wire(connection, SPIN)
     with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe or died
         packed: PackedSpec = decode(wire.receive())
-        # Not earlier: `multiprocessing` has sent the process object through the pipe that is watched, and the system
-        # signals a write like the end. A caller that was suspended within that write killed the new worker.
+        # Not earlier: `multiprocessing` sends the process object through the pipe that is watched here, and the system
+        # treats a write to the pipe like the death of the caller. If the caller was suspended during that write, the
+        # write could kill the new worker.
         try:
-            # With any start method: the parent's id and PR_SET_PDEATHSIG would refer to the fork server.
+            # The sentinel shows the caller's death with any start method. The parent's process id and PR_SET_PDEATHSIG
+            # would refer to the fork server if there is one.
             die_with_caller(parent.sentinel)
         except RuntimeError as error:
             sys.exit(

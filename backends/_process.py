@@ -1,7 +1,4 @@
-"""Processes of workers: starts, waits for and ends them so that no interrupt corrupts the bookkeeping.
-
-For each kind of process, and for a channel, `is_alive` returns whether the process is running.
-"""
+"""Processes of workers: the caller starts them, waits for them and ends them, and Ctrl-C cannot corrupt their state."""
 
 from __future__ import annotations
 
@@ -23,23 +20,30 @@ from typing import Any
 from parallelenv.contract.interrupts import DeferSigint
 
 _REPORT_TIMEOUT = 1.0
-"""Seconds that the fork server has to report the end of a process."""
+"""Seconds to wait for the fork server's report that a process has ended."""
 _CHECK_INTERVAL = 0.05
-"""Seconds between checks that a process has ended, if a child of its own keeps its sentinel open."""
+"""Seconds between checks whether a process has ended, because its child processes may keep its sentinel open."""
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 UNKNOWN = 255
-"""Exit code of a process whose fork server can no longer report it."""
+"""Value for the exit code of a process whose fork server has ended, and so cannot report the exit code."""
 CLOSED_IN_CHILDREN: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Connections that forked children close: these would hide the caller's death from the processes at the other ends."""
+"""Connections that forked children of the caller close.
+
+If a child kept its copy open, the process at the other end would not notice that the caller has died.
+"""
 _STARTING = threading.Lock()
 _HIDDEN: dict[str, object] = {}  # attributes of the main module that are removed while a process is being started
 
 
 class WorkerProcess:
-    """A started `multiprocessing.Process`, or a similar object, with the methods that a channel needs.
+    """A started worker process, with methods that are safe if Ctrl-C interrupts them.
 
-    Ctrl-C between a system call and the record of its result made `multiprocessing` wait for a process that had ended,
-    leak its descriptors, or raise an `AssertionError` at the next call. Waiting for the process can be interrupted.
+    If Ctrl-C comes between a system call and the storing of its result, `multiprocessing` may wait for a process that
+    has already ended, leak the descriptors of the process, or raise an `AssertionError` at the next call. The methods
+    of this class delay Ctrl-C at these places, but Ctrl-C can interrupt a wait for the process.
+
+    Args:
+        process: The `multiprocessing.Process` or `ForkedProcess`.
     """
 
     def __init__(self, process: BaseProcess | ForkedProcess) -> None:
@@ -48,45 +52,53 @@ class WorkerProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code, or the negative number of a signal; ``None`` while it runs, or if another waiter received it."""
+        """The exit code of the process, or the negative number of the signal that ended it.
+
+        ``None`` while the process runs, or if other code in this process has waited for it and received the exit code.
+        """
         with DeferSigint():
             return self._process.exitcode
 
     def is_alive(self) -> bool:
         """Return whether the process is running."""
         with DeferSigint():
-            # Another part of this process may have reaped it; then `multiprocessing` never learns of its end.
+            # Other code in this process may already have waited for the worker process. `multiprocessing` then never
+            # learns that the worker process has ended.
             return self._process.is_alive() and process_exists(self.pid)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait at most ``timeout`` seconds for the process to end; ``None``: no limit."""
+        """Wait at most ``timeout`` seconds for the process to end; ``None`` means no limit."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (left := deadline - time.monotonic()) > 0:
             if connection.wait([self._process.sentinel], min(left, _CHECK_INTERVAL)):
                 with DeferSigint():
                     self._process.join(_CHECK_INTERVAL)
                 return
-        if not self.is_alive():  # the fork server reports the end a moment later; only then can it be closed
+        if not self.is_alive():  # `close` works only after the fork server's report, which may come a moment later
             connection.wait([self._process.sentinel], _REPORT_TIMEOUT)
 
     def terminate(self) -> None:
-        """Ask the process to end, if it has not ended."""
+        """Send SIGTERM to the process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the process, if it has not ended."""
+        """Send SIGKILL to the process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """Return the known facts about the death of the process, apart from the exit code."""
+        """Return text about the death of the process that is known in addition to the exit code; may be empty."""
         return ""
 
     def hand_over(self, connection: Connection, pid: int) -> object:
-        """Give a different process the exit code over a connection to it. Return the object that keeps it alive.
+        """Let a different process receive the exit code, and return an object that keeps this worker process alive.
 
-        It is only for a process of a fork server, which must not be used here afterwards.
+        Only workers of a fork server can be handed over. This object must not be used afterwards.
+
+        Args:
+            connection: A connection to the different process.
+            pid: Id of the different process.
         """
         forked: Any = self._process
         reduction.send_handle(connection, forked.sentinel.fileno(), pid)
@@ -100,18 +112,18 @@ class WorkerProcess:
 
 
 class ForkedProcess:
-    """A process that a fork server has forked, with the part of `multiprocessing.Process` that a `WorkerProcess` needs.
+    """A process that a fork server has forked. It has those methods of `multiprocessing.Process` that are needed here.
 
     Args:
-        pid: Its process id.
-        status: Where its exit code comes from.
-        lifeline: The process ends when this connection is closed; ``None`` if a different process owns the connection.
-        server: The fork server, which ends when nothing refers to it any more.
+        pid: Id of the process.
+        status: The connection over which the fork server sends the exit code of the process.
+        lifeline: A connection that ends the process when it is closed; ``None`` if a different process owns it.
+        server: The fork server. This object keeps a reference to it, because the server ends when nothing refers to it.
     """
 
     def __init__(self, pid: int, status: Connection, lifeline: Connection | None = None, server: object = None) -> None:
         self.pid = pid
-        self.sentinel = status  # readable when the process has ended
+        self.sentinel = status  # becomes readable when the process has ended
         self._lifeline = lifeline
         self._server = server
         self._exitcode: int | None = None
@@ -134,11 +146,11 @@ class ForkedProcess:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Return whether the process is running, that is, whether its end was not reported."""
+        """Return whether the process is running: its end was not reported, and the fork server has not ended."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait at most ``timeout`` seconds for the process to end; ``None``: no limit."""
+        """Wait at most ``timeout`` seconds for the process to end; ``None`` means no limit."""
         if self.exitcode is None:
             connection.wait([self.sentinel], timeout)
 
@@ -153,7 +165,7 @@ class ForkedProcess:
 
 
 def process_exists(pid: int) -> bool:
-    """Return whether such a process exists."""
+    """Return whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except OSError:
@@ -162,7 +174,7 @@ def process_exists(pid: int) -> bool:
 
 
 def start_methods() -> list[str]:
-    """Return the start methods of this system, the default one first."""
+    """Return the start methods of `multiprocessing` on this system, with this package's default as the first."""
     methods = multiprocessing.get_all_start_methods()
     default = "forkserver" if "forkserver" in methods else "spawn"
     return [default, *(method for method in methods if method != default)]
@@ -170,22 +182,26 @@ def start_methods() -> list[str]:
 
 @contextlib.contextmanager
 def starting(method: str) -> Iterator[None]:
-    """Start a process in the block, one at a time; an interrupt is delayed until its end."""
+    """Prepare the caller for starting a process in the block.
+
+    Only one thread at a time is in such a block, and Ctrl-C is delayed until its end. ``method`` is the start method.
+    """
     with _STARTING, DeferSigint():
         if method != "fork":
-            resource_tracker.ensure_running()  # its start would unblock the signal that is blocked below
-        # Workers do not import the main module again, so it need not be importable or guarded: cloudpickle includes
-        # the parts of it that they need.
+            resource_tracker.ensure_running()  # if it started later, it would unblock the signal that is blocked below
+        # Hide the main module from workers, so that they do not import it and it needs no guard. Pickles made by
+        # cloudpickle include the parts of the main module that workers need.
         main = sys.modules["__main__"]
         _HIDDEN.update({name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__})
         main.__dict__.pop("__file__", None)
         main.__spec__ = None
-        # OpenBLAS has threads as soon as `threadpoolctl` limits them, which spin for 100 ms before they sleep. During
-        # that time a step of 16 CartPoles on 2 cores took 4 ms, a tick of the scheduler, instead of 0.14 ms.
+        # When `threadpoolctl` limits the threads of OpenBLAS, OpenBLAS first starts its threads, which spin for 100 ms
+        # before they sleep. During that time, a step of 16 CartPoles on 2 cores took 4 ms, which is one tick of the
+        # scheduler, instead of 0.14 ms.
         is_set_by_user = _BLAS_TIMEOUT in os.environ
         if not is_set_by_user:
             os.environ[_BLAS_TIMEOUT] = "4"  # the logarithm of a number of cycles; 4 is the minimum
-        # Ctrl-C reaches the whole process group, and would end a process that does not ignore it yet.
+        # Ctrl-C reaches the whole process group, and would end a new process that does not ignore it yet.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -202,8 +218,11 @@ def _show_main() -> None:
 
 
 def _reset_after_fork() -> None:
-    """Let a forked child start processes itself, even if it was forked while its parent was starting one."""
-    global _STARTING  # noqa: PLW0603 (the parent's lock, locked by a thread that is not here, cannot be had)
+    """In a forked child, reset the state that its parent had while starting a process, and close connections.
+
+    The child can then start processes itself, even if it was forked while its parent was starting one.
+    """
+    global _STARTING  # noqa: PLW0603 (the parent's lock may be held by a thread that does not exist in the child)
     _STARTING = threading.Lock()
     _show_main()
     for end in list(CLOSED_IN_CHILDREN):

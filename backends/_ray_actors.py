@@ -52,8 +52,8 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
     """Connect an actor to the caller, and return the actor's lifeline and its connection for commands.
 
-    `ActorHandle` describes these two connections. The list is empty if the caller runs on a different machine or
-    belongs to a different user.
+    `ActorHandle` describes these two connections. The result is empty if the caller does not listen, runs on a
+    different machine, or belongs to a different user.
 
     Args:
         address: The path of the caller's socket, and the result of `machine` in the caller. ``None`` if the caller does
@@ -180,7 +180,7 @@ class RayHost(RayActor):
 
 
 class _ActorHost(MessageHost):
-    """The host in a `RayHost`. It adds the text that its envs have printed to its replies."""
+    """The host in a `RayHost`. Its replies include the text that its envs have printed."""
 
     def __init__(self, host: Host, packed: PackedSpec) -> None:
         super().__init__(host, packed)
@@ -205,7 +205,8 @@ class _ActorHost(MessageHost):
 class ActorHandle:
     """The caller's access to a Ray actor.
 
-    For a `PipeChannel` to a `RayHost`, this object takes the place of a `WorkerProcess`, and has the same methods.
+    For a `PipeChannel` to a `RayHost`, this object takes the place of a `WorkerProcess`, and has those methods that the
+    channel needs.
 
     Args:
         handle: Ray's handle of the actor.
@@ -263,9 +264,9 @@ class ActorHandle:
         """Return whether the actor is alive, as far as the caller knows.
 
         A remote actor counts as alive until a call to it fails. For an actor on this machine, this method checks the
-        process and the lifeline, which takes 1 us; asking Ray takes 100 us. It checks both because a child of a dead
-        actor may keep the lifeline open, and because the process of a dead actor may exist for a while after the
-        lifeline was closed.
+        process and the lifeline, which takes 1 us; a question to Ray would take 100 us. Both are checked because a child
+        of a dead actor may keep the lifeline open, and because the process of an actor may still exist for a while after
+        its lifeline was closed.
         """
         return not self.is_terminated and not (
             self.is_near and (not process_exists(self.pid) or self._has_hung_up(0.0))
@@ -426,7 +427,7 @@ class ActorCalls:
         self._next_call += 1
 
     def finish(self, call: Any) -> None:
-        """Fetch the result of a Ray call and give the replies in it to their channels.
+        """Fetch the result of a Ray call, and give each reply in the result to its channel.
 
         If replies are missing, make another Ray call that will return them.
         """
@@ -519,7 +520,7 @@ class RayChannel(MessageChannel):
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
     """Wait at most ``timeout`` seconds for a Ray call to the actors of these channels to return.
 
-    Give the replies in all results that have arrived to their channels.
+    Then fetch the results of all calls that have returned, and give each reply to its channel.
     """
     import ray
 

@@ -1,4 +1,7 @@
-"""The connection to Ray: joins a running cluster, or starts one, without output, that runs until this process ends."""
+"""The connection of this process to Ray: it joins a running cluster, or starts a cluster of its own.
+
+A cluster that this process has started runs until this process ends.
+"""
 
 from __future__ import annotations
 
@@ -19,44 +22,51 @@ from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import ArgumentError, WorkerStartError
 
 ActorOptions = dict[str, Any]
-"""Options as in Ray's ``actor.options(...)``."""
+"""Options of an actor, with the names and values of the arguments of Ray's ``actor.options(...)``."""
 SHUT_DOWN = "Ray was shut down after this ParallelEnv was made. Make a new one."
 START_TIMEOUT = 10.0
-"""Seconds after which an actor that was not placed is an error, if resources are lacking."""
+"""Seconds after which an actor that Ray has not placed causes an error, if resources are missing."""
 LONGEST_START = 60.0
-"""Seconds after which an actor that has not started is an error, unless Ray must set up a ``runtime_env`` first."""
+"""Seconds after which an actor that has not started causes an error.
+
+There is no such limit if Ray has to set up a ``runtime_env`` first.
+"""
 _SETTLING = 3.0
 """Seconds that Ray has to finish making a placement group before it is removed.
 
-Removing a group while it is being made may lose its cores for good (seen with Ray 2.60; its issue 64693). Of
-60 groups that were removed at once, one lost a core; of 61 groups that were waited for, none did.
+If a group is removed while Ray is making it, its cores may be lost permanently (seen with Ray 2.60; issue 64693 of
+Ray). Of 60 groups that were removed without waiting, one lost a core; of 61 groups that were finished first, none did.
 """
 
 
 class Cluster:
-    """One connection of this process to Ray, which all pools share.
+    """A connection of this process to Ray. All pools of the process share one connection.
 
-    Requests for objects of an earlier connection would make Ray start again, which is not wanted: see `is_connected`.
+    Callers check `is_connected` before they use an actor or object of a connection. If that connection has ended,
+    the use would make Ray start again.
+
+    Args:
+        arguments: Arguments of ``ray.init``, used if Ray is not running.
 
     Attributes:
-        is_own: Whether this process started the cluster and did not only join it.
+        is_own: Whether this process has started the cluster, instead of only joining it.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _present: ClassVar[Cluster | None] = None
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        before = set(os.environ)  # importing Ray also changes it
+        before = set(os.environ)  # recorded now, because the import of Ray already adds variables
         if "ray" not in sys.modules:
-            # Without its two warnings, by tqdm and by its log, that a notebook has no ipywidgets.
+            # Hide two warnings that a notebook has no ipywidgets: one by tqdm, and one in Ray's log.
             log = logging.getLogger("ray.widgets.util")
             level = log.level
             log.setLevel(logging.ERROR)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    import tqdm.auto  # noqa: F401 (Ray imports it, and it warns where ipywidgets is absent)
-                import ray  # while its log is off
+                    import tqdm.auto  # noqa: F401 (Ray imports it, and it warns if ipywidgets is absent)
+                import ray  # while the log is off
             finally:
                 log.setLevel(level)
         import ray
@@ -66,12 +76,12 @@ class Cluster:
             if not self._is_users:
                 _connect(arguments)
         finally:
-            # Variables that Ray has set.
+            # Environment variables that Ray has added.
             self._variables = {name: value for name, value in os.environ.items() if name not in before}
             if not ray.is_initialized():
                 self._take_away_variables()
         self._arguments = dict(arguments)
-        # Whether this process started the head node, not only connected to it. Ray has no public API for this.
+        # True if this process has started the head node instead of connecting to it. Ray has no public API for this.
         has_head = bool(getattr(getattr(ray._private.worker, "_global_node", None), "head", True))
         self.is_own = not self._is_users and has_head
         self._ids = _connection_ids()
@@ -79,19 +89,23 @@ class Cluster:
 
     @property
     def is_connected(self) -> bool:
-        """True if this connection still exists: the user may have shut Ray down. The check takes 12 us."""
+        """True if this connection still exists; False if the user has shut Ray down. The check takes 12 us."""
         return _connection_ids() == self._ids
 
     @property
     def num_cpus(self) -> int:
-        """Cores of the cluster."""
+        """The number of cores of the cluster, at least 1."""
         return max(1, int(resources("cluster_resources").get("CPU", 1)))
 
     @classmethod
     def join(cls, arguments: dict[str, Any]) -> Cluster:
-        """Join the running cluster, or start one with these arguments of ``ray.init``.
+        """Return the connection to Ray, and count the calling pool as a member of it.
 
-        A connection that no pool uses any more is ended first, if this process made it with different arguments.
+        If there is no connection, join the running cluster or start one with ``arguments``. An existing connection that
+        was made with different arguments is ended first if it has no members any more.
+
+        Args:
+            arguments: Arguments of ``ray.init``.
 
         Raises:
             ArgumentError: If Ray rejects the arguments.
@@ -107,7 +121,11 @@ class Cluster:
             return cls._present
 
     def leave(self) -> None:
-        """End a membership. The last member disconnects from a joined cluster; one that was started here stays."""
+        """End the membership of a pool.
+
+        When the last member leaves, the connection to a joined cluster ends. A cluster that this process has started
+        continues to run.
+        """
         with self._lock, DeferSigint():
             self._num_members -= 1
             if not self._num_members and not self.is_own:
@@ -117,20 +135,20 @@ class Cluster:
         import ray
 
         if self is Cluster._present and not self._is_users and self.is_connected:
-            with DeferSigint():  # a partly shut down Ray could not be started again
+            with DeferSigint():  # after an interrupted shutdown, Ray could not be started again
                 ray.shutdown()
                 self._take_away_variables()
                 Cluster._present = None
 
     def _take_away_variables(self) -> None:
-        """Remove Ray's environment variables that were not changed since."""
+        """Remove the environment variables that Ray has added, except for those that were changed afterwards."""
         for name, value in self._variables.items():
             if os.environ.get(name) == value:
                 del os.environ[name]
 
 
 def _connection_ids() -> tuple[str, str] | None:
-    """Return the ids of the connection to Ray, ``None`` if there is none."""
+    """Return the ids of Ray's current job and node, which identify the connection; ``None`` without a connection."""
     import ray
 
     if not ray.is_initialized():
@@ -140,9 +158,10 @@ def _connection_ids() -> tuple[str, str] | None:
 
 
 def _connect(arguments: dict[str, Any]) -> None:
-    """Start or join Ray without a dashboard and log lines, and restore signal handlers and `random`.
+    """Start or join Ray without its dashboard and log lines. Afterwards, restore the SIGTERM handler and `random`.
 
-    Ray draws ports from `random`; without this, a seeded trainer would draw different numbers than in other modes.
+    Ray uses `random` to choose ports. If the state of `random` were not restored, a seeded training script would draw
+    different numbers than in other modes.
     """
     import ray
 
@@ -151,9 +170,9 @@ def _connect(arguments: dict[str, Any]) -> None:
     drawn = random.getstate()
     try:
         ray.init(**{"include_dashboard": False, "logging_level": logging.ERROR, **arguments})
-    except Exception as error:  # Ray also checks by assertions
+    except Exception as error:  # of any type: Ray also checks arguments by assertions
         what = f"({type(error).__name__}: {error})"
-        if not arguments or "timed out during startup" in str(error):  # Ray has no class for it
+        if not arguments or "timed out during startup" in str(error):  # Ray has no class for this error
             raise WorkerStartError(
                 f"Ray could not be started or joined {what}. On a busy machine, try again. To see Ray's output, "
                 "call ray.init() yourself first."
@@ -169,7 +188,7 @@ def _connect(arguments: dict[str, Any]) -> None:
 
 
 def resources(kind: str) -> dict[str, float]:
-    """Return ``ray.cluster_resources()`` or ``ray.available_resources()``, with a type."""
+    """Call ``ray.cluster_resources()`` or ``ray.available_resources()``, whose name is ``kind``; return its result."""
     import ray
 
     found: dict[str, float] = getattr(ray, kind)()
@@ -177,7 +196,7 @@ def resources(kind: str) -> dict[str, float]:
 
 
 def cores_of_nodes() -> list[int]:
-    """Return the number of cores of each node of the cluster that is alive and has any."""
+    """Return the number of cores of each living node of the cluster. Nodes without cores are left out."""
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -186,10 +205,19 @@ def cores_of_nodes() -> list[int]:
 
 
 class Reservation:
-    """A placement group that reserves the resources of all actors or of none. Each actor has a bundle.
+    """A placement group of Ray, which reserves the resources of all actors or of none. Each actor has one bundle.
 
-    Ray keeps such a group until the program ends, even if nothing refers to it. A group that Ctrl-C has cut off from
-    its pool would hold its cores permanently, so the group is removed together with this object.
+    Ray keeps a placement group until the program ends, even if nothing refers to the group. If Ctrl-C made a pool lose
+    its group, the group would hold its cores for that time. Therefore, the group is removed when this object is
+    garbage-collected.
+
+    Args:
+        options: The options of each actor.
+        strategy: Ray's strategy for distributing the bundles over the nodes.
+        cluster: The connection to Ray.
+
+    Attributes:
+        give_back: Callable without arguments that removes the group, which ends the actors in it.
     """
 
     def __init__(self, options: Sequence[ActorOptions], strategy: str, cluster: Cluster) -> None:
@@ -199,16 +227,20 @@ class Reservation:
         with DeferSigint():
             self._group = placement_group([bundle_of(one) for one in options], strategy=strategy)
             self.give_back = weakref.finalize(self, _release, self._group, cluster)
-            self.give_back.atexit = False  # Ray removes it then
+            self.give_back.atexit = False  # at exit, Ray itself removes the group
 
     def options_for(self, bundle: int) -> ActorOptions:
-        """Return the option that puts an actor into the bundle with this index."""
+        """Return the options that place an actor in the bundle with this index."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def await_room(self) -> None:
-        """Wait until there is room for all actors, even after a node was lost; otherwise raise `WorkerStartError`."""
+        """Wait until Ray has reserved the resources of all actors, or reserved them again after a node was lost.
+
+        Raises:
+            WorkerStartError: If the resources are not available in time.
+        """
         if self._group.wait(START_TIMEOUT):
             return
         bundles = [", ".join(f"{name}={amount:g}" for name, amount in bundle_of(one).items()) for one in self._options]
@@ -222,7 +254,7 @@ class Reservation:
 
 
 def _release(group: Any, cluster: Cluster) -> None:
-    """Release the room, if its Ray still runs. The actors in it end."""
+    """Remove a placement group, which ends the actors in it. Do nothing if the connection to Ray has ended."""
     from ray.util import remove_placement_group
 
     if cluster.is_connected:
@@ -231,16 +263,22 @@ def _release(group: Any, cluster: Cluster) -> None:
 
 
 def bundle_of(options: ActorOptions) -> dict[str, float]:
-    """Return the resources that an actor needs."""
+    """Return the resources that an actor with these options needs, by Ray's names."""
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus")}
     named |= {name: options.get(name) for name in ("memory", "object_store_memory")}
     if options.get("accelerator_type"):
-        named[f"accelerator_type:{options['accelerator_type']}"] = 0.001  # as Ray does it
+        named[f"accelerator_type:{options['accelerator_type']}"] = 0.001  # the amount that Ray requests
     return {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
 
 
 def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
-    """Return which ``"cluster_resources"`` or free ``"available_resources"`` do not suffice for one of these actors."""
+    """Return text that lists the resources that one of these actors needs and that are missing; empty if none are.
+
+    Args:
+        options: The options of each actor.
+        kind: ``"cluster_resources"`` to compare with all resources of the cluster, or ``"available_resources"`` to
+            compare with those that are not in use.
+    """
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
     lacking = {
         f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)": None
@@ -252,9 +290,12 @@ def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Split a number in proportion to weights: one each, then each further one where the load stays smallest."""
+    """Split ``total`` into one part for each weight, in proportion to the weights. Each part is at least 1.
+
+    After each part has got 1, every further 1 goes to the part whose quotient of size and weight stays the smallest.
+    """
     shares = [1] * len(weights)
-    loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # load with one more
+    loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # (size with one more) / weight
     heapq.heapify(loads)
     for _ in range(total - len(weights)):
         index = loads[0][1]

@@ -124,8 +124,8 @@ class SharedArrays(dict[str, Array]):
     def __init__(self, headers: ArrayHeaders, memory: SharedMemory) -> None:
         self.headers = headers
         self._memory = memory
-        # Even if this process can write to the memory, users must not be able to make the arrays writable. Therefore the
-        # arrays are made from an array of bytes: `np.ndarray` would find the writable memory behind a memoryview.
+        # Users must not be able to make the arrays writable, even if this process can write to the memory. Therefore,
+        # the arrays are made from an array of bytes: `np.ndarray` would find the writable memory behind a memoryview.
         super().__init__(_arrays(headers, np.frombuffer(memoryview(memory.map).toreadonly(), np.uint8)))
 
     @classmethod

@@ -1,10 +1,10 @@
 """Messages over a pipe between the caller and a worker process.
 
-The two most common messages, the command of a plain step and the reply that it is done, take one write and one read of
-19 bytes each. A step of 16 envs in two workers took 413 us instead of 308 us when `multiprocessing.Connection` pickled
+Two messages are much more common than all others: the command to make a plain step, and the reply that the step is
+done. Each of the two takes one write and one read of 19 bytes. A step of 16 envs in two workers took 413 us instead of 308 us when `multiprocessing.Connection` pickled
 and sent these messages.
 
-No other way to wake a single process was faster than a pipe. A step of 16 CartPoles took 113 us when caller and worker
+No other way to wake a single process was clearly faster than a pipe. A step of 16 CartPoles took 113 us when caller and worker
 polled words in shared memory, without any system call, and 112 us with a pipe. In a test with 44 us of work in each
 process, a round took 46 us with an eventfd and 47 us with a pipe if both processes stayed awake. If they slept between
 rounds, a round took 110 us with a pipe, an eventfd or a semaphore. A bell (see `_eventfd_bell`) that wakes many workers
@@ -35,7 +35,7 @@ def spin(ready: Callable[[], T], limit: float) -> T:
 
     On a virtual machine, a sleeping core takes 35 us or more to wake, and its caches are cold afterwards. With two
     workers that compute for 86 us on 2 cores, a round took 178 us when all processes slept, 140 us when the caller
-    spun, and 109 us when the workers spun too.
+    called this function before it slept, and 109 us when the workers called it too.
     """
     end = time.perf_counter() + limit
     while not (answer := ready()) and time.perf_counter() < end:

@@ -1,7 +1,7 @@
-"""All envs in this process, stepped by the caller one after another.
+"""The mode ``dummy``: all envs are in this process, and the caller steps them one after another.
 
-This is the reference: all other modes must give the same results. It is also the fastest mode if a step takes less time
-than a message, about 10 us.
+This mode is the reference: all other modes must give the same results. It is also the fastest mode if a step takes less
+time than a message between processes, which is about 10 us.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from parallelenv.contract.protocol import Backend, Channel, Command, Printed, Re
 
 
 class DummyBackend(Backend):
-    """One host, in the caller's thread, whatever the number of cores."""
+    """A backend with one host in the caller's thread, whatever the number of cores."""
 
     uses_live_envs = True
 
@@ -32,7 +32,10 @@ class DummyBackend(Backend):
         return Batch.private(layout)
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:
-        """Work instead of waiting. The time limit has no effect, because nothing else could check it."""
+        """Execute the pending commands instead of waiting.
+
+        ``timeout`` has no effect, because the caller's thread is busy until the commands are done.
+        """
         return [channel for channel in channels if channel.advance()]
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:  # noqa: D102 (see Backend)

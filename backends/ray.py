@@ -1,7 +1,7 @@
-"""Envs in long-lived Ray actors, several in each, anywhere in a cluster.
+"""The mode ``ray``: long-lived Ray actors, which may be anywhere in a cluster, step several envs each.
 
-In each step, the caller sends each actor one message with the actions for its envs, and the actor returns one message
-with the results. The envs themselves are sent once, when their actor starts.
+In a step, the caller sends one message to each actor, with the actions for the actor's envs, and the actor returns one
+message with the results. The envs themselves are sent only once, when the actor starts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _ActorSlot:
 
 
 class RayBackend:
-    """One actor per core of the cluster, with several envs in each.
+    """A backend with one actor per core of the cluster. Each actor has several envs.
 
     Args:
         ray_init: Arguments of ``ray.init``, used if Ray is not running.
@@ -255,13 +255,13 @@ class RayBackend:
         return started
 
     def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
-        """Return a channel to a worker that is reached through Ray calls."""
+        """Return a channel that reaches a worker through Ray calls."""
         return RayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
-        """Return channels, which do not use Ray calls, to workers of an actor on this machine.
+        """Return channels to workers of an actor on this machine. These channels do not use Ray calls.
 
-        Here an actor has only one worker, because the actor is the worker itself.
+        In this class, an actor has only one worker, because the actor is the worker itself.
         """
         (worker,) = workers
         with DeferSigint():

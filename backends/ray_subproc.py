@@ -1,8 +1,8 @@
-"""Ray between machines, and worker processes within each machine.
+"""The mode ``ray-subproc``: Ray connects the machines, and worker processes step the envs on each machine.
 
-An actor on each node starts worker processes and ends them. On the caller's machine, it hands them over: the caller
-reaches them like workers of `subproc`. On other machines, it relays their messages: there is one Ray call per node and
-step, however many cores the node has.
+An actor on each node starts the node's worker processes and ends them. On the caller's machine, the actor hands its
+workers over to the caller, which then reaches them like workers of ``subproc``. On other machines, the actor relays
+messages between the caller and its workers. A step then needs one Ray call per node, whatever the number of cores.
 """
 
 from __future__ import annotations
@@ -35,41 +35,51 @@ from parallelenv.worker.worker_log import WorkerLog
 from parallelenv.worker.worker_loop import prepare_worker
 
 _HEARTBEAT = 0.25
-"""Seconds between checks that workers are alive, for deaths that a pipe does not show."""
+"""Seconds between checks that workers are alive, because a pipe does not show every death."""
 _LEAST_PATIENCE, _MOST_PATIENCE = 0.005, 0.1
-"""Limits, in seconds, of the wait for more replies after the first. The wait is as long as the first reply took."""
+"""Minimum and maximum duration in seconds of the wait for more replies after the first reply has arrived.
+
+Within these limits, the wait is as long as the wait for the first reply.
+"""
 _HAND_OVER_TIMEOUT = 10.0
-"""Seconds to wait for a worker that an actor hands over."""
+"""Seconds that the caller waits for each worker that an actor hands over."""
 
 
 # -------------------------------------------------------------------- the actor's end
 
 
 class RelayedWorker:
-    """A worker process of an actor that relays its messages. It is used only in the actor's event loop.
+    """A worker process whose messages an actor relays. Only the actor's event loop uses this object.
 
     The worker gets a command only after it has replied to the previous command, so that the two ends of the pipe cannot
     wait for each other.
 
+    Args:
+        channel: The channel from the actor to the worker.
+
     Attributes:
-        channel: The pipe to it.
+        channel: The same channel.
     """
 
     def __init__(self, channel: PipeChannel) -> None:
         self.channel = channel
         self._queue: deque[tuple[Sequence[Message], asyncio.Future[RelayedReply] | None]] = deque()
-        self._awaited: tuple[int, asyncio.Future[RelayedReply]] | None = None  # the command that it executes
+        self._awaited: tuple[int, asyncio.Future[RelayedReply]] | None = None  # of the current command
         self._death: Death | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(channel.fileno, self._read)
 
     def send(self, messages: Sequence[Message], reply: asyncio.Future[RelayedReply] | None) -> None:
-        """Send messages, the last of which is a command if there is a ``reply`` to set."""
+        """Queue messages for the worker, and send as many queued messages as possible.
+
+        If ``reply`` is not ``None``, the last of the messages is a command, and its reply becomes the result of
+        ``reply``.
+        """
         self._queue.append((messages, reply))
         self._go_on()
 
     def _go_on(self) -> None:
-        """Send what is queued, up to the next command."""
+        """Send queued messages until a command without a reply has been sent."""
         while self._queue and self._awaited is None:
             messages, reply = self._queue.popleft()
             if reply is not None:
@@ -93,18 +103,18 @@ class RelayedWorker:
         self._go_on()
 
     def _answer(self, answer: Message | Death, output: Sequence[Printed] = ()) -> None:
-        """Set the reply to the command that the worker executes, if there is one."""
+        """Set the reply to the command that the worker is executing; do nothing if there is no such command."""
         if self._awaited is not None:
             (number, reply), self._awaited = self._awaited, None
             reply.set_result(RelayedReply(number, answer, output))
 
     def check(self) -> None:
-        """Find out whether the worker has died, if the pipe does not show it."""
+        """Check whether the worker has died, for deaths that the pipe does not show."""
         if self._death is None and not self.channel.is_alive() and not self.channel.wire.connection.poll(0):
             self._die(self.channel.cause_of_death())
 
     def unwatch(self) -> None:
-        """Stop reading from the worker."""
+        """Stop reading messages from the worker."""
         if not self.channel.wire.connection.closed:
             self._loop.remove_reader(self.channel.fileno)
 
@@ -123,9 +133,10 @@ class RelayedWorker:
 
 
 class RelayActor(RayActor):
-    """An actor that starts worker processes of its node, hands them over or relays their messages, and ends with them.
+    """An actor that starts worker processes on its node, and hands them over to the caller or relays their messages.
 
-    Its methods run in an event loop, so that a worker that hangs delays no other.
+    The workers end when the actor ends. The methods of the actor run in an event loop, so that a worker that hangs does
+    not delay the other workers.
 
     Args:
         caller: See `RayActor`.
@@ -135,23 +146,25 @@ class RelayActor(RayActor):
     def __init__(self, caller: tuple[str, str] | None, preload: Sequence[str]) -> None:
         super().__init__(caller)
         self._backend = SubprocBackend(preload=preload, eventfd=False)
-        self._workers: dict[int, RelayedWorker] = {}  # those that were not handed over
-        self._lives: dict[tuple[int, ...], object] = {}  # objects that keep the others alive, by env ids
+        self._workers: dict[int, RelayedWorker] = {}  # workers that were not handed over, by host number
+        self._lives: dict[tuple[int, ...], object] = {}  # objects that keep handed-over workers alive, by env ids
         self._shared: Mapping[str, Array] = {}
         self._threads = 0
         self._next_call = 0  # number of the call whose messages are sent next
-        self._early: dict[int, Any] = {}  # messages of later calls that arrived early, by number of the call
-        self._waiting: dict[int, set[asyncio.Future[RelayedReply]]] = {}  # for replies, by call
+        self._early: dict[int, Any] = {}  # messages of calls that Ray started too early, by number of the call
+        self._waiting: dict[int, set[asyncio.Future[RelayedReply]]] = {}  # missing replies, by number of the call
 
     async def start(
         self, host_numbers: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]
     ) -> list[int]:
         """Start workers, and return the ids of their processes.
 
+        Workers with the same items as a new worker are ended first: the new worker replaces them.
+
         Args:
-            host_numbers: Their numbers, see `RelayedMessage`.
-            message: A list with the `PackedSpec` of each, encoded, as the items of a `Message`.
-            shared: Read-only arrays for the envs, in Ray's object store.
+            host_numbers: The host numbers of the workers, see `RelayedMessage`.
+            message: The items of a `Message`, which contains an encoded list with the `PackedSpec` of each worker.
+            shared: Read-only arrays for the envs, which Ray reads from its object store.
         """
         specs: list[PackedSpec] = decode(Message(*message))
         replaced = {spec.env_ids for spec in specs}
@@ -166,13 +179,18 @@ class RelayActor(RayActor):
         prepare_worker(specs[0])
         if shared and not self._shared:
             self._shared = self._backend.share(shared)
-        # At first all workers start together; a replacement gets as many threads.
+        # At the first call all workers start together. A worker that is replaced later gets the same number of threads.
         self._threads = self._threads or max(1, usable_cores() // len(specs))
         unpacked = [replace(spec.unpack(self._shared), threads=self._threads) for spec in specs]
         return self._backend.launch(unpacked)
 
     async def hand_over(self, host_numbers: Sequence[int], caller: int) -> None:
-        """Give workers to the caller, by its process id; `RaySubprocBackend.connect` receives them."""
+        """Hand workers over to the caller, which receives them in `RaySubprocBackend.connect`.
+
+        Args:
+            host_numbers: The host numbers of the workers.
+            caller: The caller's process id.
+        """
 
         def give(host_number: int, channel: PipeChannel) -> None:
             self.commands.send(host_number)
@@ -186,9 +204,9 @@ class RelayActor(RayActor):
     async def relay(
         self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None
     ) -> list[RelayedReply]:
-        """Send messages to workers and return their replies, or only some of them if others take much longer.
+        """Send messages to workers and return the replies. Replies that take much longer than the first are left out.
 
-        Arguments: see `ActorCalls`.
+        The caller gets these replies with `rest`. See `RayHost.relay` for the arguments.
         """
         loop = asyncio.get_running_loop()
         replies = [loop.create_future() if message.number else None for _, message, _ in messages]
@@ -209,11 +227,11 @@ class RelayActor(RayActor):
             worker = self._workers.get(host_number)
             if worker is not None:
                 worker.send([*before, message] if has_content else [message], reply)
-            elif reply is not None:  # it was ended in the meantime
+            elif reply is not None:  # the worker was ended in the meantime
                 reply.set_result(RelayedReply(message.number, Death()))
 
     async def rest(self, call_number: int) -> list[RelayedReply]:
-        """Return those replies to the messages of a call that the call itself did not return."""
+        """Return the replies that an earlier call with this number left out, or again only some of them."""
         return await self._gather(call_number, self._waiting.pop(call_number))
 
     async def _gather(self, call_number: int, waiting: set[asyncio.Future[RelayedReply]]) -> list[RelayedReply]:
@@ -233,13 +251,13 @@ class RelayActor(RayActor):
         return [reply.result() for reply in done]
 
     async def end(self, host_number: int) -> None:
-        """End a worker at once, if it was not handed over."""
+        """End the worker with this host number at once, unless it was handed over."""
         worker = self._workers.pop(host_number, None)
         if worker is not None:
             worker.end()
 
     async def close(self, timeout: float) -> list[Printed]:
-        """Close the envs and end the workers; return what the envs print in the meantime."""
+        """Close the envs, end the workers, and return the output that the caller has not received yet."""
         for worker in self._workers.values():
             worker.unwatch()
         return list(await asyncio.to_thread(self._backend.close, (), timeout))
@@ -249,19 +267,24 @@ class RelayActor(RayActor):
 
 
 class HandedWorker(WorkerProcess):
-    """A worker process that an actor on this machine has started and handed over."""
+    """A worker process that an actor on this machine has started and has handed over to this process.
+
+    Args:
+        process: The worker process.
+        actor: The actor.
+    """
 
     def __init__(self, process: ForkedProcess, actor: ActorHandle) -> None:
         super().__init__(process)
         self._actor = actor
 
     def last_words(self) -> str:
-        """Return the facts that Ray knows about the death of the actor. The worker dies with its actor."""
+        """Return Ray's information about the death of the actor, because the worker dies with its actor."""
         return self._actor.last_words()
 
 
 class RelayChannel(RayChannel):
-    """Calls to an actor for one of the worker processes that it has started."""
+    """A channel that reaches one of the worker processes of a `RelayActor` through Ray calls."""
 
     def kill(self) -> None:  # noqa: D102 (see Channel)
         if self.actor.cluster.is_connected and not self.actor.is_terminated:
@@ -269,10 +292,10 @@ class RelayChannel(RayChannel):
 
 
 class RaySubprocBackend(RayBackend):
-    """One actor per node of the cluster, each with a worker process per core of its share.
+    """A backend with one actor per node of the cluster. Each actor has up to one worker process per core.
 
     Args:
-        hosts_per_node: Actors per node, at least 1.
+        hosts_per_node: Number of actors per node, at least 1. Several actors on a node share its cores.
         ray_init: See `RayBackend`.
         ray_options: See `RayBackend`.
         direct: See `RayBackend`.
@@ -298,18 +321,18 @@ class RaySubprocBackend(RayBackend):
         self._hosts_per_node = hosts_per_node
 
     def distribute(self, num_workers: int) -> list[int]:
-        """Return the number of workers of each actor: each node has some in proportion to its cores."""
+        """Return the number of workers of each actor, in proportion to the actor's share of the cores of its node."""
         parts = [
             part for cores in cores_of_nodes() for part in apportion(cores, [1] * min(cores, self._hosts_per_node))
         ]
         return apportion(num_workers, sorted(parts, reverse=True)[:num_workers])
 
     def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
-        """Return a channel to a worker that is reached through Ray calls."""
+        """Return a channel that reaches a worker through Ray calls."""
         return RelayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
-        """Return channels to workers of an actor on this machine, which hands them over."""
+        """Make an actor on this machine hand over these workers, and return channels to them."""
         actor.is_direct = True
         actor.handle.hand_over.remote([worker.host_number for worker in workers], os.getpid())
         channels: list[PipeChannel] = []
@@ -323,7 +346,7 @@ class RaySubprocBackend(RayBackend):
                         process = HandedWorker(ForkedProcess(worker.pid, Connection(status, writable=False)), actor)
                         channel = self._group.connect(process, Connection(pipe), WorkerLog(log), worker.env_ids)
                         channels.append(channel)
-                    else:  # of a start that was interrupted
+                    else:  # the descriptors are of a worker whose hand-over was interrupted earlier
                         for fileno in (pipe, log, status):
                             os.close(fileno)
         except (EOFError, OSError) as error:

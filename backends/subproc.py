@@ -1,7 +1,8 @@
-"""Envs in worker processes on this machine, several in each; optionally, some envs are in the caller's process.
+"""The mode ``subproc``: worker processes on this machine step the envs, and optionally the caller steps some of them.
 
-Commands and replies go over one pipe per worker; actions, states, rewards and flags of fixed form are in shared memory.
-A step is one small message to each worker and one back.
+Commands and replies go over one pipe per worker. Arrays of fixed shape and dtype (actions, states, rewards and flags)
+are in shared memory. In a step, each worker receives one small message and sends one back, unless a bell (see
+`_eventfd_bell`) replaces both messages.
 """
 
 from __future__ import annotations
@@ -38,20 +39,21 @@ from parallelenv.worker.worker_log import WorkerLog
 
 
 class SubprocBackend(Backend):
-    """One process per usable core, with several envs in each.
+    """A backend with one worker process per usable core. Each worker process steps several envs.
 
     Args:
-        start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. Default: ``"forkserver"`` if available, else
-            ``"spawn"``. With any start method, a script needs no ``if __name__ == "__main__"`` guard, because the
-            caller's main module is not imported again.
-        caller_steps: Whether the caller is one of the workers: instead of waiting, it steps its share of the envs in
-            this process, and no worker has to yield a core to the caller. 16 CartPoles on 2 cores make 180,000 steps/s
-            instead of 140,000. Anything that such an env does to its process affects the caller, and no time limit
-            interrupts it.
-        preload: Names of modules to import once, before workers are forked, in addition to those of the pickled envs:
-            modules that envs import later. Only with ``"forkserver"`` on Linux.
-        eventfd: Whether an eventfd announces a step to all workers at once, instead of a pipe to each worker. Default:
-            on Linux with an x86-64 processor.
+        start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. The default is ``"forkserver"`` if it is available,
+            otherwise ``"spawn"``. With any start method, a script needs no ``if __name__ == "__main__"`` guard, because
+            workers do not import the caller's main module again.
+        caller_steps: Whether the caller is one of the workers. Instead of waiting, the caller then steps its share of
+            the envs in its own process, and no worker has to yield a core to the caller. With this option, 16 CartPoles
+            on 2 cores make 180,000 steps/s instead of 140,000. But anything that an env in the caller's process does to
+            its process affects the caller, and no time limit interrupts such an env.
+        preload: Names of modules that envs import later. These modules are imported only once, before workers are
+            forked; modules that the pickled envs refer to need not be listed. This option works only with
+            ``"forkserver"`` on Linux.
+        eventfd: Whether an eventfd announces each step to all workers at once, instead of a message to each worker. The
+            default is ``True`` on Linux with an x86-64 processor.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class SubprocBackend(Backend):
         headers = shared.headers if isinstance(shared, SharedArrays) else ()
         packed = PackedSpec.pack(specs, shared=headers)
         if self._caller_steps and not self._callers_share:
-            self._callers_share = packed[-1].env_ids  # the smallest share, as the caller has other work
+            self._callers_share = packed[-1].env_ids  # the smallest share, because the caller has other work too
         packed = [spec for spec in packed if spec.env_ids != self._callers_share]
         if packed and multiprocessing.current_process().daemon:
             raise WorkerStartError(
@@ -113,7 +115,7 @@ class SubprocBackend(Backend):
                 self._group.use_bell(len(packed))
             workers = self._start_processes(packed)
             for worker, sent in zip(workers, packed, strict=True):
-                with contextlib.suppress(OSError):  # if it has died, its first command reports it
+                with contextlib.suppress(OSError):  # if the worker has died, its first command reports the death
                     worker.notify(sent)
                     if isinstance(shared, SharedArrays):
                         shared.send(worker.wire.connection, worker.process.pid)
@@ -124,8 +126,8 @@ class SubprocBackend(Backend):
         channels: list[Channel] = [*workers]
         for spec in specs:
             if spec.env_ids == self._callers_share:
-                # Live envs are copied each time, as in workers. Nothing is unpickled: that would overwrite a notebook's
-                # classes with their state at pickling.
+                # Live envs are copied each time they are built, as in workers. They are not unpickled, because a pickle
+                # would overwrite a notebook's classes with the state that these classes had when they were pickled.
                 envs = [
                     EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
                     if env.is_live
@@ -160,8 +162,9 @@ class SubprocBackend(Backend):
         return channels
 
     def _server(self, log: WorkerLog, packed: Sequence[PackedSpec]) -> ForkServer:
-        """Return the fork server for the workers, with the envs' modules imported; their output goes to a log."""
-        # Only on Linux can it be detected whether workers may be forked after an import.
+        """Return a fork server that has imported the envs' modules. Text that the imports print goes to the log."""
+        # The check that workers can be forked after an import works only on Linux, so envs' modules are imported only
+        # there.
         known = modules_of(env.source.packed for spec in packed for env in spec.envs) if sys.platform == "linux" else []
         silence = packed[0].silence_warnings
         server, missing = SERVERS.server_with([*self._preload, *known], log, silence=silence)
@@ -195,7 +198,7 @@ class SubprocBackend(Backend):
             finally:
                 theirs.close()
             channel = self._group.connect(WorkerProcess(process), ours, log, env_ids)
-            del theirs  # an interrupt in its `__del__` would be lost
+            del theirs  # inside the block that delays Ctrl-C, because an interrupt in `__del__` would be lost
         return channel
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
@@ -209,7 +212,7 @@ class SubprocBackend(Backend):
         return self._group.prepare_step(commands)
 
     def flush(self) -> None:
-        """Send the commands that are queued, once a call has given all of its commands to the channels."""
+        """Send the queued commands. The engine calls this after it has given all commands of a call to the channels."""
         self._group.flush()
 
     def fileno(self) -> int | None:  # noqa: D102 (see Backend)
@@ -224,7 +227,11 @@ class SubprocBackend(Backend):
 
 
 def check_preload(preload: object) -> tuple[str, ...]:
-    """Return names of modules as a tuple; raise if they are not a list or tuple of strings."""
+    """Return the option ``preload`` as a tuple.
+
+    Raises:
+        ArgumentError: If the option is not a list or tuple of strings.
+    """
     if not isinstance(preload, (list, tuple)) or not all(isinstance(name, str) for name in preload):
         raise ArgumentError(f"preload={preload!r} must be a list of names of modules, such as ['my_package'].")
     return tuple(preload)

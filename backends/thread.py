@@ -1,6 +1,6 @@
-"""All envs in this process, stepped by threads.
+"""The mode ``thread``: all envs are in this process, and threads step them.
 
-Useful if ``step`` releases the GIL: simulators in C, sockets, sleeping.
+This mode is useful if ``step`` releases the GIL, as simulators in C, network connections and sleeping do.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 
 _LONGEST_WAIT = 0.1
-"""Seconds per wait: an interrupt just before a wait is handled only when the wait ends."""
+"""Maximum duration in seconds of one wait: Ctrl-C just before a wait is handled only when that wait ends."""
 
 
 class ThreadChannel(InProcessChannel):
-    """A channel to a host in a thread of its own.
+    """A channel to a host in a separate thread.
 
     Args:
         spec: The host's envs.
-        answered: Queue in which the thread announces each reply.
-        bells: A non-blocking socket that announces it to event loops, if one has ever waited for a reply. It is not a
-            pipe, because a thread may write to it after it was closed.
+        answered: A queue to which the thread adds an item after each reply, to wake the caller.
+        bells: A list that contains a non-blocking socket once an event loop has asked for `ThreadBackend.fileno`, and
+            is empty before. The thread writes to the socket after each reply, to wake the event loop. It is a socket
+            object and not the descriptor of a pipe, because the thread may still write after the socket was closed.
     """
 
     def __init__(self, spec: WorkerSpec, answered: queue.SimpleQueue[None], bells: Sequence[socket.socket]) -> None:
@@ -42,7 +43,7 @@ class ThreadChannel(InProcessChannel):
         self._bells = bells
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._layout: Layout | None = None
-        # A daemon, so that an env that never returns cannot prevent the interpreter from exiting.
+        # The thread is a daemon, so that an env that never returns cannot prevent the interpreter from exiting.
         self.thread = threading.Thread(target=self._serve, name=f"parallelenv-{spec.env_ids[0]}", daemon=True)
 
     def _serve(self) -> None:
@@ -50,7 +51,7 @@ class ThreadChannel(InProcessChannel):
             self._replies.append(copy_values(self._host.execute(command)))
             self._answered.put(None)
             for bell in self._bells:
-                with contextlib.suppress(OSError):  # it is full, or was closed
+                with contextlib.suppress(OSError):  # the socket is full or closed
                     bell.send(b"\0")
         self._host.close()
 
@@ -62,9 +63,9 @@ class ThreadChannel(InProcessChannel):
         super().attach(batch)
 
     def kill(self) -> None:
-        """Make the thread end after its current command; a thread cannot be killed.
+        """Make the thread end after its current command, because a thread cannot be killed.
 
-        Its later writes go to a batch that is not read.
+        The host gets a new batch that nothing reads, so that the results of the current command have no effect.
         """
         if self._layout is not None:
             self._host.attach(Batch.private(self._layout))
@@ -72,7 +73,7 @@ class ThreadChannel(InProcessChannel):
 
 
 class ThreadBackend(Backend):
-    """One thread per usable core, with several envs in each."""
+    """A backend with one thread per usable core. Each thread steps several envs."""
 
     uses_live_envs = True
     channel_class: type[ThreadChannel] = ThreadChannel
@@ -80,7 +81,7 @@ class ThreadBackend(Backend):
     def __init__(self) -> None:
         self._answered: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._bells: list[socket.socket] = []
-        self._ringing: socket.socket | None = None  # readable when a thread has replied
+        self._ringing: socket.socket | None = None  # the other end of the socket in ``_bells``; readable after a reply
         self._started: weakref.WeakSet[ThreadChannel] = weakref.WeakSet()
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
@@ -109,10 +110,10 @@ class ThreadBackend(Backend):
 
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:  # noqa: D102 (see Backend)
         deadline = None if timeout is None else time.monotonic() + timeout
-        if self._ringing is not None:  # before replies are looked for, so that none is missed
+        if self._ringing is not None:  # before the check for replies, so that none is missed
             with contextlib.suppress(OSError):
                 self._ringing.recv(4096)
-        # The queue only wakes the caller; `advance` decides, so that no interrupt can lose a reply.
+        # The queue only wakes the caller, and `advance` shows which channels have a reply: Ctrl-C cannot lose a reply.
         while not (ready := [one for one in channels if isinstance(one, ThreadChannel) and one.advance()]):
             left = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, deadline - time.monotonic())
             if left <= 0:
@@ -129,7 +130,7 @@ class ThreadBackend(Backend):
                 self._ringing, bell = socket.socketpair()
                 self._ringing.setblocking(False)
                 bell.setblocking(False)
-                bell.send(b"\0")  # for replies that came just before
+                bell.send(b"\0")  # for replies that arrived before the socket existed
                 self._bells.append(bell)
         return self._ringing.fileno()
 
