@@ -1,4 +1,4 @@
-"""A balancer, which moves a worker to an idle core if the worker shares its core with the caller or a different worker.
+"""A balancer, which moves a worker to an idle core if the worker shares its core needlessly.
 
 The system often wakes a worker on the core where the caller runs. Caller and worker then take turns on this core
 without ever sleeping, and the system's load balancing does not separate them for hundreds of steps. With 44 us of work
@@ -6,7 +6,8 @@ in each of two processes and 2 idle cores, a round took 93 us instead of 47 us, 
 shared memory.
 
 The balancer does not pin workers to cores, because pinned workers would be 2 to 3 times slower as soon as a different
-process needs a core. It moves a worker only once, and only while no process outside the pool can run.
+process needs a core. It moves a worker only while no process outside the pool is running or waiting for a core, and
+allows the worker to use all cores again immediately afterwards.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _STATE, _PROCESSOR = 0, 36  # fields of /proc/PID/stat after the name
 
 
 class CpuBalancer:
-    """Checks regularly on which cores workers run, and moves a worker that shares its core to an idle core.
+    """Checks regularly on which cores workers run, and moves a worker that shares its core with a different worker.
 
     Args:
-        caller_steps: Whether the caller steps envs itself, so that no worker should share the caller's core.
+        caller_steps: Whether the caller steps envs itself. If so, a worker that shares its core with the caller is
+            moved as well.
     """
 
     def __init__(self, caller_steps: bool) -> None:

@@ -1,4 +1,4 @@
-"""Channels to hosts in the caller's own process, which copy arguments and replies as if they were sent to a process."""
+"""Channels to hosts in the caller's own process, which copy arguments and replies like channels between processes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class CallerStep:
         self._prepared.command.number = number
 
     def wait(self, timeout: float) -> bool:
-        """Step the envs instead of waiting, because they run in the caller's thread. See `RepeatedStep`."""
+        """Step the envs instead of waiting, because the envs run in the caller's thread. See `RepeatedStep`."""
         # The call is made in a generator, whose frame does not refer to its caller after it has yielded. Otherwise, the
         # traceback of a failure would keep the caller's `ParallelEnv` alive, see `Host.execute`.
         (reply,) = (self._repeat(prepared) for prepared in (self._prepared,))

@@ -1,4 +1,4 @@
-"""The caller's end of a pipe to a host in another process of this machine."""
+"""The caller's end of a pipe to a host in a different process of this machine."""
 
 from __future__ import annotations
 

@@ -103,7 +103,11 @@ class PipeHost(MessageHost):
         return self.wire.receive()
 
     def send(self, message: Message) -> None:
-        """Send a reply. If the command came by the bell and the reply is only `DONE`, report it only by the bell."""
+        """Send a reply.
+
+        If the command came by the bell, `BellEnd.finish` reports the end of the step. The reply is then sent over the
+        pipe only if it contains more than `DONE`.
+        """
         has_message = not self._is_woken or message.tag != DONE
         if has_message:
             self.wire.send(message)

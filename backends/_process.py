@@ -112,7 +112,9 @@ class WorkerProcess:
 
 
 class ForkedProcess:
-    """A process that a fork server has forked. It has those methods of `multiprocessing.Process` that are needed here.
+    """A process that a fork server has forked.
+
+    This class has those methods of `multiprocessing.Process` that `WorkerProcess` calls.
 
     Args:
         pid: Id of the process.
@@ -218,7 +220,7 @@ def _show_main() -> None:
 
 
 def _reset_after_fork() -> None:
-    """In a forked child, reset the state that its parent had while starting a process, and close connections.
+    """In a forked child, close `CLOSED_IN_CHILDREN` and reset the state that `starting` had changed in the parent.
 
     The child can then start processes itself, even if it was forked while its parent was starting one.
     """

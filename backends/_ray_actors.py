@@ -264,9 +264,9 @@ class ActorHandle:
         """Return whether the actor is alive, as far as the caller knows.
 
         A remote actor counts as alive until a call to it fails. For an actor on this machine, this method checks the
-        process and the lifeline, which takes 1 us; a question to Ray would take 100 us. Both are checked because a child
-        of a dead actor may keep the lifeline open, and because the process of an actor may still exist for a while after
-        its lifeline was closed.
+        process and the lifeline, which takes 1 us; a question to Ray would take 100 us. Both are checked because a
+        child of a dead actor may keep the lifeline open, and because the process of an actor may still exist for a
+        while after its lifeline was closed.
         """
         return not self.is_terminated and not (
             self.is_near and (not process_exists(self.pid) or self._has_hung_up(0.0))

@@ -29,7 +29,7 @@ class SharedMemory:
     """A memory map that can be sent to other processes by its file descriptor. New memory is filled with zeros.
 
     Args:
-        fileno: The file descriptor, which this object closes at its end.
+        fileno: The file descriptor, which is closed when this object is deleted.
         nbytes: Size of the memory in bytes.
         access: Access of this process, as for `mmap.mmap`.
 

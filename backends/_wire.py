@@ -1,14 +1,14 @@
 """Messages over a pipe between the caller and a worker process.
 
 Two messages are much more common than all others: the command to make a plain step, and the reply that the step is
-done. Each of the two takes one write and one read of 19 bytes. A step of 16 envs in two workers took 413 us instead of 308 us when `multiprocessing.Connection` pickled
-and sent these messages.
+done. Each of the two takes one write and one read of 19 bytes. A step of 16 envs in two workers took 413 us instead of
+308 us when `multiprocessing.Connection` pickled and sent these messages.
 
-No other way to wake a single process was clearly faster than a pipe. A step of 16 CartPoles took 113 us when caller and worker
-polled words in shared memory, without any system call, and 112 us with a pipe. In a test with 44 us of work in each
-process, a round took 46 us with an eventfd and 47 us with a pipe if both processes stayed awake. If they slept between
-rounds, a round took 110 us with a pipe, an eventfd or a semaphore. A bell (see `_eventfd_bell`) that wakes many workers
-at once is faster.
+No other way to wake a single process was clearly faster than a pipe. A step of 16 CartPoles took 113 us when caller and
+worker polled words in shared memory, without any system call, and 112 us with a pipe. In a test with 44 us of work in
+each process, a round took 46 us with an eventfd and 47 us with a pipe if both processes stayed awake. If they slept
+between rounds, a round took 110 us with a pipe, an eventfd or a semaphore. A bell (see `_eventfd_bell`) is faster,
+because it wakes many workers at once.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class RelayActor(RayActor):
                 reply.set_result(RelayedReply(message.number, Death()))
 
     async def rest(self, call_number: int) -> list[RelayedReply]:
-        """Return the replies that an earlier call with this number left out, or again only some of them."""
+        """Return replies that the call with this number has left out. Replies that are late again are left out again."""
         return await self._gather(call_number, self._waiting.pop(call_number))
 
     async def _gather(self, call_number: int, waiting: set[asyncio.Future[RelayedReply]]) -> list[RelayedReply]:
@@ -321,7 +321,7 @@ class RaySubprocBackend(RayBackend):
         self._hosts_per_node = hosts_per_node
 
     def distribute(self, num_workers: int) -> list[int]:
-        """Return the number of workers of each actor, in proportion to the actor's share of the cores of its node."""
+        """Return the number of workers of each actor. Actors on nodes with more cores get more workers."""
         parts = [
             part for cores in cores_of_nodes() for part in apportion(cores, [1] * min(cores, self._hosts_per_node))
         ]

@@ -32,9 +32,10 @@ class ThreadChannel(InProcessChannel):
     Args:
         spec: The host's envs.
         answered: A queue to which the thread adds an item after each reply, to wake the caller.
-        bells: A list that contains a non-blocking socket once an event loop has asked for `ThreadBackend.fileno`, and
-            is empty before. The thread writes to the socket after each reply, to wake the event loop. It is a socket
-            object and not the descriptor of a pipe, because the thread may still write after the socket was closed.
+        bells: A list that is empty until `ThreadBackend.fileno` is called for an event loop, and then contains one
+            non-blocking socket. The thread writes to the socket after each reply, to wake the event loop. A socket
+            object is used instead of the descriptor of a pipe, because the thread may still write after the socket was
+            closed.
     """
 
     def __init__(self, spec: WorkerSpec, answered: queue.SimpleQueue[None], bells: Sequence[socket.socket]) -> None:
