@@ -281,7 +281,7 @@ def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
     """
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
     lacking = {
-        f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)": None
+        f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, {free.get(name, 0):g} of them free)": None
         for one in options
         for name, amount in bundle_of(one).items()
         if amount > found.get(name, 0)

@@ -288,7 +288,8 @@ class RayBackend:
             if waited >= _ray_cluster.LONGEST_START and "runtime_env" not in self._options:
                 raise WorkerStartError(
                     f"{len(waiting)} of {len(calls)} Ray actors have not started within {waited:.0f} s, though the "
-                    f"cluster has the resources. Maybe no node fits ray_options={show(self._options)}, or it is in use."
+                    f"cluster has the resources. Maybe no node fits ray_options={show(self._options)}, or the nodes "
+                    "that fit are in use."
                 )
         for actor, call in zip(actors, calls, strict=True):
             actor.pid, actor.is_near = actor.get_started(call)

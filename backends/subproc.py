@@ -79,11 +79,11 @@ class SubprocBackend(Backend):
         if preload and (self._method != "forkserver" or sys.platform != "linux"):
             raise ArgumentError(
                 f"preload={list(preload)!r} needs start_method='forkserver', on Linux: with {self._method!r} here "
-                "nothing is imported before workers start. Leave out one of them."
+                "nothing is imported before workers start. Leave out preload or start_method."
             )
         if eventfd and not HAS_BELL:
             raise ArgumentError(
-                "eventfd=True needs Linux on an x86-64 processor. Leave it out: pipes announce steps then."
+                "eventfd=True needs Linux on an x86-64 processor. Leave it out: steps are then announced through pipes."
             )
         self._eventfd = eventfd
         self._caller_steps = caller_steps
