@@ -1,4 +1,4 @@
-"""One interface for every kind of env, Gymnasium's own and older ones; and attributes looked up through wrappers."""
+"""One interface for envs with Gymnasium's API and older APIs, and the lookup of attributes through wrappers."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Resettable:
 
 
 def _split(result: Any) -> EnvStep:
-    """Return the result of an old ``step`` as five items if it has four."""
+    """Return the result of a ``step`` as five items, even if it has four, as in old gym."""
     if not isinstance(result, tuple) or len(result) != 4:
         return result
     state, reward, done, info = result
@@ -190,8 +190,8 @@ def _owners(env: Env) -> tuple[list[Env], list[Env]]:
 def get_attribute(env: Env, key: str) -> tuple[Any] | None:
     """Return the attribute in a one-tuple, or ``None`` if it does not exist.
 
-    If names are joined by dots, only the first is looked up in every layer and then through the env's own
-    ``get_env_attr``, for envs that keep their state in parts.
+    Of several names joined by dots, only the first is looked up in the layers. If no layer has that name, the env's own
+    ``get_env_attr`` is called, for envs that keep their state in parts.
     """
     first, *rest = key.split(".")
     value = getattr(env, first, _ABSENT)
@@ -211,7 +211,7 @@ def get_attribute(env: Env, key: str) -> tuple[Any] | None:
 
 
 def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
-    """Return the attribute, which messages call by its ``kind``.
+    """Return the attribute. Error messages call it ``kind``.
 
     Raises:
         AbsentAttributeError: If there is no such attribute.

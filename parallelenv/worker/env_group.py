@@ -39,7 +39,7 @@ class EnvGroup:
     All others are used only as Gymnasium's documentation describes: with one seed, and with the mask if they have no
     autoreset.
 
-    Operations return, by env id, what envs return in addition to their rows; empty results are left out.
+    Operations return a dict from env ids to values that are not written to rows. Empty values are left out.
 
     Attributes:
         env: The vector env as the user made it; it may be wrapped.
@@ -131,7 +131,7 @@ class EnvGroup:
         return {env_id: Extra(info or None, leaves) for env_id, info, leaves in of_each if info or leaves}
 
     def reset_instead(self, share: Share, each: object, host: Host, running: RunningCommand) -> dict[int, Extra]:
-        """Start episodes in place of a step. The flags are cleared already."""
+        """Start episodes in place of a step. The envs' flags have already been cleared."""
         running.doing = "reset"
         values = self.reset(share, [(None, None)] * len(share.env_ids), host)
         host.writer.batch.rewards[share.rows] = 0.0
@@ -242,7 +242,7 @@ class EnvGroup:
         return states, [_pick(one, numbers) for one in outcomes], dict(infos), numbers
 
     def _actions(self, share: Share, each: Sequence[Action] | None, writer: RowWriter) -> Action:
-        """Return the actions, batched, in memory of their own."""
+        """Return the actions as one batch that shares no memory with the rows."""
         if each is not None:
             return self._batch_actions(each)
         return writer.batch.layout.actions.join([array[share.rows].copy() for array in writer.batch.actions])
@@ -257,7 +257,7 @@ class EnvGroup:
         return concatenate(space, items, empty)
 
     def _begin_next(self, host: Host, share: Share, ended: Sequence[int], values: dict[int, Extra]) -> None:
-        """Reset the envs in these positions, whose episodes have ended, and write their first states."""
+        """Reset the envs at the positions ``ended``, whose episodes have ended, and write their first states."""
         writer = host.writer
         env_ids = tuple(share.env_ids[position] for position in ended)
         for env_id in env_ids:
@@ -285,7 +285,7 @@ class EnvGroup:
     def _store_states(
         self, writer: RowWriter, env_ids: Sequence[int], rows: Index, states: State, indices: Sequence[int]
     ) -> Sequence[list[Any] | None]:
-        """Write the states in these places to rows; return the loose leaves of each, if there are any."""
+        """Write the states at ``indices`` to rows, and return the loose leaves of each state, if there are any."""
         is_part = not isinstance(indices, range)
         if not writer.has_loose:
             writer.store_states(rows, _pick(states, indices if is_part else None))
@@ -299,7 +299,7 @@ class EnvGroup:
     # ---------------------------------------------------------------- infos
 
     def _columns(self, infos: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Array] | None:
-        """Return infos as arrays with one row per env; ``None`` if any is not an array or is only for some envs."""
+        """Return infos as arrays with one row per env; ``None`` if one is not an array or lacks some of the envs."""
         columns: dict[str, Array] = {}
         size = self._size(indices)
         for key, values in infos.items():

@@ -69,7 +69,7 @@ class Host:
         env_ids: Ids of the host's envs, ascending.
         running: The current or the latest command.
         tracer: Records what the envs do and when, while the host is traced.
-        writer: The rows that the envs write to; different rows once the host was abandoned.
+        writer: The rows that the envs write to. Once the host has been abandoned, these are rows of a different batch.
     """
 
     def __init__(self, spec: WorkerSpec, *, in_caller: bool = False) -> None:
@@ -192,9 +192,9 @@ class Host:
         return reply
 
     def prepare(self, command: Command) -> RunningCommand | None:
-        """Return a plain step command in a form for `repeat`, until a new batch is attached; ``None`` if there is none.
+        """Return a plain step command in the form that `repeat` takes; ``None`` if envs have their own generators.
 
-        There is none for envs with their own generators.
+        The form is valid until a new batch is attached.
         """
         if self._generators is not None:
             return None
@@ -210,7 +210,7 @@ class Host:
         After an interrupt, or a failure of an env, `execute` continues with the next env.
 
         Returns:
-            The reply, which the next step with the same ``prepared`` overwrites if it is empty.
+            The reply. If it is empty, the next step with the same ``prepared`` overwrites it.
         """
         command, reply = prepared.command, prepared.reply
         if self.tracer is not None:
@@ -280,8 +280,8 @@ class Host:
     def _run(self, running: RunningCommand) -> Iterator[Reply]:
         """Execute the rest of the running command and yield its reply.
 
-        A generator, because its frame does not keep a reference to its caller: otherwise the traceback of a failure
-        that was not fetched would keep the caller's `ParallelEnv` alive.
+        This is a generator, because the frame of a generator keeps no reference to its caller. Otherwise, the traceback
+        of a failure that has not been fetched would keep the caller's `ParallelEnv` alive.
         """
         while True:
             running.doing = running.command.operation
@@ -332,9 +332,10 @@ class Host:
                 running.reply.values[env_id] = value
 
     def _start_shares(self, command: Command, shares: Sequence[Share], rows: Any) -> Collection[int]:
-        """Clear the flags of the envs, in these rows, that a command steps; return those that it resets instead.
+        """Clear the flags of these rows if the command is a step, and return the envs that the step resets instead.
 
-        Vector envs that reset in the next step know themselves which, unless they were built since.
+        A vector env with next-step autoreset knows which of its envs have ended, unless it was built after their last
+        step.
         """
         if command.operation != "step":
             return ()
@@ -348,7 +349,7 @@ class Host:
         return begins
 
     def _run_shares(self, begins: Collection[int], running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Run a command for single envs and vector envs, in order; those in ``begins`` start an episode."""
+        """Run a command for single envs and vector envs, in order. The envs in ``begins`` start an episode."""
         singles: list[tuple[int, Share]] = []  # that follow each other: they step together
         for number, share in walk:
             if not share.is_group:
@@ -367,7 +368,7 @@ class Host:
     def _run_singles(
         self, running: RunningCommand, singles: Sequence[tuple[int, Share]], begins: Collection[int]
     ) -> None:
-        """Run a command for single envs, each with its number in the command."""
+        """Run a command for single envs. ``singles`` has each env's position in the command, and the env."""
         command = running.command
         numbers, shares = zip(*singles, strict=True)
         env_ids = tuple(share.env_ids[0] for share in shares)
@@ -429,7 +430,7 @@ class Host:
         return found
 
     def _start_step(self, command: Command, envs: StepEnvs) -> Columns:
-        """Return row, cell, ``step`` and action of each env. The flags of their rows are False from now on."""
+        """Clear the flags of the envs' rows, and return row, cell, ``step`` and action of each env."""
         steps: Sequence[Any] = self._steps if envs.pick is None else envs.pick(self._steps)
         begins = self._begins_of(command, envs.row_numbers) if command.begins_ended else command.begins
         if begins:
@@ -543,9 +544,9 @@ class Host:
         goes_on: bool,
         values: dict[int, Any],
     ) -> None:
-        """Record a step whose flags are not plainly False, usually the last one; if ``goes_on``, start an episode.
+        """Record a step with a flag that is not ``False`` itself, usually an episode's last step.
 
-        ``other_reward`` is the reward in a one-tuple if it is not a number.
+        If ``goes_on``, start the next episode. ``other_reward`` is the reward in a one-tuple if it is not a number.
         """
         writer = self.writer
         ended_loose = reset_info = is_exhausted = ended_state = None
@@ -574,7 +575,7 @@ class Host:
     # ---------------------------------------------------------------- rollouts
 
     def rollout(self, running: RunningCommand, walk: object) -> None:
-        """Make a chunk of a rollout; with ``None`` as the common argument, drop the policy.
+        """Make a chunk of a rollout. If the common argument is ``None``, drop the policy instead.
 
         The common argument is a `RolloutRequest`; the argument of each env is the number of episodes that it may still
         end. The chunk is the value of the first env, because its arrays have a column for every env.
@@ -641,8 +642,8 @@ class Host:
     def _shared_space(self, space: Space | None) -> Space | None:
         """Return a copy of a space, the same object for all envs whose spaces are equal.
 
-        The caller then gets few spaces however many envs there are: pickle sends an object only once, but equal objects
-        each time.
+        The caller then gets few spaces, however many envs there are, because pickle sends the same object only once,
+        but equal objects separately.
         """
         known = next((other for other in self._spaces if other == space), None)
         if known is None and space is not None:
@@ -680,7 +681,10 @@ class Host:
         return Extra(info or None, loose) if info or loose else None
 
     def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
-        """Look up an attribute as `Lookup` says; ``argument`` is a name or a class, if each env has its own."""
+        """Look up an attribute as ``lookup`` describes.
+
+        ``argument`` is this env's own name or class, if each env has one.
+        """
         env = self._env(env_id).env
         if lookup.how == "wrapper":
             return any(isinstance(layer, argument) for layer in env_adapter.layers(env))

@@ -97,7 +97,7 @@ class PolicyRunner:
 
 
 def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
-    """Return actions, recurrent state and extras. An answer that is a tuple must consist of these three.
+    """Return actions, recurrent state and extras. If the policy's answer is a tuple, it must have these three items.
 
     Raises:
         ActionError: If the answer is a different tuple.
@@ -115,7 +115,7 @@ def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
 
 
 def _read_extra(name: str, value: Any, num_envs: int) -> Array:
-    """Return a copy of one of the extras as an array."""
+    """Return a copy of the array of extras called ``name``."""
     if type(value) is np.ndarray and value.shape[:1] == (num_envs,) and not value.dtype.hasobject:
         return value.copy()  # the usual case, without further checks: saves 2 us
     what = f"The policy's extras[{name!r}]"

@@ -33,7 +33,7 @@ from parallelenv.worker.row_writer import RowWriter
 
 
 class StepSource(Protocol):
-    """The owner of the envs that a policy acts for: a `Host`, or the caller, for all envs of all hosts."""
+    """Steps the envs that a policy acts for: a `Host` steps its own envs, the caller the envs of all hosts."""
 
     writer: RowWriter  #: The rows that its envs write to, and the loose leaves of their states.
     in_caller: bool  #: Whether Ctrl-C arrives in this thread.
@@ -44,7 +44,7 @@ class StepSource(Protocol):
 
 
 class HostRollout:
-    """One rollout on a host. It persists from chunk to chunk.
+    """One rollout on a host, for all of its chunks.
 
     Args:
         number: Id of the rollout.

@@ -28,8 +28,8 @@ class RowWriter:
             to a slice of it checks shape and dtype and copies in 70 ns; numpy takes 180 ns.
         cells: The slice of ``flat_states`` with the state of each row.
         rewards: ``(num_envs,)`` float64, as a memoryview: setting a number takes 18 ns instead of 30 ns.
-        infos: The columns for infos of steps; ``None``: infos are returned like other values.
-        reset_infos: The same, for infos of resets within steps.
+        infos: The columns for infos of steps. If ``None``, infos are returned in the reply.
+        reset_infos: The columns for infos of resets within steps, or ``None``.
         keeps_types: See `Layout`.
         has_loose: Whether states have loose leaves.
         loose: Loose leaves of the latest states, by row, as the envs returned them, because no array keeps them for a
@@ -202,7 +202,10 @@ class RowWriter:
             ended[row] = array[row]
 
     def as_given(self, state: State) -> tuple[Any] | None:
-        """Return a last state in a one-tuple if the rows would change its type. Called only with `keeps_types`."""
+        """Return an episode's last state in a one-tuple if the row would change its type.
+
+        Called only if `keeps_types` is True.
+        """
         for array, leaf in zip(self.batch.states, self._structure.split_state(state), strict=True):
             if array is not None:
                 kind = np.ndarray if array.ndim > 1 else array.dtype.type
@@ -233,7 +236,7 @@ def _view(array: Array) -> Any:
 
 
 def _as_flag(value: Any) -> bool:
-    """Return a flag of an unusual type as a bool: an int, or an array or tensor of one element."""
+    """Return a flag as a bool. The flag may be an int, or an array or tensor with one element."""
     if value is None or isinstance(value, str) or np.size(value) != 1:
         raise EnvContractError(f"terminated and truncated are bools; step() returned {describe_value(value)}.")
     return bool(value)

@@ -38,17 +38,19 @@ class Share(NamedTuple):
 
 
 class RunningCommand:
-    """The command that a host executes, or the latest one; or a step that it has prepared to execute many times.
+    """The command that a host executes or has executed last, or a step that is prepared to be executed many times.
 
-    A failure of an env ends ``run`` in the middle, and so does an interrupt in the caller's own thread. The host then
-    runs the `remaining` envs: at once after a failure, and after an interrupt when it gets the same command again.
+    A failure of an env, or an interrupt in the caller's own thread, ends ``run`` before all envs have run. After a
+    failure, the host runs the `remaining` envs at once; after an interrupt, it runs them when it gets the same command
+    again.
 
     Args:
         command: The command. The number of a prepared step is set anew for each step.
         run: Executes the command.
         columns: The data about each env that ``run`` needs.
         envs: Where a prepared step finds its envs.
-        shares: For a host with vector envs, the parts that start one after another, instead of single envs.
+        shares: For a host with vector envs, the parts of the command that run one after another; ``None`` if single
+            envs do.
 
     Attributes:
         counts: From 1 to the number of parts or envs that start one after another.
@@ -82,14 +84,20 @@ class RunningCommand:
 
     @property
     def current_ids(self) -> tuple[int, ...]:
-        """The env that has started last, or all envs of that vector env; empty before the first env."""
+        """The env that has started last, or all envs of the vector env that has started last.
+
+        Empty before the first env.
+        """
         number = self.num_started  # read only once, because other threads call this as well
         if self.shares is not None:
             return self.shares[number - 1].env_ids if number else ()
         return self.command.env_ids[max(0, number - 1) : number]
 
     def remaining(self) -> Iterator[Any]:
-        """Return an iterator over the envs that have not started: ``num_started`` once they have, and their columns."""
+        """Return an iterator over the envs that have not started.
+
+        An item has the value of ``num_started`` once the env has started, and the env's columns.
+        """
         number, columns = self.num_started, self.columns
         if number:
             columns = tuple(column[number:] for column in columns)

@@ -1,6 +1,6 @@
 """A host's record of what each of its envs does and when, for `ParallelEnv.profile`.
 
-Recording takes about 4 us per command, 0.6 us more for each of its envs, and 1 us for each reset within a step. For a
+Recording takes about 4 us per command, 0.6 us for each env of the command, and 1 us for each reset within a step. For a
 host that is not traced, the cost is one comparison per command.
 """
 
@@ -60,7 +60,7 @@ class WorkerRecord:
 
 
 class HostTracer:
-    """Records the commands of a host; if there are too many, only the newest ones are kept.
+    """Records the commands of a host. If there are too many commands, only the newest ones are kept.
 
     Attributes:
         resets: Begin and end of each reset within a step, and the env's id.
