@@ -196,7 +196,7 @@ class Engine:
         If an error is raised, nothing was sent.
 
         Raises:
-            EnvBusyError: If an env is paused, or has a step or reset whose result was not returned.
+            EnvBusyError: If an env is paused, or has a step or reset whose result has not been returned yet.
             WorkerDiedError: If the worker of an env is dead.
             ResetNeededError: If an env has no episode.
             ExhaustedError: If an env has no further episode, and the done policy does not let envs rest.
@@ -560,7 +560,10 @@ class Engine:
         return self.collect_step(Outcome.of(env_ids, self.table.tickets), align)
 
     def _num_wanted(self, min_envs: int) -> int:
-        """Return how many envs can be waited for, at most ``min_envs``; raise `NothingInFlightError` if it is 0."""
+        """Return the number of envs in flight, at most ``min_envs``.
+
+        Raise `NothingInFlightError` if the number is 0.
+        """
         self.pool.enter_planned()
         if not self.table.tickets:
             raise NothingInFlightError(
@@ -577,7 +580,10 @@ class Engine:
         return gather_states(batch, chosen, batch.rows(chosen), extras, copies or self.copies)
 
     def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> State:
-        """Return batched copies of the latest states of envs. If ``result`` has these states, no worker is asked."""
+        """Return batched copies of the latest states of envs.
+
+        If ``result`` has all of these states, no worker is asked for them.
+        """
         place = {} if result is None else {env_id: row for row, env_id in enumerate(result.env_ids.tolist())}
         rows = [place.get(env_id, -1) for env_id in env_ids]
         found: Any = None if result is None else result.states
@@ -634,7 +640,7 @@ class Engine:
 
     @property
     def in_flight(self) -> list[int]:
-        """Ids of envs with a step or reset whose result was not returned; none after `close`."""
+        """Ids of envs with a step or reset whose result has not been returned yet; none after `close`."""
         planned = self.pool.planned
         found = {*self.table.tickets, *(() if planned is None else planned.env_ids)}
         return [] if self.guard.is_closed else sorted(found)

@@ -125,7 +125,7 @@ class EnvTable:
             self._arrivals.append((ticket, None))
 
     def release(self, env_ids: Iterable[int]) -> None:
-        """Remove the tickets of these envs, whose results were returned or are no longer wanted."""
+        """Remove the tickets of these envs, whose results have been returned or are no longer wanted."""
         tickets: dict[int, Ticket] = {}
         old = self.tickets
         if env_ids is not self.env_ids:
@@ -147,7 +147,7 @@ class EnvTable:
 
     @property
     def arrived(self) -> list[int]:
-        """Ids of envs whose result has arrived but was not returned, in the order in which results are returned."""
+        """Ids of envs whose result has arrived but has not been returned, in the order in which they are returned."""
         answers = ((ticket, ticket.answered if env_ids is None else env_ids) for ticket, env_ids in self._arrivals)
         return [one for ticket, env_ids in answers for one in env_ids if self.tickets.get(one) is ticket]
 
@@ -206,7 +206,7 @@ class EnvTable:
             )
 
     def has_first_states(self, env_ids: Iterable[int]) -> bool:
-        """Return whether any of these envs was not stepped since its reset or `load_state`."""
+        """Return whether any of these envs has not been stepped since its reset or `load_state`."""
         return bool(self._unstepped) and not self._unstepped.keys().isdisjoint(env_ids)
 
     def at_beginning(self, env_ids: Sequence[int]) -> Array:
@@ -223,7 +223,7 @@ class EnvTable:
         return tuple(itertools.compress(env_ids, self.done[list(env_ids)].tolist()))
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return those of these envs that a step includes, and their positions (``None``: all).
+        """Return the envs among ``env_ids`` that a step includes, and their positions (``None``: all).
 
         A step leaves out exhausted envs and, if the done policy skips done envs, those that are done.
 

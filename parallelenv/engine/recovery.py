@@ -64,10 +64,10 @@ class Recovery:
     """Rebuilds envs that failed and resets them.
 
     Attributes:
-        unreported: Envs that were rebuilt, which was not yet reported to the user. By env id, the failure that ended
-            the episode, and the result of the reset (``None`` before the reset). Most of these envs did not fail, but
-            shared a worker with an env that did. Those that did not fail are not reset at once: the user may still have
-            to receive their last step, whose rows a reset would overwrite.
+        unreported: Envs that were rebuilt, as long as the user does not know it. The values, by env id, are the failure
+            that ended the episode and the result of the reset (``None`` before the reset). Most of these envs did not
+            fail, but shared a worker with an env that did. Envs that did not fail are not reset at once, because the
+            user may not have received their last step yet, and a reset would overwrite its rows.
     """
 
     def __init__(self, pool: Pool, max_restarts: int) -> None:
@@ -84,7 +84,7 @@ class Recovery:
         self._counts.update(dict.fromkeys(given, 0))
 
     def forget(self, env_ids: Iterable[int]) -> None:
-        """Drop the records of envs whose restart was reported, or for which the caller starts a new episode."""
+        """Drop the records of envs whose restart has been reported, or for which the caller starts a new episode."""
         for env_id in env_ids:
             self.unreported.pop(env_id, None)
 
@@ -123,7 +123,7 @@ class Recovery:
         return self.unreported.get(env_id, (None, None))[1] is not None
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
-        """Return the envs that have to be rebuilt: they were not rebuilt since they failed, or their worker is dead."""
+        """Return the envs that must be rebuilt: they have not been rebuilt since they failed, or their worker is dead."""
         dead = self._pool.death_failures(tuple(ill))
         return sorted(env_id for env_id in ill if env_id not in self.unreported or env_id in dead)
 

@@ -121,7 +121,7 @@ class Pool:
         self._start(backend, spread(factories, num_workers, spec), listener)
 
     def _start(self, backend: Backend, specs: Sequence[WorkerSpec], listener: PrintedListener) -> None:
-        """Start the workers; if that fails, none is left running."""
+        """Start the workers. If that fails, no worker is left running."""
         self.env_ids = tuple(env_id for spec in specs for env_id in spec.env_ids)
         self.backend = backend
         self._flush: Callable[[], None] | None = getattr(backend, "flush", None)
