@@ -167,7 +167,7 @@ def test_mode_must_be_clearly_faster_than_a_simpler_one(
             BRIEF,
             {"para_mode": PROCESSES, "num_cpus": 2, "caller_steps": True},
             r"A step takes 5\.62 µs\. 16 envs made 235,000 steps/s in subproc with caller_steps and 2 workers, 211,000 "
-            r"in subproc with 2 workers, 178,000 in dummy\. The caller steps a share of the envs itself; these are .*",
+            r"in subproc with 2 workers, 178,000 in dummy\. The caller steps some of the envs itself; those .*",
         ),
         (
             LONG,

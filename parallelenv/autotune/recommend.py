@@ -429,7 +429,7 @@ class Trial:
         for mode, why in self._failed.items():
             parts.append(f"{'Threads' if mode == 'thread' else 'Other processes'} cannot be used: {why}.")
         if best.options:
-            parts.append("The caller steps a share of the envs itself; these are not isolated from it.")
+            parts.append("The caller steps some of the envs itself; those envs are not isolated from the caller.")
         return " ".join(parts)
 
 

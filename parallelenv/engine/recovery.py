@@ -123,7 +123,7 @@ class Recovery:
         return self.unreported.get(env_id, (None, None))[1] is not None
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
-        """Return the envs that must be rebuilt: they have not been rebuilt since they failed, or their worker is dead."""
+        """Return the envs to rebuild: they have not been rebuilt since they failed, or their worker is dead."""
         dead = self._pool.death_failures(tuple(ill))
         return sorted(env_id for env_id in ill if env_id not in self.unreported or env_id in dead)
 
