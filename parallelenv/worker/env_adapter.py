@@ -1,4 +1,7 @@
-"""One interface for envs with Gymnasium's API and older APIs, and the lookup of attributes through wrappers."""
+"""Gives all envs the same interface, whether they follow Gymnasium's API or an older one.
+
+The module also looks up attributes and methods of envs through wrappers.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,24 @@ from parallelenv.errors import AbsentAttributeError, EnvContractError
 
 EnvStep = tuple[State, Any, bool, bool, Info]
 _DRAWING = threading.RLock()
-"""Held while an env renders: if two threads draw with pygame at the same time, one in six frames is wrong."""
+"""A lock that is held while an env renders: if two threads draw with pygame at once, one in six frames is wrong."""
 _LONGEST_DRAWING = 10.0
-"""Seconds after which a rendering thread counts as hung, and other threads no longer wait for it."""
+"""Seconds that a thread waits for `_DRAWING`. Then the thread that holds the lock counts as hung."""
 
 
 class Resettable:
     """Resets and steps an env, whether it follows Gymnasium's API or an older one.
 
-    Objects that are not a `gymnasium.Env`, and envs whose ``reset`` takes fewer arguments, may return ``(state, reward,
-    done, info)`` from ``step`` and only the state from ``reset``, and may take seeds through ``seed(s)``.
+    As in older APIs, an env's ``step`` may return ``(state, reward, done, info)``, its ``reset`` may return only the
+    state, and its ``reset`` may lack the arguments ``seed`` and ``options``. Without the argument ``seed``, seeds are
+    passed to the env's ``seed(s)``, if it has this method.
 
     Attributes:
         env: The env as the user made it.
-        step: Returns five items. It is the env's own ``step`` until that returns four.
-        oddity: Two clauses: how the env behaves like the old gym, and the consequence; empty if it does not.
+        step: Steps the env and returns five items. For most envs, this is the env's own ``step``, which is replaced
+            when it first returns four items.
+        oddity: Two clauses for a warning: how a `gymnasium.Env` behaves as in an older API, and the consequence. It is
+            empty for all other envs.
     """
 
     def __init__(self, env: Env) -> None:
@@ -52,11 +58,11 @@ class Resettable:
             self.oddity = f"its reset() takes no {' and no '.join(lacking)}", f"It is reset without{seeding}"
 
     def reset(self, seed: int | None, options: Info | None) -> tuple[State, Info]:
-        """Return the first state of a new episode and its info, which is empty if the env returns only the state.
+        """Reset the env; return the first state and the info, which is empty if the env returns only the state.
 
         Raises:
-            EnvContractError: If a `gymnasium.Env` returns a tuple that fits neither API, or does not accept the options
-                given.
+            EnvContractError: If options are given but the env's ``reset`` takes none, or if a `gymnasium.Env` returns a
+                tuple that fits no API.
         """
         arguments = {**self._not_given}
         if seed is not None:
@@ -85,7 +91,7 @@ class Resettable:
         return result, {}
 
     def five(self, result: Any) -> EnvStep:
-        """Return the result of ``step`` as five items. If it has four, replace ``step`` so that it returns five.
+        """Return ``result``, which `step` returned, as five items. If it has four, replace `step` for later steps.
 
         Raises:
             EnvContractError: If the result is not a tuple of four or five items.
@@ -110,7 +116,7 @@ class Resettable:
 
 
 def _split(result: Any) -> EnvStep:
-    """Return the result of a ``step`` as five items, even if it has four, as in old gym."""
+    """Return the four items of an old ``step`` as five items; return any other result unchanged."""
     if not isinstance(result, tuple) or len(result) != 4:
         return result
     state, reward, done, info = result
@@ -118,7 +124,10 @@ def _split(result: Any) -> EnvStep:
 
 
 class CallsOnly(Resettable):
-    """Objects without ``reset`` and ``step``, only for calls and attributes. The caller refuses to step them."""
+    """An object without ``reset`` or ``step``, which supports only method calls and attributes.
+
+    The caller knows this from `EnvFacts.has_steps`, and does not try to step the object.
+    """
 
     def __init__(self, env: Env) -> None:
         self.env, self.oddity = env, ()
@@ -129,24 +138,24 @@ class CallsOnly(Resettable):
 
 
 def split_done(done: object, info: object) -> tuple[bool, bool]:
-    """Return terminated and truncated for the single done flag of the old gym."""
+    """Return the flags terminated and truncated for the single flag ``done`` of older APIs."""
     is_cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
     return bool(done) and not is_cut, is_cut
 
 
 def adapt(env: Env) -> Resettable:
-    """Return the interface through which a host uses an env."""
+    """Return the object through which a host uses an env."""
     return Resettable(env) if is_env(env) else CallsOnly(env)
 
 
 def draws_by_mode(env: Env) -> bool:
-    """Return whether an env renders as in the old gym: with ``render(mode="rgb_array")``, without a ``render_mode``."""
+    """Return whether an env renders with ``render(mode="rgb_array")``, as in older APIs, and has no ``render_mode``."""
     return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))[0]
 
 
 @contextlib.contextmanager
 def alone_while_drawing() -> Iterator[None]:
-    """Keep other threads from drawing during the block, unless the drawing thread hangs."""
+    """Run the block while no other thread draws. If another thread hangs while drawing, do not wait for it forever."""
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
     try:
         yield
@@ -190,8 +199,9 @@ def _owners(env: Env) -> tuple[list[Env], list[Env]]:
 def get_attribute(env: Env, key: str) -> tuple[Any] | None:
     """Return the attribute in a one-tuple, or ``None`` if it does not exist.
 
-    Of several names joined by dots, only the first is looked up in the layers. If no layer has that name, the env's own
-    ``get_env_attr`` is called, for envs that keep their state in parts.
+    The name is looked up in every layer, from the outermost inwards, then in the parts of a `TaskEnv`, and then with
+    the env's own ``get_env_attr``, if it has this method. If ``key`` consists of several names joined by dots, only the
+    first name is looked up in this way. Each further name is an attribute of the value that was found before.
     """
     first, *rest = key.split(".")
     value = getattr(env, first, _ABSENT)
@@ -211,10 +221,10 @@ def get_attribute(env: Env, key: str) -> tuple[Any] | None:
 
 
 def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
-    """Return the attribute. Error messages call it ``kind``.
+    """Return an attribute. Error messages call it by the word ``kind``.
 
     Raises:
-        AbsentAttributeError: If there is no such attribute.
+        AbsentAttributeError: If there is no attribute with the name ``key``.
     """
     found = get_attribute(env, key)
     if found is None:
@@ -228,16 +238,17 @@ def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
 
 
 def set_attribute(env: Env, key: str, value: Any) -> bool:
-    """Set an attribute on the layer, task or sampler that has it, or else on the innermost layer.
+    """Set an attribute on the layer, task or sampler that already has it.
 
-    If none of them has the attribute, the env's own ``set_env_attr``, if there is one, sets it.
+    If none of them has the attribute, it is set with the env's own ``set_env_attr`` or, if the env has no such method,
+    on the innermost layer. In a dotted name, the names before the last dot say whose attribute is set.
 
     Returns:
-        Whether the attribute is new, as far as is known.
+        ``True`` if the attribute is known to be new.
 
     Raises:
-        AttributeError: If an object on a dotted path is absent.
-        BaseException: Any exception raised by the env's own ``set_env_attr``.
+        AttributeError: If the env has no attribute with the names before the last dot.
+        BaseException: Any exception raised by the env's own ``set_env_attr``, or by setting the attribute.
     """
     *way, name = key.split(".")
     if way:
@@ -260,7 +271,7 @@ def get_method(env: Env, key: str) -> Any:
     """Return a method of an env.
 
     Raises:
-        AbsentAttributeError: If there is no method of that name, or it is not callable.
+        AbsentAttributeError: If there is no attribute with this name, or if the attribute is not callable.
     """
     found = get_existing(env, key, "method")
     if not callable(found):
@@ -272,7 +283,7 @@ def get_method(env: Env, key: str) -> Any:
 
 
 def near_name(env: Env, key: str) -> str:
-    """Return a hint at the likely meaning of an absent name: a space and a sentence, or an empty string."""
+    """Return a hint at the name that the user may have meant: a space and a sentence, or an empty string."""
     way, _, name = key.rpartition(".")
     if not way:
         wrapped, parts = _owners(env)

@@ -1,4 +1,4 @@
-"""A vector env as an item in the user's list: its sub-envs step together, and each has an env id."""
+"""Adapts a vector env in the user's list of envs. The sub-envs step together, and each sub-env has an env id."""
 
 from __future__ import annotations
 
@@ -25,27 +25,30 @@ if TYPE_CHECKING:
     from parallelenv.worker.host import Host
 
 _OF_ENVPOOL = frozenset({"env_id", "players"})
-"""Infos in which EnvPool numbers its sub-envs; they are left out, because the user has env ids."""
+"""Keys of infos in which EnvPool numbers its sub-envs. These infos are left out, because the user has env ids."""
 _ABSENT = object()
 _AT_END = "final_obs", "final_info", "_final_obs", "_final_info"
-"""Infos of a vector env that starts episodes within the step that ends one."""
+"""Keys of the infos about the last step of an episode, from a vector env that resets sub-envs within that step."""
 
 
 class EnvGroup:
     """Resets, steps and calls the sub-envs of a vector env, and writes their results to rows of the batch.
 
-    There are three kinds. `SyncVectorEnv` and `AsyncVectorEnv` take a list of seeds and ``options["reset_mask"]``.
-    EnvPool's vector envs step and reset any of their sub-envs, by number, and keep the seed that they were made with.
-    All others are used only as Gymnasium's documentation describes: with one seed, and with the mask if they have no
-    autoreset.
+    There are three kinds of vector env. `SyncVectorEnv` and `AsyncVectorEnv` take a list of seeds and
+    ``options["reset_mask"]``. EnvPool's vector envs can step and reset selected sub-envs, which are given by number;
+    they keep the seed that they were made with. All other vector envs are used only as Gymnasium's documentation
+    describes: with one seed, and with the mask only if their autoreset mode is ``"Disabled"``.
 
-    Operations return a dict from env ids to values that are not written to rows. Empty values are left out.
+    The methods for operations return a dict that maps env ids to the envs' values for the reply. Envs without a value
+    are left out.
 
     Attributes:
         env: The vector env as the user made it; it may be wrapped.
         facts: Properties of the vector env.
-        oddity: See `Resettable`.
-        has_stepped: Whether the vector env was stepped since it was built, so that it knows which episodes have ended.
+        oddity: Two clauses for a warning: how the vector env differs from others, and the consequence; empty if there
+            is nothing to warn about.
+        has_stepped: Whether the vector env has stepped since it was built. If it has not, it does not know which
+            episodes have ended.
     """
 
     has_stepped = False
@@ -56,7 +59,7 @@ class EnvGroup:
         self.env: Any = env
         self.oddity: tuple[str, str] | tuple[()] = ()
         self._is_envpool = hasattr(core, "all_env_ids") and hasattr(core, "async_reset")
-        takes_numbers = self._is_envpool and core is env  # Gymnasium's wrappers do not pass them on
+        takes_numbers = self._is_envpool and core is env  # Gymnasium's wrappers do not pass on the numbers
         self._is_of_envs = isinstance(core, (SyncVectorEnv, AsyncVectorEnv))
         declared = (env.metadata or {}).get("autoreset_mode")
         try:
@@ -73,9 +76,9 @@ class EnvGroup:
             mode.value,
             steps_some=takes_numbers,
             resets_some=takes_numbers or self._is_of_envs or is_disabled,
-            steps_ended=is_disabled and not self._is_of_envs,  # those raise an AssertionError
+            steps_ended=is_disabled and not self._is_of_envs,  # Gymnasium's own raise an AssertionError
             is_assumed=declared is None,
-            seeds_each=self._is_of_envs or self._is_envpool,  # EnvPool ignores them
+            seeds_each=self._is_of_envs or self._is_envpool,  # EnvPool ignores the seeds
         )
         if env.num_envs < 1:
             raise EnvContractError(f"{self.facts.name} has no envs.")
@@ -86,10 +89,10 @@ class EnvGroup:
             )
 
     def run(self, share: Share, each: Any, host: Host, running: RunningCommand) -> dict[int, Any]:
-        """Run a command for some of the sub-envs.
+        """Run a command for the sub-envs of a share. ``each`` contains the command's argument for each of them.
 
-        Results are written to the rows of ``host.writer``, which is read after each call of the vector env: a
-        host that was abandoned in the meantime writes elsewhere.
+        Results are written with ``host.writer``. This attribute is read after each call of the vector env, because a
+        host that was abandoned during the call has a different writer.
         """
         try:
             return self._run(share, each, host, running)
@@ -98,7 +101,10 @@ class EnvGroup:
             raise
 
     def close(self) -> None:
-        """Close the vector env. After a failure, `AsyncVectorEnv` would wait forever for a worker that died."""
+        """Close the vector env.
+
+        After a failure, an `AsyncVectorEnv` is terminated, because it would wait forever for a worker that died.
+        """
         options = {"terminate": True} if self._has_failed and isinstance(self.env.unwrapped, AsyncVectorEnv) else {}
         self.env.close(**options)
 
@@ -119,7 +125,7 @@ class EnvGroup:
     # ---------------------------------------------------------------- resets and steps
 
     def reset(self, share: Share, each: Sequence[tuple[int | None, Info | None]], host: Host) -> dict[int, Extra]:
-        """Start episodes, and write their first states."""
+        """Reset sub-envs and write their first states. ``each`` contains the seed and options of each sub-env."""
         options = each[0][1]
         if options and "reset_mask" in options:
             raise EnvContractError("options['reset_mask'] was given. Give the envs to reset as id: reset(id=mask).")
@@ -131,7 +137,7 @@ class EnvGroup:
         return {env_id: Extra(info or None, leaves) for env_id, info, leaves in of_each if info or leaves}
 
     def reset_instead(self, share: Share, each: object, host: Host, running: RunningCommand) -> dict[int, Extra]:
-        """Start episodes in place of a step. The envs' flags have already been cleared."""
+        """Reset sub-envs instead of stepping them. The host has already set their flags to False."""
         running.doing = "reset"
         values = self.reset(share, [(None, None)] * len(share.env_ids), host)
         host.writer.batch.rewards[share.rows] = 0.0
@@ -142,7 +148,11 @@ class EnvGroup:
     def _reset(
         self, numbers: Sequence[int] | None, seeds: Sequence[int | None] = (), options: Info | None = None
     ) -> tuple[State, Info, Sequence[int]]:
-        """Reset these sub-envs (``None``: all); return states, infos, and the index of each env in them."""
+        """Reset the sub-envs with these numbers; ``None`` means all sub-envs.
+
+        Returns:
+            The states, the infos, and the index of each of these sub-envs in the states and infos.
+        """
         size = self.facts.num_envs
         chosen = range(size) if numbers is None else numbers
         is_seeded = any(seed is not None for seed in seeds)
@@ -165,11 +175,11 @@ class EnvGroup:
             for number, one in zip(chosen, seeds, strict=True):
                 seed[number] = one
         elif is_seeded:
-            seed = seeds[0]  # the seed of sub-env i is this one plus i, as the caller has checked
+            seed = seeds[0]  # sub-env i gets this seed plus i; the caller has checked that the seeds fit
         return *self._pair(self.env.reset(seed=seed, options=options)), chosen
 
     def _pair(self, result: Any) -> tuple[State, Info]:
-        """Return states and infos; raise an `EnvContractError` if the result of ``reset`` has a different form."""
+        """Return the states and infos in a result of ``reset``; raise an `EnvContractError` if it lacks them."""
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
             raise EnvContractError(f"reset() of {self.facts.name} returned {show(result)}, not states and infos.")
         return result[0], dict(result[1])
@@ -177,7 +187,7 @@ class EnvGroup:
     def step(
         self, share: Share, each: Sequence[Action] | None, host: Host, running: RunningCommand
     ) -> dict[int, Extra]:
-        """Step envs and write their results. With ``autoreset``, ended episodes are followed by new ones."""
+        """Step sub-envs and write the results. If the command has ``autoreset``, also reset those that ended."""
         states, outcomes, infos, indices = self._step(self._actions(share, each, host.writer), share.numbers)
         self.has_stepped, writer = True, host.writer
         loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
@@ -187,7 +197,7 @@ class EnvGroup:
             ended = np.flatnonzero(writer.batch.flags[share.rows].any(axis=1)).tolist()
         at_end = {key: infos.pop(key) for key in _AT_END if ended and key in infos}
         values: dict[int, Extra] = {}
-        are_stored = writer.store_infos(share.rows, self._columns(infos, indices))  # at once, if all have columns
+        are_stored = writer.store_infos(share.rows, self._columns(infos, indices))  # all at once, if possible
         if not are_stored or writer.has_loose:
             own_infos = [{}] * len(loose) if are_stored else self._split(infos, indices)
             for env_id, info, leaves in zip(share.env_ids, own_infos, loose, strict=True):
@@ -195,8 +205,8 @@ class EnvGroup:
                 if left or leaves:
                     values[env_id] = Extra(left, leaves)
         if ended and self.facts.autoreset == AutoresetMode.SAME_STEP.value:
-            # The vector env has itself started the next episodes. Its infos, the rows and `values` are those of the
-            # resets; `at_end` are the infos of the last steps.
+            # The vector env itself has reset these sub-envs. Its infos, the rows and `values` are those of the resets;
+            # `at_end` contains the infos of the last steps.
             if "final_obs" not in at_end:
                 raise EnvContractError(
                     f"{self.facts.name} has the autoreset mode SameStep, but its infos lack 'final_obs', the last "
@@ -219,13 +229,18 @@ class EnvGroup:
         return values
 
     def _step(self, actions: Action, numbers: Sequence[int] | None) -> tuple[State, list[Any], Info, Sequence[int]]:
-        """Step these sub-envs (``None``: all); return states, outcomes, infos, and each env's index in the states."""
+        """Step the sub-envs with these numbers; ``None`` means all sub-envs.
+
+        Returns:
+            The states, the outcomes (rewards, terminated and truncated of these sub-envs), the infos, and the index of
+            each of these sub-envs in the states and infos.
+        """
         size = self.facts.num_envs
         if numbers is None:
             result = self.env.step(actions)
         elif self.facts.steps_some:
             result = self.env.step(actions, np.array(numbers, np.int32))
-        elif self.facts.steps_ended:  # ended sub-envs accept any action, and their result does not count
+        elif self.facts.steps_ended:  # the others have ended: they accept any action, and their results do not count
             given = list(iterate(batch_space(self.env.single_action_space, len(numbers)), actions))
             place = {number: index for index, number in enumerate(numbers)}
             items = [given[place.get(number, 0)] for number in range(size)]
@@ -242,14 +257,14 @@ class EnvGroup:
         return states, [_pick(one, numbers) for one in outcomes], dict(infos), numbers
 
     def _actions(self, share: Share, each: Sequence[Action] | None, writer: RowWriter) -> Action:
-        """Return the actions as one batch that shares no memory with the rows."""
+        """Return a batch of the actions, which does not share memory with the rows."""
         if each is not None:
             return self._batch_actions(each)
         return writer.batch.layout.actions.join([array[share.rows].copy() for array in writer.batch.actions])
 
     def _batch_actions(self, items: Sequence[Action]) -> Action:
         space = self.env.single_action_space
-        if space.shape is not None and space.dtype is not None:  # else its parts are checked by NumPy alone
+        if space.shape is not None and space.dtype is not None:  # otherwise only NumPy checks the parts
             for item in items:
                 if not casts_to(as_array(item), np.dtype(space.dtype)):
                     raise EnvContractError(f"The action {show(item)} does not fit {space}: its dtype would change it.")
@@ -257,12 +272,12 @@ class EnvGroup:
         return concatenate(space, items, empty)
 
     def _begin_next(self, host: Host, share: Share, ended: Sequence[int], values: dict[int, Extra]) -> None:
-        """Reset the envs at the positions ``ended``, whose episodes have ended, and write their first states."""
+        """Reset the sub-envs whose positions in the share are ``ended``, and write their first states."""
         writer = host.writer
         env_ids = tuple(share.env_ids[position] for position in ended)
         for env_id in env_ids:
             writer.keep_ended(env_id - writer.first)
-            if env_id in values:  # copied before the reset: an env may change what it returned
+            if env_id in values:  # copied before the reset, which may change the info
                 values[env_id] = values[env_id]._replace(info=deep_copy(values[env_id].info))
         numbers = ended if share.numbers is None else [share.numbers[position] for position in ended]
         states, infos, indices = self._reset(numbers)
@@ -285,7 +300,7 @@ class EnvGroup:
     def _store_states(
         self, writer: RowWriter, env_ids: Sequence[int], rows: Index, states: State, indices: Sequence[int]
     ) -> Sequence[list[Any] | None]:
-        """Write the states at ``indices`` to rows, and return the loose leaves of each state, if there are any."""
+        """Write the states at these indices to rows; return each state's loose leaves, or ``None`` if it has none."""
         is_part = not isinstance(indices, range)
         if not writer.has_loose:
             writer.store_states(rows, _pick(states, indices if is_part else None))
@@ -299,7 +314,7 @@ class EnvGroup:
     # ---------------------------------------------------------------- infos
 
     def _columns(self, infos: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Array] | None:
-        """Return infos as arrays with one row per env; ``None`` if one is not an array or lacks some of the envs."""
+        """Return infos as arrays with one row per env, or ``None`` if any info is no such array or lacks some envs."""
         columns: dict[str, Array] = {}
         size = self._size(indices)
         for key, values in infos.items():
@@ -313,7 +328,7 @@ class EnvGroup:
         return columns
 
     def _split(self, infos: Mapping[str, Any], indices: Sequence[int]) -> list[Info]:
-        """Return the info of each env at these indices. An info omits the keys whose mask excludes the env."""
+        """Return the info of each env at these indices. It omits the keys whose mask excludes the env."""
         each: list[Info] = [{} for _ in indices]
         size = self._size(indices)
         for key, values in infos.items():
@@ -343,7 +358,10 @@ class EnvGroup:
     # ---------------------------------------------------------------- attributes and methods
 
     def get(self, share: Share, each: Sequence[Any] | None, lookup: Lookup) -> dict[int, Any]:
-        """Look up an attribute of each env through the vector env's ``get_attr``. See `Host.get`."""
+        """Look up an attribute or a wrapper of each env, as ``lookup`` describes. See `Host.get`.
+
+        Attributes are read with the vector env's ``get_attr``.
+        """
         numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
         keys = each or [lookup.key] * len(numbers)
         if lookup.how == "wrapper":
@@ -371,7 +389,7 @@ class EnvGroup:
         """Return an attribute of each sub-env in a one-tuple, or ``None`` for sub-envs that do not have it."""
         name, *rest = key.split(".")
         absent: list[tuple[Any] | None] = [None] * self.facts.num_envs
-        # Asked for first: an absent attribute ends the workers of an `AsyncVectorEnv`.
+        # Checked first, because reading an absent attribute ends the workers of an `AsyncVectorEnv`.
         if self._is_of_envs and not all(self.env.unwrapped.call("has_wrapper_attr", name)):
             return absent
         try:
@@ -385,7 +403,7 @@ class EnvGroup:
         return [None if value is _ABSENT else (value,) for value in values]
 
     def set(self, share: Share, values: Sequence[Any], key: str) -> dict[int, bool]:
-        """Set an attribute of all sub-envs, with a value for each, through the vector env's ``set_attr``."""
+        """Set an attribute of all sub-envs with the vector env's ``set_attr``; each sub-env gets its own value."""
         set_attr = self._method("set_attr", "attributes of its envs cannot be set")
         if "." in key:
             raise EnvContractError(f"{key!r} cannot be set in {self.facts.name}: its set_attr() takes a single name.")
@@ -393,7 +411,7 @@ class EnvGroup:
         return {}
 
     def call(self, share: Share, calls: Sequence[MethodCall]) -> dict[int, Any]:
-        """Call a method of the sub-envs through the vector env's ``render`` or ``call``, with the same arguments."""
+        """Call a method of all sub-envs, with the same arguments, through the vector env's ``render`` or ``call``."""
         first = calls[0]
         if any(other is not first and dumps(other) != dumps(first) for other in calls):
             raise EnvContractError(
@@ -413,14 +431,14 @@ class EnvGroup:
         return {env_id: results[number] for env_id, number in zip(share.env_ids, numbers, strict=True)}
 
     def _each(self, name: str, values: Any) -> Any:
-        """Return the values; raise an `EnvContractError` if there is not one for each sub-env."""
+        """Return ``values``; raise an `EnvContractError` unless there is one value for each sub-env."""
         if not hasattr(values, "__len__") or len(values) != self.facts.num_envs:
             hint = " Make it with a render_mode that returns frames." if name == "render()" and values is None else ""
             raise EnvContractError(f"{name} of {self.facts.name} returned {show(values)}, not one item each.{hint}")
         return values
 
     def _method(self, name: str, consequence: str) -> Any:
-        found = getattr(self.env, name, None) or getattr(self.env.unwrapped, name, None)  # wrappers have none
+        found = getattr(self.env, name, None) or getattr(self.env.unwrapped, name, None)  # wrappers lack it
         if not callable(found):
             raise AbsentAttributeError(f"{self.facts.name} has no {name}(), so {consequence}.")
         return found

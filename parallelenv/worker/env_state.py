@@ -1,7 +1,8 @@
-"""The state of one env as bytes, and its own random generators.
+"""Saves and restores the state of an env, and gives each env its own state of the global random generators.
 
-The process-wide generators of ``random``, ``numpy.random`` and torch can be separate for each env. Their states are
-exchanged at the start and end of each command to a host, which takes 50 us, and between envs, which takes 15 us.
+The *global generators* are the process-wide generators of ``random``, ``numpy.random`` and torch. With
+``seed_globals=True``, each env has its own state of these generators. The states are exchanged at the start and end of
+each command to a host, which takes 50 us, and between envs, which takes 15 us.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ from parallelenv.errors import EnvContractError
 from parallelenv.worker.env_adapter import layers
 
 _WHOLE, _BY_METHODS = "whole", "said"
-"""How an env was saved. Saved states contain these words."""
+"""The two ways to save an env. Saved states contain these words."""
 
 
 def save_env(env: Env, generators: Any = None) -> bytes | None:
-    """Return the state of an env and of its own global generators, pickled; ``None`` if it cannot be saved.
+    """Return the state of an env and ``generators`` as one pickle, or ``None`` if the env cannot be saved.
 
-    If an env has ``get_state()`` and ``set_state(state)``, these are used; its random generator and the state of its
-    wrappers, such as the steps that a time limit has counted, are saved as well. Any other env is pickled, unless
-    pickle would keep only its constructor's arguments (Gymnasium's `EzPickle`) or fails.
+    If an env has ``get_state()`` and ``set_state(state)``, its state consists of the result of ``get_state()``, the
+    env's random generator, and the attributes of the wrappers, such as the number of steps that a time limit has
+    counted. Any other env is pickled as a whole. Such an env cannot be saved if pickling fails, or if pickle would keep
+    only the arguments of the constructor (Gymnasium's `EzPickle`).
     """
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
-        of_wrappers = []  # each wrapper's name, and those of its attributes that can be pickled
+        of_wrappers = []  # for each wrapper, its class name and those attributes that can be pickled
         for wrapper in wrappers:
             attributes = {name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)}
             of_wrappers.append((type(wrapper).__qualname__, attributes))
         content = base.get_state(), getattr(base, "_np_random", None), of_wrappers
         return cloudpickle.dumps((_BY_METHODS, content, generators))  # type: ignore[no-any-return]
     if any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in (*wrappers, base)):
-        return None  # only the constructor's arguments
+        return None  # pickle would keep only the constructor's arguments
     try:
         return cloudpickle.dumps((_WHOLE, env, generators))  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 (pickling runs user code; the caller then reports that there is no state)
@@ -50,13 +52,17 @@ def save_env(env: Env, generators: Any = None) -> bytes | None:
 
 
 def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
-    """Restore a state; return the env, or the env that replaces it, and the state of its generators.
+    """Restore a state that `save_env` returned.
+
+    Returns:
+        The env, which is a new object if the whole env was pickled, and the saved state of the global generators.
 
     Raises:
-        EnvContractError: If the saved env was wrapped differently, or had its own global generators.
+        EnvContractError: If the saved env had different wrappers, or if the state includes that of the global
+            generators although ``takes_generators`` is false.
     """
     kind, content, *others = loads(saved)
-    generators = others[0] if others else None  # older saved states have no state of generators
+    generators = others[0] if others else None  # states saved by older versions lack the generators
     if generators is not None and not takes_generators:
         raise EnvContractError(
             "The state was saved with seed_globals=True, and includes that of the env's own generators. Make the "
@@ -86,18 +92,18 @@ _numpys: Any = np.random  # its stubs lack two documented functions
 
 
 class _OwnBits(_Bits):
-    """The bit generator of ``numpy.random`` during an env's call.
+    """The bit generator of ``numpy.random`` while an env runs.
 
-    Exchanging the bit generator takes 0.3 us, but loses the second of two normal numbers that are drawn at a time,
-    because only the state contains it. Reading and writing the full state takes 40 us each, so its 624 words can be
-    left out.
+    Replacing the bit generator of ``numpy.random`` takes 0.3 us. However, normal numbers are drawn in pairs, and the
+    second number of a pair is only in the full state of ``numpy.random``. Reading this state takes 40 us, and so does
+    writing it. Most of the state consists of the 624 words of the bit generator, which ``is_brief`` therefore omits.
     """
 
     is_brief = False
 
     @property
     def state(self) -> Any:
-        """The state as in `numpy.random.MT19937`, but without the words if ``is_brief``."""
+        """The state as in `numpy.random.MT19937`, but without the words if ``is_brief`` is true."""
         return {"bit_generator": "MT19937", "state": {}} if self.is_brief else _state.__get__(self)
 
     @state.setter
@@ -107,17 +113,17 @@ class _OwnBits(_Bits):
 
 
 class EnvGenerators:
-    """The state of one env's generators, initially derived from the env's seed or from a seed of the system."""
+    """One env's own state of the global generators, seeded with ``seed`` or, if it is ``None``, by the system."""
 
     def __init__(self, seed: int | None) -> None:
         self._seed = random.SystemRandom().getrandbits(32) if seed is None else seed
-        self._python: Any = None  # state of `random`'s; None before the first call
-        self._bits: Any = None  # `numpy.random`'s bit generator
+        self._python: Any = None  # state of `random`; None before the first `run`
+        self._bits: Any = None  # bit generator of `numpy.random`
         self._normal: Any = None  # the rest of the state of `numpy.random`
-        self._torch: Any = None  # state of torch's; None until it is imported
+        self._torch: Any = None  # state of torch's generator; None until torch is imported
 
     def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function with these generators instead of the process's own, within `put_back`."""
+        """Call a function while the global generators have this env's state. Used only in a block of `put_back`."""
         if self._python is None:
             _numpys.set_bit_generator(_OwnBits())
             self.seed(self._seed)
@@ -140,7 +146,7 @@ class EnvGenerators:
             self._torch = None if torch is None else torch.get_state()
 
     def seed(self, seed: int) -> None:
-        """During `run`, seed the generators like ``random.seed``, ``numpy.random.seed`` and torch's generator."""
+        """Seed all global generators, as ``random.seed`` does for one of them. Used only during `run`."""
         self._seed = seed
         random.seed(seed)
         words = [seed >> shift & 0xFFFFFFFF for shift in range(0, seed.bit_length(), 32)]
@@ -150,11 +156,11 @@ class EnvGenerators:
             torch.manual_seed(seed % 2**64)
 
     def save(self) -> Any:
-        """During `run`, return the state of the generators. It can be pickled."""
+        """Return the seed and the states of the generators, which can be pickled. Used only during `run`."""
         return self._seed, *_global_states()
 
     def load(self, saved: Any) -> None:
-        """During `run`, restore a state."""
+        """Restore what `save` returned. Used only during `run`."""
         self._seed, of_python, of_numpy, of_torch = saved
         random.setstate(of_python)
         np.random.set_state(of_numpy)
@@ -165,7 +171,7 @@ class EnvGenerators:
 
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
-    """At the end of the block, restore the process's own state of the generators."""
+    """Restore the process's own state of the global generators at the end of the block."""
     bits, (of_python, of_numpy, of_torch) = _numpys.get_bit_generator(), _global_states()
     torch = _torch()
     try:
@@ -181,13 +187,13 @@ def put_back() -> Iterator[None]:
 
 
 def _global_states() -> tuple[Any, Any, Any]:
-    """Return the states of the generators of ``random``, ``numpy.random`` and, if it is imported, torch."""
+    """Return the states of the generators of ``random``, ``numpy.random`` and torch (``None`` if not imported)."""
     torch = _torch()
     return random.getstate(), np.random.get_state(legacy=False), None if torch is None else torch.get_state()
 
 
 def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:
-    """Read or write a state; without its words if ``bits`` is an `_OwnBits`."""
+    """Call a function that reads or writes the state of ``numpy.random``; an `_OwnBits` omits its words meanwhile."""
     if type(bits) is not _OwnBits:
         return call(argument)
     bits.is_brief = True
@@ -198,5 +204,5 @@ def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _torch() -> Any:
-    """Return torch's generator for the CPU if torch is imported."""
+    """Return torch's generator for the CPU, or ``None`` if torch is not imported."""
     return getattr(imported_torch(), "default_generator", None)

@@ -1,8 +1,15 @@
 """The code that owns envs and executes commands on them; it is the same in every mode.
 
-A host uses four indices for an env. The *env id* is the env's index in the list that `ParallelEnv` was made with. The
-*slot* is its index in the lists of its host. The *row* is its index in the arrays of the batch, which other hosts may
-share. The *cell* is the slice of `RowWriter.flat_states` that contains the state in the row.
+A host uses four indices for an env. The *env id* is the env's index among all envs of the `ParallelEnv`. The *slot* is
+the env's index in the host's lists. The *row* is the env's index in the arrays of the batch, which other hosts may
+share. The *cell* is the slice of `RowWriter.flat_states` that contains the env's state.
+
+A vector env is one *item* of the user's list, but contains several envs, its *sub-envs*; each sub-env has an env id. An
+env that is not part of a vector env is a *single env*. A *loose leaf* is a part of a state or an action that the
+arrays of the batch cannot hold.
+
+A host is *abandoned* if the caller stops waiting for the host's thread, which cannot be killed. The host then gets a
+private batch, so that its envs no longer write to the caller's batch.
 """
 
 from __future__ import annotations
@@ -50,16 +57,18 @@ from parallelenv.worker.running_command import Columns, Run, RunningCommand, Sha
 from parallelenv.worker.tracer import HostTracer, WorkerRecord
 
 Shares = tuple[list[Share], Index]
-"""The parts of a command, and the rows of all of its envs."""
+"""The parts of a command, and the rows of all envs of the command."""
 
 
 class Host:
     """Owns a group of envs and executes commands on them, in order.
 
-    The operations are `build`, `reset`, `step`, `rollout`, `get`, `set`, `call` and `manage`. Most of them take an env
-    id, the command's argument for that env, and the command's common argument; they return the env's value, or ``None``
-    if there is none. Only `step` and `rollout` run for all envs of a command at once: calls and look-ups per env would
-    cost a step a tenth of its speed, and a policy is called for all envs together.
+    The operations are `build`, `reset`, `step`, `rollout`, `get`, `set`, `call` and `manage`. Most of them are called
+    once per env, with the env id, the command's argument for that env, and the command's common argument. They return
+    the env's value for the reply, or ``None`` if there is no value.
+
+    Only `step` and `rollout` are called once for all envs of a command. For `step`, a call and look-ups per env would
+    reduce the speed by a tenth. In a rollout, the policy is called for all envs together.
 
     Args:
         spec: The envs and their settings.
@@ -67,9 +76,10 @@ class Host:
 
     Attributes:
         env_ids: Ids of the host's envs, ascending.
-        running: The current or the latest command.
-        tracer: Records what the envs do and when, while the host is traced.
-        writer: The rows that the envs write to. Once the host has been abandoned, these are rows of a different batch.
+        running: The current command, or the latest one if the host is idle.
+        tracer: Records what the envs do and when; ``None`` unless the host is traced.
+        writer: Writes the envs' results to the batch. `attach` replaces the writer, including when the host is
+            abandoned.
     """
 
     def __init__(self, spec: WorkerSpec, *, in_caller: bool = False) -> None:
@@ -79,32 +89,35 @@ class Host:
         self.tracer: HostTracer | None = None
         self.writer: RowWriter
         self._spec = spec
-        self._first = spec.env_ids[0]  # the env in slot 0
+        self._first = spec.env_ids[0]  # id of the env in slot 0
         self._num_envs = spec.num_envs
         self._factories = list(spec.envs)  # by slot
-        self._items = [range(slot, slot + 1) for slot in range(len(spec.envs))]  # slots of each env's item of the list
+        self._items = [range(slot, slot + 1) for slot in range(len(spec.envs))]  # by slot: all slots of the same item
         self._groups: set[int] = set()  # slots of envs that are part of vector envs
-        self._is_numbered = False  # whether it is known how many envs each vector env has
-        self._shared_out: tuple[tuple[int, ...], Shares] = (), ([], [])  # the latest result of `_shares`, and its envs
+        self._is_numbered = False  # whether the number of envs in each vector env is known
+        self._shared_out: tuple[tuple[int, ...], Shares] = (), ([], [])  # envs and result of the latest `_shares`
         self._envs: list[Any] = [None] * len(spec.env_ids)  # `Resettable` or `EnvGroup`, by slot
         self._steps: list[Any] = [_not_built] * len(spec.env_ids)
-        self._found: tuple[tuple[int, ...], Any] = (), None  # the latest result of `_find`, and its envs
+        self._found: tuple[tuple[int, ...], Any] = (), None  # envs and result of the latest `_find`
         self._spaces: list[Space] = []
         self._rollout: HostRollout | None = None
-        self._seeds: dict[int, int] = {}  # of the latest seeded reset of each env
+        self._seeds: dict[int, int] = {}  # by env id: the seed of the env's latest reset with a seed
         self._generators: dict[int, EnvGenerators] | None = {} if spec.seed_globals else None
-        self._begins: tuple[int, list[int]] = 0, []  # number of the latest step with `begins_ended`, and its resets
+        self._begins: tuple[int, list[int]] = 0, []  # number of the latest step with `begins_ended`, and the envs reset
         self._remarks: list[Remark] = []  # to send with the next reply
         self._has_remarked = False
 
     @property
     def envs(self) -> list[Env]:
-        """The host's envs as they were made, in env id order."""
+        """The host's envs as the user made them, in the order of the env ids."""
         return [self._env(env_id).env for env_id in self.env_ids]
 
     @property
     def current(self) -> int | None:
-        """The env that the latest command has reached or stopped at; ``None`` before the first env and between envs."""
+        """Id of the env that the current or latest command started last (for a vector env, of its first sub-env).
+
+        ``None`` before the command starts an env, and while the policy of a rollout runs.
+        """
         return next(iter(self.running.current_ids), None)
 
     def describe(self, env_id: int) -> WorkerInfo:
@@ -115,7 +128,7 @@ class Host:
         return WorkerInfo(env_id, self._num_envs, spec.worker_id, spec.num_workers, seed, shared)
 
     def attach(self, batch: Batch) -> None:
-        """Use this batch: the host's envs write their results to its rows."""
+        """Make the host's envs read actions from a batch, and write their results to its rows, from now on."""
         self.writer = RowWriter(batch)
         self._found = (), None
         self._shared_out = (), ([], [])
@@ -123,9 +136,9 @@ class Host:
             self._number_envs(batch.layout)
 
     def _number_envs(self, layout: Layout) -> None:
-        """Set the ids of all envs, now that the number of sub-envs in each vector env is known."""
+        """Give every env an id and a slot, because the layout tells how many sub-envs each vector env has."""
         items = self._spec.env_ids
-        slots: list[int] = []  # of its item, for each env
+        slots: list[int] = []  # for each env, the previous slot of its item
         begin = 0
         self._items = []
         for slot, item in enumerate(items):
@@ -148,21 +161,23 @@ class Host:
             self._generators = {env_id: old[slot] for env_id, slot in zip(self.env_ids, slots, strict=True)}
 
     def detach(self) -> None:
-        """Release the batch, after `close`."""
+        """Release the batch. This method is called after `close`."""
         vars(self).pop("writer", None)
 
     def close(self) -> None:
-        """Close all envs. No command may follow; a command that another thread is executing ends.
+        """Close all envs. No command may follow.
+
+        If another thread is still executing a command, that command ends at the next failure of an env, at the latest.
 
         Raises:
-            KeyboardInterrupt: Only in the caller's thread. As in a killed worker, the remaining envs are then not
-                closed: a user who interrupts `close` does not want to wait for them.
+            KeyboardInterrupt: If Ctrl-C interrupts this method, which is possible only in the caller's thread. The
+                remaining envs are then not closed, because a user who interrupts `close` does not want to wait.
         """
 
         def close_all() -> None:
             envs, self._envs = self._envs, [None] * len(self._envs)
-            self._steps = [_not_built] * len(envs)  # their bound methods would keep the envs alive
-            self.running.columns = ((),)  # if another thread repeats a command after a failure, it finds no env
+            self._steps = [_not_built] * len(envs)  # the bound methods would keep the envs alive
+            self.running.columns = ((),)  # a thread that continues the command after a failure finds no env
             self.running = RunningCommand(Command(0, "close", self.env_ids))
             for self.running.num_started, env in enumerate(envs, 1):
                 if self.running.num_started == 1 or env is not envs[self.running.num_started - 2]:
@@ -172,19 +187,20 @@ class Host:
             call_for(self, close_all)
         finally:
             with DeferSigint():  # an interrupt in a `__del__` would be lost
-                self._spec = dataclasses.replace(self._spec, shared={})  # frees their memory now
+                self._spec = dataclasses.replace(self._spec, shared={})  # frees the memory of the shared arrays now
 
     # ---------------------------------------------------------------- commands
 
     def execute(self, command: Command) -> Reply:
-        """Execute a command on each of its envs; an exception in one env does not affect the others.
+        """Execute a command and return the reply. An exception in one env does not affect the other envs.
 
-        After an interrupt in the caller's own thread, executing the same command again continues with the next env.
+        If Ctrl-C interrupts a command in the caller's thread, executing the same command again continues with the next
+        env. A rollout is not continued: executing the command again only returns the reply.
         """
         running = self.running
         if command.number != running.number:
             running = self._start(command)
-        elif command.operation == "rollout":  # interrupted; the rest of its result is not wanted
+        elif command.operation == "rollout":  # it was interrupted, and the caller does not want the result
             return running.reply
         reply = call_for(self, self._run(running).__next__)
         if self._remarks:
@@ -192,9 +208,9 @@ class Host:
         return reply
 
     def prepare(self, command: Command) -> RunningCommand | None:
-        """Return a plain step command in the form that `repeat` takes; ``None`` if envs have their own generators.
+        """Return a plain step in a form that `repeat` can execute until a different batch is attached.
 
-        The form is valid until a new batch is attached.
+        The result is ``None`` if each env has its own state of the global random generators.
         """
         if self._generators is not None:
             return None
@@ -205,12 +221,12 @@ class Host:
 
     @calls_envs
     def repeat(self, prepared: RunningCommand) -> Reply:
-        """Execute a prepared step like `execute`, but with fewer function calls, which cost 10 us per step in a worker.
+        """Execute a prepared step with fewer function calls than `execute`, which saves 10 us per step in a worker.
 
-        After an interrupt, or a failure of an env, `execute` continues with the next env.
+        After an interrupt or a failure of an env, `execute` continues with the next env.
 
         Returns:
-            The reply. If it is empty, the next step with the same ``prepared`` overwrites it.
+            The reply. If it is empty, the next step with the same ``prepared`` reuses the object.
         """
         command, reply = prepared.command, prepared.reply
         if self.tracer is not None:
@@ -225,10 +241,10 @@ class Host:
             prepared.run = functools.partial(self._run_shares, self._start_shares(command, *found))
         prepared.num_started = 0
         self.running = prepared
-        prepared.number = command.number  # last, see `RunningCommand`
+        prepared.number = command.number  # set last, see `RunningCommand`
         try:
             prepared.run(prepared, zip(prepared.counts, *prepared.columns, strict=True))
-        except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
+        except BaseException as error:  # noqa: BLE001 (reported as a failure of the current env)
             self._record_failure(error, prepared)
             return self.execute(command)
         if self._remarks:
@@ -236,7 +252,7 @@ class Host:
         return reply
 
     def _start(self, command: Command) -> RunningCommand:
-        """Start a command and return it as the `RunningCommand`."""
+        """Make a command the host's `running` command, and return the `RunningCommand`."""
         run: Run
         columns: Columns = ((),)
         found = self._shares(command) if self._groups else None
@@ -257,10 +273,14 @@ class Host:
         return running
 
     def _shares(self, command: Command) -> Shares | None:
-        """Return the parts of a command for single envs and for vector envs; ``None`` if the command is not per env."""
+        """Return the parts of a command, each of which is for one single env or one vector env.
+
+        The result is ``None`` for a rollout, whose steps are divided one by one, and for ``manage`` requests other than
+        ``"save"`` and ``"load"``, which do not access the envs.
+        """
         if command.operation == "rollout" or (command.operation == "manage" and command.common not in ("save", "load")):
             return None
-        known_ids, known = self._shared_out  # one tuple: two threads may use an abandoned host
+        known_ids, known = self._shared_out  # read as one tuple, because two threads may use an abandoned host
         if command.env_ids == known_ids:
             return known
         positions: dict[range, list[int]] = {}
@@ -278,27 +298,33 @@ class Host:
         return known
 
     def _run(self, running: RunningCommand) -> Iterator[Reply]:
-        """Execute the rest of the running command and yield its reply.
+        """Execute the rest of the running command and yield the reply.
 
-        This is a generator, because the frame of a generator keeps no reference to its caller. Otherwise, the traceback
-        of a failure that has not been fetched would keep the caller's `ParallelEnv` alive.
+        This function is a generator, because the frame of a generator does not keep a reference to the frame that
+        called it. Otherwise, the traceback of a failure that the user has not fetched would keep the user's
+        `ParallelEnv` alive.
         """
         while True:
             running.doing = running.command.operation
             try:
                 running.run(running, running.remaining())
-            except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
+            except BaseException as error:  # noqa: BLE001 (reported as a failure of the current env)
                 self._record_failure(error, running)
             else:
                 yield running.reply
 
     def _record_failure(self, error: BaseException, running: RunningCommand) -> None:
-        """Record the current env's failure, or that the env has no further episode; raise an interrupt again."""
+        """Record an exception as a failure of the current env, or of all envs of the current vector env.
+
+        An `ExhaustedError` in the reset of a single env is not a failure: it means that the env has no further episode.
+        A Ctrl-C in the caller's thread is recorded and then raised again. An exception before the first env has
+        started is raised again without being recorded.
+        """
         reply, doing = running.reply, running.doing
         if not running.num_started:
             raise error
         env_id, *others = running.current_ids
-        if isinstance(error, ExhaustedError) and doing == "reset" and not others:  # it is done and keeps its last state
+        if isinstance(error, ExhaustedError) and doing == "reset" and not others:  # the env keeps its state
             writer, row = self.writer, env_id - self.writer.first
             writer.rewards[row] = 0.0
             writer.store_flags(row, False, True)
@@ -317,7 +343,7 @@ class Host:
                 reply.failures[one] = Failure(error, one, doing)
 
     def _operate(self, running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Run an operation for one env after another."""
+        """Run the command's operation for one env after another."""
         name, common = running.command.operation, running.command.common
         operation = getattr(self, name)
         for running.num_started, env_id, argument in walk:
@@ -332,10 +358,10 @@ class Host:
                 running.reply.values[env_id] = value
 
     def _start_shares(self, command: Command, shares: Sequence[Share], rows: Any) -> Collection[int]:
-        """Clear the flags of these rows if the command is a step, and return the envs that the step resets instead.
+        """For a step, clear the flags in ``rows``, and return the envs that the step resets instead of stepping them.
 
-        A vector env with next-step autoreset knows which of its envs have ended, unless it was built after their last
-        step.
+        ``rows`` are the rows of all envs of the command. For `Command.begins_ended`, a vector env that resets its
+        sub-envs in the next step knows which ones to reset, unless it has been rebuilt in the meantime.
         """
         if command.operation != "step":
             return ()
@@ -349,12 +375,12 @@ class Host:
         return begins
 
     def _run_shares(self, begins: Collection[int], running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Run a command for single envs and vector envs, in order. The envs in ``begins`` start an episode."""
-        singles: list[tuple[int, Share]] = []  # that follow each other: they step together
+        """Run a command for single envs and vector envs, in order. A step resets the envs in ``begins`` instead."""
+        singles: list[tuple[int, Share]] = []  # consecutive single envs, which run together
         for number, share in walk:
             if not share.is_group:
                 singles.append((number, share))
-                if self.tracer is None:  # else each has its own turn
+                if self.tracer is None:  # a traced host runs each env separately
                     continue
             if singles:
                 self._run_singles(running, singles, begins)
@@ -368,7 +394,7 @@ class Host:
     def _run_singles(
         self, running: RunningCommand, singles: Sequence[tuple[int, Share]], begins: Collection[int]
     ) -> None:
-        """Run a command for single envs. ``singles`` has each env's position in the command, and the env."""
+        """Run a command for single envs. ``singles`` contains pairs: the number of a share, from 1, and the share."""
         command = running.command
         numbers, shares = zip(*singles, strict=True)
         env_ids = tuple(share.env_ids[0] for share in shares)
@@ -388,11 +414,11 @@ class Host:
             if operation == "reset":
                 seeds = {one: seed for one, (seed, _) in zip(share.env_ids, each, strict=True) if seed is not None}
                 self._seeds.update(seeds)
-                if self._generators is not None and seeds:  # the first seed is that of its global generators
+                if self._generators is not None and seeds:  # the first seed is for the global generators
                     generators = self._generators[first]
                     generators.run(generators.seed, next(iter(seeds.values())))
             group: EnvGroup = self._env(first)
-            if operation == "step" and not group.has_stepped and first in begins:  # built since its last episodes
+            if operation == "step" and not group.has_stepped and first in begins:  # rebuilt after the episodes ended
                 run: Any = group.reset_instead
             else:
                 run = group.run
@@ -401,19 +427,19 @@ class Host:
                 self._remark(first)
         elif common != "save" or self._env(first).can_be_saved:
             self._operate(running, iter([(running.num_started, first, None if each is None else each[0])]))
-            if first in values:  # the first env gets the state of all envs
+            if first in values:  # the value of the first sub-env is the state of the whole vector env
                 others = values[first] if operation == "build" else b""
                 values.update(dict.fromkeys(share.env_ids[1:], others))
 
     def _with_generators(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a call that runs with an env's own global generators, if envs have their own."""
+        """Return ``call``; if envs have their own global generators, return a function that runs ``call`` with them."""
         return call if self._generators is None else functools.partial(self._generators[env_id].run, call)
 
     # ---------------------------------------------------------------- steps
 
     def _find(self, env_ids: tuple[int, ...]) -> StepEnvs:
-        """Return the data that a step needs to find these envs: rows, cells and slots."""
-        known_ids, found = self._found  # one tuple: two threads may use an abandoned host
+        """Return the rows, cells and slots of these envs, which a step needs."""
+        known_ids, found = self._found  # read as one tuple, because two threads may use an abandoned host
         if env_ids == known_ids:
             return found  # type: ignore[no-any-return]
         writer = self.writer
@@ -430,7 +456,7 @@ class Host:
         return found
 
     def _start_step(self, command: Command, envs: StepEnvs) -> Columns:
-        """Clear the flags of the envs' rows, and return row, cell, ``step`` and action of each env."""
+        """Set the flags of a step's envs to False; return four columns: each env's row, cell, ``step`` and action."""
         steps: Sequence[Any] = self._steps if envs.pick is None else envs.pick(self._steps)
         begins = self._begins_of(command, envs.row_numbers) if command.begins_ended else command.begins
         if begins:
@@ -438,22 +464,23 @@ class Host:
         self.writer.start_step(envs.rows)
         if command.each is None:
             actions = self.writer.actions(envs.rows)
-        else:  # copied one by one as they are stepped, because copying runs user code
+        else:  # each action is copied just before its env steps, because copying runs user code
             actions = command.each
             steps = [lambda action, step=step: step(deep_copy_but_graph(action)) for step in steps]
         return envs.row_numbers, envs.cells, steps, actions
 
     def _begins_of(self, command: Command, row_numbers: Sequence[int]) -> Collection[int]:
-        """Return the envs, in these rows, that have ended, however often a step is started, see `Command.begins_ended`.
+        """Return the envs in these rows that a step with `Command.begins_ended` resets.
 
-        After an interrupt at its start their flags may be cleared already.
+        The result is kept for the case that an interrupt occurs while the step starts: the step is then started again,
+        but the flags in the batch may already be cleared.
         """
         if self._begins[0] != command.number:
             self._begins = command.number, self.writer.ended(row_numbers)
         return self._begins[1]
 
     def _with_resets(self, steps: Sequence[Any], env_ids: Sequence[int], begins: Collection[int]) -> list[Any]:
-        """Replace the steps of envs that start an episode by resets, which return five items like a step."""
+        """Return ``steps``, with those of the envs in ``begins`` replaced by resets, which also return five items."""
 
         def reset_instead(env_id: int, action: Action) -> EnvStep:
             state, info = self._reset_within_step(env_id)
@@ -500,15 +527,15 @@ class Host:
             self._remarks.append(kind((env_id,), f"env {env_id}, {type(env.env).__name__}, {what}. {meaning}."))
 
     def step(self, running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Step envs, and start the next episode of those that ended if the command has ``autoreset``.
+        """Step envs; if the command has ``autoreset``, also reset each env whose episode ends.
 
         The overhead of this method, per env and step, is 0.5 us; a step of CartPole takes 9 us.
         """
         autoreset, values = running.command.autoreset, running.reply.values
         for running.num_started, row, cell, step, action in walk:
             result = step(action)
-            writer = self.writer  # read after the step: an abandoned host writes elsewhere
-            if type(result) is not tuple or len(result) != 5:  # from now on the env's ``step`` itself returns five
+            writer = self.writer  # read after the step, because an abandoned host has a different writer
+            if type(result) is not tuple or len(result) != 5:  # from now on, `Resettable.step` returns five
                 env_id = row + writer.first
                 env: Resettable = self._env(env_id)
                 result = env.five(result)
@@ -544,9 +571,10 @@ class Host:
         goes_on: bool,
         values: dict[int, Any],
     ) -> None:
-        """Record a step with a flag that is not ``False`` itself, usually an episode's last step.
+        """Record a step with a flag that is not the object ``False``: usually the last step of an episode.
 
-        If ``goes_on``, start the next episode. ``other_reward`` is the reward in a one-tuple if it is not a number.
+        If ``goes_on``, also reset the env. ``loose`` are the loose leaves of the state, if it has any. ``other_reward``
+        is a one-tuple of the reward, if the reward is not a number.
         """
         writer = self.writer
         ended_loose = reset_info = is_exhausted = ended_state = None
@@ -577,8 +605,8 @@ class Host:
     def rollout(self, running: RunningCommand, walk: object) -> None:
         """Make a chunk of a rollout. If the common argument is ``None``, drop the policy instead.
 
-        The common argument is a `RolloutRequest`; the argument of each env is the number of episodes that it may still
-        end. The chunk is the value of the first env, because its arrays have a column for every env.
+        Otherwise, the common argument is a `RolloutRequest`, and the argument of each env is the maximum number of
+        further episodes. The reply contains the chunk, with the steps of all envs, as the value of the first env.
         """
         command = running.command
         request: RolloutRequest | None = command.common
@@ -589,12 +617,12 @@ class Host:
             self._rollout = HostRollout(request.rollout, request.policy)
         running.reply.values[command.env_ids[0]] = self._rollout.play(self, command)
 
-    @calls_envs  # of a rollout whose policy acts in the caller, which does not call `execute`
+    @calls_envs  # if the policy runs in the caller, this method is called without `execute`
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
-        """Step envs within a rollout, as a step command would."""
+        """Step envs within a rollout, like a step command."""
         rollout, writer = self.running, self.writer
         columns = writer.infos, writer.reset_infos
-        writer.infos = writer.reset_infos = None  # a rollout keeps those of all its steps
+        writer.infos = writer.reset_infos = None  # columns keep only the latest infos, but a rollout needs all
         try:
             return next(self._run(self._start(Command(0, "step", env_ids, each, autoreset=autoreset))))
         finally:
@@ -604,7 +632,10 @@ class Host:
     # ---------------------------------------------------------------- operations on one env
 
     def build(self, env_id: int, argument: object, has_spaces: bool | None) -> EnvFacts:
-        """Make an env after closing the env that it replaces; read its spaces unless ``has_spaces``."""
+        """Make an env and return the facts about it. The facts omit the spaces if ``has_spaces`` is true.
+
+        If an env with this id already exists, it is closed first.
+        """
         slots = self._items[env_id - self._first]
         old = self._envs[slots.start]
         for slot in slots:
@@ -640,10 +671,10 @@ class Host:
         )
 
     def _shared_space(self, space: Space | None) -> Space | None:
-        """Return a copy of a space, the same object for all envs whose spaces are equal.
+        """Return a copy of a space. Envs with equal spaces get the same object.
 
-        The caller then gets few spaces, however many envs there are, because pickle sends the same object only once,
-        but equal objects separately.
+        Even for many envs, the reply then contains few spaces: pickle writes the same object only once, but writes each
+        of several equal objects.
         """
         known = next((other for other in self._spaces if other == space), None)
         if known is None and space is not None:
@@ -652,7 +683,7 @@ class Host:
         return known
 
     def _adopt(self, env_id: int, adapted: Any) -> None:
-        """Use an env that was made or loaded."""
+        """Use ``adapted``, which was made or loaded, for this env id, and for all sub-envs if it is a vector env."""
         for slot in self._items[env_id - self._first]:
             self._envs[slot] = adapted
             self._steps[slot] = self._with_generators(env_id, adapted.step)
@@ -661,18 +692,18 @@ class Host:
         return self._envs[env_id - self._first] or _not_built()
 
     def _close_env(self, env: Resettable | EnvGroup | None) -> None:
-        """Close an env that is no longer used, and ignore its exceptions."""
+        """Close an env that is no longer used. Ignore its exceptions, but not Ctrl-C in the caller's thread."""
         owner = env if isinstance(env, EnvGroup) else getattr(env, "env", None)
         close = getattr(owner, "close", None)
         try:
             if callable(close):
                 close()
-        except BaseException as error:  # an env that cannot close must not keep the others from closing
-            if isinstance(error, KeyboardInterrupt) and self.in_caller:  # else the env itself raised it
+        except BaseException as error:  # an env that cannot close must not prevent the others from closing
+            if isinstance(error, KeyboardInterrupt) and self.in_caller:  # otherwise the env itself raised it
                 raise
 
     def reset(self, env_id: int, each: tuple[int | None, Info | None], common: object) -> Extra | None:
-        """Start an episode."""
+        """Reset an env. ``each`` is a pair of the seed and the options for this env; both may be ``None``."""
         seed, options = each
         if seed is not None:
             self._seeds[env_id] = seed
@@ -681,9 +712,9 @@ class Host:
         return Extra(info or None, loose) if info or loose else None
 
     def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
-        """Look up an attribute as ``lookup`` describes.
+        """Look up an attribute or a wrapper of an env, as ``lookup`` describes.
 
-        ``argument`` is this env's own name or class, if each env has one.
+        ``argument`` is the class of the wrapper or, if ``lookup.key`` is ``None``, the name of the attribute.
         """
         env = self._env(env_id).env
         if lookup.how == "wrapper":
@@ -697,11 +728,14 @@ class Host:
         return found is not None if lookup.how == "exists" else found
 
     def set(self, env_id: int, value: Any, key: str) -> bool | None:
-        """Set an attribute to a copy of the value; return whether the attribute is new."""
+        """Set an attribute to a copy of the value; return ``True`` if the attribute is new, otherwise ``None``."""
         return env_adapter.set_attribute(self._env(env_id).env, key, deep_copy(value)) or None
 
     def call(self, env_id: int, call: MethodCall | None, common: Any) -> Any:
-        """Call a method with copies of the arguments in ``call`` or, if that is ``None``, in ``common``."""
+        """Call a method of an env, with the arguments in ``call`` or, if ``call`` is ``None``, in ``common``.
+
+        The arguments in ``call`` and in a `Broadcast` are copied for each env.
+        """
         if call is not None:
             call = MethodCall(*deep_copy(tuple(call)))
         else:
@@ -721,16 +755,16 @@ class Host:
     # ---------------------------------------------------------------- requests of `manage`
 
     def manage(self, env_id: int, argument: Any, request: ManageRequest) -> Any:
-        """Save or load an env, or change how the host works, with one of the methods below."""
+        """Call one of the methods below, whose name is ``request``."""
         return getattr(self, request)(env_id, argument)
 
     def save(self, env_id: int, _: object) -> bytes | None:
-        """Return the env's state, pickled; ``None`` if it cannot be saved."""
+        """Return the pickled state of an env, or ``None`` if the state cannot be saved."""
         own = None if self._generators is None else self._generators[env_id]
         return save_env(self._env(env_id).env, None if own is None else own.save())
 
     def load(self, env_id: int, saved: bytes) -> None:
-        """Continue from a state that `save` returned."""
+        """Restore a state that `save` returned."""
         old = self._env(env_id)
         own = None if self._generators is None else self._generators[env_id]
         env, generators = load_env(old.env, saved, own is not None)
@@ -741,23 +775,26 @@ class Host:
             self._close_env(old)
 
     def loose_leaves(self, env_id: int, _: object) -> Extra | None:
-        """Return the leaves of the env's latest state that are not in the batch."""
+        """Return the loose leaves of an env's latest state, if there are any."""
         loose = self.writer.loose.get(env_id - self.writer.first)
         return Extra(loose=loose) if loose else None
 
     def set_info_forms(self, env_id: int, forms: InfoForms) -> None:
-        """Start to write infos of these forms to columns, for all envs."""
+        """From now on, write infos of these forms to columns of the batch, for all envs."""
         self.writer.set_info_forms(forms, self.env_ids)
 
     def start_trace(self, env_id: int, _: object) -> tuple[str, float] | None:
-        """Start to record what all envs do; for the first env only, return the clock's id and time."""
+        """Start to record what all envs do; return the id and the current time of the clock.
+
+        This happens only in the call for the host's first env. The calls for other envs do nothing.
+        """
         if env_id != self.env_ids[0]:
             return None
         self.tracer = HostTracer()
         return clock_id(), perf_counter()
 
     def stop_trace(self, env_id: int, _: object) -> WorkerRecord | None:
-        """Stop recording; for the first env only, return the record."""
+        """Stop recording and return the record. Further calls, for the host's other envs, return ``None``."""
         tracer, self.tracer = self.tracer, None
         return None if tracer is None else tracer.record(self.env_ids)
 

@@ -1,4 +1,4 @@
-"""A host's copy of a policy: its inputs, its outputs and its recurrent state."""
+"""Calls a host's copy of a policy, checks the outputs, and keeps the recurrent state."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ Extras = Mapping[str, Array]
 class PolicyRunner:
     """A host's copy of a policy, with the policy's recurrent state for each env.
 
-    ``memory`` is the policy's recurrent state so far, including that for envs of other hosts. ``extras_formats`` are
-    the formats in which its extras have been stacked so far; ``None`` before the first call.
+    The argument ``memory`` is the recurrent state at the start, which may also contain rows for envs of other hosts.
+    The attribute ``extras_formats`` contains formats that fit all extras so far; it is ``None`` before the first call.
     """
 
     def __init__(self, policy: Policy, memory: RecurrentState | None, layout: Layout) -> None:
         self._policy = policy
         self._reader = ActionReader(layout, "env, in the order of the states")
-        # Which of ``rnn_state`` and ``done`` the policy takes by name; if none, how many of them by position.
+        # `_names` are those of the arguments ``rnn_state`` and ``done`` that the policy takes by name. If there are
+        # none, `_num_positional` is the number of these two arguments that the policy takes by position.
         try:
             parameters: Mapping[str, inspect.Parameter] = inspect.signature(policy).parameters
             if any(one.kind in _OPEN for one in parameters.values()) and hasattr(policy, "forward"):
@@ -42,11 +43,11 @@ class PolicyRunner:
         self._names = tuple(name for name in _NAMES if name in parameters)
         self._num_positional = 0 if self._names else max(0, min(len(required) - 1, 2))
         self.extras_formats: dict[str, ExtrasFormat] | None = None
-        self._memory_ids, self._memory, new = memory or RecurrentState((), None)  # the envs of its rows
+        self._memory_ids, self._memory, new = memory or RecurrentState((), None)  # env ids, and their rows
         self._in_episode = set(self._memory_ids) - new  # envs whose rows belong to their current episode
 
     def act(self, env_ids: tuple[int, ...], states: State) -> tuple[Any, Extras]:
-        """Return the policy's actions for these envs, and its extras."""
+        """Call the policy with the states of these envs; return the actions and the extras."""
         arguments: list[Any] = []
         if self._names or self._num_positional:
             if self._memory is not None and env_ids != self._memory_ids:
@@ -75,7 +76,7 @@ class PolicyRunner:
         return actions, arrays
 
     def write_actions(self, actions: Action, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
-        """Write actions to the rows of their envs; return them as a list if they are loose."""
+        """Write actions to the rows of these envs. If actions are loose, return a list of copies instead."""
         try:
             loose = self._reader.write(batch, actions, env_ids, env_ids, None)
         except ActionError as error:
@@ -85,7 +86,7 @@ class PolicyRunner:
 
     @property
     def memory(self) -> RecurrentState | None:
-        """A copy of the current recurrent state."""
+        """A copy of the current recurrent state; ``None`` if the policy has none."""
         if self._memory is None or not (self._names or self._num_positional):
             return None
         rows = map_leaves(self._memory, functools.partial(_copy, "The policy's rnn_state"))
@@ -97,10 +98,10 @@ class PolicyRunner:
 
 
 def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
-    """Return actions, recurrent state and extras. If the policy's answer is a tuple, it must have these three items.
+    """Return the actions, recurrent state and extras in a policy's answer, which is a tuple of these or only actions.
 
     Raises:
-        ActionError: If the answer is a different tuple.
+        ActionError: If the answer is a tuple of a different form.
     """
     if not isinstance(answer, tuple):
         return answer, None, None
@@ -137,7 +138,7 @@ def _copy(what: str, value: Any) -> Any:
     """Return a copy of an output of the policy, for the caller.
 
     Raises:
-        UnpicklableError: If the output cannot be copied. This applies in every mode.
+        UnpicklableError: If the output cannot be pickled. The error is the same in every mode.
     """
     try:
         return pickle_roundtrip(value)

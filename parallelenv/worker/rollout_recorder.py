@@ -1,8 +1,9 @@
-"""The host's side of a rollout: a copy of the policy with the envs, stepped together, and the record of the steps.
+"""The host's side of a rollout: steps envs with the host's copy of the policy, and records the steps.
 
 For each step, a host makes one call to the policy and one to `Host.run_step`, and writes a row to each array of the
-chunk. With envs and a policy that do nothing, a step takes 23 us in total for one env, 36 us for 16 and 183 us for 256;
-if the envs are stepped from outside, in the same process, it takes 35, 49 and 207 us.
+chunk. With envs and a policy that do nothing, a step takes 23 us in total for one env, 36 us for 16 envs and 183 us for
+256 envs. If code outside the host calls the policy and steps the envs, in the same process, these steps take 35, 49
+and 207 us.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ from parallelenv.worker.row_writer import RowWriter
 
 
 class StepSource(Protocol):
-    """Steps the envs that a policy acts for: a `Host` steps its own envs, the caller the envs of all hosts."""
+    """An object that steps envs for a policy: a `Host`, or an object of the caller that steps the envs of all hosts."""
 
-    writer: RowWriter  #: The rows that its envs write to, and the loose leaves of their states.
-    in_caller: bool  #: Whether Ctrl-C arrives in this thread.
+    writer: RowWriter  #: Access to the batch in which the results are, and the loose leaves of the states.
+    in_caller: bool  #: Whether the policy runs in the thread that receives Ctrl-C.
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
-        """Step envs."""
+        """Step envs. The actions are in the batch or, if they are loose, in ``each``."""
         ...
 
 
 class HostRollout:
-    """One rollout on a host, for all of its chunks.
+    """One rollout on a host. The same object makes all chunks of the rollout.
 
     Args:
         number: Id of the rollout.
         policy: The pickled policy (see `RolloutRequest`), or an existing runner.
-        is_over: Called after every step with the number of envs stepped, and before the first step with 0; returns
-            whether to stop.
+        is_over: Returns whether to stop. It is called with 0 before the first step of each chunk, and after every step
+            with the number of envs that made the step.
 
     Attributes:
         has_stopped: The latest result of ``is_over``.
@@ -65,10 +66,11 @@ class HostRollout:
         self.has_stopped = False
 
     def play(self, host: StepSource, command: Command) -> RolloutChunk:
-        """Make the requested steps; make fewer if every env reaches its limit or the policy fails.
+        """Make the requested steps and return them as a chunk.
 
-        The command contains the envs, the number of episodes that each may still end (``None``: any number), and a
-        `RolloutRequest`.
+        The chunk has fewer steps if every env reaches its limit, the policy fails, or ``is_over`` returns true.
+        ``command.common`` is a `RolloutRequest`. ``command.each`` contains, for each env, the maximum number of further
+        episodes; ``None`` means any number.
         """
         recorder = ChunkRecorder(host.writer, command)
         try:
@@ -90,7 +92,7 @@ class HostRollout:
             except BaseException as error:  # noqa: BLE001 (the policy is user code)
                 _record_policy_failure(error, host, recorder.chunk)
                 break
-            if host.writer is not writer:  # abandoned in the meantime: its result is no longer wanted
+            if host.writer is not writer:  # the host was abandoned, so the result is no longer wanted
                 break
             runner.forget(recorder.record_step(host.run_step(env_ids, each, request.autoreset)))
             self.has_stopped = self._is_over(len(env_ids))
@@ -102,7 +104,7 @@ class HostRollout:
 
 
 def _record_policy_failure(error: BaseException, host: StepSource, chunk: RolloutChunk) -> None:
-    """Record the policy's first exception; raise an interrupt of the caller again."""
+    """Record an exception as the policy's failure, unless there is one already; raise the caller's Ctrl-C again."""
     if isinstance(error, KeyboardInterrupt) and host.in_caller:
         raise error
     chunk.broken = chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
@@ -112,9 +114,9 @@ class ChunkRecorder:
     """Fills a chunk of a rollout, step by step.
 
     Attributes:
-        chunk: The chunk, with one column per env; complete after `finish`.
-        env_ids: Envs that make the next step.
-        count: Number of steps made.
+        chunk: The chunk, with one column per env. It is complete after `finish`.
+        env_ids: Ids of the envs that make the next step.
+        count: Number of steps made so far.
     """
 
     def __init__(self, writer: RowWriter, command: Command) -> None:
@@ -133,13 +135,13 @@ class ChunkRecorder:
             join_ends([], self._batch.states),
         )
         self._ends: list[EpisodeEnds] = []
-        self._extras: list[tuple[Index, Extras]] = []  # by step, with the columns of its envs
+        self._extras: list[tuple[Index, Extras]] = []  # by step: the columns of the envs, and the extras
         self._episodes_left: list[int | None] = list(command.each or [None] * len(command.env_ids))
         self.count = 0
         self._select([column for column, left in enumerate(self._episodes_left) if left != 0])
 
     def _select(self, columns: list[int]) -> None:
-        """Set the columns of the envs that make the next steps."""
+        """Select the envs in these columns to make the next steps."""
         all_ids = self.chunk.env_ids
         is_all = len(columns) == len(all_ids)
         self._active = columns
@@ -149,19 +151,19 @@ class ChunkRecorder:
         self._rows: Index = rows if isinstance(rows, slice) else np.array(rows, dtype=np.intp)
 
     def states_now(self) -> State:
-        """Return copies of the states of the active envs, which the policy may keep or change."""
+        """Return the states of the envs that make the next step, as copies that the policy may keep or change."""
         loose = {env_id: Extra(loose=leaves) for env_id, leaves in self._loose(self.env_ids).items()}
         return gather_states(self._batch, self.env_ids, self._rows, loose, copy=True)
 
     def _loose(self, env_ids: Sequence[int]) -> dict[int, list[Any]]:
-        """Return copies of the loose leaves of states, by env id, if there are any."""
+        """Return, by env id, copies of the loose leaves of these envs' latest states, if there are any."""
         if not self._has_loose:
             return {}
         first, loose = self._writer.first, self._writer.loose
         return {env_id: deep_copy(loose[env_id - first]) for env_id in env_ids if env_id - first in loose}
 
     def record_decision(self, each: list[Any] | None, extras: Extras) -> None:
-        """Record the policy's inputs and outputs."""
+        """Record the states, actions and extras of the next step. ``each`` contains the actions if they are loose."""
         place = self.count, self._columns
         leaves = iter(zip(*self._loose(self.env_ids).values(), strict=True))
         for kept, array in zip(self.chunk.states, self._batch.states, strict=True):
@@ -177,7 +179,7 @@ class ChunkRecorder:
     def record_step(self, reply: Reply) -> list[int]:
         """Record the results of a step; return the ids of the envs that failed or whose episode ended.
 
-        Envs that failed or have no episode left make no further step.
+        Envs that failed or may not start a further episode make no further step.
         """
         chunk, step, place = self.chunk, self.count, (self.count, self._columns)
         chunk.rewards[place] = self._batch.rewards[self._rows]
@@ -201,7 +203,7 @@ class ChunkRecorder:
         for column, (env_id, failure) in zip(failed, failures.items(), strict=True):
             chunk.failed[env_id] = step, failure
             chunk.rewards[step, column], chunk.flags[step, column], chunk.valid[step, column] = 0.0, False, False
-        ended: list[int] = []  # columns of the episodes that ended
+        ended: list[int] = []  # columns of the envs whose episode ended
         if chunk.flags[step].any():
             columns = np.flatnonzero(chunk.flags[step].any(axis=1))
             ended = columns.tolist()
@@ -222,7 +224,7 @@ class ChunkRecorder:
         return [chunk.env_ids[column] for column in (*ended, *failed)]
 
     def _goes_on(self, column: int) -> bool:
-        """Subtract the episode that ended; return whether the env makes further steps."""
+        """Count the ended episode of the env in this column; return whether the env makes further steps."""
         if self._request.skips_done or self.chunk.env_ids[column] in self.chunk.exhausted:
             return False
         left = self._episodes_left[column]
@@ -230,14 +232,17 @@ class ChunkRecorder:
         return left != 0
 
     def finish(self, formats: Mapping[str, ExtrasFormat]) -> RolloutChunk:
-        """Return the chunk, with the policy's extras in these formats: zeros where the policy was not called."""
+        """Complete the chunk and return it. The policy's extras are stacked in arrays of these formats.
+
+        Entries for which the policy was not called are zero, or ``None`` in object arrays.
+        """
         chunk, count = self.chunk, self.count
         chunk.states = [kept[:count] for kept in chunk.states]
         chunk.actions = [kept[:count] for kept in chunk.actions]
         chunk.rewards, chunk.flags, chunk.valid = chunk.rewards[:count], chunk.flags[:count], chunk.valid[:count]
         chunk.ended = join_ends(self._ends, self._batch.states)
         chunk.loose = self._loose(chunk.env_ids)
-        made = self._extras[:count]  # without those for a step that was not made
+        made = self._extras[:count]  # a failure may have prevented the step after the last decision
         if made:
             shape = count, len(chunk.env_ids)
             chunk.extras = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in formats.items()}

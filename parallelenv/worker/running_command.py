@@ -1,4 +1,4 @@
-"""The command that a host executes, and how far it has got."""
+"""The command that a host is executing, and its progress."""
 
 from __future__ import annotations
 
@@ -11,53 +11,60 @@ from parallelenv.contract.batch import Index
 from parallelenv.contract.protocol import Command, Reply
 
 Run = Callable[["RunningCommand", Iterator[Any]], None]
-"""Executes a command for the envs of an iterator, `RunningCommand.remaining`, and counts them in ``num_started``."""
+"""A function that executes a command for the envs that an iterator yields, and counts them in ``num_started``.
+
+The iterator is usually the result of `RunningCommand.remaining`.
+"""
 Columns = tuple[Sequence[Any], ...]
-"""The data about each env that a command needs."""
+"""The data that a command needs: sequences with one item per env or, on a host with vector envs, per `Share`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepEnvs:
-    """Where a step finds its envs, looked up once for all steps of the same envs."""
+    """The places of the envs of a step, which are looked up once for all steps of the same envs.
 
-    rows: Index  #: Their rows: a slice if they are consecutive, or else a list.
-    row_numbers: Sequence[int]  #: Their rows, one by one.
-    cells: Sequence[slice]  #: The cells of these rows.
-    #: Returns the items of these envs from a list with one item per env of the host; ``None`` if these are all envs.
+    Rows, cells and slots are described in `parallelenv.worker.host`.
+    """
+
+    rows: Index  #: Rows of the envs: a slice if the rows are consecutive, otherwise a list.
+    row_numbers: Sequence[int]  #: The same rows as a sequence of numbers.
+    cells: Sequence[slice]  #: Cells of the envs.
+    #: Picks the items of these envs from a list with one item per slot; ``None`` if the step is for all envs.
     pick: operator.itemgetter[Any] | None
 
 
 class Share(NamedTuple):
-    """The part of a command that is for one env, or for one vector env."""
+    """The part of a command that is for one single env or one vector env."""
 
-    env_ids: tuple[int, ...]  #: The envs, ascending.
-    positions: list[int]  #: Their positions in the command.
-    numbers: Sequence[int] | None  #: Which sub-envs of the vector env these are, ascending; ``None``: all.
-    rows: Index  #: Their rows in the batch.
+    env_ids: tuple[int, ...]  #: Ids of the envs, ascending.
+    positions: list[int]  #: Positions of these envs in the command.
+    numbers: Sequence[int] | None  #: Numbers of these sub-envs in the vector env, ascending; ``None``: all sub-envs.
+    rows: Index  #: Rows of these envs in the batch.
     is_group: bool  #: Whether the part is for a vector env.
 
 
 class RunningCommand:
-    """The command that a host executes or has executed last, or a step that is prepared to be executed many times.
+    """The current or latest command of a host, or a step that the host has prepared to execute many times.
 
-    A failure of an env, or an interrupt in the caller's own thread, ends ``run`` before all envs have run. After a
-    failure, the host runs the `remaining` envs at once; after an interrupt, it runs them when it gets the same command
-    again.
+    A failure of an env ends ``run`` before the other envs have run, and so does an interrupt in the caller's thread.
+    The host then runs the `remaining` envs: immediately after a failure, but after an interrupt only when the host gets
+    the same command again.
 
     Args:
-        command: The command. The number of a prepared step is set anew for each step.
+        command: The command. The number of a prepared step is changed for each step.
         run: Executes the command.
-        columns: The data about each env that ``run`` needs.
-        envs: Where a prepared step finds its envs.
-        shares: For a host with vector envs, the parts of the command that run one after another; ``None`` if single
-            envs do.
+        columns: The data that ``run`` needs.
+        envs: The places of the envs of a prepared step.
+        shares: On a host with vector envs, the parts of the command, which start one after another. Without shares, the
+            envs start one after another.
 
     Attributes:
-        counts: From 1 to the number of parts or envs that start one after another.
-        number: Number of the command whose state this object is. It is set last, so the host starts the command anew if
-            an interrupt came earlier.
-        num_started: Number of envs that have started. The last of them is the current one.
-        doing: The operation of the current env, for messages.
+        counts: The numbers from 1 to the number of shares or, without shares, of envs.
+        number: Number of the command whose progress this object holds. It is set last. If an interrupt comes earlier,
+            the host starts the command from the beginning when it gets the command again.
+        num_started: Number of shares or, without shares, of envs that have started. The last of them is the current
+            one.
+        doing: The operation that the current env performs, for messages.
         reply: The reply so far.
     """
 
@@ -84,19 +91,19 @@ class RunningCommand:
 
     @property
     def current_ids(self) -> tuple[int, ...]:
-        """The env that has started last, or all envs of the vector env that has started last.
+        """Id of the env that started last, or the ids of all envs of the share that started last.
 
-        Empty before the first env.
+        The tuple is empty before the first env has started.
         """
-        number = self.num_started  # read only once, because other threads call this as well
+        number = self.num_started  # read only once, because another thread may change it
         if self.shares is not None:
             return self.shares[number - 1].env_ids if number else ()
         return self.command.env_ids[max(0, number - 1) : number]
 
     def remaining(self) -> Iterator[Any]:
-        """Return an iterator over the envs that have not started.
+        """Return an iterator over the envs or shares that have not started.
 
-        An item has the value of ``num_started`` once the env has started, and the env's columns.
+        For each of them, it yields the value of ``num_started`` after the start, and the item of each column.
         """
         number, columns = self.num_started, self.columns
         if number:

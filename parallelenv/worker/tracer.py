@@ -1,7 +1,7 @@
 """A host's record of what each of its envs does and when, for `ParallelEnv.profile`.
 
-Recording takes about 4 us per command, 0.6 us for each env of the command, and 1 us for each reset within a step. For a
-host that is not traced, the cost is one comparison per command.
+The *turn* of an env is its part of a command. Recording takes about 4 us per command, 0.6 us per turn, and 1 us per
+reset within a step. For a host that is not traced, the cost is one comparison per command.
 """
 
 from __future__ import annotations
@@ -22,27 +22,30 @@ from parallelenv.contract.worker_info import ProcessInfo, clock_id, this_process
 from parallelenv.worker.running_command import Run, RunningCommand
 
 MOST_TURNS = 1_000_000
-"""Number of turns of envs that a host keeps; older commands are dropped. Turns take 8 MB, and so do commands."""
+"""Maximum number of turns and commands, added together, that a host keeps. Older commands are dropped.
+
+A turn takes 8 bytes. A command takes more.
+"""
 Span = tuple[float, float, str, tuple[int, ...], "array[float]"]
-"""Start and end of a command, its operation, its envs, and when the turn of each env started, if it had one."""
+"""Start and end of a command, its operation, the envs whose turn started, and the time at which each turn started."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
-    """The record of a worker. Times are in seconds of the same `time.perf_counter`."""
+    """The record of a worker. All times are in seconds, from the same `time.perf_counter`."""
 
-    env_ids: tuple[int, ...]  #: Its envs.
-    process: ProcessInfo  #: Its process.
-    clock: str  #: Id of its clock.
-    since: float  #: When the record starts; older commands, if there were any, were dropped.
-    now: float  #: When this record was made.
+    env_ids: tuple[int, ...]  #: Ids of the worker's envs.
+    process: ProcessInfo  #: The worker's process.
+    clock: str  #: Id of the worker's clock.
+    since: float  #: Time at which the record starts. Commands that ended before this time are not in the record.
+    now: float  #: Time at which the record was made.
     is_cut: bool  #: Whether any commands were dropped.
-    operations: Sequence[str]  #: ``m`` names, of its commands. A step within a rollout precedes the rollout.
-    spans: Array  #: ``(m, 2)`` float64: begin and end of each command.
-    turns: Array  #: ``(k, 2)`` float64: begin and end of each env's part of a command.
-    owners: Array  #: ``(k,)`` int64: env ids of the turns.
+    operations: Sequence[str]  #: Operation of each of the ``m`` commands. A step of a rollout precedes the rollout.
+    spans: Array  #: ``(m, 2)`` float64: start and end of each command.
+    turns: Array  #: ``(k, 2)`` float64: start and end of each turn of an env.
+    owners: Array  #: ``(k,)`` int64: env id of each turn.
     span_of: Array  #: ``(k,)`` int64: index of the command that each turn is part of.
-    resets: Array  #: ``(r, 3)`` float64: begin and end of each reset within a step, and the env's id.
+    resets: Array  #: ``(r, 3)`` float64: start and end of each reset within a step, and the env's id.
 
     def of_operation(self, name: str) -> Array:
         """Return a ``(m,)`` bool array that is True for commands of this operation."""
@@ -60,10 +63,10 @@ class WorkerRecord:
 
 
 class HostTracer:
-    """Records the commands of a host. If there are too many commands, only the newest ones are kept.
+    """Records the commands of a host. If there are more than `MOST_TURNS` allows, only the newest ones are kept.
 
     Attributes:
-        resets: Begin and end of each reset within a step, and the env's id.
+        resets: Start and end of each reset within a step, and the env's id.
     """
 
     def __init__(self) -> None:
@@ -73,7 +76,7 @@ class HostTracer:
         self._spans: deque[Span] = deque()
         self._num_turns = 0
         self._moments: list[float] = []  # when each env's turn started in the current command
-        # This is evaluated for each env, in C. `append` returns None, which is turned into true.
+        # This iterator is advanced for each env, in C. `append` returns None, which `not_` turns into True.
         self._clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 
     def traced(self, run: Run) -> Run:
@@ -84,7 +87,7 @@ class HostTracer:
             if running.shares is not None:  # the turn of a vector env is shown as the turn of its first env
                 env_ids = tuple(share.env_ids[0] for share in running.shares)
             is_rollout = operation == "rollout"  # the turns of its envs belong to its steps
-            first, begin = running.num_started, perf_counter()  # after an interrupt the first envs have had their turn
+            first, begin = running.num_started, perf_counter()  # after an interrupt, some envs have had their turn
             self._moments.clear()
             try:
                 run(running, walk if is_rollout else compress(walk, self._clock))
@@ -100,7 +103,7 @@ class HostTracer:
         return traced_run
 
     def record(self, env_ids: tuple[int, ...]) -> WorkerRecord:
-        """Return the record."""
+        """Return the record so far, for a host with these envs."""
         spans = list(self._spans)
         moments = np.array([moment for span in spans for moment in span[4]])
         span_of = np.repeat(np.arange(len(spans)), [len(span[4]) for span in spans])

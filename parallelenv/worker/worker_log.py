@@ -1,7 +1,7 @@
-"""The output of a worker process, whether written by Python, C code or child processes.
+"""The output of a worker process, which Python, C code or child processes may write.
 
 The worker's standard output and error go to an unnamed file that the caller can read, so even the last output of a
-killed worker is available. Python's output is marked with the env that was being stepped.
+killed worker is available. Text that Python prints is marked with the id of the env that was running.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from parallelenv.contract.protocol import Printed
 
 _MARK = re.compile(b"\x1e([0-9]*)\x1f")
 _WORN = 1 << 20
-"""Number of bytes after which a file that has been read is truncated."""
+"""Size in bytes. A longer file is truncated once the caller has read it and the worker is idle."""
 _NUM_LAST_LINES = 20
 _OWN_FRAMES = re.compile(
     rf'(most recent call first\):\n.*?)\n  File "{re.escape(str(Path(__file__).parent))}.*', re.DOTALL
 )
-"""Matches the frames of this package and of a forking caller, which follow the env's in `faulthandler` output."""
+"""Matches frames of this package and of a forking caller, which follow the env's frames in `faulthandler` output."""
 
 
 class WorkerLog:
-    """An open unnamed file, which owns its descriptor: a worker process appends to it and the caller reads it."""
+    """An open unnamed file. A worker process appends to the file, and the caller reads it.
+
+    Each of the two processes has its own `WorkerLog`, which owns a descriptor of the file.
+    """
 
     def __init__(self, fileno: int) -> None:
         self.fileno = fileno
@@ -59,20 +62,20 @@ class WorkerLog:
         return _receive, (reduction.DupFd(self.fileno),)
 
     def close(self) -> None:
-        """Close this end."""
+        """Close the descriptor."""
         with DeferSigint():
-            fileno, self.fileno = self.fileno, -1  # set first: two threads may close it
+            fileno, self.fileno = self.fileno, -1  # set first, because two threads may call this
             if fileno >= 0:
                 os.close(fileno)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
-            self.close()  # for an object that nothing refers to after an interrupt
+            self.close()  # an interrupt may have left the log without an owner that closes it
 
     # ---------------------------------------------------------------- the worker's end
 
     def has_grown(self) -> bool:
-        """Return whether anything was printed since the last call. The check takes 0.2 us."""
+        """Return whether anything has been printed since the last call. The check takes 0.2 us."""
         size = os.lseek(self.fileno, 0, os.SEEK_END)
         changed, self._position = size != self._position, size
         return changed and size > 0
@@ -82,7 +85,8 @@ class WorkerLog:
     def take_output(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
         """Return the text that a worker with these envs has printed since the last call.
 
-        ``is_idle`` tells whether the worker waits for a command; it then does not write, and the last line is complete.
+        ``is_idle`` says whether the worker is waiting for a command. If it is, the last line counts as complete;
+        otherwise, an incomplete last line is left for the next call.
         """
         text = self._read()
         if not is_idle:
@@ -101,7 +105,7 @@ class WorkerLog:
         ]
 
     def last_lines(self) -> str:
-        """Return the last lines printed, indented."""
+        """Return the last lines that the worker printed, indented."""
         text = _MARK.sub(b"", self._last + self._read()).decode("utf-8", "replace")
         lines = [line for line in _OWN_FRAMES.sub(r"\1", text).splitlines() if line.strip()]
         return "\n".join(f"    {line}" for line in lines[-_NUM_LAST_LINES:])
@@ -115,10 +119,10 @@ class WorkerLog:
 
 
 class EnvStream(io.TextIOWrapper):
-    """A standard stream that marks text with the env that prints it.
+    """A replacement for standard output or error, which marks text with the id of the env that prints the text.
 
-    C code writes to the same ``fileno``, without marks. ``env_of`` returns the id of the env that is running,
-    or ``None`` if no env is running.
+    C code writes to the same ``fileno``, without marks. ``env_of`` returns the id of the env that is running, or
+    ``None`` if no env is running.
     """
 
     def __init__(self, fileno: int, env_of: Callable[[], int | None]) -> None:
@@ -127,7 +131,7 @@ class EnvStream(io.TextIOWrapper):
         self.env_of = env_of
 
     def write(self, text: str) -> int:
-        """Write text in one piece."""
+        """Write text and its marks in one piece."""
         env_id = self.env_of()
         super().write(text if env_id is None else f"\x1e{env_id}\x1f{text}\x1e\x1f")
         return len(text)
@@ -144,7 +148,7 @@ def redirect_streams(env_of: Callable[[], int | None], filenos: tuple[int, int])
     """Replace standard output and standard error with an `EnvStream` on each of these descriptors."""
     for name, fileno in zip(("stdout", "stderr"), filenos, strict=True):
         stream = getattr(sys, name)
-        if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # a module, such as a logger, may have kept it
+        if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # it may be in use, for example by a logger
             stream.env_of = env_of
         else:
             setattr(sys, name, EnvStream(fileno, env_of))

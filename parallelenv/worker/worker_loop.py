@@ -1,4 +1,4 @@
-"""The code of a worker process: a host that executes the commands in messages."""
+"""The code of a worker process: a host that receives its commands in messages."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
     Args:
         receive: Waits for the next message and returns it; raises `EOFError` or `OSError` if the other end is closed.
         send: Sends a message.
-        parent_pipe: A descriptor that becomes readable when the caller dies; this process then ends at once, even
-            within a step. Without the descriptor, it ends when it next receives.
+        parent_pipe: A descriptor that becomes readable when the caller dies. This process then exits at once, even in
+            the middle of a step. Without the descriptor, this process exits when ``receive`` next raises an error.
     """
     if parent_pipe is not None:
         die_with_caller(parent_pipe)
@@ -66,17 +66,17 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
 
 
 class MessageHost:
-    """A host that gets its commands in messages and sends its replies in messages.
+    """A host together with the code that reads commands from messages and puts replies in messages.
 
     Args:
         host: The host.
-        packed: Its spec.
+        packed: The host's spec.
     """
 
     def __init__(self, host: Host, packed: PackedSpec) -> None:
         self.host = host
         self.packed = packed
-        self._batch: Batch | None = None  # if its rows travel
+        self._batch: Batch | None = None  # None if the host shares the caller's batch
         self._limits: Any = None
         self.subsets = [packed.env_ids]  # by number, see `StepSubset`
         self.content: Array | None = None  # see `BroadcastContent`
@@ -85,7 +85,7 @@ class MessageHost:
         """Execute commands until the connection is closed; then close the envs. See `serve` for the arguments.
 
         Raises:
-            EOFError, OSError: At the end, always.
+            EOFError, OSError: When the connection is closed. This method ends in no other way.
         """
         try:
             while True:
@@ -96,7 +96,7 @@ class MessageHost:
             self.host.close()
 
     def execute(self, message: Message) -> Message | None:
-        """Execute the command in a message; return the reply, or ``None`` if it was not a command."""
+        """Execute the command in a message; return the reply, or ``None`` if the message contains no command."""
         command = self.decode(message)
         if not isinstance(command, Command):
             return command
@@ -108,12 +108,16 @@ class MessageHost:
             reply.rows = self._batch.take_results(command.env_ids)
         is_building = command.operation == "build" and self._limits is None
         if is_building and not any(name in os.environ for name in _THREAD_VARIABLES):  # otherwise the user has set them
-            # Numerical libraries would start a thread per core in every worker. Only loaded ones can be limited.
+            # Numerical libraries would start a thread per core in every worker. They can be limited only after they
+            # have been loaded, so this is done after `build`.
             self._limits = threadpool_limits(self.packed.threads)
         return self.encode(reply)
 
     def decode(self, message: Message) -> Command | Message | None:
-        """Return the command in a message, the reply if it cannot be read, or ``None`` if it is not a command."""
+        """Return the command in a message, or a reply if the command cannot be read.
+
+        A message that contains something else is processed here, and the result is ``None``.
+        """
         try:
             command = decode_command(message, self.subsets)
         except UnreadableError as error:
@@ -136,18 +140,18 @@ class MessageHost:
         return encode_reply(reply)
 
     def attach(self, layout: Layout) -> None:
-        """Give the host a batch with this layout. It is the host's own, so rows travel in the messages."""
+        """Give the host a private batch with this layout. The rows of the batch are sent in messages."""
         self._batch = Batch.private(layout)
         self.use(self._batch)
 
     def use(self, batch: Batch) -> None:
-        """Let the host use a batch."""
+        """Make the host use a batch."""
         self.host.attach(batch)
-        self.subsets[0] = self.host.env_ids  # only known now if there are vector envs
+        self.subsets[0] = self.host.env_ids  # with vector envs, these are known only now
 
 
 def prepare_worker(packed: PackedSpec) -> None:
-    """Give a new worker process the caller's settings that envs may depend on."""
+    """Give a new worker process those settings of the caller that envs may depend on."""
     if packed.environment:
         os.environ.clear()
         os.environ.update(packed.environment)
@@ -170,10 +174,10 @@ def forget_launcher() -> None:
 
 
 def die_with_caller(sentinel: int) -> None:
-    """End this process when the caller dies, whatever the env is doing.
+    """Make this process exit when the caller dies, whatever the env is doing.
 
     Args:
-        sentinel: A descriptor that becomes readable when the caller dies; no other process shares its other end.
+        sentinel: A descriptor that becomes readable when the caller dies, because only the caller has the other end.
 
     Raises:
         RuntimeError: If no thread can be started.
@@ -183,12 +187,12 @@ def die_with_caller(sentinel: int) -> None:
         wait([sentinel])
         os._exit(1)
 
-    end_with_caller(sentinel)  # for C code that keeps the GIL, where the thread cannot act
+    end_with_caller(sentinel)  # the thread below cannot run while C code holds the GIL
     threading.Thread(target=watch, name="parallelenv-watchdog", daemon=True).start()
 
 
 def end_with_caller(sentinel: int) -> None:
-    """On Linux, make the system end this process when the caller dies. See `die_with_caller` for the arguments."""
+    """On Linux, make the system kill this process when the caller dies. See `die_with_caller` for the argument."""
     if sys.platform == "linux":
         fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
