@@ -23,7 +23,7 @@ EnvStep = tuple[State, Any, bool, bool, Info]
 _DRAWING = threading.RLock()
 """A lock that is held while an env renders: if two threads draw with pygame at once, one in six frames is wrong."""
 _LONGEST_DRAWING = 10.0
-"""Seconds that a thread waits for `_DRAWING`. Then the thread that holds the lock counts as hung."""
+"""Seconds that a thread waits for `_DRAWING`. After this time, the thread that holds the lock counts as hung."""
 
 
 class Resettable:
@@ -62,7 +62,7 @@ class Resettable:
 
         Raises:
             EnvContractError: If options are given but the env's ``reset`` takes none, or if a `gymnasium.Env` returns a
-                tuple that fits no API.
+                tuple that fits neither API.
         """
         arguments = {**self._not_given}
         if seed is not None:
@@ -221,7 +221,7 @@ def get_attribute(env: Env, key: str) -> tuple[Any] | None:
 
 
 def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
-    """Return an attribute. Error messages call it by the word ``kind``.
+    """Return an attribute. ``kind`` is the word for an attribute in error messages.
 
     Raises:
         AbsentAttributeError: If there is no attribute with the name ``key``.

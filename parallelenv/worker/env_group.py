@@ -179,7 +179,7 @@ class EnvGroup:
         return *self._pair(self.env.reset(seed=seed, options=options)), chosen
 
     def _pair(self, result: Any) -> tuple[State, Info]:
-        """Return the states and infos in a result of ``reset``; raise an `EnvContractError` if it lacks them."""
+        """Return the states and infos from a result of ``reset``; raise an `EnvContractError` if its form is wrong."""
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
             raise EnvContractError(f"reset() of {self.facts.name} returned {show(result)}, not states and infos.")
         return result[0], dict(result[1])
@@ -187,7 +187,7 @@ class EnvGroup:
     def step(
         self, share: Share, each: Sequence[Action] | None, host: Host, running: RunningCommand
     ) -> dict[int, Extra]:
-        """Step sub-envs and write the results. If the command has ``autoreset``, also reset those that ended."""
+        """Step sub-envs and write the results. With ``autoreset``, also reset each sub-env whose episode ends."""
         states, outcomes, infos, indices = self._step(self._actions(share, each, host.writer), share.numbers)
         self.has_stepped, writer = True, host.writer
         loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
@@ -205,8 +205,8 @@ class EnvGroup:
                 if left or leaves:
                     values[env_id] = Extra(left, leaves)
         if ended and self.facts.autoreset == AutoresetMode.SAME_STEP.value:
-            # The vector env itself has reset these sub-envs. Its infos, the rows and `values` are those of the resets;
-            # `at_end` contains the infos of the last steps.
+            # The vector env itself has reset the sub-envs in `ended`. The infos, rows and `values` are those of the
+            # resets; `at_end` contains the infos of the last steps.
             if "final_obs" not in at_end:
                 raise EnvContractError(
                     f"{self.facts.name} has the autoreset mode SameStep, but its infos lack 'final_obs', the last "
@@ -314,7 +314,7 @@ class EnvGroup:
     # ---------------------------------------------------------------- infos
 
     def _columns(self, infos: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Array] | None:
-        """Return infos as arrays with one row per env, or ``None`` if any info is no such array or lacks some envs."""
+        """Return infos as arrays with one row per env, or ``None`` if an info is not an array or lacks some envs."""
         columns: dict[str, Array] = {}
         size = self._size(indices)
         for key, values in infos.items():
@@ -328,7 +328,7 @@ class EnvGroup:
         return columns
 
     def _split(self, infos: Mapping[str, Any], indices: Sequence[int]) -> list[Info]:
-        """Return the info of each env at these indices. It omits the keys whose mask excludes the env."""
+        """Return the info of each env at these indices. The info omits the keys whose mask excludes the env."""
         each: list[Info] = [{} for _ in indices]
         size = self._size(indices)
         for key, values in infos.items():

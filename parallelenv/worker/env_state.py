@@ -113,7 +113,11 @@ class _OwnBits(_Bits):
 
 
 class EnvGenerators:
-    """One env's own state of the global generators, seeded with ``seed`` or, if it is ``None``, by the system."""
+    """One env's own state of the global generators.
+
+    The generators are first seeded with ``seed`` or, if ``seed`` is ``None``, with a random number from the system.
+    `run` is called only within a block of `put_back`, and the other methods are called only during `run`.
+    """
 
     def __init__(self, seed: int | None) -> None:
         self._seed = random.SystemRandom().getrandbits(32) if seed is None else seed
@@ -123,7 +127,7 @@ class EnvGenerators:
         self._torch: Any = None  # state of torch's generator; None until torch is imported
 
     def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function while the global generators have this env's state. Used only in a block of `put_back`."""
+        """Call a function while the global generators have this env's state."""
         if self._python is None:
             _numpys.set_bit_generator(_OwnBits())
             self.seed(self._seed)
@@ -146,7 +150,7 @@ class EnvGenerators:
             self._torch = None if torch is None else torch.get_state()
 
     def seed(self, seed: int) -> None:
-        """Seed all global generators, as ``random.seed`` does for one of them. Used only during `run`."""
+        """Seed all global generators."""
         self._seed = seed
         random.seed(seed)
         words = [seed >> shift & 0xFFFFFFFF for shift in range(0, seed.bit_length(), 32)]
@@ -156,11 +160,11 @@ class EnvGenerators:
             torch.manual_seed(seed % 2**64)
 
     def save(self) -> Any:
-        """Return the seed and the states of the generators, which can be pickled. Used only during `run`."""
+        """Return the seed and the states of the global generators, in a form that can be pickled."""
         return self._seed, *_global_states()
 
     def load(self, saved: Any) -> None:
-        """Restore what `save` returned. Used only during `run`."""
+        """Restore the seed and the states that `save` returned."""
         self._seed, of_python, of_numpy, of_torch = saved
         random.setstate(of_python)
         np.random.set_state(of_numpy)

@@ -103,7 +103,7 @@ class Host:
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int] = {}  # by env id: the seed of the env's latest reset with a seed
         self._generators: dict[int, EnvGenerators] | None = {} if spec.seed_globals else None
-        self._begins: tuple[int, list[int]] = 0, []  # number of the latest step with `begins_ended`, and the envs reset
+        self._begins: tuple[int, list[int]] = 0, []  # of the latest step with `begins_ended`: number, envs to reset
         self._remarks: list[Remark] = []  # to send with the next reply
         self._has_remarked = False
 
@@ -128,7 +128,7 @@ class Host:
         return WorkerInfo(env_id, self._num_envs, spec.worker_id, spec.num_workers, seed, shared)
 
     def attach(self, batch: Batch) -> None:
-        """Make the host's envs read actions from a batch, and write their results to its rows, from now on."""
+        """From now on, make the host's envs read actions from this batch and write their results to it."""
         self.writer = RowWriter(batch)
         self._found = (), None
         self._shared_out = (), ([], [])
@@ -167,7 +167,7 @@ class Host:
     def close(self) -> None:
         """Close all envs. No command may follow.
 
-        If another thread is still executing a command, that command ends at the next failure of an env, at the latest.
+        If another thread is still executing a command, that command ends at the next failure of an env, if not earlier.
 
         Raises:
             KeyboardInterrupt: If Ctrl-C interrupts this method, which is possible only in the caller's thread. The
@@ -360,8 +360,8 @@ class Host:
     def _start_shares(self, command: Command, shares: Sequence[Share], rows: Any) -> Collection[int]:
         """For a step, clear the flags in ``rows``, and return the envs that the step resets instead of stepping them.
 
-        ``rows`` are the rows of all envs of the command. For `Command.begins_ended`, a vector env that resets its
-        sub-envs in the next step knows which ones to reset, unless it has been rebuilt in the meantime.
+        ``rows`` are the rows of all envs of the command. If `Command.begins_ended` is set, vector envs know by
+        themselves which sub-envs to reset, except those that have not stepped since they were built.
         """
         if command.operation != "step":
             return ()
@@ -375,7 +375,7 @@ class Host:
         return begins
 
     def _run_shares(self, begins: Collection[int], running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Run a command for single envs and vector envs, in order. A step resets the envs in ``begins`` instead."""
+        """Run a command for single envs and vector envs, in order; reset the envs in ``begins`` instead of stepping."""
         singles: list[tuple[int, Share]] = []  # consecutive single envs, which run together
         for number, share in walk:
             if not share.is_group:
@@ -683,7 +683,7 @@ class Host:
         return known
 
     def _adopt(self, env_id: int, adapted: Any) -> None:
-        """Use ``adapted``, which was made or loaded, for this env id, and for all sub-envs if it is a vector env."""
+        """Use ``adapted``, a new or loaded env, for this env id. A vector env is used for all of its sub-envs' ids."""
         for slot in self._items[env_id - self._first]:
             self._envs[slot] = adapted
             self._steps[slot] = self._with_generators(env_id, adapted.step)
@@ -780,7 +780,7 @@ class Host:
         return Extra(loose=loose) if loose else None
 
     def set_info_forms(self, env_id: int, forms: InfoForms) -> None:
-        """From now on, write infos of these forms to columns of the batch, for all envs."""
+        """Write infos of these forms to columns of the batch from now on, for all envs."""
         self.writer.set_info_forms(forms, self.env_ids)
 
     def start_trace(self, env_id: int, _: object) -> tuple[str, float] | None:

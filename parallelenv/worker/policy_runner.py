@@ -98,7 +98,9 @@ class PolicyRunner:
 
 
 def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
-    """Return the actions, recurrent state and extras in a policy's answer, which is a tuple of these or only actions.
+    """Split a policy's answer into actions, recurrent state and extras.
+
+    An answer that is not a tuple consists only of actions. Recurrent state and extras are then ``None``.
 
     Raises:
         ActionError: If the answer is a tuple of a different form.
@@ -138,7 +140,7 @@ def _copy(what: str, value: Any) -> Any:
     """Return a copy of an output of the policy, for the caller.
 
     Raises:
-        UnpicklableError: If the output cannot be pickled. The error is the same in every mode.
+        UnpicklableError: If the output cannot be pickled, even in modes that do not need to pickle the output.
     """
     try:
         return pickle_roundtrip(value)

@@ -36,7 +36,7 @@ from parallelenv.worker.row_writer import RowWriter
 class StepSource(Protocol):
     """An object that steps envs for a policy: a `Host`, or an object of the caller that steps the envs of all hosts."""
 
-    writer: RowWriter  #: Access to the batch in which the results are, and the loose leaves of the states.
+    writer: RowWriter  #: Writes the results to the batch, and keeps the loose leaves of the states.
     in_caller: bool  #: Whether the policy runs in the thread that receives Ctrl-C.
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:

@@ -1,4 +1,4 @@
-"""Writes results of envs to the rows of a batch, and reads their actions from the batch."""
+"""Writes results of envs to the rows of a batch, and reads the envs' actions from the batch."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class RowWriter:
         return loose or None
 
     def store_states(self, rows: Index, states: State) -> None:
-        """Write a batch of states. States have no loose leaves here, and the batch has one array per leaf."""
+        """Write a batch of states, given as one array per leaf. The states must not have loose leaves."""
         single = self._single
         if type(rows) is slice and single is not None and type(states) is np.ndarray and states.dtype == single.dtype:
             target: Any = single[rows]
@@ -217,7 +217,7 @@ class RowWriter:
         if type(value) is np.ndarray and value.dtype == array.dtype and value.shape == array.shape[1:]:
             array[row] = value  # the usual case, without further checks
             return
-        if self._broadcasts:  # as numpy's assignment does; additional axes of length 1 are accepted too
+        if self._broadcasts:  # accept smaller arrays and additional axes of length 1, as numpy's assignment does
             with contextlib.suppress(ValueError, TypeError, RuntimeError):  # if it does not fit, `check_leaf` raises
                 given = as_array(value)
                 lacking = max(0, given.ndim - len(array.shape[1:]))

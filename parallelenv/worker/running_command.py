@@ -46,8 +46,8 @@ class Share(NamedTuple):
 class RunningCommand:
     """The current or latest command of a host, or a step that the host has prepared to execute many times.
 
-    A failure of an env ends ``run`` before the other envs have run, and so does an interrupt in the caller's thread.
-    The host then runs the `remaining` envs: immediately after a failure, but after an interrupt only when the host gets
+    A failure of an env ends ``run`` before the `remaining` envs have run. So does an interrupt in the caller's thread.
+    The host runs the remaining envs immediately after a failure. After an interrupt, the host runs them when it gets
     the same command again.
 
     Args:
@@ -103,7 +103,8 @@ class RunningCommand:
     def remaining(self) -> Iterator[Any]:
         """Return an iterator over the envs or shares that have not started.
 
-        For each of them, it yields the value of ``num_started`` after the start, and the item of each column.
+        The iterator yields a tuple for each env or share: the value of ``num_started`` after the start, and the
+        item of each column.
         """
         number, columns = self.num_started, self.columns
         if number:

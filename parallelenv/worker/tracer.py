@@ -1,7 +1,7 @@
 """A host's record of what each of its envs does and when, for `ParallelEnv.profile`.
 
-The *turn* of an env is its part of a command. Recording takes about 4 us per command, 0.6 us per turn, and 1 us per
-reset within a step. For a host that is not traced, the cost is one comparison per command.
+The *turn* of an env is the time that a command spends on the env. Recording takes about 4 us per command, 0.6 us per
+turn, and 1 us per reset within a step. For a host that is not traced, the cost is one comparison per command.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from parallelenv.contract.worker_info import ProcessInfo, clock_id, this_process
 from parallelenv.worker.running_command import Run, RunningCommand
 
 MOST_TURNS = 1_000_000
-"""Maximum number of turns and commands, added together, that a host keeps. Older commands are dropped.
+"""Maximum number of turns and commands, added together, that a host keeps.
 
-A turn takes 8 bytes. A command takes more.
+If there are more, the oldest commands are dropped. A turn takes 8 bytes of memory, and a command takes more.
 """
 Span = tuple[float, float, str, tuple[int, ...], "array[float]"]
 """Start and end of a command, its operation, the envs whose turn started, and the time at which each turn started."""
@@ -87,7 +87,7 @@ class HostTracer:
             if running.shares is not None:  # the turn of a vector env is shown as the turn of its first env
                 env_ids = tuple(share.env_ids[0] for share in running.shares)
             is_rollout = operation == "rollout"  # the turns of its envs belong to its steps
-            first, begin = running.num_started, perf_counter()  # after an interrupt, some envs have had their turn
+            first, begin = running.num_started, perf_counter()  # above 0 after an interrupt
             self._moments.clear()
             try:
                 run(running, walk if is_rollout else compress(walk, self._clock))

@@ -1,4 +1,4 @@
-"""The output of a worker process, which Python, C code or child processes may write.
+"""The output of a worker process, including that of C code and child processes.
 
 The worker's standard output and error go to an unnamed file that the caller can read, so even the last output of a
 killed worker is available. Text that Python prints is marked with the id of the env that was running.

@@ -147,7 +147,7 @@ class MessageHost:
     def use(self, batch: Batch) -> None:
         """Make the host use a batch."""
         self.host.attach(batch)
-        self.subsets[0] = self.host.env_ids  # with vector envs, these are known only now
+        self.subsets[0] = self.host.env_ids  # with vector envs, the ids are known only now
 
 
 def prepare_worker(packed: PackedSpec) -> None:
@@ -166,7 +166,7 @@ def forget_launcher() -> None:
     """Remove the variables that mark this process as started by an MPI launcher.
 
     A worker inherits the variables of the caller, which an MPI launcher may have started. An env that imports `mpi4py`
-    would then take the caller's place in the MPI job, and hang the job or end it. The variables are removed in the
+    would then take the caller's place in the MPI job, which might then hang or end. The variables are removed in the
     worker, before envs are made. The caller's variables are never changed, because other threads may be reading them.
     """
     for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
