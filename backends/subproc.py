@@ -79,7 +79,7 @@ class SubprocBackend(Backend):
         if preload and (self._method != "forkserver" or sys.platform != "linux"):
             raise ArgumentError(
                 f"preload={list(preload)!r} needs start_method='forkserver', on Linux: with {self._method!r} here "
-                "nothing is imported before workers start. Leave out preload or start_method."
+                "nothing is imported before workers start. Leave out preload."
             )
         if eventfd and not HAS_BELL:
             raise ArgumentError(

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "img"
 INK, GREY, LINE = "#1f2933", "#616e7c", "#9aa5b1"
 PAPER, PALE, SAND = "#ffffff", "#eef2f6", "#fdf3dc"
 BLUE, NAVY, GREEN, AMBER, REST = "#8fbce6", "#2f6690", "#9bd19d", "#f0b35b", "#dde2e7"
-_IN_THE_DARK = {
+IN_THE_DARK = {
     INK: "#e6e9ee",
     GREY: "#aeb8c3",
     LINE: "#5b6875",
@@ -68,8 +68,8 @@ def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 
     The background is part of the picture: a page may be dark although the browser prefers light pages.
     """
-    dark = "".join(
-        f'[fill="{light}"]{{fill:{dark}}}[stroke="{light}"]{{stroke:{dark}}}' for light, dark in _IN_THE_DARK.items()
+    rules = "".join(
+        f'[fill="{light}"]{{fill:{dark}}}[stroke="{light}"]{{stroke:{dark}}}' for light, dark in IN_THE_DARK.items()
     )
     head = (
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
@@ -79,7 +79,7 @@ def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="system-ui, Segoe UI, Helvetica, Arial, DejaVu Sans, sans-serif" role="img">',
         f"<title>{escape(title)}</title>",
-        f"<style>@media (prefers-color-scheme: dark){{{dark}}}</style>",
+        f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>",
         head,
         box(0.5, 0.5, width - 1, height - 1, PAPER, REST, 8),
         *parts,

@@ -314,7 +314,7 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If ``sampler_fn_args`` is not a sequence of dicts, or ``asynchronous`` is given.
-            InvalidEnvError: If ``make_sampler_fn`` did not return a sampler.
+            InvalidEnvError: If ``make_sampler_fn`` does not return a sampler.
             BaseException: Any error that the constructor raises.
         """
         from parallelenv.tasks.task_pool import TaskPool, make_env_fns  # that module imports this one
@@ -420,12 +420,12 @@ class ParallelEnv:
             attributes ``terminated``, ``truncated`` and ``env_ids``.
 
         Raises:
-            ResetNeededError: If an env was never reset, or its last step was lost.
+            ResetNeededError: If an env has never been reset, or its last step was lost.
             EnvBusyError: If a step of an env is in flight or was interrupted, or ``id`` names a paused env.
             ActionError: If the actions do not fit the envs, or require grad but must be copied to a different process.
                 After a `ResetNeededError`, an `EnvBusyError` or an `ActionError`, nothing was stepped.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
-            WorkerDiedError: If the worker of an env died.
+            WorkerDiedError: If the worker of an env has died.
             WorkerTimeoutError: If the step took longer than the ``timeout`` of the `ParallelEnv`; `recv` continues the
                 wait.
         """
@@ -480,8 +480,8 @@ class ParallelEnv:
         means the ``timeout`` of the `ParallelEnv`.
 
         Raises:
-            NothingInFlightError: If `step_async` was not called, or its results were returned by a later `recv` or
-                dropped by a later `reset`.
+            NothingInFlightError: If `step_async` has not been called, or its results have been returned by a later
+                `recv` or dropped by a later `reset`.
             WorkerTimeoutError: If the results do not arrive in time; call this method again to continue the wait.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
         """
@@ -670,7 +670,7 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If an argument has an invalid value.
-            ResetNeededError: If an env that is not paused was never reset, or its last step was lost.
+            ResetNeededError: If an env that is not paused has never been reset, or its last step was lost.
             BaseException: Any exception raised by an env, as in `recv`, or by the policy. If the policy raised it,
                 ``error.partial`` is the result that was not yielded.
         """
@@ -886,9 +886,9 @@ class ParallelEnv:
 
         Each env runs an equal share of the episodes, and is then idle while the other envs finish. If the episodes do
         not divide evenly, the first envs run one more each. Shares are fixed beforehand, so short episodes are not
-        over-represented. All envs with a share are reset at the start, even in the middle of an episode, and need a
-        reset afterwards. ``asynchronous`` has no effect. If the policy can be pickled, `rollout` is faster, and it also
-        returns all steps.
+        over-represented. All envs with a share are reset at the start, even if they are in the middle of an episode,
+        and need a reset afterwards. ``asynchronous`` has no effect. If the policy can be pickled, `rollout` is faster,
+        and it also returns all steps.
 
         Args:
             policy: A policy as in `rollout`, except that it is called in this process, with the states of all envs that
@@ -1026,7 +1026,7 @@ class ParallelEnv:
         """Continue from a saved state, and return the ids of the envs that need a reset.
 
         The state may be that of a different `ParallelEnv`, in any mode, whose envs were made in the same way. Steps in
-        flight are dropped. Later steps give the same results as steps right after the save.
+        flight are dropped. Later steps give the results that they would have given right after the save.
 
         Returns:
             Ids of the envs that needed a reset when they were saved or are in `SavedState.unsaved`.
@@ -1088,7 +1088,7 @@ class ParallelEnv:
 
     @property
     def closed(self) -> bool:
-        """True if this object was closed."""
+        """True if this object has been closed."""
         return self._guard.is_closed
 
     @property
@@ -1459,7 +1459,7 @@ class ParallelEnv:
 
 
 def _notebook() -> ModuleType:
-    """Return the package that draws a `ParallelEnv`, which is in a layer above this module and is imported late."""
+    """Return the package that draws a `ParallelEnv`. It is in a layer above this module, so it is imported late."""
     from parallelenv import notebook
 
     return notebook

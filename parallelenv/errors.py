@@ -64,7 +64,7 @@ class NothingInFlightError(ParallelEnvError, gymnasium.error.NoAsyncCallError, R
 
 
 class PendingCallError(gymnasium.error.AlreadyPendingCallError, EnvBusyError):
-    """An adapter was called while an earlier call still waits for its ``..._wait()``.
+    """An adapter was called while an earlier call was still waiting for its ``..._wait()``.
 
     Attributes:
         name: The pending call: ``"step"``, ``"reset"`` or ``"call"``.
@@ -122,7 +122,7 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
     """The worker of an env is dead.
 
     Attributes:
-        env_ids: Ids of those envs of the worker that the call needed.
+        env_ids: Ids of the worker's envs that the call needed.
         pid: Process id of the worker, if known.
         exitcode: Exit code of the worker, negative for a signal, if known.
     """

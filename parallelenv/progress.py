@@ -21,11 +21,11 @@ class NoBar:
     """A progress bar that shows nothing. It has the methods of a tqdm bar that this package uses."""
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Do nothing. A tqdm bar advances by ``n``."""
+        """Do nothing; a tqdm bar would advance by ``n``."""
         return None
 
     def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
-        """Do nothing. A tqdm bar sets its text."""
+        """Do nothing; a tqdm bar would set its text."""
 
 
 Bar: TypeAlias = "NoBar | tqdm.tqdm[Any]"
@@ -35,7 +35,7 @@ Bar: TypeAlias = "NoBar | tqdm.tqdm[Any]"
 def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
     """Show a progress bar in a notebook or on a terminal, and remove it at the end of the block.
 
-    If the output goes to a file or a pipe, nothing is shown. ``look`` has further arguments of tqdm.
+    If the output goes to a file or a pipe, nothing is shown. ``look`` holds further arguments for tqdm.
     """
     is_cell = kernel_of_notebook() is not None
     is_terminal = False

@@ -63,8 +63,8 @@ def resolve_backend(
 ) -> tuple[Backend, int | None, Recommendation | None]:
     """Return a new backend, the number of cores it may use, and the recommendation if the mode is ``"auto"``.
 
-    ``own_arguments`` are the names of `ParallelEnv`'s own arguments, for hints at the correct name of a misspelt
-    argument. ``for_envs`` holds the arguments ``seed`` and ``shared``, which envs may use during the trial of
+    ``own_arguments`` are the names of `ParallelEnv`'s own arguments, from which the correct name of a misspelt argument
+    is suggested. ``for_envs`` holds the arguments ``seed`` and ``shared``, which envs may use during the trial of
     ``"auto"``.
 
     Raises:

@@ -178,9 +178,9 @@ def refuse_pair(num_states: int | None) -> None:
 def difference(left: Any, right: Any, where: str = "") -> str | None:
     """Return a text that says where two nested values first differ; ``None`` if they are the same bit for bit.
 
-    Types, dtypes and shapes must match. NaN equals the same NaN; 0.0 and -0.0 differ. Dicts, lists and tuples are
-    compared item by item. Objects other than these containers, numbers, strings and arrays count as the same if they
-    are equal or pickle to the same bytes. ``where`` is the name of the value in the text.
+    Types, dtypes and shapes must match. Two NaNs are the same if their bits are; 0.0 and -0.0 differ. Dicts, lists and
+    tuples are compared item by item. Objects other than these containers, numbers, strings and arrays count as the same
+    if they are equal or pickle to the same bytes. ``where`` is the name of the value in the text.
     """
     if type(left) is not type(right):
         return f"{where}: {_shown(left)} ({type(left).__name__}) against {_shown(right)} ({type(right).__name__})"

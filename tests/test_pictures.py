@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -20,6 +21,11 @@ def test_stored_pictures_are_up_to_date(pictures: Any) -> None:
     assert {path.name for path in (DOCS / "img").glob("*.svg")} == set(drawn)
     for name, picture in drawn.items():
         assert (DOCS / "img" / name).read_text(encoding="utf-8") == picture, f"{name}: python docs/pictures.py"
+
+
+def test_every_colour_has_one_for_dark_pages(pictures: Any) -> None:
+    drawn = "".join(pictures.draw().values())
+    assert set(re.findall(r'(?:fill|stroke)="(.*?)"', drawn)) == set(pictures.IN_THE_DARK)
 
 
 def test_every_picture_of_a_page_exists() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import os
 import random
 import signal
@@ -170,22 +171,26 @@ def test_calls_for_a_part_are_refused_before_anything_is_sent() -> None:
     group = r"envs \[1\] are a part of one vector env, SyncVectorEnv, of envs \[0, 1, 2\]"
     with ParallelEnv(some(), asynchronous="restart") as env:
         env.reset()
-        calls: list[Callable[[], Any]] = [
-            lambda: env.send([0, 0], [1, 3]),
-            lambda: env.set_env_attr("length", 9, [3, 1]),
-            lambda: env.customized_method("tell", id=1),
-            lambda: env.rollout(len, 3, id=[1, 3]),
+        calls: list[tuple[Callable[[], Any], str]] = [
+            (lambda: env.send([0, 0], [1, 3]), "which steps all that have an episode"),
+            (lambda: env.set_env_attr("length", 9, [3, 1]), "whose attributes can only be set for all of its envs"),
+            (lambda: env.customized_method("tell", id=1), "whose methods can only be called for all of its envs"),
+            (lambda: env.rollout(len, 3, id=[1, 3]), ""),
         ]
-        for call in calls:
-            with pytest.raises(ArgumentError, match=group):
+        for call, why in calls:
+            with pytest.raises(ArgumentError, match=f"{group}, {why}"):
                 call()
+        state = env.save_state()
+        without = dataclasses.replace(state, envs=(None, *state.envs[1:2], None, *state.envs[3:]))
+        with pytest.raises(ArgumentError, match=f"{group}, which can only be loaded as a whole"):
+            env.load_state(without)
         env.pause([0, 2])
         with pytest.raises(ArgumentError, match=group + ".*pause none of them"):
             env.step([0] * 4)
         env.resume()
-        for call in (partial(env.rollout, len, num_episodes=6), partial(env.run_episodes, len, 6)):
+        for play in (partial(env.rollout, len, num_episodes=6), partial(env.run_episodes, len, 6)):
             with pytest.raises(ArgumentError, match=r"SyncVectorEnv, which steps only as a whole, but in r.*each env"):
-                call()
+                play()
         assert env.get_env_attr("length", [1, 3]) == [6, 5]
         assert env.reset([1], options={"begin": 2})[:, 1].tolist() == [2]
         assert env.step([0] * 6).states[:, 1].tolist() == [1, 3, 1, 1, 1, 1]

@@ -267,7 +267,7 @@ class AdapterCalls:
         ``name``, the attribute that the user has read, and ``way``, the call to use instead, are for messages.
 
         Raises:
-            AbsentAttributeError: If the envs do not live in this process, or were closed.
+            AbsentAttributeError: If the envs do not live in this process, or have been closed.
         """
         if self._guard.is_closed:
             raise AbsentAttributeError(f"{name} is absent: the ParallelEnv was closed, and its envs with it.")
@@ -290,7 +290,7 @@ class PartialStep(tuple):  # type: ignore[type-arg]
 def convert_step(
     convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
 ) -> _Step:
-    """Call a method of `AdapterCalls` and return its result in the adapter's form; ``None`` if it only starts a step.
+    """Call a method of `AdapterCalls` and convert its result; ``None`` if the method only starts a step.
 
     Raises:
         PendingCallError, NothingInFlightError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
@@ -313,7 +313,7 @@ def convert_step(
 
 
 def nothing_begun(name: str) -> NothingInFlightError:
-    """Return the error for a call of ``..._wait()`` for which ``..._async()`` was not called before."""
+    """Return the error for a call of ``..._wait()`` without an earlier call of ``..._async()``."""
     return NothingInFlightError(f"{name}_wait() was called, but {name}_async() was not.", name)
 
 

@@ -337,7 +337,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def _take(self, name: str, timeout: object) -> _PendingCall:
         """Return the call that was started. Other calls are allowed from now on, even if the wait is interrupted.
 
-        Before that, the ``timeout`` of the wait is checked.
+        An invalid ``timeout`` raises an error before other calls are allowed.
         """
         if self.closed:
             raise self.parallel_env.engine.guard.refusal(f"{name}_wait")
@@ -483,9 +483,9 @@ def vector_entry_point(
 ) -> GymnasiumVectorEnv:
     """Return a vector env for `gymnasium.make_vec`.
 
-    To use this function, register an id whose entry point it is: ``gymnasium.register("FastPole-v0",
-    vector_entry_point="parallelenv:vector_entry_point", kwargs={"env": "CartPole-v1"})``. Then call
-    ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
+    To use this function, register an id with this function as its vector entry point:
+    ``gymnasium.register("FastPole-v0", vector_entry_point="parallelenv:vector_entry_point",
+    kwargs={"env": "CartPole-v1"})``. Then call ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
 
     Args:
         num_envs: Number of envs.

@@ -89,7 +89,7 @@ class TianshouVectorEnv:
     @property
     @short_tracebacks
     def workers(self) -> tuple[Worker, ...]:
-        """One `Worker` per env, which has the env object as its ``env``.
+        """One `Worker` per env; the attribute ``env`` of a `Worker` is the env object.
 
         Raises:
             AbsentAttributeError: If the envs live in other processes.
@@ -175,7 +175,9 @@ class TianshouVectorEnv:
         return _stacked(states), _stacked(rewards), batch.terminated, batch.truncated, object_array(infos)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[list[int | None]]:
-        """Reset all envs with seeds, and seed their action spaces. Return one list per env, which contains its seed.
+        """Reset all envs with seeds, and seed their action spaces.
+
+        Return one list per env, which contains the env's seed.
 
         Int ``s`` gives env i the seed ``s + i``. A list has one seed per env. With ``None``, the envs are reset without
         seeds, and the action spaces are seeded at random.

@@ -197,7 +197,7 @@ class EnvTable:
             )
 
     def refuse_unknown_states(self, env_ids: Sequence[int]) -> None:
-        """Raise `ResetNeededError` if the caller does not have the states of any of these envs."""
+        """Raise `ResetNeededError` if the caller lacks the state of at least one of these envs."""
         unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
         if unknown:
             raise ResetNeededError(

@@ -37,7 +37,7 @@ class OpenEpisodes:
     """Sum of rewards and number of steps of each env's running episode, so far.
 
     Attributes:
-        returns: ``(num_envs,)`` float64, or object once a reward was not a number.
+        returns: ``(num_envs,)`` float64, or object if any reward so far was not a number.
         lengths: ``(num_envs,)`` int64.
         are_whole: ``(num_envs,)`` bool: whether all steps of the episode were counted.
     """

@@ -19,7 +19,6 @@ _FOR_ALL = {
     "step": "which can only step as a whole",
     "set": "whose attributes can only be set for all of its envs",
     "call": "whose methods can only be called for all of its envs",
-    "save": "which can only be saved as a whole",
     "load": "which can only be loaded as a whole",
 }
 """Operations that many vector envs support only for all of their sub-envs at once, with words for messages."""

@@ -95,12 +95,13 @@ def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
         ({"num_gpus": 1000}, r"1000 GPU.*the cluster has 0"),
         (
             {"ray_options": {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}},
-            r"1 of 1 Ray actors could not be placed: one needs 1 flux \(the cluster has 0, .*Change ray_options\.",
+            r"1 of 1 Ray actors could not be placed: one needs 1 flux \(the cluster has 0, 0 of them free\)"
+            r".*Change ray_options\.",
         ),
         ({"ray_options": {"accelerator_type": "A100"}}, r"accelerator_type:A100 \(the cluster has 0"),
         (
             {"ray_options": {"label_selector": {"zone": "moon"}, "scheduling_strategy": "SPREAD"}},
-            r"not started within 2 s.*'moon'",
+            r"not started within 2 s.*'moon'.*or the nodes that fit are in use\.",
         ),
     ],
 )
