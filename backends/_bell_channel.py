@@ -36,7 +36,7 @@ _BELL_SPIN = 1e-3
 """Seconds that the caller polls the words of workers before it sleeps, if the last step took less than this.
 
 With 1 ms of polling, 64 CartPoles on 2 cores made 1.39 times as many steps as a bare loop; with 200 us of polling, they
-made 1.14 times as many. With envs whose steps take 100 us, the factors were 1.79 and 1.75. While a different program
+made 1.14 times as many. With envs whose steps take 100 us, the factors were 1.79 and 1.75. While another program
 kept one core busy, longer polling lowered the factor for 16 CartPoles from 0.44 to 0.36.
 """
 _LATE = 30e-6

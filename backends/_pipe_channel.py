@@ -1,4 +1,4 @@
-"""The caller's end of a pipe to a host in a different process of this machine."""
+"""The caller's end of a pipe to a host in another process of this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_COMMAND = 0
 
 
 class PipeChannel(MessageChannel):
-    """A channel over a pipe to a host in a different process, which shares the memory of the batch.
+    """A channel over a pipe to a host in another process, which shares the memory of the batch.
 
     Args:
         group: The group that the channel belongs to.
@@ -106,25 +106,25 @@ class PipeChannel(MessageChannel):
         try:
             if self.process.is_alive():
                 return True
-        except ValueError:  # a different thread has closed the process object in the meantime
+        except ValueError:  # another thread has closed the process object in the meantime
             return False
         self.found_dead = self.process.exitcode != UNKNOWN or not process_exists(self.process.pid)
         return not self.found_dead
 
     def join(self, timeout: float) -> None:
-        """Wait at most ``timeout`` seconds for the process to end, or until a different thread closes this channel."""
+        """Wait at most ``timeout`` seconds for the process to end, or until another thread closes this channel."""
         with contextlib.suppress(ValueError):
             self.process.join(timeout)
 
     def hand_over(self, connection: Connection, pid: int) -> object:
-        """Give the host to a different process, and return an object that keeps the host alive.
+        """Give the host to another process, and return an object that keeps the host alive.
 
-        The different process makes a new channel from the three descriptors that this method sends: those of the pipe,
+        That process makes a new channel from the three descriptors that this method sends: those of the pipe,
         of the log, and of the connection that reports the exit code.
 
         Args:
-            connection: A connection to the different process.
-            pid: Id of the different process.
+            connection: A connection to that process.
+            pid: Id of that process.
         """
         for fileno in (self.fileno, self._log.fileno):
             reduction.send_handle(connection, fileno, pid)
@@ -145,7 +145,7 @@ class PipeChannel(MessageChannel):
         if self.is_closed:
             return
         self.hang_up()
-        with contextlib.suppress(ValueError):  # a different thread has closed the process object in the meantime
+        with contextlib.suppress(ValueError):  # another thread has closed the process object in the meantime
             if self.is_alive():
                 self.process.kill()
             self.process.join()

@@ -92,13 +92,13 @@ class WorkerProcess:
         return ""
 
     def hand_over(self, connection: Connection, pid: int) -> object:
-        """Let a different process receive the exit code, and return an object that keeps this worker process alive.
+        """Let another process receive the exit code, and return an object that keeps this worker process alive.
 
         Only workers of a fork server can be handed over. This object must not be used afterwards.
 
         Args:
-            connection: A connection to the different process.
-            pid: Id of the different process.
+            connection: A connection to that process.
+            pid: Id of that process.
         """
         forked: Any = self._process
         reduction.send_handle(connection, forked.sentinel.fileno(), pid)
@@ -119,7 +119,7 @@ class ForkedProcess:
     Args:
         pid: Id of the process.
         status: The connection over which the fork server sends the exit code of the process.
-        lifeline: A connection that ends the process when it is closed; ``None`` if a different process owns it.
+        lifeline: A connection that ends the process when it is closed; ``None`` if another process owns it.
         server: The fork server. This object keeps a reference to it, because the server ends when nothing refers to it.
     """
 

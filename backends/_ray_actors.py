@@ -219,7 +219,7 @@ class ActorHandle:
         is_direct: Whether the actor's hosts get their commands over a socket or pipe instead of in Ray calls.
         is_terminated: Whether this process has made Ray end the actor.
         lifeline: A connection to an actor on this machine. When the caller or the actor dies, the connection is closed,
-            which shows the death to the other process. ``None`` for an actor on a different machine.
+            which shows the death to the other process. ``None`` for an actor on another machine.
         commands: A second connection to an actor on this machine. It carries commands to the host in a `RayHost`, or
             the descriptors of the workers that a `RelayActor` hands over.
     """

@@ -88,7 +88,7 @@ class SharedMemory:
 
     @classmethod
     def receive(cls, connection: Connection, nbytes: int, access: int = mmap.ACCESS_WRITE) -> SharedMemory:
-        """Return memory that a different process sends with `send` over this connection."""
+        """Return memory that another process sends with `send` over this connection."""
         return cls(reduction.recv_handle(connection), nbytes, access)
 
     def send(self, connection: Connection, pid: int) -> None:
@@ -142,7 +142,7 @@ class SharedArrays(dict[str, Array]):
         return cls(headers, memory)
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Give a different process access to the memory, over a duplex pipe to that process.
+        """Give another process access to the memory, over a duplex pipe to that process.
 
         The process needs `headers` as well, which this method does not send.
         """
@@ -150,7 +150,7 @@ class SharedArrays(dict[str, Array]):
 
     @classmethod
     def receive(cls, connection: Connection, headers: ArrayHeaders) -> SharedArrays:
-        """Return the arrays that a different process sends with `send`. This process cannot write to them."""
+        """Return the arrays that another process sends with `send`. This process cannot write to them."""
         return cls(headers, SharedMemory.receive(connection, _offsets(headers)[-1], mmap.ACCESS_READ))
 
 

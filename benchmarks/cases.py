@@ -285,7 +285,7 @@ REAL = (
 )
 
 # Env steps/s of the class after which `ParallelEnv` is modelled, in the Ray mode of that class. The rate was measured
-# once, on a different machine.
+# once, on another machine.
 _ORIGINAL = 96
 RAY = (
     Case(

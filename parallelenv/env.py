@@ -422,7 +422,7 @@ class ParallelEnv:
         Raises:
             ResetNeededError: If an env has never been reset, or its last step was lost.
             EnvBusyError: If a step of an env is in flight or was interrupted, or ``id`` names a paused env.
-            ActionError: If the actions do not fit the envs, or require grad but must be copied to a different process.
+            ActionError: If the actions do not fit the envs, or require grad but must be copied to another process.
                 After a `ResetNeededError`, an `EnvBusyError` or an `ActionError`, nothing was stepped.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
             WorkerDiedError: If the worker of an env has died.

@@ -219,7 +219,7 @@ class Trial:
     are_copies: bool = False  # whether all factories make copies, so that no env of the user can be stepped
 
     def run(self) -> Recommendation:
-        """Try the modes, in a different process if necessary.
+        """Try the modes, in another process if necessary.
 
         Exceptions raised by envs or by the trial are not caught.
         """
@@ -442,7 +442,7 @@ def _copy(packed: bytes, is_live: bool) -> Env:
 def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
     """Step an env a few times; return the seconds per step, and how many of them were spent computing.
 
-    Time in which the env is ready to run but a different process has the core does not count, as far as the system can
+    Time in which the env is ready to run but another process has the core does not count, as far as the system can
     distinguish such time from waiting.
     """
     actions = random_actions(env, 16)

@@ -122,7 +122,7 @@ class CollectorSet(CollectorBase):
     ) -> Callable[..., CollectorSet]:
         """Return a picklable function that makes a set with these arguments, for training with several learners.
 
-        The function can be called in a different process. It accepts arguments of the constructor, which override the
+        The function can be called in another process. It accepts arguments of the constructor, which override the
         ones given to this method.
         """
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}

@@ -48,7 +48,7 @@ def dumps(value: object) -> bytes:
 
 
 def pickles(value: object) -> bool:
-    """Return whether a value can be pickled and sent to a different process."""
+    """Return whether a value can be pickled and sent to another process."""
     try:
         dumps(value)
     except Exception:  # noqa: BLE001 (the value cannot be pickled, whatever the reason)
@@ -130,7 +130,7 @@ def deep_copy_but_graph(value: Any) -> Any:
 
 
 def pickle_roundtrip(value: Any) -> Any:
-    """Return a copy of a value as a different process would receive it; raise if the value cannot be pickled."""
+    """Return a copy of a value as another process would receive it; raise if the value cannot be pickled."""
     is_plain = is_unchangeable(value) or _is_plain_array(value) or is_tensor(value)
     return deep_copy(value) if is_plain else loads(dumps(value))
 

@@ -183,7 +183,7 @@ def registered(
 
 
 def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
-    """Pickle the source of each factory separately for a different process, so that envs share nothing."""
+    """Pickle the source of each factory separately for another process, so that envs share nothing."""
     packed: dict[int, bytes] = {}  # an env fn that occurs many times is pickled once
     for factory in factories:
         source = factory.source

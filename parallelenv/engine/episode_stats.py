@@ -239,7 +239,7 @@ class EpisodeStats:
         self._sums.add(rows, chunk.rewards, ended, valid, _NONE_BEGUN, goes_on=self._goes_on)
 
     def summary(self) -> EpisodeSummary:
-        """Return the counts and means. This method may be called while a different thread steps the envs."""
+        """Return the counts and means. This method may be called while another thread steps the envs."""
         sums = self._sums.copy()
         sums.add(*self._pending(), goes_on=self._goes_on)
         latest = list(sums.latest)

@@ -23,7 +23,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Guard:
-    """Refuses calls on an object from a second thread or a different process, or after the object's end.
+    """Refuses calls on an object from a second thread or another process, or after the object's end.
 
     Args:
         name: Name of the object in messages.

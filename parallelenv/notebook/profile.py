@@ -195,12 +195,12 @@ class Recorder:
     def _aligned(self, record: WorkerRecord, received: float) -> WorkerRecord:
         """Return a worker's record with all times converted to the caller's clock.
 
-        Times from a different machine are off by 0.1 ms or more.
+        Times from another machine are off by 0.1 ms or more.
         """
         if record.clock == clock_id():
             return record
         # The offset measured at the start of the recording is preferred, because that reply took less time. The offset
-        # is unknown if the host has since been rebuilt on a different machine.
+        # is unknown if the host has since been rebuilt on another machine.
         clock, offset = self._clocks.get(record.env_ids[0], ("", 0.0))
         return record.later(offset if clock == record.clock else received - record.now)
 

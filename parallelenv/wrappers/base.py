@@ -370,7 +370,7 @@ class ParallelWrapper(ShortTracebacks):
             """Set an attribute of this wrapper. Only reads of unknown attributes are forwarded to the wrapped object.
 
             Raises:
-                AbsentAttributeError: If the name is a setting of a different library, which would have no effect here.
+                AbsentAttributeError: If the name is a setting of another library, which would have no effect here.
             """
             if name in FOREIGN_SETTINGS and not hasattr(type(self), name):
                 raise unsettable_attribute(self, name, is_argument=False)
