@@ -416,6 +416,27 @@ def test_recurrent_state_continues_in_the_next_rollout(begin: Begin) -> None:
         env.rollout(Recurrent(), 1, id=[0, 1], rnn_state=first.rnn_state)
 
 
+class Worded(Count):
+    """An env with states that are sent as objects, which its host returns even if it is idle."""
+
+    observation_space: Any = gym.spaces.Text(8)
+
+    def _state(self) -> Any:
+        return "word"
+
+
+def counting(states: Any, rnn_state: Any, done: Any) -> Any:
+    count = np.zeros(len(states)) if rnn_state is None else np.where(done, 0, rnn_state)
+    return np.zeros(len(states), int), count + 1, None
+
+
+def test_host_of_idle_env_keeps_the_recurrent_state_of_other_envs(begin: Begin) -> None:
+    env = begin([partial(Worded, 0, 100), partial(Worded, 1, 1)], asynchronous="idle")
+    first = env.rollout(counting, 3)
+    assert first.rnn_state.tolist() == [3, 0]
+    assert env.rollout(counting, 1, rnn_state=first.rnn_state).rnn_state.tolist() == [4, 0]
+
+
 def by_place(states: Any, memory: Any, begins: Any) -> Any:
     return np.zeros(len(states), int), None, {"begins": begins, "has_none": np.full(len(states), memory is None)}
 

@@ -169,8 +169,9 @@ class RolloutBuilder:
         if chunk.memory is None:  # the policy has no memory now
             for env_id in chunk.env_ids:
                 self._memories.pop(env_id, None)
-        else:
-            self._memories.update({env_id: (chunk.memory, row) for row, env_id in enumerate(chunk.memory.env_ids)})
+        else:  # it may have rows for the envs of other hosts, whose own chunks have later ones
+            rows = {env_id: row for row, env_id in enumerate(chunk.memory.env_ids)}
+            self._memories.update({env_id: (chunk.memory, rows[env_id]) for env_id in rows.keys() & chunk.env_ids})
 
     def rollout(self, num_steps: int | None, starts: Array, rnn_state: Any) -> Rollout:
         """Stack the chunks into a rollout of ``num_steps`` steps (``None``: all steps)."""
