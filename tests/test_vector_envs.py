@@ -493,7 +493,7 @@ def test_bad_vector_envs_are_refused(make: Callable[[], Any], error: type[Except
             synced,
             lambda env: env.customized_method("tell", [{"word": word} for word in "abc"]),
             EnvContractError,
-            "SyncVectorEnv calls methods of its envs with the same arguments for all",
+            "SyncVectorEnv calls a method of all its envs with the same arguments, but different",
         ),
         (synced, lambda env: env.set_env_attr("luck.x", 1, [0, 1]), EnvContractError, "'luck.x' cannot be set in Sync"),
         (synced, lambda env: env.customized_method("tel", id=[0, 1]), AttributeError, "no attribute 'tel'"),
@@ -565,8 +565,8 @@ def test_vector_env_of_another_size_is_refused_by_restart(tmp_path: Path, make_e
     file.write_text("xx")
     env = make_env([Walk, Growing(file)])
     env.reset()
-    for name in ("Walks", "Walk"):
-        with pytest.raises(InvalidEnvError, match=f"^{name} was rebuilt with a number of envs other than 2") as caught:
+    for built in ("Walks was rebuilt as a vector env of 3 envs", "Walk was rebuilt as a single env"):
+        with pytest.raises(InvalidEnvError, match=f"^{built} instead of a vector env of 2 envs") as caught:
             env.restart(2)
         assert caught.value.env_ids == (1, 2)  # type: ignore[attr-defined]
     with pytest.raises(InvalidEnvError, match="could not be rebuilt"):
@@ -922,7 +922,7 @@ def test_env_fn_that_returns_another_vector_env_when_it_is_called_again_is_refus
 
     with (
         ParallelEnv([other]) as env,
-        pytest.raises(InvalidEnvError, match="Walks was rebuilt with a number of envs other"),
+        pytest.raises(InvalidEnvError, match="Walks was rebuilt as a vector env of 2 envs instead of a single env"),
     ):
         env.restart()
     with ParallelEnv([other]) as env, pytest.raises(InvalidEnvError, match="Walks was rebuilt as another vector env"):

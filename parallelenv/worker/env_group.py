@@ -415,7 +415,8 @@ class EnvGroup:
         first = calls[0]
         if any(other is not first and dumps(other) != dumps(first) for other in calls):
             raise EnvContractError(
-                f"{self.facts.name} calls methods of its envs with the same arguments for all. Give them once, for all."
+                f"{self.facts.name} calls a method of all its envs with the same arguments, but different arguments "
+                "were given for its envs. Give the same arguments for all of them."
             )
         positional, named = deep_copy(tuple(first.positional)), deep_copy(dict(first.named))
         if first.name == "render":

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from parallelenv.contract.batch import Batch, Index, InfoForms, Layout, items_at
 from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_graph
 from parallelenv.contract.env_specs import is_env, is_vector_env
-from parallelenv.contract.error_text import list_ids, name_envs, show
+from parallelenv.contract.error_text import count, list_ids, name_envs, show
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import (
@@ -646,10 +646,12 @@ class Host:
         adapted = _adapt(env)
         group = adapted.facts if isinstance(adapted, EnvGroup) else None
         expected = len(slots) if slots.start in self._groups else 0
-        if hasattr(self, "writer") and (0 if group is None else group.num_envs) != expected:
+        sizes = 0 if group is None else group.num_envs, expected
+        if hasattr(self, "writer") and sizes[0] != sizes[1]:
+            found, before = (f"a vector env of {count(size, 'env')}" if size else "a single env" for size in sizes)
             raise InvalidEnvError(
-                f"{type(env).__name__} was rebuilt with a number of envs other than {len(slots)}. An env fn must make "
-                "the same vector env each time."
+                f"{type(env).__name__} was rebuilt as {found} instead of {before}. An env fn must make the same env "
+                "each time."
             )
         if isinstance(old, EnvGroup) and old.facts != group:
             raise InvalidEnvError(
