@@ -80,10 +80,11 @@ class ParallelEnv:
     """Runs a list of environments in parallel; `para_mode` selects how.
 
     An env's id is its position in the list, ``0 .. n-1``, and never changes. An ``id`` argument is ``None`` (every env
-    that is not paused), an int, a list, tuple or array of ints, a slice, or a bool mask of length n. Results are in the
-    order of ``id``.
+    that is not paused; in `restart`, every env), an int, a list, tuple or array of ints, a slice, or a bool mask of
+    length n. Results are in the order of ``id``.
 
-    The same seeds and actions give identical results in every mode, with any number of workers.
+    The same seeds and actions give identical results in every mode, with any number of workers, if the envs draw their
+    random numbers from their seeded generators; otherwise see ``seed_globals``.
 
     Args:
         envs: Envs, env fns (callables without arguments that return an env), registered ids or `EnvSpec` objects, in
@@ -101,11 +102,13 @@ class ParallelEnv:
             an env whose episode has ended returns ``(None, None, True, {})`` until its reset; the other envs continue.
             ``"restart"``: the env is reset within the step that ends its episode, and ``info["ended_state"]`` is the
             last state of that episode. ``"continue"``: the env keeps being stepped.
-        num_cpus: Number of cores that the envs may use; there are ``min(num_cpus, n)`` workers. ``None`` or 0: all
-            usable cores. A number larger than the number of cores helps if envs spend their time waiting.
+        num_cpus: Number of cores that the envs may use; there are ``min(num_cpus, n)`` workers, or one in ``"dummy"``.
+            ``None`` or 0: all usable cores or, in Ray modes, all cores of the cluster. A number larger than the number
+            of cores helps if envs spend their time waiting.
         num_gpus: Number of GPUs, which Ray workers share evenly; fractions are allowed.
         no_warning: Whether to drop warnings raised in worker processes.
-        timeout: Seconds that a call may take before it raises `WorkerTimeoutError`; ``None``: no limit.
+        timeout: Seconds that a step, a reset, a method call or a chunk of a rollout may take before it raises
+            `WorkerTimeoutError`; ``None``: no limit. It has no effect on envs that the caller's own thread steps.
         on_failure: What happens if an env raises an exception in a step, its worker dies, or a step takes longer than
             ``timeout``. ``"raise"``: the call raises. ``"restart"``: the env is rebuilt and reset, as are all envs that
             shared its dead worker, and their episodes count as truncated. The result of the step then contains the
@@ -117,7 +120,8 @@ class ParallelEnv:
             previous pause, up to 5 s.
         output: ``"show"``: lines that envs print in worker processes appear on ``sys.stdout`` during the current call,
             with a prefix such as ``[env 3]``. ``"quiet"``: these lines are dropped. In both cases, the error for a dead
-            worker contains the last lines that the worker printed. Envs in this process print as usual.
+            worker contains the last lines that the worker printed. In ``"ray"``, none of this applies to text from C
+            code, which Ray shows. Envs in this process print as usual.
         copy: ``False`` makes ``step`` and ``reset`` return states as read-only views that are valid until the next
             call.
         spaces: ``(observation_space, action_space)`` of every env, for envs that declare no spaces or are slow to
@@ -142,7 +146,8 @@ class ParallelEnv:
 
     Raises:
         ArgumentError: If an argument has an invalid value.
-        InvalidEnvError: If an item of ``envs`` is not an env, or the same env object appears twice.
+        InvalidEnvError: If an item of ``envs`` is not an env, if the same env object appears twice, or if
+            ``on_failure="restart"`` is given with instances that live in this process.
         UnpicklableError: If an env or env fn must be sent to a worker process but cannot be pickled.
         BaseException: Any exception raised by an env's constructor.
     """
@@ -372,6 +377,8 @@ class ParallelEnv:
         Raises:
             ArgumentError: If ``seed`` or ``options`` is invalid, or the result is unpacked into a pair as in
                 Gymnasium; nothing was reset.
+            WorkerTimeoutError: If the resets took longer than ``timeout``. All envs of the call then need another
+                reset.
             BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
                 episodes have started.
         """
@@ -941,7 +948,8 @@ class ParallelEnv:
         """Run a policy inside the workers, and return all of its steps at once.
 
         The policy is sent to the workers once. The steps give the same results as `step`, but without a round trip for
-        each step. The envs are not reset first: running episodes continue, in this call and in later calls.
+        each step. The envs are not reset first: running episodes continue, in this call and in later calls. The done
+        policy must not be ``None``.
 
         Args:
             policy: ``policy(states)`` returns one action per env. States have the form that `step` returns, with one
@@ -975,10 +983,9 @@ class ParallelEnv:
             UnpicklableError: If the policy cannot be copied.
             ResetNeededError, EnvBusyError: See `step`. After any of the errors above, nothing was stepped.
             BaseException: Any exception raised by an env, after the other envs have finished. An exception in the
-                policy, the death of a worker, and a timeout are raised without waiting for the other envs. (Workers
-                step in chunks of about 0.2 s; a timeout occurs if a chunk takes longer than ``timeout``.)
-                ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, even if Ctrl-C was
-                the cause.
+                policy, the death of a worker, and a timeout end the rollout after the current chunk. (Workers step in
+                chunks of about 0.2 s; a timeout occurs if a chunk takes longer than ``timeout``.) ``error.partial`` is
+                the `Rollout` so far. Envs whose steps were lost need a reset, even if Ctrl-C was the cause.
         """
         env_ids = self._engine.ids(id)
         if policy is None:
@@ -1269,9 +1276,9 @@ class ParallelEnv:
 
         After the block, ``p.summary()`` is a table with advice, ``p.plot()`` is a timeline that a notebook shows, and
         ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record contains the steps and resets of each
-        env and the caller's calls; only the latest million entries are kept. In each step, recording takes about 4 us
-        per worker and 0.6 us per env. The records of a worker that dies are lost; the worker that replaces it is
-        recorded as well.
+        env and the caller's calls; each worker keeps only its latest million entries. In each step, recording takes
+        about 4 us per worker and 0.6 us per env. The records of a worker that dies are lost; the worker that replaces
+        it is recorded as well.
 
         Raises:
             EnvBusyError: On entry, if this object is already being recorded.

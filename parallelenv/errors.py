@@ -88,7 +88,7 @@ class AbsentAttributeError(ParallelEnvError, AttributeError):
 
 
 class AbsentAttributeWarning(UserWarning):
-    """None of the envs has an attribute of this name, but there is an attribute with a similar name."""
+    """None of the envs has an attribute of this name, but the first of them has one with a similar name."""
 
 
 class OldApiWarning(UserWarning):
