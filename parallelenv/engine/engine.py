@@ -6,7 +6,7 @@ failed envs if there is a recovery, and removes the ticket. Some calls use only 
 
 A step takes one of the following ways, where each arrow is a call:
 
-    ParallelEnv.step            checks thread, process and closing, and then uses a plan that is valid
+    ParallelEnv.step            checks the thread, the process and that it is open; then uses the plan, if valid
      |        |
      |        v
      |    Engine.step           makes the same checks, because adapters call it; finds, renews or makes the plan
