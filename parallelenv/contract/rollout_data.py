@@ -1,4 +1,4 @@
-"""The messages between the caller and the hosts of a rollout: a request for steps, and the resulting chunk."""
+"""The messages of a rollout between the caller and the hosts: a request for steps, and the resulting chunk."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ StepIndex = tuple[int, int]
 class RecurrentState(NamedTuple):
     """The recurrent state of a policy for some envs.
 
-    ``rows`` is a nest of dicts, tuples and lists of arrays; the first axis of each array follows ``env_ids``. The rows
-    of envs in ``begins``, whose episode has not started, are ignored.
+    ``rows`` is a nest of dicts, tuples and lists of arrays; each array has one row per env, in the order of
+    ``env_ids``. The rows of envs in ``begins``, whose episode has not started, are ignored.
     """
 
     env_ids: tuple[int, ...]
@@ -164,7 +164,10 @@ def empty_array(shape: tuple[int, ...], dtype: DType) -> Array:
 
 
 def empty_rows(shape: tuple[int, ...], like: Array | None) -> Array:
-    """Return zeros with the row shape and dtype of ``like``; for a loose leaf, return an object array of ``None``."""
+    """Return zeros with the row shape and dtype of ``like``, or an object array of ``None`` for a loose leaf.
+
+    ``shape`` is that of the first axes of the result. ``like`` is ``None`` for a loose leaf.
+    """
     return empty_array(shape, np.dtype(object)) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
 
 

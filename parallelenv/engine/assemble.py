@@ -47,7 +47,10 @@ class Assembler:
         self._copy = copy
 
     def infos(self, batch: Batch, rows: Index, count: int) -> Array:
-        """Return ``(count,)`` infos, each a separate dict, for envs whose infos are empty or in columns."""
+        """Return a ``(count,)`` array of infos for envs whose infos are empty or in columns.
+
+        Each info is a separate dict.
+        """
         if batch.info_columns is None:
             return self._done_policy.plain_infos(count)
         positions, found = batch.info_columns.read(rows, count, self._done_policy.plain_info)
@@ -144,11 +147,11 @@ class Assembler:
 
 
 Flags = tuple[Array, Array, Array]
-"""One row per env of the result: terminated, truncated, and whether either is set."""
+"""Three arrays with one item per env of the result: terminated, truncated, and whether either is set."""
 
 
 def by_item(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array, copy: bool) -> StepResult:
-    """Return a result as four batched items. ``flags`` and ``infos`` are copies already."""
+    """Return a result as four batched items. ``flags`` and ``infos`` are already copies."""
     states: State
     rewards = _rewards(batch, outcome, rows) if outcome.extras else batch.rewards[rows].copy()
     if len(outcome.stepped) == len(outcome.env_ids):
@@ -211,7 +214,7 @@ def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra
 
 
 def ended_state(batch: Batch, env_id: int, extra: Extra) -> State:
-    """Return the last state of an env's episode that ended in its latest step."""
+    """Return the last state of the episode that ended in an env's latest step."""
     row = env_id - batch.layout.first
     if extra.ended_state is not None:
         return extra.ended_state[0]

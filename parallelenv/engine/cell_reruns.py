@@ -1,7 +1,8 @@
 """Closes the objects that earlier runs of a notebook cell left open, before the cell makes a new object.
 
 IPython keeps references to the objects that a cell displayed and to the frames of an exception's traceback. Without
-this module, five runs of a cell would therefore leave five sets of workers, although no variable refers to them.
+this module, five runs of a cell would therefore leave five sets of workers running, although no variable refers to
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from parallelenv.progress import kernel_of_notebook
 class CellRun(NamedTuple):
     """One run of a notebook cell."""
 
-    cell: str  #: The cell's id, if the front end gives one, or else its source.
+    cell: str  #: The cell's id if the front end gives one, or else the cell's source.
     message: str  #: Id of the front end's request to run the cell.
 
 
@@ -51,7 +52,7 @@ def close_earlier() -> None:
 
 
 def register(env: Any) -> None:
-    """Record an object that the current cell run made. The object has ``closed`` and ``close()``."""
+    """Record an object that the current cell run made. The object must have ``closed`` and ``close()``."""
     run = current_run()
     if run is not None:
         _made.setdefault(run.cell, []).append((run.message, weakref.ref(env)))

@@ -15,7 +15,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of the episodes of all envs. Flags are those of the latest steps, ``(n,)`` bool."""
+    """State of the episodes of all envs. The arrays are ``(n,)`` bool; the flags are those of the latest steps."""
 
     done: Array
     terminated: Array
@@ -42,7 +42,7 @@ class SavedState:
         return tuple(env_id for env_id, env in enumerate(self.envs) if env is None)
 
     def __repr__(self) -> str:
-        """Return one line."""
+        """Return a summary in one line."""
         size = sum(len(env) for env in self.envs if env is not None)
         lost = f", without that of {list(self.unsaved)}" if self.unsaved else ""
         return f"<SavedState of {len(self.envs)} envs, {size:,} bytes{lost}>"
@@ -66,7 +66,7 @@ def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedSta
     """Return ``state`` after checking that a `ParallelEnv` with these arguments can load it.
 
     Raises:
-        ArgumentError: If the state is not a `SavedState`, or its number of envs, done policy or format differs.
+        ArgumentError: If the state is not a `SavedState`, or has a different number of envs, done policy or format.
     """
     if isinstance(state, WrappedState):
         raise ArgumentError(

@@ -1,8 +1,8 @@
 """Done policies: what happens when an episode ends. Users choose one with the argument ``asynchronous``.
 
-A done policy decides which envs a step skips, whether hosts reset by themselves, which envs count as done afterwards,
-and what the info contains. No other code depends on which done policy is used. The name ``asynchronous`` comes from
-MetaBox.
+A done policy decides which envs a step skips, whether hosts reset envs by themselves, which envs count as done
+afterwards, and what the info contains. No other code depends on which done policy is used. The name ``asynchronous``
+comes from MetaBox.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class DonePolicy:
         word: The word by which users choose it.
         after_end: The behaviour of an env after the end of its episode, for messages.
         autoreset: Whether a host resets an env within the step that ends its episode.
-        resets_next: Whether the step after the end of an episode resets the env, whatever its action.
+        resets_next: Whether the step after the end of an episode resets the env, whatever the action is.
         skips_done: Whether done envs are skipped and return ``(None, None, True, {})``.
-        is_shared: Whether the end of one env's episode affects other envs, so that a worker cannot decide alone.
+        is_shared: Whether the end of one env's episode affects other envs, so that a worker alone cannot decide which
+            envs are done.
         lets_rest: Whether an env without a further episode may return ``(None, None, True, {"exhausted": True})``; if
             not, it is an error to reset or step the env.
-        plain_info: The info of a step of an env whose own info is empty.
+        plain_info: The info that a step returns for an env whose own info is empty.
         max_episodes: Number of whole episodes that an env can play without a reset by the caller.
     """
 
@@ -102,7 +103,7 @@ class Idle(DonePolicy):
 
 
 class Restart(DonePolicy):
-    """``"restart"``: ended envs start their next episode within the same round trip."""
+    """``"restart"``: an env whose episode has ended starts its next episode within the same step."""
 
     word = "restart"
     after_end = "an ended env starts its next episode"

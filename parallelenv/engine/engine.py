@@ -6,7 +6,7 @@ failed envs if there is a recovery, and removes the ticket. Some calls use only 
 
 A step takes one of the following ways, where each arrow is a call:
 
-    ParallelEnv.step            checks thread, process and closing, and then uses a plan that is valid
+    ParallelEnv.step            checks the thread, the process and that it is open; then uses the plan, if valid
      |        |
      |        v
      |    Engine.step           makes the same checks, because adapters call it; finds, renews or makes the plan
@@ -70,7 +70,7 @@ ResetArguments = Sequence[tuple[int | None, Info | None]]
 class Engine:
     """The engine of a `ParallelEnv`. Adapters, wrappers, collectors and displays use it as `ParallelEnv.engine`.
 
-    `ParallelEnv` makes the arguments from its own, which it has checked. See `Pool` for ``spec`` and
+    `ParallelEnv` checks its own arguments, and makes the arguments of this class from them. See `Pool` for ``spec`` and
     ``pool_arguments``.
 
     Attributes:
@@ -79,7 +79,7 @@ class Engine:
         num_envs: Number of envs.
         done_policy: What happens when an episode ends.
         copies: Whether states are returned as copies.
-        table: Where each env is.
+        table: The phase of each env, and the calls in flight.
         assembler: Builds results of steps.
         actions: Reads the user's actions.
         reward_dtype: Float dtype that rewards must fit as numbers; ``None`` if rewards may be of any type.
@@ -96,7 +96,10 @@ class Engine:
     """
 
     plans_steps = True
-    """True if repeated steps are planned. Results do not depend on this setting; tests compare both values."""
+    """True if repeated steps are planned.
+
+    Results do not depend on this setting; tests compare the results of both values.
+    """
 
     def __init__(
         self,
@@ -193,7 +196,7 @@ class Engine:
     def submit_step(self, action: Action, env_ids: Sequence[int], *, separately: bool = False) -> Ticket:
         """Send a step of envs, with one action for each env. See `EnvTable.enter` for ``separately``.
 
-        If an error is raised, nothing was sent.
+        If an error is raised, nothing has been sent.
 
         Raises:
             EnvBusyError: If an env is paused, or has a step or reset whose result has not been returned yet.
@@ -257,7 +260,7 @@ class Engine:
         self.table.refuse_without_episode(env_ids)
 
     def _refuse_unavailable(self, env_ids: Sequence[int]) -> None:
-        """Raise if an env is busy or paused, cannot step without others of its vector env, or has a dead worker.
+        """Raise if an env is busy or paused, cannot step without other envs of its vector env, or has a dead worker.
 
         If there is a recovery, dead workers are allowed, because the recovery replaces them.
         """
@@ -311,7 +314,7 @@ class Engine:
     def _deadline(self, timeout: float | None, start: float) -> float | None:
         """Return the time at which to stop waiting; ``None`` if there is no limit.
 
-        The timeout counts from ``start`` or, if resets were repeated later, from then.
+        The timeout counts from ``start`` or, if resets have been repeated since, from their repetition.
         """
         limit = self.pool.timeout if timeout is None else timeout
         return None if limit is None else max(start, self._retried_at) + limit
@@ -346,11 +349,12 @@ class Engine:
     # ---------------------------------------------------------------- collect
 
     def collect_step(self, outcome: Outcome, align: Form) -> StepResult | StepBatch:
-        """Return an outcome in the user's form, and remove its tickets from the table.
+        """Return an outcome in the form ``align``, and remove its tickets from the table.
 
-        The order makes sure that an interrupt loses nothing. First, the rows of resets are completed, rewards are
-        checked, failed envs are restarted (the recovery remembers which), and the result is assembled. Only then are
-        tickets removed and failures raised. If an interrupt comes before that, the next call collects the step again.
+        The work is done in an order in which an interrupt loses nothing. First, the rows of resets are completed,
+        rewards are checked, failed envs are restarted (the recovery remembers which), and the result is assembled. Only
+        then are tickets removed and failures raised. If an interrupt comes before that, the next call collects the step
+        again.
 
         Raises:
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
@@ -535,7 +539,7 @@ class Engine:
         """Return the result of a step that was sent, or whose call was interrupted. See `wait` for the timeout.
 
         Raises:
-            NothingInFlightError: If no step of one of the envs is in flight.
+            NothingInFlightError: If an env has no step in flight.
             WorkerTimeoutError: If the envs do not reply in time. The method can then be called again.
         """
         self.pool.enter_planned()
@@ -560,9 +564,9 @@ class Engine:
         return self.collect_step(Outcome.of(env_ids, self.table.tickets), align)
 
     def _num_wanted(self, min_envs: int) -> int:
-        """Return the number of envs in flight, at most ``min_envs``.
+        """Return the number of envs to wait for: those with a call in flight, but at most ``min_envs``.
 
-        Raise `NothingInFlightError` if the number is 0.
+        Raise `NothingInFlightError` if no call is in flight.
         """
         self.pool.enter_planned()
         if not self.table.tickets:
@@ -604,9 +608,9 @@ class Engine:
 
     @contextlib.contextmanager
     def with_continue_done_policy(self, env_ids: Sequence[int]) -> Iterator[Self]:
-        """Yield an engine with the same workers that also steps ended envs, whatever this engine's done policy is.
+        """Yield an engine that has the same workers and also steps ended envs, whatever this engine's done policy is.
 
-        At the end, steps of the envs that are still in flight are dropped, and the envs need a reset.
+        At the end, those steps of the envs that are still in flight are dropped, and all of the envs need a reset.
         """
         self._refuse_unavailable(env_ids)
         done_policy = ResetByCall()
@@ -628,7 +632,7 @@ class Engine:
         return self.pool.ask("call", env_ids, calls).listed()
 
     def attribute_hint(self, key: str, env_id: int) -> str:
-        """Return a hint at an existing attribute with a similar name, or an empty text.
+        """Return a hint at an existing attribute with a similar name, or an empty text if there is none.
 
         Asking an env takes 1 ms, so each env is asked only once for each name.
         """

@@ -11,7 +11,7 @@ DONE           its episode has ended, and the next has not started by itself   a
 EXHAUSTED      its latest reset found no further episode                       a reset, a loss
 =============  ==============================================================  =========================================
 
-A loss is any event, such as the death of its worker, that leaves the env without a known episode. Few envs need a reset
+A loss is any event that leaves the env without a known episode, such as the death of its worker. Few envs need a reset
 or are exhausted at any time, so these two phases are kept as sets of env ids; the phase DONE is kept as a bool array.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Where an env is in its episodes."""
+    """Whether an env has an episode and, if not, why."""
 
     NEEDS_RESET = "needs reset"
     RUNNING = "running"
@@ -59,16 +59,16 @@ class EnvTable:
 
     Attributes:
         env_ids: All env ids, ascending.
-        done: ``(num_envs,)`` bool: whether the env's last step was done, or the done policy ended its episode.
+        done: ``(num_envs,)`` bool: whether the env's episode has ended, in its latest step or by the done policy.
         terminated: ``(num_envs,)`` bool: the flag of each env's latest step.
         truncated: ``(num_envs,)`` bool: the flag of each env's latest step.
         exhausted: Ids of envs whose latest reset found no further episode. Such envs also count as done.
         paused: ``(num_envs,)`` bool: whether the env is paused.
         unpaused: Ids of envs that are not paused, ascending.
-        tickets: By env id, the step or reset that is in flight, that is, whose result the user does not have. A planned
-            step is not in this dict before `Pool.enter_planned` is called.
+        tickets: By env id, the step or reset that is in flight, that is, whose result the user does not have yet. A
+            planned step is not in this dict before `Pool.enter_planned` is called.
         reset_infos: The info of each env's latest reset.
-        version: Changes with everything except steps of a `StepPlan`.
+        version: A number. When it changes, all plans of steps become invalid.
         stats: Statistics of the episodes that have ended.
     """
 
@@ -79,8 +79,9 @@ class EnvTable:
         self._stepless = stepless
         self.env_ids = env_ids
         self._done_policy = done_policy
-        self._needs_reset = set(env_ids)  # envs that were never reset, or whose state is not known
-        # Envs that were not stepped since their reset or `load_state`: whether their row in the batch has their state.
+        self._needs_reset = set(env_ids)  # envs that have never been reset, or whose state is not known
+        # Envs that have not been stepped since their reset or `load_state`. The value, by env id, tells whether the row
+        # of the env in the batch has the env's state.
         self._unstepped: dict[int, bool] = {}
         self.exhausted: set[int] = set()
         self.done = np.zeros(num_envs, dtype=bool)
@@ -147,13 +148,16 @@ class EnvTable:
 
     @property
     def arrived(self) -> list[int]:
-        """Ids of envs whose result has arrived but has not been returned, in the order in which they are returned."""
+        """Ids of envs whose result has arrived but has not been returned yet.
+
+        `recv` returns the results in this order.
+        """
         answers = ((ticket, ticket.answered if env_ids is None else env_ids) for ticket, env_ids in self._arrivals)
         return [one for ticket, env_ids in answers for one in env_ids if self.tickets.get(one) is ticket]
 
     @property
     def pending_ids(self) -> list[int]:
-        """Ids of envs whose reply has not arrived."""
+        """Ids of envs whose reply has not arrived yet."""
         arrived = set(self.arrived)
         return [env_id for env_id in self.tickets if env_id not in arrived]
 
@@ -215,7 +219,7 @@ class EnvTable:
         return new | self.done[list(env_ids)] if self._done_policy.autoreset else new
 
     def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the envs that are done."""
+        """Return those of ``env_ids`` that are done."""
         if not has_true(self.done):
             return ()
         if env_ids is self.env_ids:
@@ -241,7 +245,7 @@ class EnvTable:
         return [env_ids[position] for position in chosen], chosen
 
     def without_exhausted(self, env_ids: Sequence[int]) -> Sequence[int]:
-        """Return the envs that are not exhausted."""
+        """Return those of ``env_ids`` that are not exhausted."""
         return [env_id for env_id in env_ids if env_id not in self.exhausted] if self.exhausted else env_ids
 
     def refuse_exhausted(self, env_ids: Sequence[int], partial: Any = None) -> None:
@@ -274,7 +278,7 @@ class EnvTable:
     # ---------------------------------------------------------------- recording resets and steps
 
     def require_reset(self, env_ids: Iterable[int]) -> None:
-        """Mark envs as needing a reset, until a later record says that they have an episode or are exhausted."""
+        """Mark envs as needing a reset, until a later call records that they have an episode or are exhausted."""
         self.version += 1
         marked = tuple(env_ids)
         self._needs_reset.update(marked)
@@ -285,7 +289,7 @@ class EnvTable:
         self._needs_reset.difference_update(env_ids)
 
     def record_unknown_states(self) -> None:
-        """Record that all envs are in the middle of an episode whose state is not known."""
+        """Record that each env is in the middle of an episode, in a state that is not known."""
         self.record_running(self.env_ids)
         self._unstepped = dict.fromkeys(self.env_ids, False)
 

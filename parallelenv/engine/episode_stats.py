@@ -1,6 +1,6 @@
-"""Returns and lengths of episodes, summed in one place for repr, evaluations, collectors, wrappers and rollouts.
+"""Sums up the returns and lengths of episodes, for ``repr``, evaluations, collectors, wrappers and rollouts.
 
-A step in which an env failed and was restarted counts as the last step of its episode, with reward 0.
+A step in which an env failed and was restarted counts as the last step of the env's episode, with reward 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROOM = 16384
 
 
 class EndedEpisodes(NamedTuple):
-    """Episodes that ended, sorted by step and then by column, with one item per episode."""
+    """Episodes that have ended. Each array has one item per episode, sorted by step and then by column."""
 
     returns: Array  #: Sums of rewards: float64, or object if some rewards are not numbers.
     lengths: Array  #: int64, numbers of steps.
@@ -213,7 +213,7 @@ class EpisodeStats:
         self._goes_on = goes_on
 
     def add_step(self, outcome: bytes, rows: Index | None = None) -> None:
-        """Add a step: a `Batch.outcome`, and the rows of the envs that were stepped; ``None``: all."""
+        """Add a step: a `Batch.outcome`, and the rows of the envs that were stepped (``None``: all)."""
         self._log.append((rows, outcome))
         if len(self._log) == self._room:
             self.sum_up()

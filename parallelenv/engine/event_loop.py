@@ -1,4 +1,4 @@
-"""Waiting for replies in a task of an event loop, while the loop's other tasks run."""
+"""Waits for replies in a task of an event loop, while the loop's other tasks run."""
 
 from __future__ import annotations
 

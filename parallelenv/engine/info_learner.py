@@ -8,7 +8,7 @@ from parallelenv.contract.batch import InfoForm, form_of
 from parallelenv.contract.spaces import Info
 
 _NUM_ALIKE = 3
-"""A form gets columns after this many steps in a row had the same form as the step before them."""
+"""A form gets columns after this many steps in a row whose infos had the same form as those of the previous step."""
 _NUM_MISSES = 16
 """A form is given up after this many steps in a row in which most infos did not fit its columns."""
 _NUM_TRIES = 64
@@ -34,7 +34,7 @@ class InfoLearner:
         self._generation = -1
 
     def learn(self, infos: Sequence[Info], num_envs: int, generation: int, num_steps: int) -> bool:
-        """Learn from the infos of one step that are not in columns.
+        """Learn from those infos of one step that are not in columns.
 
         Args:
             infos: These infos. They are ignored unless there are more than ``num_envs / 2`` of them.
@@ -44,7 +44,7 @@ class InfoLearner:
                 were empty or in columns.
 
         Returns:
-            Whether the hosts must get the form.
+            Whether the form must be sent to the hosts.
         """
         is_told = not self.form or generation == self._generation
         if not infos and is_told:

@@ -64,10 +64,10 @@ class Recovery:
     """Rebuilds envs that failed and resets them.
 
     Attributes:
-        unreported: Envs that were rebuilt, as long as the user does not know it. The values, by env id, are the failure
-            that ended the episode and the result of the reset (``None`` before the reset). Most of these envs did not
-            fail, but shared a worker with an env that did. Envs that did not fail are not reset at once, because the
-            user may not have received their last step yet, and a reset would overwrite its rows.
+        unreported: Envs that have been rebuilt, as long as the user has not been told. The values, by env id, are the
+            failure that ended the episode and the result of the reset (``None`` before the reset). Most of these envs
+            did not fail, but shared a worker with an env that did. Envs that did not fail are not reset at once,
+            because the user may not have received the result of their latest step yet, and a reset would overwrite it.
     """
 
     def __init__(self, pool: Pool, max_restarts: int) -> None:
@@ -123,7 +123,7 @@ class Recovery:
         return self.unreported.get(env_id, (None, None))[1] is not None
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
-        """Return the envs to rebuild: they have not been rebuilt since they failed, or their worker is dead."""
+        """Return the envs to rebuild: those whose worker is dead or that have not been rebuilt since they failed."""
         dead = self._pool.death_failures(tuple(ill))
         return sorted(env_id for env_id in ill if env_id not in self.unreported or env_id in dead)
 

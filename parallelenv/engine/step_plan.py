@@ -40,8 +40,8 @@ class StepPlan:
     """A step of the same envs, with the same form of the result, that is repeated many times.
 
     A plan has no reference to the engine. After an interrupt, the pool refers to the plan. If the plan then referred to
-    the engine, the engine of a dropped `ParallelEnv` would not be freed, and the pool, which is closed at that moment,
-    would stay open.
+    the engine, the engine of a dropped `ParallelEnv` would not be freed, and the pool, which is closed when the engine
+    is freed, would stay open.
 
     The result has the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` are their positions in ``env_ids``
     (``None``: all). ``repeated`` is the step that the backend has prepared; its commands go to the workers in

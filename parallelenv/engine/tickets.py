@@ -41,7 +41,7 @@ class Ticket:
         self.arrivals: list[Arrival] | None = None
 
     def record_reply(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
-        """Record the reply to the command of this number."""
+        """Record the reply to the command with this number."""
         env_ids = self.pending.pop(number)
         if values:
             self.values.update(values)
@@ -71,7 +71,7 @@ class Ticket:
 
     @property
     def pending_ids(self) -> tuple[int, ...]:
-        """Ids of envs that have not replied."""
+        """Ids of envs that have not replied yet."""
         return tuple(itertools.chain.from_iterable(self.pending.values()))
 
 
@@ -88,7 +88,10 @@ class Outcome:
 
     @classmethod
     def of(cls, env_ids: Sequence[int], tickets: Mapping[int, Ticket]) -> Outcome:
-        """Return the outcome of envs whose replies have arrived, in this order. ``tickets`` has each env's ticket."""
+        """Return the outcome of envs whose replies have arrived, in the order of ``env_ids``.
+
+        ``tickets`` has each env's ticket.
+        """
         ticket = tickets[env_ids[0]] if env_ids else None
         if ticket is not None and ticket.operation == "step" and all(tickets[one] is ticket for one in env_ids):
             if ticket.env_ids is env_ids:

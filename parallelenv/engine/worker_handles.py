@@ -19,8 +19,8 @@ class WorkerHandle:
     """The pool's record of one host.
 
     Attributes:
-        env_ids: Ids of the host's envs. They are the ids in its spec, unless there are vector envs: their sizes are
-            only known after they are built.
+        env_ids: Ids of the host's envs. They are the ids in the spec, unless there are vector envs, whose sizes are
+            known only after they are built.
         pending: Tickets of the host's pending commands, by number. A command that was given up has ``None``; its late
             reply is dropped.
         death: Cause of the host's death; ``None`` while it lives.
@@ -37,10 +37,10 @@ class WorkerHandle:
         self.env_ids = self.spec.env_ids
 
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
-        """Return whether this worker must be replaced to rebuild envs: it is dead, was given up, or is busy with them.
+        """Return whether this worker must be replaced before those of ``env_ids`` that it has can be rebuilt.
 
-        A host in the caller's thread never counts as given up or busy, because it continues as soon as the caller waits
-        for it.
+        It must if it is dead, was given up, or is busy with one of these envs. A host in the caller's thread never
+        counts as given up or busy, because it continues as soon as the caller waits for it.
         """
         if self.death is not None or self.channel.in_caller:
             return self.death is not None

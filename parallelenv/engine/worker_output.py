@@ -1,4 +1,4 @@
-"""Output of envs in worker processes, shown to the user in the notebook cell of the current call."""
+"""Shows the output of envs in workers where the user makes the calls: in the terminal or below the notebook cell."""
 
 from __future__ import annotations
 

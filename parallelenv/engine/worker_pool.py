@@ -54,7 +54,7 @@ CLOSE_TIMEOUT = 3.0
 _IDLE_REPLY_TIME = 1.0
 """Seconds within which hosts without a pending command certainly reply."""
 _MOST_SHARDS = 256
-"""Number of tuples of env ids whose split over workers is kept, because splitting 8 envs takes 7 us."""
+"""Maximum number of kept splits of env ids over workers. They are kept because splitting 8 envs takes 7 us."""
 
 
 class Pool:
@@ -62,19 +62,19 @@ class Pool:
 
     Attributes:
         facts: Facts about each env from its first build, in env id order.
-        processes: Where each env lives now.
+        processes: The process in which each env lives now, by env id.
         env_ids: All env ids, ascending.
         groups: The vector envs.
         layout: The layout of the batch.
         batch: The arrays that all hosts read and write.
         backend: Places and reaches the workers.
         timeout: Seconds that a call may take if its caller gives no other limit; ``None`` if there is no limit. There
-            is none while envs are first built.
+            is no limit while the envs are built for the first time.
         number: Number of the next command.
         is_settled: Becomes False when an operation other than a step is sent, and True again when a wait finds no
             pending command. It stays False if the wait for the operation is interrupted or never starts.
         generation: Changes when the batch is replaced, and when a worker is replaced or dies.
-        planned: The plan whose step is in flight and has no ticket.
+        planned: The plan whose step is in flight and has no ticket yet; ``None`` if there is none.
         dead: The error for each env whose worker is dead, or was replaced and has not built the env yet.
         is_traced: Whether the hosts record what their envs do.
         waits_by: The call with which an adapter continues the wait for a step; ``None``: `ParallelEnv.recv`.
@@ -241,8 +241,8 @@ class Pool:
         ``failed`` are failures of envs to which nothing can be sent; the failures stand in for replies of these envs.
 
         Raises:
-            WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
-            UnpicklableError: If an argument cannot be copied; nothing was sent.
+            WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing has been sent.
+            UnpicklableError: If an argument cannot be copied; nothing has been sent.
         """
         self.enter_planned()
         self.groups.refuse_cut(operation, env_ids, each, common)
@@ -482,7 +482,7 @@ class Pool:
 
     @property
     def is_held_up(self) -> bool:
-        """True if an interrupted command in the caller's thread resumes on the next wait."""
+        """True if an interrupted command in the caller's thread will resume at the next wait."""
         return any(worker.channel.in_caller and worker.pending for worker in self._workers)
 
     @property
@@ -537,7 +537,8 @@ class Pool:
                 `death_failures` still has the envs of dead workers.
 
         Raises:
-            InvalidEnvError: If an env was given as a live instance that never left this process; nothing was changed.
+            InvalidEnvError: If an env was given as a live instance that never left this process; nothing has been
+                changed.
         """
         self.enter_planned()
         env_ids = self.groups.complete(env_ids)
@@ -612,7 +613,7 @@ class Pool:
 
         Raises:
             WorkerTimeoutError: If, within the pool's timeout, hosts do not finish their pending commands, whose replies
-                have the old layout; nothing was changed.
+                have the old layout; nothing has been changed.
         """
         self.enter_planned()
         self._let_finish(self._workers)

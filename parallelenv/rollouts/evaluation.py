@@ -1,4 +1,4 @@
-"""Whole episodes run with a policy in the caller's process, and their statistics."""
+"""Runs whole episodes with a policy in the caller's process, and returns their statistics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Evaluation:
         return len(self.lengths)
 
     def __repr__(self) -> str:
-        """Return one line."""
+        """Return a summary in one line."""
         has_mean = len(self) and self.returns.dtype != object
         mean = f", return {number(float(self.returns.mean()))} on average" if has_mean else ""
         return f"<Evaluation of {count(len(self), 'episode')}{mean}>"
@@ -67,7 +67,7 @@ def evaluate(
     shows_progress: bool,
 ) -> Evaluation:
     """Run episodes: each env runs its share of ``goal`` and is then idle. See `EpisodeRunner.play` for the errors."""
-    shares = {env_id: share for env_id, share in goal.shares(env_ids).items() if share}  # the first envs run most
+    shares = {env_id: share for env_id, share in goal.shares(env_ids).items() if share}  # the first envs have most
     engine.pool.groups.refuse_resting("run_episodes()", shares)
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
         return EpisodeRunner(shares, advance).play(engine, policy, each[: len(shares)])
@@ -106,7 +106,7 @@ class EpisodeRunner:
         self._running = OpenEpisodes(engine.num_envs)
         with engine.with_continue_done_policy(env_ids) as continuing:  # no env starts an episode by itself
             runner = PolicyRunner(policy, None, continuing.pool.layout)
-            engine.forget_seeds(env_ids)  # not earlier, because wrong arguments raise above
+            engine.forget_seeds(env_ids)  # not earlier: the errors above must not use up the seeds
             try:
                 self._play(continuing, runner, env_ids, each)
             except WorkerTimeoutError as error:
@@ -168,7 +168,7 @@ class EpisodeRunner:
 
 
 def _evaluation(results: EpisodesByEnv) -> Evaluation:
-    """Return the episodes that have ended."""
+    """Return an `Evaluation` of the episodes that have ended."""
     rows = [(env_id, *episode) for env_id, ended in results.items() for episode in ended]
     env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
     are_numbers = all(isinstance(one, (int, float, np.integer, np.floating)) for one in returns)

@@ -41,7 +41,8 @@ CHUNK = 0.2
 _GROWTH = 16
 """Maximum factor by which the size of chunks grows.
 
-The factor is limited because the time of one chunk is a poor estimate, and because the first chunk includes warm-up.
+The factor is limited because the time of one chunk is a poor estimate of the time of the next, and because the first
+chunk includes warm-up.
 """
 _numbers = itertools.count(1)
 
@@ -96,10 +97,10 @@ class RunningRollout:
         return RecurrentState(tuple(self._env_ids), rnn_state, new)
 
     def _shares(self, living: Sequence[int]) -> dict[int, int | None]:
-        """Return the number of episodes that each env should finish, 0 for idle envs.
+        """Return the number of episodes that each env should finish: 0 for idle envs, ``None`` for any number.
 
         Raises:
-            ResetNeededError: If an idle env should finish an episode.
+            ResetNeededError: If an idle env would have to finish an episode.
         """
         shares = {**dict.fromkeys(self._env_ids, 0), **self._goal.shares(living)}
         if self._done_policy.skips_done:
@@ -360,7 +361,7 @@ class LocalRollouts:
 
 
 class _RunningLocalRollout(RunningRollout):
-    """A rollout whose policy is in this process, which makes the chunks instead of requesting them from hosts."""
+    """A rollout whose policy is in this process. It makes the chunks itself instead of requesting them from hosts."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Stepping envs one at a time: signals that replace states and actions, and the loop of `ParallelEnv.stream`."""
+"""Stepping envs independently: signals that replace states and actions, and the loop of `ParallelEnv.stream`."""
 
 from __future__ import annotations
 
