@@ -134,13 +134,13 @@ def _compare(arguments: argparse.Namespace) -> int:
     comparisons = []
     # Keep the output of envs out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        rounds = f"{ROUNDS} rounds of {settings.seconds / ROUNDS:g} s in turns with {compare.ORACLE}"
+        rounds = f"medians of {ROUNDS} rounds of {settings.seconds / ROUNDS:g} s, alternating with {compare.ORACLE}"
         for name in arguments.envs:
             style = "{desc} {n}/{total} |{bar}| {elapsed}"
             with open_bar(arguments.progress, total=len(settings.modes), bar_format=style) as progress:
                 comparisons.append(compare.compare(name, settings, progress))
             size = f"{settings.num_envs} envs, {settings.num_cpus or usable_cores()} cores"
-            print(f"{name}: {size}; {settings.steps} steps compared; {rounds}, medians")
+            print(f"{name}: {size}; {settings.steps} steps compared; {rounds}")
             print(f"{comparisons[-1]}\n", flush=True)
         if load > usable_cores() / 2:
             print(f"Other programs keep cores busy and affect the results (load average {load:.1f}).")
