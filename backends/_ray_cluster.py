@@ -188,7 +188,7 @@ def _connect(arguments: dict[str, Any]) -> None:
 
 
 def resources(kind: str) -> dict[str, float]:
-    """Call ``ray.cluster_resources()`` or ``ray.available_resources()``, whose name is ``kind``; return its result."""
+    """Return the result of the function of Ray called ``kind``: ``cluster_resources`` or ``available_resources``."""
     import ray
 
     found: dict[str, float] = getattr(ray, kind)()

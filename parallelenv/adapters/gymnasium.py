@@ -335,7 +335,9 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             raise PendingCallError(f"{call}() was called while {name}_async() waits for {name}_wait().", name)
 
     def _take(self, name: str, timeout: object) -> _PendingCall:
-        """Return the call that was started. Other calls are allowed from now on, even if the wait is interrupted.
+        """Return the call that was started.
+
+        Once this method has returned, other calls are allowed, even if the caller's wait for the result is interrupted.
 
         An invalid ``timeout`` raises an error before other calls are allowed.
         """

@@ -449,7 +449,7 @@ class Collector(CollectorBase):
         return len(self._envs["envs"])
 
     def __repr__(self) -> str:
-        """Return a description of one line."""
+        """Return a one-line description."""
         state = "stopped" if self.closed else f"version {self.version}"
         return f"<parallelenv.Collector of {count(self.num_envs, 'env')}, {state}>"
 

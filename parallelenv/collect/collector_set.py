@@ -280,7 +280,7 @@ class CollectorSet(CollectorBase):
         return self._scheduler.num_replaced
 
     def __repr__(self) -> str:
-        """Return a description of one line."""
+        """Return a one-line description."""
         state = "stopped" if self.closed else f"version {self.version}"
         return f"<parallelenv.CollectorSet of {count(len(self), 'collector')}, para_mode={self._word!r}, {state}>"
 

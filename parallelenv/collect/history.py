@@ -93,7 +93,7 @@ class History:
         return self._records[index]
 
     def __repr__(self) -> str:
-        """Return a description of one line."""
+        """Return a one-line description."""
         return f"<History of {count(len(self), 'record')}, {self._samples:,} samples in {self._seconds:.1f} s>"
 
     def plot(self, axes: object = None) -> Any:

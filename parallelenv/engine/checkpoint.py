@@ -42,7 +42,7 @@ class SavedState:
         return tuple(env_id for env_id, env in enumerate(self.envs) if env is None)
 
     def __repr__(self) -> str:
-        """Return a summary in one line."""
+        """Return a one-line summary."""
         size = sum(len(env) for env in self.envs if env is not None)
         lost = f", without that of {list(self.unsaved)}" if self.unsaved else ""
         return f"<SavedState of {len(self.envs)} envs, {size:,} bytes{lost}>"

@@ -59,13 +59,14 @@ class EnvTable:
 
     Attributes:
         env_ids: All env ids, ascending.
-        done: ``(num_envs,)`` bool: whether the env's episode has ended, in its latest step or by the done policy.
+        done: ``(num_envs,)`` bool: whether the env counts as done, because its episode ended in its latest step or
+            because the done policy says so.
         terminated: ``(num_envs,)`` bool: the flag of each env's latest step.
         truncated: ``(num_envs,)`` bool: the flag of each env's latest step.
         exhausted: Ids of envs whose latest reset found no further episode. Such envs also count as done.
         paused: ``(num_envs,)`` bool: whether the env is paused.
         unpaused: Ids of envs that are not paused, ascending.
-        tickets: By env id, the step or reset that is in flight, that is, whose result the user does not have yet. A
+        tickets: Maps an env id to the ticket of its step or reset in flight, whose result the user does not have yet. A
             planned step is not in this dict before `Pool.enter_planned` is called.
         reset_infos: The info of each env's latest reset.
         version: A number. When it changes, all plans of steps become invalid.

@@ -391,7 +391,8 @@ class Pool:
     def late(self, env_ids: Sequence[int], timeout: float | None, call: str) -> WorkerTimeoutError:
         """Return the error that names the late envs and says what the user can do.
 
-        ``call`` is the operation that waits for the envs, or the user's call if the error gives advice for that call.
+        ``call`` is the name of the operation that waits for the envs. If there is specific advice for the method that
+        the user called, it is the name of that method.
         """
         ids = tuple(sorted(env_ids))
         wait_on = self.ways_to_wait(len(ids)) if call == "step" else f"{call}()"

@@ -184,7 +184,7 @@ class Film:
         return target
 
     def __repr__(self) -> str:
-        """Return a summary in one line."""
+        """Return a one-line summary."""
         where = "" if self.path is None else f", {self.path}"
         return (
             f"<Film of {count(self.num_frames, 'frame')}, {self.fps:g} a second, {self.video_format}, "

@@ -196,7 +196,7 @@ class Timeline:
         return target
 
     def __repr__(self) -> str:
-        """Return a summary in one line."""
+        """Return a one-line summary."""
         return f"<Timeline, {len(self.svg):,} bytes of SVG>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:

@@ -48,7 +48,7 @@ class Evaluation:
         return len(self.lengths)
 
     def __repr__(self) -> str:
-        """Return a summary in one line."""
+        """Return a one-line summary."""
         has_mean = len(self) and self.returns.dtype != object
         mean = f", return {number(float(self.returns.mean()))} on average" if has_mean else ""
         return f"<Evaluation of {count(len(self), 'episode')}{mean}>"

@@ -136,7 +136,7 @@ class Host:
             self._number_envs(batch.layout)
 
     def _number_envs(self, layout: Layout) -> None:
-        """Give every env an id and a slot, because the layout tells how many sub-envs each vector env has."""
+        """Give every env an id and a slot, now that the layout says how many sub-envs each vector env has."""
         items = self._spec.env_ids
         slots: list[int] = []  # for each env, the previous slot of its item
         begin = 0

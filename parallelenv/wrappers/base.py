@@ -389,7 +389,7 @@ class ParallelWrapper(ShortTracebacks):
         self.close()
 
     def __repr__(self) -> str:
-        """Return a description of one line."""
+        """Return a one-line description."""
         return f"<{type(self).__name__} around {self.env!r}>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:

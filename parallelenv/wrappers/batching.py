@@ -47,7 +47,7 @@ def apply_to_stepped(
 
 
 def changed(result: StepResult, *, states: States = None, rewards: Array | None = None) -> StepResult:
-    """Return a result with new states or rewards, and the other parts of the given result."""
+    """Return a copy of ``result`` whose states or rewards are replaced; all other parts are kept."""
     return StepResult(
         result.states if states is None else states,
         result.rewards if rewards is None else rewards,

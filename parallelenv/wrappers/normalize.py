@@ -188,7 +188,7 @@ class RunningStatistics:
         return loaded
 
     def __repr__(self) -> str:
-        """Return a description of one line."""
+        """Return a one-line description."""
         return f"<RunningStatistics of {self.shapes}, {self.count:,} seen>"
 
 
@@ -211,7 +211,7 @@ class Normalizer:
     clip: float
 
     def __call__(self, states: States) -> States:
-        """Return normalised states, batched as envs return them."""
+        """Return normalised states. ``states`` and the result are batched as envs return them."""
         leaves = self.structure.split(states)
         for name, index in self.places.items():
             mean, variance = self.statistics.leaves[name].guess()
