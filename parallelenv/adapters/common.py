@@ -235,7 +235,7 @@ class AdapterCalls:
 
     @single_threaded
     def call_wait(self, ticket: Ticket, timeout: float | None) -> list[Any]:
-        """Wait for the calls of `call_async` and return their results, in the order of the envs in ``id``."""
+        """Wait for the calls started by `call_async`; return their results in the order of the ``id`` given there."""
         limit = arguments.check_timeout(timeout)
         self._engine.pool.wait(ticket, self._engine.pool.timeout if limit is None else limit)
         return ticket.listed()

@@ -77,7 +77,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Outcome:
-    """The results of steps of envs, or of resets in place of steps, before conversion to the user's form."""
+    """Results of env steps, or of resets made instead of steps, before conversion to the form for the user."""
 
     env_ids: Sequence[int]  #: The envs, in the order of the result.
     stepped: Sequence[int]  #: The envs that were stepped; the others are absent, because they are done or exhausted.

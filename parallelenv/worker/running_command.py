@@ -91,7 +91,7 @@ class RunningCommand:
 
     @property
     def current_ids(self) -> tuple[int, ...]:
-        """Id of the env that started last, or the ids of all envs of the share that started last.
+        """Id of the env that started last, or the ids of all envs of the vector env that started last.
 
         The tuple is empty before the first env has started.
         """
