@@ -80,74 +80,74 @@ class ParallelEnv:
     """Runs a list of environments in parallel; `para_mode` selects how.
 
     An env's id is its position in the list, ``0 .. n-1``, and never changes. An ``id`` argument is ``None`` (every env
-    that is not paused; in `restart`, every env), an int, a list, tuple or array of ints, a slice, or a bool mask of
-    length n. Results are in the order of ``id``.
+    that is not paused, unless the method says otherwise), an int, a list, tuple or array of ints, a slice, or a bool
+    mask of length n. Results are in the order of ``id``.
 
-    The same seeds and actions give identical results in every mode, with any number of workers, if the envs draw their
-    random numbers from their seeded generators; otherwise see ``seed_globals``.
+    The same seeds and actions give identical results in every mode, with any number of workers, if each env draws its
+    random numbers from its own generator, which a reset seeds; otherwise see ``seed_globals``.
 
     Args:
         envs: Envs, env fns (callables without arguments that return an env), registered ids or `EnvSpec` objects, in
-            any combination. Each env fn is called where its env will live. Objects with ``reset()`` and the old
-            ``step()``, which returns four items, are accepted as well. A `gymnasium.Env` whose ``step`` returns four
-            items, or whose ``reset`` takes no ``seed`` or ``options``, is used through the old API, and an
-            `OldApiWarning` is issued. Objects that lack ``reset()`` or ``step()`` only support method calls and
-            attributes. Each env inside a `gymnasium.vector.VectorEnv` has its own id, but all envs of that vector env
+            any combination. Each env fn is called in the worker that will run its env. Objects with ``reset()`` and the
+            old ``step()``, which returns four items, are accepted as well. A `gymnasium.Env` whose ``step`` returns
+            four items, or whose ``reset`` takes no ``seed`` or ``options``, is used through the old API, and an
+            `OldApiWarning` is issued. Objects that lack ``reset()`` or ``step()`` support only method calls and access
+            to attributes. Each env inside a `gymnasium.vector.VectorEnv` has its own id, but all envs of one vector env
             step together.
-        para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a mode that another
-            package adds, a backend class, or ``"auto"``, with which `recommend` chooses the mode in a trial of one
-            second.
-        asynchronous: The done policy: what happens when an episode ends. ``None``: when the first episode ends, the
-            episodes of all envs end; all envs then return ``(None, None, True, {})`` until they are reset. ``"idle"``:
-            an env whose episode has ended returns ``(None, None, True, {})`` until its reset; the other envs continue.
-            ``"restart"``: the env is reset within the step that ends its episode, and ``info["ended_state"]`` is the
-            last state of that episode. ``"continue"``: the env keeps being stepped.
+        para_mode: ``"dummy"`` (a loop in the caller), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a mode
+            that another package adds, a backend class, or ``"auto"``, which chooses a mode as `recommend` does, in a
+            trial of about one second.
+        asynchronous: The done policy: what happens when an episode ends. ``None``: when the episode of one env ends,
+            those of all other envs end too; all envs then return ``(None, None, True, {})`` until they are reset.
+            ``"idle"``: an env whose episode has ended returns ``(None, None, True, {})`` until it is reset; the other
+            envs continue. ``"restart"``: the env is reset within the step that ends its episode, and
+            ``info["ended_state"]`` is the last state of that episode. ``"continue"``: the env is still stepped.
         num_cpus: Number of cores that the envs may use; there are ``min(num_cpus, n)`` workers, or one in ``"dummy"``.
             ``None`` or 0: all usable cores or, in Ray modes, all cores of the cluster. A number larger than the number
             of cores helps if envs spend their time waiting.
         num_gpus: Number of GPUs, which Ray workers share evenly; fractions are allowed.
-        no_warning: Whether to drop warnings raised in worker processes.
+        no_warning: Whether to drop warnings that are issued in worker processes.
         timeout: Seconds that a step, a reset, a method call or a chunk of a rollout may take before it raises
             `WorkerTimeoutError`; ``None``: no limit. It has no effect on envs that the caller's own thread steps.
         on_failure: What happens if an env raises an exception in a step, its worker dies, or a step takes longer than
-            ``timeout``. ``"raise"``: the call raises. ``"restart"``: the env is rebuilt and reset, as are all envs that
-            shared its dead worker, and their episodes count as truncated. The result of the step then contains the
-            first state of the new episode, reward 0, and ``True`` for done and truncated; ``info["failure"]`` is the
-            exception. With ``asynchronous="restart"``, ``info["ended_state"]`` is ``None``. If the env was seeded, its
-            new seed is derived from the old one.
+            ``timeout``. ``"raise"``: the step raises an error. ``"restart"``: the env is rebuilt and reset, as are all
+            other envs of its worker if the worker died or is replaced; the episodes of these envs count as truncated.
+            For such an env, the result of the step then contains the first state of the new episode, reward 0, and
+            ``True`` for done and truncated; ``info["failure"]`` is the exception. With ``asynchronous="restart"``,
+            ``info["ended_state"]`` is ``None``. If the env was seeded, its new seed is derived from the old one.
         max_restarts: Number of restarts allowed per env within ten minutes. Once they are used up, the env's next
-            failure is raised. The first restart is immediate; the pause before each further restart is longer than the
-            previous pause, up to 5 s.
-        output: ``"show"``: lines that envs print in worker processes appear on ``sys.stdout`` during the current call,
-            with a prefix such as ``[env 3]``. ``"quiet"``: these lines are dropped. In both cases, the error for a dead
-            worker contains the last lines that the worker printed. In ``"ray"``, none of this applies to text from C
-            code, which Ray shows. Envs in this process print as usual.
+            failure is raised. The first restart is immediate; before each further restart there is a pause, which is
+            longer each time, up to 5 s.
+        output: ``"show"``: lines that envs print in worker processes appear on ``sys.stdout`` during calls to this
+            object, with a prefix such as ``[env 3]``. ``"quiet"``: these lines are dropped. In both cases, the error
+            for a dead worker contains the last lines that the worker printed. In mode ``"ray"``, none of this applies
+            to text that C code prints; Ray shows that text. Envs in this process print as usual.
         copy: ``False`` makes ``step`` and ``reset`` return states as read-only views that are valid until the next
             call.
         spaces: ``(observation_space, action_space)`` of every env, for envs that declare no spaces or are slow to
-            declare them. The envs' own spaces are then not read. A state that does not fit raises `EnvContractError`;
-            an action that does not fit raises `ActionError`.
+            declare them. The envs' own spaces are then not read. A state that does not fit its space raises
+            `EnvContractError`; an action that does not fit raises `ActionError`.
         keep: When a notebook cell that makes a `ParallelEnv` is run again, every `ParallelEnv` that its earlier runs
             left open is closed. ``True`` exempts this object.
         seed: Seed of the first episodes, as if set with the method `seed`. While an env is built,
             ``get_worker_info().seed`` is this seed plus the env id.
-        shared: A dict of arrays. The arrays are copied once to where all workers can read them. An env gets a read-only
-            array as ``get_worker_info().shared["name"]``.
+        shared: A dict of arrays. The arrays are copied once, to a place where all workers can read them. Envs read the
+            array called ``name`` as ``get_worker_info().shared["name"]``; they cannot write to it.
         seed_globals: Whether each env has its own state of the process-wide random generators: those of ``random`` and
             ``numpy.random`` and, from the first call after the env has imported torch, torch's CPU generator. A reset
-            with seed ``s`` seeds these generators as ``random.seed(s)`` does. Until the first reset with a seed, the
-            generators are seeded with ``seed`` plus the env id or, without ``seed``, by the system. While an env is
-            built, reset, stepped or called, the generators have the env's state; afterwards the process's own state is
-            restored. `save_state` saves the env's state of the generators as well. With this option, envs that draw
-            from these generators give the same results in every mode. The cost is about 60 us per message to a worker
-            and 15 us per env step. Threads share the generators, so ``"thread"`` needs ``num_cpus=1``, and the caller
+            with seed ``s`` also seeds these generators with ``s``. Until the first reset with a seed, the generators
+            are seeded with ``seed`` plus the env id or, without ``seed``, by the system. While an env is built, reset,
+            stepped or called, the generators have the env's state; afterwards the process's own state is restored.
+            `save_state` also saves each env's state of the generators. With this option, envs that draw from these
+            generators give the same results in every mode. The cost is about 60 us per message to a worker and 15 us
+            per env step. Threads share the generators, so with ``"thread"``, ``num_cpus`` must be 1, and the caller
             must not draw from the generators during a step.
         **backend_options: Options of the chosen backend.
 
     Raises:
         ArgumentError: If an argument has an invalid value.
         InvalidEnvError: If an item of ``envs`` is not an env, if the same env object appears twice, or if
-            ``on_failure="restart"`` is given with instances that live in this process.
+            ``on_failure="restart"`` is given with env instances that would live in this process.
         UnpicklableError: If an env or env fn must be sent to a worker process but cannot be pickled.
         BaseException: Any exception raised by an env's constructor.
     """
@@ -309,12 +309,13 @@ class ParallelEnv:
         """Return a `TaskPool`: a `ParallelEnv` whose envs are task samplers and whose episodes are tasks.
 
         Args:
-            make_sampler_fn: A function that returns a `TaskSampler`. It is called where the sampler will live.
+            make_sampler_fn: A function that returns a `TaskSampler`. It is called in the worker that will run the
+                sampler.
             sampler_fn_args: Keyword arguments of ``make_sampler_fn``: one dict per env. The dicts are copied.
             para_mode: See the constructor.
             auto_resample_when_done: ``True``: the sampler's next task starts within the step that ends the current
                 task, as with ``asynchronous="restart"``. ``False``: the env is idle until `TaskPool.next_task` is
-                called, as with ``"idle"``.
+                called, as with ``asynchronous="idle"``.
             **options: Other arguments of the constructor, except ``asynchronous``.
 
         Raises:
@@ -359,7 +360,7 @@ class ParallelEnv:
     def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> State:
         """Start new episodes and return only their first states; Gymnasium's ``reset`` returns the infos as well.
 
-        Steps of these envs that are in flight or were interrupted are dropped.
+        If a step of one of the envs is in flight or was interrupted, it is dropped.
 
         Args:
             id: The envs to reset.
@@ -369,7 +370,7 @@ class ParallelEnv:
 
         Returns:
             States, batched as in the result of `step`, in the order of ``id``. The infos are in `reset_infos`. (The
-            vector env of `to_gymnasium` has a ``reset`` that returns the pair of states and infos.) If an env's own
+            vector env that `to_gymnasium` returns has a ``reset`` that returns both states and infos.) If an env's own
             ``reset`` raises `ExhaustedError`, the env has no further episode: its state is ``None``, and the env is
             `exhausted`. Until a later reset starts an episode, the env's steps return ``(None, None, True,
             {"exhausted": True})``, whatever ``asynchronous`` is.
@@ -377,8 +378,8 @@ class ParallelEnv:
         Raises:
             ArgumentError: If ``seed`` or ``options`` is invalid, or the result is unpacked into a pair as in
                 Gymnasium; nothing was reset.
-            WorkerTimeoutError: If the resets took longer than ``timeout``. All envs of the call then need another
-                reset.
+            WorkerTimeoutError: If the resets took longer than the ``timeout`` of the `ParallelEnv`. All envs that the
+                call was to reset then need another reset.
             BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
                 episodes have started.
         """
@@ -416,8 +417,8 @@ class ParallelEnv:
 
         Args:
             action: One action per env, in the order of ``id``: a batch like the one that ``action_space.sample()``
-                returns, or a list. Tensors that require grad, and torch modules whose parameters require grad, reach
-                envs in this process unchanged.
+                returns, or a list. Tensors that require grad, and torch modules whose parameters require grad, are
+                passed unchanged to envs in this process.
             id: The envs to step.
             align: Form of the result, ``"item"`` or ``"batch"``.
 
@@ -433,8 +434,8 @@ class ParallelEnv:
                 After a `ResetNeededError`, an `EnvBusyError` or an `ActionError`, nothing was stepped.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
             WorkerDiedError: If the worker of an env has died.
-            WorkerTimeoutError: If the step took longer than the ``timeout`` of the `ParallelEnv`; `recv` continues the
-                wait.
+            WorkerTimeoutError: If the step took longer than the ``timeout`` of the `ParallelEnv`; `recv` can still
+                return the results.
         """
         engine, guard = self._engine, self._guard
         use, outermost, call = (threading.get_ident(), "step"), None, ""
@@ -597,14 +598,14 @@ class ParallelEnv:
     def get_state(self, timeout: float | None = None) -> tuple[State, int] | None:
         """Return the state and the id of the env that has waited longest for an action.
 
-        `get_state` and `send_action` do the same as `recv` and `send`, for one env at a time; start with `send_reset`.
+        `get_state` and `send_action` do the same as `recv` and `send`, for one env at a time; call `send_reset` first.
         To get rewards, flags and infos as well, use ``recv(1, 1, align="batch")`` instead. ``timeout`` is in seconds;
         ``None`` means the ``timeout`` of the `ParallelEnv`.
 
         Returns:
             ``(state, env_id)``. The state is `TERMINATED` if the env's episode has ended and no new episode has
-            started; this happens with any ``asynchronous`` except ``"restart"``, and for an exhausted env. If
-            ``timeout`` seconds have passed, the result is ``None``.
+            started; with ``asynchronous="restart"``, this happens only for an exhausted env. If no env is ready within
+            ``timeout`` seconds, the result is ``None``.
 
         Raises:
             The errors of `recv`, but `WorkerTimeoutError` only if ``timeout`` is ``None``.
@@ -745,15 +746,14 @@ class ParallelEnv:
     def set_env_attr(
         self, key: str, value: Any = MISSING, id: Ids = None, *, values: Sequence[Any] | None = None
     ) -> None:
-        """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env.
+        """Set an attribute of each env, on the outermost wrapper that has it, or else on the env inside all wrappers.
 
-        If neither the env nor a wrapper has the attribute, and the env has its own method ``set_env_attr(key, value)``,
-        that method is called.
+        If neither the env nor a wrapper has the attribute, but the env has its own method ``set_env_attr(key, value)``,
+        that method is called instead.
 
         Args:
             key: Name of the attribute; see `get_env_attr`.
-            value: The value for every env. A list or tuple must have one item per env, in the order of ``id``, like
-                ``values``.
+            value: The value for every env. A list or tuple is treated like ``values``.
             id: The envs.
             values: Instead of ``value``, a list with one value per env, in the order of ``id``. To set the same list on
                 all n envs, give ``values=[the_list] * n``.
@@ -781,13 +781,13 @@ class ParallelEnv:
 
         Args:
             env_method: Name of the method, which is looked up from the outermost wrapper down to the env; ``"a.b"``
-                calls ``b`` of the object ``a``.
+                calls the method ``b`` of the env's attribute ``a``.
             data: Keyword arguments: a dict for all envs, or a list with one dict per env. The dicts and their values
                 are copied, so that no two envs share an argument.
             id: The envs.
 
         Raises:
-            ArgumentError: If ``env_method`` is not a plain name, or ``data`` is invalid; nothing was called.
+            ArgumentError: If ``env_method`` is not a valid name, or ``data`` is invalid; nothing was called.
             AbsentAttributeError: If an env has no such method; the methods of the other envs were called.
             BaseException: Any exception raised by a method; ``error.partial`` maps the ids of the other envs to their
                 results.
@@ -822,9 +822,9 @@ class ParallelEnv:
 
     @single_threaded
     def attr(self, names: str | Sequence[str], id: Ids = None) -> list[Any]:
-        """Return copies of an attribute of each env, in the order of ``id``. Every env must have the attribute.
+        """Return a copy of an attribute of each env, in the order of ``id``. Every env must have its attribute.
 
-        ``names`` is a name for all envs, or a list with one name per env, as in `get_env_attr`.
+        ``names`` is a name for all envs, or a list with one name per env; see ``key`` of `get_env_attr`.
 
         Raises:
             ArgumentError: If a name is invalid, or the list does not have one name per env; nothing was read.
@@ -857,9 +857,9 @@ class ParallelEnv:
     def render(self, id: Ids = None, tile: bool = False, labels: bool = False) -> Any:
         """Return a list with the result of each env's ``render()``, in the order of ``id``.
 
-        With ``tile``, return one picture instead, ``(height, width, 3)`` uint8, in which the RGB frames form a grid
-        without gaps; the frames may differ in size. With ``labels`` as well, the grid has gaps, and each frame shows
-        its env id, as in `show`.
+        With ``tile``, return one picture instead, a uint8 array of shape ``(height, width, 3)``, in which the frames
+        form a grid without gaps; the frames may differ in size. With ``labels`` as well, the grid has gaps, and each
+        frame shows its env id, as in `show`.
 
         Raises:
             ArgumentError: If ``tile`` is given and a frame is not a uint8 array (RGB, grey, or RGB with alpha, which is
@@ -893,9 +893,9 @@ class ParallelEnv:
 
         Each env runs an equal share of the episodes, and is then idle while the other envs finish. If the episodes do
         not divide evenly, the first envs run one more each. Shares are fixed beforehand, so short episodes are not
-        over-represented. All envs with a share are reset at the start, even if they are in the middle of an episode,
-        and need a reset afterwards. ``asynchronous`` has no effect. If the policy can be pickled, `rollout` is faster,
-        and it also returns all steps.
+        over-represented. All envs that run episodes are reset at the start, even if they are in the middle of an
+        episode, and need a reset afterwards. ``asynchronous`` has no effect. If the policy can be pickled, `rollout` is
+        faster, and it also returns all steps.
 
         Args:
             policy: A policy as in `rollout`, except that it is called in this process, with the states of all envs that
@@ -1032,15 +1032,16 @@ class ParallelEnv:
     def load_state(self, state: SavedState) -> tuple[int, ...]:
         """Continue from a saved state, and return the ids of the envs that need a reset.
 
-        The state may be that of a different `ParallelEnv`, in any mode, whose envs were made in the same way. Steps in
-        flight are dropped. Later steps give the results that they would have given right after the save.
+        The state may have been saved by a different `ParallelEnv`, in any mode, if its envs were made in the same way.
+        Steps in flight are dropped. The next steps give the same results as if they had been made right after the save.
 
         Returns:
-            Ids of the envs that needed a reset when they were saved or are in `SavedState.unsaved`.
+            Ids of the envs that needed a reset when they were saved, and of those in `SavedState.unsaved`.
 
         Raises:
-            ArgumentError: If the number of envs or ``asynchronous`` differs; nothing was changed.
-            EnvContractError: If envs were wrapped differently when they were saved; these envs need a reset.
+            ArgumentError: If ``state`` is not a `SavedState`, or was saved with a different number of envs,
+                ``asynchronous`` or format version; nothing was changed.
+            EnvContractError: If an env had different wrappers when it was saved; that env needs a reset.
             BaseException: Any exception raised by an env's ``set_state``; that env needs a reset.
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
@@ -1149,12 +1150,12 @@ class ParallelEnv:
 
     @functools.cached_property
     def observation_space(self) -> Space | None:
-        """The batch of ``n`` copies of `single_observation_space`; ``None`` if that is ``None``."""
+        """The space of a batch of observations of all envs; ``None`` if `single_observation_space` is ``None``."""
         return batched(self.single_observation_space, self._engine.num_envs)
 
     @functools.cached_property
     def action_space(self) -> Space | None:
-        """The batch of ``n`` copies of `single_action_space`; ``None`` if that is ``None``."""
+        """The space of a batch of actions of all envs; ``None`` if `single_action_space` is ``None``."""
         return batched(self.single_action_space, self._engine.num_envs)
 
     @property
@@ -1185,8 +1186,8 @@ class ParallelEnv:
         Raises:
             UsageError: If the call is not made in a notebook.
             MissingDependencyError: If Pillow is not installed.
-            ArgumentError: If an env has a different ``render_mode`` or cannot draw (nothing was drawn), or if the
-                frames cannot be tiled (see `ParallelEnv.render`).
+            ArgumentError: If an env does not render pictures, for example because its ``render_mode`` is not
+                ``"rgb_array"`` (nothing was drawn), or if the frames cannot be tiled (see `ParallelEnv.render`).
             ResetNeededError: If an env needs a reset before it can draw.
         """
         _notebook().show_envs(self, id, width)
@@ -1203,7 +1204,7 @@ class ParallelEnv:
         width: int = 800,
         progress: bool = True,
     ) -> Evaluation:
-        """Run a policy, show the envs below the notebook cell while they step, and return statistics of ended episodes.
+        """Run a policy, show the envs below the notebook cell while they step, and return statistics of their episodes.
 
         The envs are reset at the start, and need a reset afterwards. An env whose episode has ended is reset,
         regardless of ``asynchronous``. Interrupt the cell to stop early.
@@ -1220,8 +1221,8 @@ class ParallelEnv:
 
         Raises:
             UsageError, MissingDependencyError: See `show`.
-            ArgumentError: If an argument is invalid, or an env has a different ``render_mode`` or cannot draw; nothing
-                was reset.
+            ArgumentError: If an argument is invalid, or an env does not render pictures, for example because its
+                ``render_mode`` is not ``"rgb_array"``; nothing was reset.
             EnvBusyError: See `ParallelEnv.step`.
             BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
                 before the exception.
@@ -1241,17 +1242,18 @@ class ParallelEnv:
         width: int = 640,
         progress: bool = True,
     ) -> Film:
-        """Run a policy and return a film of the envs' steps, which a notebook can play. No screen is needed.
+        """Run a policy on the envs and return a film that a notebook can play. No screen is needed.
 
         The envs are reset at the start, and need a reset afterwards. An env whose episode has ended is reset,
-        regardless of ``asynchronous``. All frames are kept in memory until the last step: about 0.8 MB each at the
-        default width. To film the steps of your own loop, use the wrapper `RecordVideo`.
+        regardless of ``asynchronous``. All frames are kept in memory until the last step; at the default width, each
+        takes about 0.8 MB. To film the steps of your own loop, use the wrapper `RecordVideo`.
 
         Args:
             policy: See `ParallelEnv.run_episodes`.
-            steps: Number of steps of each env; the film has one more frame.
-            path: A file to which the film is also written: ``.webp``, ``.gif``, ``.png`` (animated), or ``.mp4``, which
-                needs imageio-ffmpeg. ``None``: no file; the film is then an MP4 if possible, else a WebP.
+            steps: Number of steps of each env; the film has ``steps + 1`` frames.
+            path: A file to which the film is also written. Its suffix gives the format: ``.webp``, ``.gif``, ``.png``
+                (animated), or ``.mp4``, which needs imageio-ffmpeg. ``None``: no file is written; the film is an MP4 if
+                imageio-ffmpeg is installed, else a WebP.
             id: The envs.
             seed: Seed of the first reset; see `ParallelEnv.reset`.
             fps: Frames per second; ``None``: see `play`. The maximum is 50 in a GIF and 90 in a WebP or PNG, because
@@ -1261,10 +1263,11 @@ class ParallelEnv:
 
         Raises:
             MissingDependencyError: If Pillow or, for an MP4, imageio-ffmpeg is not installed.
-            ArgumentError: If an argument is invalid, or an env has a different ``render_mode`` or cannot draw (nothing
-                was reset), or if a picture is too large for the format.
-            OSError: If the folder does not exist or is not writable (nothing was reset), or if the film cannot be
-                written (``error.partial`` is the film).
+            ArgumentError: If an argument is invalid or an env does not render pictures, for example because its
+                ``render_mode`` is not ``"rgb_array"`` (nothing was reset), or if a frame of the film is too large for
+                the format.
+            OSError: If the folder of ``path`` does not exist or ``path`` is not writable (nothing was reset), or if
+                writing the film fails (``error.partial`` is the film).
             EnvBusyError: See `ParallelEnv.step`.
             BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
                 before the exception.
@@ -1322,12 +1325,12 @@ class ParallelEnv:
         return GymnasiumVectorEnv(self, autoreset_mode, observation_mode)
 
     def to_sb3(self) -> SB3VecEnv:
-        """Return a Stable-Baselines3 `VecEnv` that steps these envs, for use with its algorithms and wrappers.
+        """Return a `VecEnv` that steps these envs, for the algorithms and wrappers of Stable-Baselines3.
 
-        After this call, an env whose episode ends is reset within the same step, regardless of ``asynchronous``, and
-        all envs need a reset. Closing the `VecEnv` closes this object. Observations are copied even with
-        ``copy=False``, because Stable-Baselines3's algorithms keep the latest observations during a step: without a
-        copy, the step would overwrite these observations, and the algorithms would learn from the wrong ones.
+        After this call, all envs need a reset, and an env whose episode ends is reset within the same step, regardless
+        of ``asynchronous``. Closing the `VecEnv` closes this object. Observations are copied, even if this object was
+        made with ``copy=False``, because Stable-Baselines3's algorithms keep the latest observations during a step:
+        without a copy, the step would overwrite these observations, and the algorithms would learn from the wrong ones.
 
         Raises:
             MissingDependencyError: If Stable-Baselines3 is not installed.
@@ -1350,9 +1353,9 @@ class ParallelEnv:
     def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:
         """Return a vector env for Tianshou's collectors and wrappers.
 
-        After this call, an env is not reset when its episode ends, regardless of ``asynchronous``; Tianshou's
-        collectors reset the envs. All envs need a reset. Closing the vector env closes this object. Observations are
-        copied, regardless of ``copy``.
+        After this call, all envs need a reset. Regardless of ``asynchronous``, an env is not reset when its episode
+        ends, because Tianshou's collectors reset the envs. Closing the vector env closes this object. Observations are
+        copied, even if this object was made with ``copy=False``.
 
         Args:
             wait_num: Number of envs that a step waits for while the other envs continue. ``None``: all envs.
@@ -1360,7 +1363,7 @@ class ParallelEnv:
                 for one result. ``None``: no limit.
 
         Warns:
-            UserWarning: If either argument is given and envs share workers, because envs in one worker wait for each
+            UserWarning: If either argument is given and envs share workers; envs in the same worker wait for each
                 other.
 
         Raises:
@@ -1444,7 +1447,7 @@ class ParallelEnv:
         """Close every `ParallelEnv` of this process that is still open.
 
         Raises:
-            BaseExceptionGroup: If an error was raised. The group contains all errors, and is raised after every
+            BaseExceptionGroup: If closing raised errors. The group contains all of them, and is raised after every
                 `ParallelEnv` has been closed.
         """
         errors: list[BaseException] = []
