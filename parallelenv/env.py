@@ -111,9 +111,9 @@ class ParallelEnv:
             `WorkerTimeoutError`; ``None``: no limit. It has no effect on envs that the caller's own thread steps.
         on_failure: What happens if an env raises an exception in a step, its worker dies, or a step takes longer than
             ``timeout``. ``"raise"``: the step raises an error. ``"restart"``: the env is rebuilt and reset, as are all
-            other envs of its worker if the worker died or is replaced; the episodes of these envs count as truncated.
-            For such an env, the result of the step then contains the first state of the new episode, reward 0, and
-            ``True`` for done and truncated; ``info["failure"]`` is the exception. With ``asynchronous="restart"``,
+            other envs of a worker that died or took too long; the episodes of all these envs count as truncated. For
+            each of them, the result of the step contains the first state of the new episode, reward 0, and ``True`` for
+            done and truncated; ``info["failure"]`` is the exception. With ``asynchronous="restart"``,
             ``info["ended_state"]`` is ``None``. If the env was seeded, its new seed is derived from the old one.
         max_restarts: Number of restarts allowed per env within ten minutes. Once they are used up, the env's next
             failure is raised. The first restart is immediate; before each further restart there is a pause, which is
@@ -256,16 +256,16 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of vector envs, one per worker, with ``num_envs`` envs in total.
 
-        Each vector env has an even share of the envs, ``k``, and is made by ``gymnasium.make_vec(id, k,
-        vectorization_mode, ...)`` where it will live. The page on vector envs lists the done policies that can be used.
+        Each vector env has ``k`` envs, an even share, and is made in its worker by ``gymnasium.make_vec(id, k,
+        vectorization_mode, ...)``. The documentation page on vector envs lists the done policies that they support.
 
         Args:
             id: A registered id or an `EnvSpec`.
             num_envs: Number of envs.
             para_mode: See the constructor.
             *args: Further arguments of the constructor, by position.
-            num_workers: Number of vector envs. ``None``: one if envs live in this process; otherwise ``num_cpus`` (by
-                default one per usable core), but at most ``num_envs``.
+            num_workers: Number of vector envs. ``None``: one if the mode runs envs in this process; otherwise
+                ``num_cpus`` (by default one per usable core), but at most ``num_envs``.
             vectorization_mode: ``"vector_entry_point"``, ``"sync"`` or ``"async"``; ``None``: ``"vector_entry_point"``
                 if the id has one, else ``"sync"``.
             backend_options: Options of the mode.
@@ -275,7 +275,8 @@ class ParallelEnv:
         Raises:
             InvalidEnvError: If ``id`` is not registered or is neither an id nor an `EnvSpec`, or if the vector env does
                 not support the chosen ``asynchronous``.
-            ArgumentError: If a number is less than 1, or there are more workers than envs.
+            ArgumentError: If ``num_envs`` or ``num_workers`` is less than 1, or ``num_workers`` is larger than
+                ``num_envs``.
         """
         arguments.check_positive("num_envs", num_envs)
         options = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
@@ -360,7 +361,7 @@ class ParallelEnv:
     def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> State:
         """Start new episodes and return only their first states; Gymnasium's ``reset`` returns the infos as well.
 
-        If a step of one of the envs is in flight or was interrupted, it is dropped.
+        If an env to be reset has a step that is in flight or was interrupted, that step is dropped.
 
         Args:
             id: The envs to reset.
@@ -378,8 +379,8 @@ class ParallelEnv:
         Raises:
             ArgumentError: If ``seed`` or ``options`` is invalid, or the result is unpacked into a pair as in
                 Gymnasium; nothing was reset.
-            WorkerTimeoutError: If the resets took longer than the ``timeout`` of the `ParallelEnv`. All envs that the
-                call was to reset then need another reset.
+            WorkerTimeoutError: If the resets took longer than the ``timeout`` of the `ParallelEnv`. All envs of ``id``
+                then need another reset.
             BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
                 episodes have started.
         """
@@ -467,7 +468,7 @@ class ParallelEnv:
 
     @single_threaded
     def step_async(self, action: Action, id: Ids = None) -> None:
-        """Start a step of envs and return without waiting, like `ParallelEnv.send`; `step_wait` returns the results.
+        """Send actions to envs and return without waiting, like `ParallelEnv.send`; `step_wait` returns the results.
 
         Raises:
             ResetNeededError, EnvBusyError, ActionError, WorkerDiedError: See `ParallelEnv.step`; nothing was sent.
@@ -490,7 +491,7 @@ class ParallelEnv:
         Raises:
             NothingInFlightError: If `step_async` has not been called, or its results have been returned by a later
                 `recv` or dropped by a later `reset`.
-            WorkerTimeoutError: If the results do not arrive in time; call this method again to continue the wait.
+            WorkerTimeoutError: If the results do not arrive in time; you can then call this method again.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
         """
         arguments.check_align(align)
@@ -503,7 +504,7 @@ class ParallelEnv:
 
     @single_threaded
     def send(self, action: Action, id: Ids = None) -> None:
-        """Start a step of envs and return without waiting; `recv` returns the results.
+        """Send actions to envs and return without waiting; `recv` returns the results of the steps.
 
         Raises:
             ResetNeededError, EnvBusyError, ActionError, WorkerDiedError: See `step`; nothing was sent.
@@ -514,9 +515,10 @@ class ParallelEnv:
     def send_reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> None:
         """Start new episodes and return without waiting; `recv` returns the first states.
 
-        Steps of these envs whose results were not received are dropped. In the result of `recv`, each of these envs has
-        its first state and reward 0, and is not done; its info is the info of the reset, with ``info["reset"]`` set to
-        ``True``. There is no ``info["ended_state"]``, because no episode ended. See `reset` for the arguments.
+        If an env to be reset has a step whose result has not been received, that step is dropped. In the result of
+        `recv`, each reset env has its first state and reward 0, and is not done; its info is the info of the reset,
+        with ``info["reset"]`` set to ``True``. There is no ``info["ended_state"]``, because no episode ended. See
+        `reset` for the arguments.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` is invalid; nothing was sent.
@@ -573,8 +575,8 @@ class ParallelEnv:
 
         The event loop watches a file descriptor that becomes readable when a worker replies. If there is no such
         descriptor (on Windows, and for actors reached through Ray calls), this method polls instead; polling makes the
-        wait at most one eighth longer, and never more than 0.25 s longer. No extra thread is used. In mode ``"dummy"``
-        the envs step inside this call.
+        call take at most one eighth longer, and never more than 0.25 s longer. No extra thread is used. In mode
+        ``"dummy"`` the envs step inside this call.
 
         Raises:
             NothingInFlightError: If no step or reset is in flight, for example because another task has received the
@@ -659,10 +661,11 @@ class ParallelEnv:
         """Run a policy, in this process, on the envs that are ready: ``for env_ids, result in env.stream(policy)``.
 
         Each round of the loop sends an action to every env that is not paused, has nothing in flight, and is not idle
-        after the end of its episode (see ``asynchronous``). The envs are not reset first: running episodes continue. If
-        you pause an env in the loop, the env drops out after its next result; if you resume the env, or reset it with
-        `send_reset`, it takes part again. The next steps are sent before a result is yielded. You can leave the loop at
-        any time: `recv` or the next stream returns the results still in flight.
+        after the end of its episode (see ``asynchronous``). The envs are not reset first: running episodes continue. An
+        env that you pause in the loop drops out after its next result, until you resume it. An env that is idle takes
+        part again after you reset it with `send_reset`. The next steps are sent before a result is yielded, so envs
+        step while the body of the loop runs. You can leave the loop at any time: `recv` or the next stream returns the
+        results of steps still in flight.
 
         Args:
             policy: ``policy(states)`` returns one action per env that is ready; states are batched as in the result of
@@ -703,29 +706,29 @@ class ParallelEnv:
 
     @single_threaded
     def resume(self, id: Ids = None) -> None:
-        """End the pause of envs or, without ``id``, of all paused envs."""
+        """Let paused envs take part in calls again, by default all of them."""
         self._engine.table.set_paused(self._engine.ids(id, with_paused=True), False)
 
     # ---------------------------------------------------------------- attributes, methods, frames
 
     @single_threaded
     def get_env_attr(self, key: str, id: Ids = None, default: Any = MISSING) -> list[Any]:
-        """Return an attribute of each env, searching its wrappers from the outermost one down to the env itself.
+        """Return an attribute of each env, looked up from the outermost wrapper down to the env itself.
 
         If the attribute is not found and the env has its own method ``get_env_attr(key)``, that method is called. Its
-        result is used unless the result is ``None`` or the method raises an `AttributeError`.
+        result is used, unless it is ``None`` or the method raises an `AttributeError`.
 
         Args:
-            key: Name of the attribute; ``"a.b"`` is attribute ``b`` of the object ``a``. The name is never evaluated as
-                code.
+            key: Name of the attribute; ``"a.b"`` is the attribute ``b`` of the env's attribute ``a``. The name is never
+                evaluated as code.
             id: The envs.
-            default: Value for an env without this attribute; ``None`` if not given.
+            default: Value returned for an env without this attribute; by default ``None``.
 
         Returns:
             Copies of the values, one per env, in the order of ``id``.
 
         Raises:
-            ArgumentError: If the key is not a plain name.
+            ArgumentError: If ``key`` is not a valid name.
             UnpicklableError: If a value cannot be copied from the env's worker.
 
         Warns:
@@ -759,7 +762,7 @@ class ParallelEnv:
                 all n envs, give ``values=[the_list] * n``.
 
         Raises:
-            ArgumentError: If the key is not a plain name, both or neither of ``value`` and ``values`` are given, a list
+            ArgumentError: If ``key`` is not a valid name, both or neither of ``value`` and ``values`` are given, a list
                 has the wrong length, or ``value`` is an array or tensor with as many rows as there are envs, which is
                 ambiguous.
             UnpicklableError: If a value cannot be copied to the env's worker; nothing was set.
@@ -804,7 +807,8 @@ class ParallelEnv:
         """Call a method of each env, possibly a different method for each env, and return copies of the results.
 
         Args:
-            function_names: A name for all envs, or a list with one name per env, as in `customized_method`.
+            function_names: A method name for all envs, or a list with one name per env; see ``env_method`` of
+                `customized_method`.
             function_args_list: A list with one item per env: a list or tuple of positional arguments, a dict of keyword
                 arguments, or ``None``. Arguments are copied.
             id: The envs; the results are in the order of ``id``.
@@ -953,20 +957,22 @@ class ParallelEnv:
 
         Args:
             policy: ``policy(states)`` returns one action per env. States have the form that `step` returns, with one
-                row for each of the worker's envs that take part. Actions have the form that `step` takes, with one
-                exception: a tuple is always ``(actions, rnn_state, extras)``, so actions of a ``Tuple`` space must be
-                returned as ``(actions, None, None)``. ``extras`` is a flat dict of arrays whose first axis is env; its
-                keys and the shapes and dtypes of the arrays must be compatible in all steps. A policy with the
-                parameters ``rnn_state`` and ``done`` gets the ``rnn_state`` that it returned last (nested arrays whose
-                first axis is env; ``None`` at first). ``done`` is ``True`` for envs at the start of an episode and for
-                envs without an ``rnn_state``. In every mode, each worker has its own copy of the policy.
+                row for each of the worker's envs that take part in the step. Actions have the form that `step` takes,
+                with one exception: a tuple is always ``(actions, rnn_state, extras)``, so actions of a ``Tuple`` space
+                must be returned as ``(actions, None, None)``. ``extras`` is a flat dict of arrays with one row per env;
+                its keys and the shapes of the arrays must be the same in all steps, and their dtypes must be
+                compatible. A policy with the parameters ``rnn_state`` and ``done`` gets the ``rnn_state`` that it
+                returned last (nested arrays with one row per env; ``None`` at first). ``done`` is ``True`` for envs at
+                the start of an episode and for envs without an ``rnn_state``. In every mode, each worker has its own
+                copy of the policy.
             num_steps: Number of steps of each env; an env makes fewer steps if ``asynchronous`` leaves it idle after
                 its episode.
             num_episodes: Number of episodes to finish, instead of ``num_steps``. Each env has an equal share; if the
                 episodes do not divide evenly, the first envs have one more each. An episode that is running at the
-                start counts. The rollout waits for the slowest env, so short episodes are not over-represented.
-                ``"idle"`` allows at most one episode per env; with ``"continue"``, ``num_episodes`` is not allowed.
-                Exhausted envs have no share; envs that become exhausted finish fewer episodes.
+                start counts. The shares are fixed, and the rollout waits for the slowest env, so short episodes are not
+                over-represented. With ``asynchronous="idle"``, at most one episode per env is allowed; with
+                ``"continue"``, ``num_episodes`` is not allowed. Exhausted envs have no share; envs that become
+                exhausted finish fewer episodes.
             id: The envs.
             rnn_state: The policy's recurrent state for these envs. Give the `Rollout.rnn_state` of the previous
                 rollout, so that running episodes continue with that state. ``None``: no state.
@@ -983,9 +989,10 @@ class ParallelEnv:
             UnpicklableError: If the policy cannot be copied.
             ResetNeededError, EnvBusyError: See `step`. After any of the errors above, nothing was stepped.
             BaseException: Any exception raised by an env, after the other envs have finished. An exception in the
-                policy, the death of a worker, and a timeout end the rollout after the current chunk. (Workers step in
-                chunks of about 0.2 s; a timeout occurs if a chunk takes longer than ``timeout``.) ``error.partial`` is
-                the `Rollout` so far. Envs whose steps were lost need a reset, even if Ctrl-C was the cause.
+                policy, the death of a worker, or a timeout ends the rollout after the current chunk. (Workers step in
+                chunks of about 0.2 s; a timeout occurs if a chunk takes longer than the ``timeout`` of the
+                `ParallelEnv`.) ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, even
+                if Ctrl-C was the cause.
         """
         env_ids = self._engine.ids(id)
         if policy is None:
@@ -1003,7 +1010,7 @@ class ParallelEnv:
         is replaced as well. ``id=None`` means all envs, including paused ones.
 
         Raises:
-            InvalidEnvError: If an env was given as a live instance and lives in this process.
+            InvalidEnvError: If an env to be rebuilt was given as an instance and lives in this process.
             BaseException: Any exception raised by an env's constructor.
         """
         ticket = self._engine.pool.rebuild(self._engine.ids(id, with_paused=True), self._engine.drop_episodes)
@@ -1057,7 +1064,10 @@ class ParallelEnv:
 
     @property
     def done(self) -> Array:
-        """``(n,)`` bool: True for envs whose episode has ended, in their last step or due to ``asynchronous=None``."""
+        """``(n,)`` bool: True for envs whose latest step ended their episode.
+
+        With ``asynchronous=None``, it is True for all envs as soon as the episode of one env has ended.
+        """
         return self._engine.table.done.copy()
 
     def has_done(self) -> bool:
@@ -1118,14 +1128,14 @@ class ParallelEnv:
     def asynchronous(self) -> str | None:
         """The done policy that was given.
 
-        If an adapter is in use, its rules apply instead, and this property is the call that made the adapter, such as
-        ``"to_sb3()"``.
+        If an adapter is in use, its rules apply instead, and this property names the call that made the adapter, such
+        as ``"to_sb3()"``.
         """
         return self._engine.adapter or self._engine.done_policy.word
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """The choice of ``para_mode="auto"``, with its reasons; ``None`` if another mode was given."""
+        """The mode that ``para_mode="auto"`` chose, with the reasons; ``None`` if another mode was given."""
         return self._recommendation
 
     @functools.cached_property
@@ -1168,7 +1178,7 @@ class ParallelEnv:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return the display of this object in a notebook, as text and as HTML.
 
-        No worker is contacted, so the display of a busy, broken or closed object shows the last known facts.
+        No worker is contacted, so even a busy, broken or closed object can be displayed, with the last known facts.
         """
         return _notebook().mime_bundle(self)  # type: ignore[no-any-return]
 
@@ -1280,8 +1290,8 @@ class ParallelEnv:
         After the block, ``p.summary()`` is a table with advice, ``p.plot()`` is a timeline that a notebook shows, and
         ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record contains the steps and resets of each
         env and the caller's calls; each worker keeps only its latest million entries. In each step, recording takes
-        about 4 us per worker and 0.6 us per env. The records of a worker that dies are lost; the worker that replaces
-        it is recorded as well.
+        about 4 us per worker and 0.6 us per env. If a worker dies, its records are lost, but the worker that replaces
+        it is recorded.
 
         Raises:
             EnvBusyError: On entry, if this object is already being recorded.
@@ -1299,14 +1309,14 @@ class ParallelEnv:
     ) -> GymnasiumVectorEnv:
         """Return a `gymnasium.vector.VectorEnv` that steps these envs, for any library that accepts one.
 
-        After this call, ``autoreset_mode`` decides what happens when an episode ends, regardless of ``asynchronous``,
-        and all envs need a reset. Closing the vector env closes this object. With ``copy=False``, observations are like
-        those of Gymnasium's own vector envs with ``copy=False``: valid until the next call, and writeable. Infos and
-        ``final_obs`` are always copies.
+        After this call, all envs need a reset, and ``autoreset_mode`` instead of ``asynchronous`` decides what happens
+        when an episode ends. Closing the vector env closes this object. If this object was made with ``copy=False``,
+        observations are like those of Gymnasium's own vector envs with ``copy=False``: valid until the next call, and
+        writeable. Infos and ``final_obs`` are always copies.
 
         Args:
-            autoreset_mode: ``"NextStep"``: the step after the end of an env's episode resets the env, ignores its
-                action, and has reward 0. ``"SameStep"``: the env is reset within the step that ends its episode;
+            autoreset_mode: ``"NextStep"``: in the step after the end of its episode, an env is reset, its action is
+                ignored, and its reward is 0. ``"SameStep"``: the env is reset within the step that ends its episode;
                 ``infos["final_obs"]`` and ``infos["final_info"]`` are the last observation and info of the episode.
                 ``"Disabled"``: you reset the env, with ``reset(options={"reset_mask": terminations | truncations})``.
             observation_mode: ``"same"``: the envs share one observation space. ``"different"``: the envs' spaces have
@@ -1382,10 +1392,11 @@ class ParallelEnv:
     if not TYPE_CHECKING:  # otherwise, a type checker would allow any name to be set
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Set an attribute, and refuse unknown public names, which would have no effect.
+            """Set an attribute; refuse unknown public names, because setting them would have no effect.
 
             Raises:
-                AbsentAttributeError: If there is no such attribute. Subclasses may set any attribute.
+                AbsentAttributeError: If no public attribute has this name, or the attribute is read-only. Instances of
+                    subclasses accept any name.
             """
             known = getattr(ParallelEnv, name, None)
             is_fixed = known is None or (isinstance(known, property) and known.fset is None)
@@ -1430,7 +1441,9 @@ class ParallelEnv:
     # ---------------------------------------------------------------- closing
 
     def close(self, timeout: float | None = None) -> None:
-        """Close all envs and stop all workers. Errors of envs are not raised; repeated calls do nothing.
+        """Close all envs and stop all workers.
+
+        Errors that envs raise while closing are ignored; repeated calls do nothing.
 
         Args:
             timeout: Seconds that workers have to close their envs before the workers are terminated; ``None`` means 3.
@@ -1469,7 +1482,7 @@ class ParallelEnv:
 
 
 def _notebook() -> ModuleType:
-    """Return the package that draws a `ParallelEnv`. It is in a layer above this module, so it is imported late."""
+    """Return `parallelenv.notebook`. It is in a layer above this module, so it is imported only when needed."""
     from parallelenv import notebook
 
     return notebook
