@@ -80,74 +80,74 @@ class ParallelEnv:
     """Runs a list of environments in parallel; `para_mode` selects how.
 
     An env's id is its position in the list, ``0 .. n-1``, and never changes. An ``id`` argument is ``None`` (every env
-    that is not paused; in `restart`, every env), an int, a list, tuple or array of ints, a slice, or a bool mask of
-    length n. Results are in the order of ``id``.
+    that is not paused, unless the method says otherwise), an int, a list, tuple or array of ints, a slice, or a bool
+    mask of length n. Results are in the order of ``id``.
 
-    The same seeds and actions give identical results in every mode, with any number of workers, if the envs draw their
-    random numbers from their seeded generators; otherwise see ``seed_globals``.
+    The same seeds and actions give identical results in every mode, with any number of workers, if each env draws its
+    random numbers from its own generator, which a reset seeds; otherwise see ``seed_globals``.
 
     Args:
         envs: Envs, env fns (callables without arguments that return an env), registered ids or `EnvSpec` objects, in
-            any combination. Each env fn is called where its env will live. Objects with ``reset()`` and the old
-            ``step()``, which returns four items, are accepted as well. A `gymnasium.Env` whose ``step`` returns four
-            items, or whose ``reset`` takes no ``seed`` or ``options``, is used through the old API, and an
-            `OldApiWarning` is issued. Objects that lack ``reset()`` or ``step()`` only support method calls and
-            attributes. Each env inside a `gymnasium.vector.VectorEnv` has its own id, but all envs of that vector env
+            any combination. Each env fn is called in the worker that will run its env. Objects with ``reset()`` and the
+            old ``step()``, which returns four items, are accepted as well. A `gymnasium.Env` whose ``step`` returns
+            four items, or whose ``reset`` takes no ``seed`` or ``options``, is used through the old API, and an
+            `OldApiWarning` is issued. Objects that lack ``reset()`` or ``step()`` support only method calls and access
+            to attributes. Each env inside a `gymnasium.vector.VectorEnv` has its own id, but all envs of one vector env
             step together.
-        para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a mode that another
-            package adds, a backend class, or ``"auto"``, with which `recommend` chooses the mode in a trial of one
-            second.
-        asynchronous: The done policy: what happens when an episode ends. ``None``: when the first episode ends, the
-            episodes of all envs end; all envs then return ``(None, None, True, {})`` until they are reset. ``"idle"``:
-            an env whose episode has ended returns ``(None, None, True, {})`` until its reset; the other envs continue.
-            ``"restart"``: the env is reset within the step that ends its episode, and ``info["ended_state"]`` is the
-            last state of that episode. ``"continue"``: the env keeps being stepped.
+        para_mode: ``"dummy"`` (a loop in the caller), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a mode
+            that another package adds, a backend class, or ``"auto"``, which chooses a mode as `recommend` does, in a
+            trial of about one second.
+        asynchronous: The done policy: what happens when an episode ends. ``None``: when the episode of one env ends,
+            those of all other envs end too; all envs then return ``(None, None, True, {})`` until they are reset.
+            ``"idle"``: an env whose episode has ended returns ``(None, None, True, {})`` until it is reset; the other
+            envs continue. ``"restart"``: the env is reset within the step that ends its episode, and
+            ``info["ended_state"]`` is the last state of that episode. ``"continue"``: the env is still stepped.
         num_cpus: Number of cores that the envs may use; there are ``min(num_cpus, n)`` workers, or one in ``"dummy"``.
             ``None`` or 0: all usable cores or, in Ray modes, all cores of the cluster. A number larger than the number
             of cores helps if envs spend their time waiting.
         num_gpus: Number of GPUs, which Ray workers share evenly; fractions are allowed.
-        no_warning: Whether to drop warnings raised in worker processes.
+        no_warning: Whether to drop warnings that are issued in worker processes.
         timeout: Seconds that a step, a reset, a method call or a chunk of a rollout may take before it raises
             `WorkerTimeoutError`; ``None``: no limit. It has no effect on envs that the caller's own thread steps.
         on_failure: What happens if an env raises an exception in a step, its worker dies, or a step takes longer than
-            ``timeout``. ``"raise"``: the call raises. ``"restart"``: the env is rebuilt and reset, as are all envs that
-            shared its dead worker, and their episodes count as truncated. The result of the step then contains the
-            first state of the new episode, reward 0, and ``True`` for done and truncated; ``info["failure"]`` is the
-            exception. With ``asynchronous="restart"``, ``info["ended_state"]`` is ``None``. If the env was seeded, its
-            new seed is derived from the old one.
+            ``timeout``. ``"raise"``: the step raises an error. ``"restart"``: the env is rebuilt and reset, as are all
+            other envs of a worker that died or took too long; the episodes of all these envs count as truncated. For
+            each of them, the result of the step contains the first state of the new episode, reward 0, and ``True`` for
+            done and truncated; ``info["failure"]`` is the exception. With ``asynchronous="restart"``,
+            ``info["ended_state"]`` is ``None``. If the env was seeded, its new seed is derived from the old one.
         max_restarts: Number of restarts allowed per env within ten minutes. Once they are used up, the env's next
-            failure is raised. The first restart is immediate; the pause before each further restart is longer than the
-            previous pause, up to 5 s.
-        output: ``"show"``: lines that envs print in worker processes appear on ``sys.stdout`` during the current call,
-            with a prefix such as ``[env 3]``. ``"quiet"``: these lines are dropped. In both cases, the error for a dead
-            worker contains the last lines that the worker printed. In ``"ray"``, none of this applies to text from C
-            code, which Ray shows. Envs in this process print as usual.
+            failure is raised. The first restart is immediate; before each further restart there is a pause, which is
+            longer each time, up to 5 s.
+        output: ``"show"``: lines that envs print in worker processes appear on ``sys.stdout`` during calls to this
+            object, with a prefix such as ``[env 3]``. ``"quiet"``: these lines are dropped. In both cases, the error
+            for a dead worker contains the last lines that the worker printed. In mode ``"ray"``, none of this applies
+            to text that C code prints; Ray shows that text. Envs in this process print as usual.
         copy: ``False`` makes ``step`` and ``reset`` return states as read-only views that are valid until the next
             call.
         spaces: ``(observation_space, action_space)`` of every env, for envs that declare no spaces or are slow to
-            declare them. The envs' own spaces are then not read. A state that does not fit raises `EnvContractError`;
-            an action that does not fit raises `ActionError`.
+            declare them. The envs' own spaces are then not read. A state that does not fit its space raises
+            `EnvContractError`; an action that does not fit raises `ActionError`.
         keep: When a notebook cell that makes a `ParallelEnv` is run again, every `ParallelEnv` that its earlier runs
             left open is closed. ``True`` exempts this object.
         seed: Seed of the first episodes, as if set with the method `seed`. While an env is built,
             ``get_worker_info().seed`` is this seed plus the env id.
-        shared: A dict of arrays. The arrays are copied once to where all workers can read them. An env gets a read-only
-            array as ``get_worker_info().shared["name"]``.
+        shared: A dict of arrays. The arrays are copied once, to a place where all workers can read them. Envs read the
+            array called ``name`` as ``get_worker_info().shared["name"]``; they cannot write to it.
         seed_globals: Whether each env has its own state of the process-wide random generators: those of ``random`` and
             ``numpy.random`` and, from the first call after the env has imported torch, torch's CPU generator. A reset
-            with seed ``s`` seeds these generators as ``random.seed(s)`` does. Until the first reset with a seed, the
-            generators are seeded with ``seed`` plus the env id or, without ``seed``, by the system. While an env is
-            built, reset, stepped or called, the generators have the env's state; afterwards the process's own state is
-            restored. `save_state` saves the env's state of the generators as well. With this option, envs that draw
-            from these generators give the same results in every mode. The cost is about 60 us per message to a worker
-            and 15 us per env step. Threads share the generators, so ``"thread"`` needs ``num_cpus=1``, and the caller
+            with seed ``s`` also seeds these generators with ``s``. Until the first reset with a seed, the generators
+            are seeded with ``seed`` plus the env id or, without ``seed``, by the system. While an env is built, reset,
+            stepped or called, the generators have the env's state; afterwards the process's own state is restored.
+            `save_state` also saves each env's state of the generators. With this option, envs that draw from these
+            generators give the same results in every mode. The cost is about 60 us per message to a worker and 15 us
+            per env step. Threads share the generators, so with ``"thread"``, ``num_cpus`` must be 1, and the caller
             must not draw from the generators during a step.
         **backend_options: Options of the chosen backend.
 
     Raises:
         ArgumentError: If an argument has an invalid value.
         InvalidEnvError: If an item of ``envs`` is not an env, if the same env object appears twice, or if
-            ``on_failure="restart"`` is given with instances that live in this process.
+            ``on_failure="restart"`` is given with env instances that would live in this process.
         UnpicklableError: If an env or env fn must be sent to a worker process but cannot be pickled.
         BaseException: Any exception raised by an env's constructor.
     """
@@ -256,16 +256,16 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of vector envs, one per worker, with ``num_envs`` envs in total.
 
-        Each vector env has an even share of the envs, ``k``, and is made by ``gymnasium.make_vec(id, k,
-        vectorization_mode, ...)`` where it will live. The page on vector envs lists the done policies that can be used.
+        Each vector env has ``k`` envs, an even share, and is made in its worker by ``gymnasium.make_vec(id, k,
+        vectorization_mode, ...)``. The documentation page on vector envs lists the done policies that they support.
 
         Args:
             id: A registered id or an `EnvSpec`.
             num_envs: Number of envs.
             para_mode: See the constructor.
             *args: Further arguments of the constructor, by position.
-            num_workers: Number of vector envs. ``None``: one if envs live in this process; otherwise ``num_cpus`` (by
-                default one per usable core), but at most ``num_envs``.
+            num_workers: Number of vector envs. ``None``: one if the mode runs envs in this process; otherwise
+                ``num_cpus`` (by default one per usable core), but at most ``num_envs``.
             vectorization_mode: ``"vector_entry_point"``, ``"sync"`` or ``"async"``; ``None``: ``"vector_entry_point"``
                 if the id has one, else ``"sync"``.
             backend_options: Options of the mode.
@@ -275,7 +275,8 @@ class ParallelEnv:
         Raises:
             InvalidEnvError: If ``id`` is not registered or is neither an id nor an `EnvSpec`, or if the vector env does
                 not support the chosen ``asynchronous``.
-            ArgumentError: If a number is less than 1, or there are more workers than envs.
+            ArgumentError: If ``num_envs`` or ``num_workers`` is less than 1, or ``num_workers`` is larger than
+                ``num_envs``.
         """
         arguments.check_positive("num_envs", num_envs)
         options = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
@@ -309,12 +310,13 @@ class ParallelEnv:
         """Return a `TaskPool`: a `ParallelEnv` whose envs are task samplers and whose episodes are tasks.
 
         Args:
-            make_sampler_fn: A function that returns a `TaskSampler`. It is called where the sampler will live.
+            make_sampler_fn: A function that returns a `TaskSampler`. It is called in the worker that will run the
+                sampler.
             sampler_fn_args: Keyword arguments of ``make_sampler_fn``: one dict per env. The dicts are copied.
             para_mode: See the constructor.
             auto_resample_when_done: ``True``: the sampler's next task starts within the step that ends the current
                 task, as with ``asynchronous="restart"``. ``False``: the env is idle until `TaskPool.next_task` is
-                called, as with ``"idle"``.
+                called, as with ``asynchronous="idle"``.
             **options: Other arguments of the constructor, except ``asynchronous``.
 
         Raises:
@@ -359,7 +361,7 @@ class ParallelEnv:
     def reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> State:
         """Start new episodes and return only their first states; Gymnasium's ``reset`` returns the infos as well.
 
-        Steps of these envs that are in flight or were interrupted are dropped.
+        If an env to be reset has a step that is in flight or was interrupted, that step is dropped.
 
         Args:
             id: The envs to reset.
@@ -369,7 +371,7 @@ class ParallelEnv:
 
         Returns:
             States, batched as in the result of `step`, in the order of ``id``. The infos are in `reset_infos`. (The
-            vector env of `to_gymnasium` has a ``reset`` that returns the pair of states and infos.) If an env's own
+            vector env that `to_gymnasium` returns has a ``reset`` that returns both states and infos.) If an env's own
             ``reset`` raises `ExhaustedError`, the env has no further episode: its state is ``None``, and the env is
             `exhausted`. Until a later reset starts an episode, the env's steps return ``(None, None, True,
             {"exhausted": True})``, whatever ``asynchronous`` is.
@@ -377,8 +379,8 @@ class ParallelEnv:
         Raises:
             ArgumentError: If ``seed`` or ``options`` is invalid, or the result is unpacked into a pair as in
                 Gymnasium; nothing was reset.
-            WorkerTimeoutError: If the resets took longer than ``timeout``. All envs of the call then need another
-                reset.
+            WorkerTimeoutError: If the resets took longer than the ``timeout`` of the `ParallelEnv`. All envs of ``id``
+                then need another reset.
             BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
                 episodes have started.
         """
@@ -416,8 +418,8 @@ class ParallelEnv:
 
         Args:
             action: One action per env, in the order of ``id``: a batch like the one that ``action_space.sample()``
-                returns, or a list. Tensors that require grad, and torch modules whose parameters require grad, reach
-                envs in this process unchanged.
+                returns, or a list. Tensors that require grad, and torch modules whose parameters require grad, are
+                passed unchanged to envs in this process.
             id: The envs to step.
             align: Form of the result, ``"item"`` or ``"batch"``.
 
@@ -433,8 +435,8 @@ class ParallelEnv:
                 After a `ResetNeededError`, an `EnvBusyError` or an `ActionError`, nothing was stepped.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
             WorkerDiedError: If the worker of an env has died.
-            WorkerTimeoutError: If the step took longer than the ``timeout`` of the `ParallelEnv`; `recv` continues the
-                wait.
+            WorkerTimeoutError: If the step took longer than the ``timeout`` of the `ParallelEnv`; `recv` can still
+                return the results.
         """
         engine, guard = self._engine, self._guard
         use, outermost, call = (threading.get_ident(), "step"), None, ""
@@ -466,7 +468,7 @@ class ParallelEnv:
 
     @single_threaded
     def step_async(self, action: Action, id: Ids = None) -> None:
-        """Start a step of envs and return without waiting, like `ParallelEnv.send`; `step_wait` returns the results.
+        """Send actions to envs and return without waiting, like `ParallelEnv.send`; `step_wait` returns the results.
 
         Raises:
             ResetNeededError, EnvBusyError, ActionError, WorkerDiedError: See `ParallelEnv.step`; nothing was sent.
@@ -489,7 +491,7 @@ class ParallelEnv:
         Raises:
             NothingInFlightError: If `step_async` has not been called, or its results have been returned by a later
                 `recv` or dropped by a later `reset`.
-            WorkerTimeoutError: If the results do not arrive in time; call this method again to continue the wait.
+            WorkerTimeoutError: If the results do not arrive in time; you can then call this method again.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
         """
         arguments.check_align(align)
@@ -502,7 +504,7 @@ class ParallelEnv:
 
     @single_threaded
     def send(self, action: Action, id: Ids = None) -> None:
-        """Start a step of envs and return without waiting; `recv` returns the results.
+        """Send actions to envs and return without waiting; `recv` returns the results of the steps.
 
         Raises:
             ResetNeededError, EnvBusyError, ActionError, WorkerDiedError: See `step`; nothing was sent.
@@ -513,9 +515,10 @@ class ParallelEnv:
     def send_reset(self, id: Ids = None, *, seed: Seeds = None, options: Options = None) -> None:
         """Start new episodes and return without waiting; `recv` returns the first states.
 
-        Steps of these envs whose results were not received are dropped. In the result of `recv`, each of these envs has
-        its first state and reward 0, and is not done; its info is the info of the reset, with ``info["reset"]`` set to
-        ``True``. There is no ``info["ended_state"]``, because no episode ended. See `reset` for the arguments.
+        If an env to be reset has a step whose result has not been received, that step is dropped. In the result of
+        `recv`, each reset env has its first state and reward 0, and is not done; its info is the info of the reset,
+        with ``info["reset"]`` set to ``True``. There is no ``info["ended_state"]``, because no episode ended. See
+        `reset` for the arguments.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` is invalid; nothing was sent.
@@ -572,8 +575,8 @@ class ParallelEnv:
 
         The event loop watches a file descriptor that becomes readable when a worker replies. If there is no such
         descriptor (on Windows, and for actors reached through Ray calls), this method polls instead; polling makes the
-        wait at most one eighth longer, and never more than 0.25 s longer. No extra thread is used. In mode ``"dummy"``
-        the envs step inside this call.
+        call take at most one eighth longer, and never more than 0.25 s longer. No extra thread is used. In mode
+        ``"dummy"`` the envs step inside this call.
 
         Raises:
             NothingInFlightError: If no step or reset is in flight, for example because another task has received the
@@ -597,14 +600,14 @@ class ParallelEnv:
     def get_state(self, timeout: float | None = None) -> tuple[State, int] | None:
         """Return the state and the id of the env that has waited longest for an action.
 
-        `get_state` and `send_action` do the same as `recv` and `send`, for one env at a time; start with `send_reset`.
+        `get_state` and `send_action` do the same as `recv` and `send`, for one env at a time; call `send_reset` first.
         To get rewards, flags and infos as well, use ``recv(1, 1, align="batch")`` instead. ``timeout`` is in seconds;
         ``None`` means the ``timeout`` of the `ParallelEnv`.
 
         Returns:
             ``(state, env_id)``. The state is `TERMINATED` if the env's episode has ended and no new episode has
-            started; this happens with any ``asynchronous`` except ``"restart"``, and for an exhausted env. If
-            ``timeout`` seconds have passed, the result is ``None``.
+            started; with ``asynchronous="restart"``, this happens only for an exhausted env. If no env is ready within
+            ``timeout`` seconds, the result is ``None``.
 
         Raises:
             The errors of `recv`, but `WorkerTimeoutError` only if ``timeout`` is ``None``.
@@ -658,10 +661,11 @@ class ParallelEnv:
         """Run a policy, in this process, on the envs that are ready: ``for env_ids, result in env.stream(policy)``.
 
         Each round of the loop sends an action to every env that is not paused, has nothing in flight, and is not idle
-        after the end of its episode (see ``asynchronous``). The envs are not reset first: running episodes continue. If
-        you pause an env in the loop, the env drops out after its next result; if you resume the env, or reset it with
-        `send_reset`, it takes part again. The next steps are sent before a result is yielded. You can leave the loop at
-        any time: `recv` or the next stream returns the results still in flight.
+        after the end of its episode (see ``asynchronous``). The envs are not reset first: running episodes continue. An
+        env that you pause in the loop drops out after its next result, until you resume it. An env that is idle takes
+        part again after you reset it with `send_reset`. The next steps are sent before a result is yielded, so envs
+        step while the body of the loop runs. You can leave the loop at any time: `recv` or the next stream returns the
+        results of steps still in flight.
 
         Args:
             policy: ``policy(states)`` returns one action per env that is ready; states are batched as in the result of
@@ -702,29 +706,29 @@ class ParallelEnv:
 
     @single_threaded
     def resume(self, id: Ids = None) -> None:
-        """End the pause of envs or, without ``id``, of all paused envs."""
+        """Let paused envs take part in calls again, by default all of them."""
         self._engine.table.set_paused(self._engine.ids(id, with_paused=True), False)
 
     # ---------------------------------------------------------------- attributes, methods, frames
 
     @single_threaded
     def get_env_attr(self, key: str, id: Ids = None, default: Any = MISSING) -> list[Any]:
-        """Return an attribute of each env, searching its wrappers from the outermost one down to the env itself.
+        """Return an attribute of each env, looked up from the outermost wrapper down to the env itself.
 
         If the attribute is not found and the env has its own method ``get_env_attr(key)``, that method is called. Its
-        result is used unless the result is ``None`` or the method raises an `AttributeError`.
+        result is used, unless it is ``None`` or the method raises an `AttributeError`.
 
         Args:
-            key: Name of the attribute; ``"a.b"`` is attribute ``b`` of the object ``a``. The name is never evaluated as
-                code.
+            key: Name of the attribute; ``"a.b"`` is the attribute ``b`` of the env's attribute ``a``. The name is never
+                evaluated as code.
             id: The envs.
-            default: Value for an env without this attribute; ``None`` if not given.
+            default: Value returned for an env without this attribute; by default ``None``.
 
         Returns:
             Copies of the values, one per env, in the order of ``id``.
 
         Raises:
-            ArgumentError: If the key is not a plain name.
+            ArgumentError: If ``key`` is not a valid name.
             UnpicklableError: If a value cannot be copied from the env's worker.
 
         Warns:
@@ -745,21 +749,20 @@ class ParallelEnv:
     def set_env_attr(
         self, key: str, value: Any = MISSING, id: Ids = None, *, values: Sequence[Any] | None = None
     ) -> None:
-        """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env.
+        """Set an attribute of each env, on the outermost wrapper that has it, or else on the env inside all wrappers.
 
-        If neither the env nor a wrapper has the attribute, and the env has its own method ``set_env_attr(key, value)``,
-        that method is called.
+        If neither the env nor a wrapper has the attribute, but the env has its own method ``set_env_attr(key, value)``,
+        that method is called instead.
 
         Args:
             key: Name of the attribute; see `get_env_attr`.
-            value: The value for every env. A list or tuple must have one item per env, in the order of ``id``, like
-                ``values``.
+            value: The value for every env. A list or tuple is treated like ``values``.
             id: The envs.
             values: Instead of ``value``, a list with one value per env, in the order of ``id``. To set the same list on
                 all n envs, give ``values=[the_list] * n``.
 
         Raises:
-            ArgumentError: If the key is not a plain name, both or neither of ``value`` and ``values`` are given, a list
+            ArgumentError: If ``key`` is not a valid name, both or neither of ``value`` and ``values`` are given, a list
                 has the wrong length, or ``value`` is an array or tensor with as many rows as there are envs, which is
                 ambiguous.
             UnpicklableError: If a value cannot be copied to the env's worker; nothing was set.
@@ -781,13 +784,13 @@ class ParallelEnv:
 
         Args:
             env_method: Name of the method, which is looked up from the outermost wrapper down to the env; ``"a.b"``
-                calls ``b`` of the object ``a``.
+                calls the method ``b`` of the env's attribute ``a``.
             data: Keyword arguments: a dict for all envs, or a list with one dict per env. The dicts and their values
                 are copied, so that no two envs share an argument.
             id: The envs.
 
         Raises:
-            ArgumentError: If ``env_method`` is not a plain name, or ``data`` is invalid; nothing was called.
+            ArgumentError: If ``env_method`` is not a valid name, or ``data`` is invalid; nothing was called.
             AbsentAttributeError: If an env has no such method; the methods of the other envs were called.
             BaseException: Any exception raised by a method; ``error.partial`` maps the ids of the other envs to their
                 results.
@@ -804,7 +807,8 @@ class ParallelEnv:
         """Call a method of each env, possibly a different method for each env, and return copies of the results.
 
         Args:
-            function_names: A name for all envs, or a list with one name per env, as in `customized_method`.
+            function_names: A method name for all envs, or a list with one name per env; see ``env_method`` of
+                `customized_method`.
             function_args_list: A list with one item per env: a list or tuple of positional arguments, a dict of keyword
                 arguments, or ``None``. Arguments are copied.
             id: The envs; the results are in the order of ``id``.
@@ -822,9 +826,9 @@ class ParallelEnv:
 
     @single_threaded
     def attr(self, names: str | Sequence[str], id: Ids = None) -> list[Any]:
-        """Return copies of an attribute of each env, in the order of ``id``. Every env must have the attribute.
+        """Return a copy of an attribute of each env, in the order of ``id``. Every env must have its attribute.
 
-        ``names`` is a name for all envs, or a list with one name per env, as in `get_env_attr`.
+        ``names`` is a name for all envs, or a list with one name per env; see ``key`` of `get_env_attr`.
 
         Raises:
             ArgumentError: If a name is invalid, or the list does not have one name per env; nothing was read.
@@ -857,9 +861,9 @@ class ParallelEnv:
     def render(self, id: Ids = None, tile: bool = False, labels: bool = False) -> Any:
         """Return a list with the result of each env's ``render()``, in the order of ``id``.
 
-        With ``tile``, return one picture instead, ``(height, width, 3)`` uint8, in which the RGB frames form a grid
-        without gaps; the frames may differ in size. With ``labels`` as well, the grid has gaps, and each frame shows
-        its env id, as in `show`.
+        With ``tile``, return one picture instead, a uint8 array of shape ``(height, width, 3)``, in which the frames
+        form a grid without gaps; the frames may differ in size. With ``labels`` as well, the grid has gaps, and each
+        frame shows its env id, as in `show`.
 
         Raises:
             ArgumentError: If ``tile`` is given and a frame is not a uint8 array (RGB, grey, or RGB with alpha, which is
@@ -893,9 +897,9 @@ class ParallelEnv:
 
         Each env runs an equal share of the episodes, and is then idle while the other envs finish. If the episodes do
         not divide evenly, the first envs run one more each. Shares are fixed beforehand, so short episodes are not
-        over-represented. All envs with a share are reset at the start, even if they are in the middle of an episode,
-        and need a reset afterwards. ``asynchronous`` has no effect. If the policy can be pickled, `rollout` is faster,
-        and it also returns all steps.
+        over-represented. All envs that run episodes are reset at the start, even if they are in the middle of an
+        episode, and need a reset afterwards. ``asynchronous`` has no effect. If the policy can be pickled, `rollout` is
+        faster, and it also returns all steps.
 
         Args:
             policy: A policy as in `rollout`, except that it is called in this process, with the states of all envs that
@@ -953,20 +957,22 @@ class ParallelEnv:
 
         Args:
             policy: ``policy(states)`` returns one action per env. States have the form that `step` returns, with one
-                row for each of the worker's envs that take part. Actions have the form that `step` takes, with one
-                exception: a tuple is always ``(actions, rnn_state, extras)``, so actions of a ``Tuple`` space must be
-                returned as ``(actions, None, None)``. ``extras`` is a flat dict of arrays whose first axis is env; its
-                keys and the shapes and dtypes of the arrays must be compatible in all steps. A policy with the
-                parameters ``rnn_state`` and ``done`` gets the ``rnn_state`` that it returned last (nested arrays whose
-                first axis is env; ``None`` at first). ``done`` is ``True`` for envs at the start of an episode and for
-                envs without an ``rnn_state``. In every mode, each worker has its own copy of the policy.
+                row for each of the worker's envs that take part in the step. Actions have the form that `step` takes,
+                with one exception: a tuple is always ``(actions, rnn_state, extras)``, so actions of a ``Tuple`` space
+                must be returned as ``(actions, None, None)``. ``extras`` is a flat dict of arrays with one row per env;
+                its keys and the shapes of the arrays must be the same in all steps, and their dtypes must be
+                compatible. A policy with the parameters ``rnn_state`` and ``done`` gets the ``rnn_state`` that it
+                returned last (nested arrays with one row per env; ``None`` at first). ``done`` is ``True`` for envs at
+                the start of an episode and for envs without an ``rnn_state``. In every mode, each worker has its own
+                copy of the policy.
             num_steps: Number of steps of each env; an env makes fewer steps if ``asynchronous`` leaves it idle after
                 its episode.
             num_episodes: Number of episodes to finish, instead of ``num_steps``. Each env has an equal share; if the
                 episodes do not divide evenly, the first envs have one more each. An episode that is running at the
-                start counts. The rollout waits for the slowest env, so short episodes are not over-represented.
-                ``"idle"`` allows at most one episode per env; with ``"continue"``, ``num_episodes`` is not allowed.
-                Exhausted envs have no share; envs that become exhausted finish fewer episodes.
+                start counts. The shares are fixed, and the rollout waits for the slowest env, so short episodes are not
+                over-represented. With ``asynchronous="idle"``, at most one episode per env is allowed; with
+                ``"continue"``, ``num_episodes`` is not allowed. Exhausted envs have no share; envs that become
+                exhausted finish fewer episodes.
             id: The envs.
             rnn_state: The policy's recurrent state for these envs. Give the `Rollout.rnn_state` of the previous
                 rollout, so that running episodes continue with that state. ``None``: no state.
@@ -983,9 +989,10 @@ class ParallelEnv:
             UnpicklableError: If the policy cannot be copied.
             ResetNeededError, EnvBusyError: See `step`. After any of the errors above, nothing was stepped.
             BaseException: Any exception raised by an env, after the other envs have finished. An exception in the
-                policy, the death of a worker, and a timeout end the rollout after the current chunk. (Workers step in
-                chunks of about 0.2 s; a timeout occurs if a chunk takes longer than ``timeout``.) ``error.partial`` is
-                the `Rollout` so far. Envs whose steps were lost need a reset, even if Ctrl-C was the cause.
+                policy, the death of a worker, or a timeout ends the rollout after the current chunk. (Workers step in
+                chunks of about 0.2 s; a timeout occurs if a chunk takes longer than the ``timeout`` of the
+                `ParallelEnv`.) ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, even
+                if Ctrl-C was the cause.
         """
         env_ids = self._engine.ids(id)
         if policy is None:
@@ -1003,7 +1010,7 @@ class ParallelEnv:
         is replaced as well. ``id=None`` means all envs, including paused ones.
 
         Raises:
-            InvalidEnvError: If an env was given as a live instance and lives in this process.
+            InvalidEnvError: If an env to be rebuilt was given as an instance and lives in this process.
             BaseException: Any exception raised by an env's constructor.
         """
         ticket = self._engine.pool.rebuild(self._engine.ids(id, with_paused=True), self._engine.drop_episodes)
@@ -1032,15 +1039,16 @@ class ParallelEnv:
     def load_state(self, state: SavedState) -> tuple[int, ...]:
         """Continue from a saved state, and return the ids of the envs that need a reset.
 
-        The state may be that of a different `ParallelEnv`, in any mode, whose envs were made in the same way. Steps in
-        flight are dropped. Later steps give the results that they would have given right after the save.
+        The state may have been saved by a different `ParallelEnv`, in any mode, if its envs were made in the same way.
+        Steps in flight are dropped. The next steps give the same results as if they had been made right after the save.
 
         Returns:
-            Ids of the envs that needed a reset when they were saved or are in `SavedState.unsaved`.
+            Ids of the envs that needed a reset when they were saved, and of those in `SavedState.unsaved`.
 
         Raises:
-            ArgumentError: If the number of envs or ``asynchronous`` differs; nothing was changed.
-            EnvContractError: If envs were wrapped differently when they were saved; these envs need a reset.
+            ArgumentError: If ``state`` is not a `SavedState`, or was saved with a different number of envs,
+                ``asynchronous`` or format version; nothing was changed.
+            EnvContractError: If an env had different wrappers when it was saved; that env needs a reset.
             BaseException: Any exception raised by an env's ``set_state``; that env needs a reset.
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
@@ -1056,7 +1064,10 @@ class ParallelEnv:
 
     @property
     def done(self) -> Array:
-        """``(n,)`` bool: True for envs whose episode has ended, in their last step or due to ``asynchronous=None``."""
+        """``(n,)`` bool: True for envs whose latest step ended their episode.
+
+        With ``asynchronous=None``, it is True for all envs as soon as the episode of one env has ended.
+        """
         return self._engine.table.done.copy()
 
     def has_done(self) -> bool:
@@ -1117,14 +1128,14 @@ class ParallelEnv:
     def asynchronous(self) -> str | None:
         """The done policy that was given.
 
-        If an adapter is in use, its rules apply instead, and this property is the call that made the adapter, such as
-        ``"to_sb3()"``.
+        If an adapter is in use, its rules apply instead, and this property names the call that made the adapter, such
+        as ``"to_sb3()"``.
         """
         return self._engine.adapter or self._engine.done_policy.word
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """The choice of ``para_mode="auto"``, with its reasons; ``None`` if another mode was given."""
+        """The mode that ``para_mode="auto"`` chose, with the reasons; ``None`` if another mode was given."""
         return self._recommendation
 
     @functools.cached_property
@@ -1149,12 +1160,12 @@ class ParallelEnv:
 
     @functools.cached_property
     def observation_space(self) -> Space | None:
-        """The batch of ``n`` copies of `single_observation_space`; ``None`` if that is ``None``."""
+        """The space of a batch of observations of all envs; ``None`` if `single_observation_space` is ``None``."""
         return batched(self.single_observation_space, self._engine.num_envs)
 
     @functools.cached_property
     def action_space(self) -> Space | None:
-        """The batch of ``n`` copies of `single_action_space`; ``None`` if that is ``None``."""
+        """The space of a batch of actions of all envs; ``None`` if `single_action_space` is ``None``."""
         return batched(self.single_action_space, self._engine.num_envs)
 
     @property
@@ -1167,7 +1178,7 @@ class ParallelEnv:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return the display of this object in a notebook, as text and as HTML.
 
-        No worker is contacted, so the display of a busy, broken or closed object shows the last known facts.
+        No worker is contacted, so even a busy, broken or closed object can be displayed, with the last known facts.
         """
         return _notebook().mime_bundle(self)  # type: ignore[no-any-return]
 
@@ -1185,8 +1196,8 @@ class ParallelEnv:
         Raises:
             UsageError: If the call is not made in a notebook.
             MissingDependencyError: If Pillow is not installed.
-            ArgumentError: If an env has a different ``render_mode`` or cannot draw (nothing was drawn), or if the
-                frames cannot be tiled (see `ParallelEnv.render`).
+            ArgumentError: If an env does not render pictures, for example because its ``render_mode`` is not
+                ``"rgb_array"`` (nothing was drawn), or if the frames cannot be tiled (see `ParallelEnv.render`).
             ResetNeededError: If an env needs a reset before it can draw.
         """
         _notebook().show_envs(self, id, width)
@@ -1203,7 +1214,7 @@ class ParallelEnv:
         width: int = 800,
         progress: bool = True,
     ) -> Evaluation:
-        """Run a policy, show the envs below the notebook cell while they step, and return statistics of ended episodes.
+        """Run a policy, show the envs below the notebook cell while they step, and return statistics of their episodes.
 
         The envs are reset at the start, and need a reset afterwards. An env whose episode has ended is reset,
         regardless of ``asynchronous``. Interrupt the cell to stop early.
@@ -1220,8 +1231,8 @@ class ParallelEnv:
 
         Raises:
             UsageError, MissingDependencyError: See `show`.
-            ArgumentError: If an argument is invalid, or an env has a different ``render_mode`` or cannot draw; nothing
-                was reset.
+            ArgumentError: If an argument is invalid, or an env does not render pictures, for example because its
+                ``render_mode`` is not ``"rgb_array"``; nothing was reset.
             EnvBusyError: See `ParallelEnv.step`.
             BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
                 before the exception.
@@ -1241,17 +1252,18 @@ class ParallelEnv:
         width: int = 640,
         progress: bool = True,
     ) -> Film:
-        """Run a policy and return a film of the envs' steps, which a notebook can play. No screen is needed.
+        """Run a policy on the envs and return a film that a notebook can play. No screen is needed.
 
         The envs are reset at the start, and need a reset afterwards. An env whose episode has ended is reset,
-        regardless of ``asynchronous``. All frames are kept in memory until the last step: about 0.8 MB each at the
-        default width. To film the steps of your own loop, use the wrapper `RecordVideo`.
+        regardless of ``asynchronous``. All frames are kept in memory until the last step; at the default width, each
+        takes about 0.8 MB. To film the steps of your own loop, use the wrapper `RecordVideo`.
 
         Args:
             policy: See `ParallelEnv.run_episodes`.
-            steps: Number of steps of each env; the film has one more frame.
-            path: A file to which the film is also written: ``.webp``, ``.gif``, ``.png`` (animated), or ``.mp4``, which
-                needs imageio-ffmpeg. ``None``: no file; the film is then an MP4 if possible, else a WebP.
+            steps: Number of steps of each env; the film has ``steps + 1`` frames.
+            path: A file to which the film is also written. Its suffix gives the format: ``.webp``, ``.gif``, ``.png``
+                (animated), or ``.mp4``, which needs imageio-ffmpeg. ``None``: no file is written; the film is an MP4 if
+                imageio-ffmpeg is installed, else a WebP.
             id: The envs.
             seed: Seed of the first reset; see `ParallelEnv.reset`.
             fps: Frames per second; ``None``: see `play`. The maximum is 50 in a GIF and 90 in a WebP or PNG, because
@@ -1261,10 +1273,11 @@ class ParallelEnv:
 
         Raises:
             MissingDependencyError: If Pillow or, for an MP4, imageio-ffmpeg is not installed.
-            ArgumentError: If an argument is invalid, or an env has a different ``render_mode`` or cannot draw (nothing
-                was reset), or if a picture is too large for the format.
-            OSError: If the folder does not exist or is not writable (nothing was reset), or if the film cannot be
-                written (``error.partial`` is the film).
+            ArgumentError: If an argument is invalid or an env does not render pictures, for example because its
+                ``render_mode`` is not ``"rgb_array"`` (nothing was reset), or if a frame of the film is too large for
+                the format.
+            OSError: If the folder of ``path`` does not exist or ``path`` is not writable (nothing was reset), or if
+                writing the film fails (``error.partial`` is the film).
             EnvBusyError: See `ParallelEnv.step`.
             BaseException: Any exception raised by an env or the policy; ``error.partial`` holds the episodes that ended
                 before the exception.
@@ -1277,8 +1290,8 @@ class ParallelEnv:
         After the block, ``p.summary()`` is a table with advice, ``p.plot()`` is a timeline that a notebook shows, and
         ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record contains the steps and resets of each
         env and the caller's calls; each worker keeps only its latest million entries. In each step, recording takes
-        about 4 us per worker and 0.6 us per env. The records of a worker that dies are lost; the worker that replaces
-        it is recorded as well.
+        about 4 us per worker and 0.6 us per env. If a worker dies, its records are lost, but the worker that replaces
+        it is recorded.
 
         Raises:
             EnvBusyError: On entry, if this object is already being recorded.
@@ -1296,14 +1309,14 @@ class ParallelEnv:
     ) -> GymnasiumVectorEnv:
         """Return a `gymnasium.vector.VectorEnv` that steps these envs, for any library that accepts one.
 
-        After this call, ``autoreset_mode`` decides what happens when an episode ends, regardless of ``asynchronous``,
-        and all envs need a reset. Closing the vector env closes this object. With ``copy=False``, observations are like
-        those of Gymnasium's own vector envs with ``copy=False``: valid until the next call, and writeable. Infos and
-        ``final_obs`` are always copies.
+        After this call, all envs need a reset, and ``autoreset_mode`` instead of ``asynchronous`` decides what happens
+        when an episode ends. Closing the vector env closes this object. If this object was made with ``copy=False``,
+        observations are like those of Gymnasium's own vector envs with ``copy=False``: valid until the next call, and
+        writeable. Infos and ``final_obs`` are always copies.
 
         Args:
-            autoreset_mode: ``"NextStep"``: the step after the end of an env's episode resets the env, ignores its
-                action, and has reward 0. ``"SameStep"``: the env is reset within the step that ends its episode;
+            autoreset_mode: ``"NextStep"``: in the step after the end of its episode, an env is reset, its action is
+                ignored, and its reward is 0. ``"SameStep"``: the env is reset within the step that ends its episode;
                 ``infos["final_obs"]`` and ``infos["final_info"]`` are the last observation and info of the episode.
                 ``"Disabled"``: you reset the env, with ``reset(options={"reset_mask": terminations | truncations})``.
             observation_mode: ``"same"``: the envs share one observation space. ``"different"``: the envs' spaces have
@@ -1322,12 +1335,12 @@ class ParallelEnv:
         return GymnasiumVectorEnv(self, autoreset_mode, observation_mode)
 
     def to_sb3(self) -> SB3VecEnv:
-        """Return a Stable-Baselines3 `VecEnv` that steps these envs, for use with its algorithms and wrappers.
+        """Return a `VecEnv` that steps these envs, for the algorithms and wrappers of Stable-Baselines3.
 
-        After this call, an env whose episode ends is reset within the same step, regardless of ``asynchronous``, and
-        all envs need a reset. Closing the `VecEnv` closes this object. Observations are copied even with
-        ``copy=False``, because Stable-Baselines3's algorithms keep the latest observations during a step: without a
-        copy, the step would overwrite these observations, and the algorithms would learn from the wrong ones.
+        After this call, all envs need a reset, and an env whose episode ends is reset within the same step, regardless
+        of ``asynchronous``. Closing the `VecEnv` closes this object. Observations are copied, even if this object was
+        made with ``copy=False``, because Stable-Baselines3's algorithms keep the latest observations during a step:
+        without a copy, the step would overwrite these observations, and the algorithms would learn from the wrong ones.
 
         Raises:
             MissingDependencyError: If Stable-Baselines3 is not installed.
@@ -1350,9 +1363,9 @@ class ParallelEnv:
     def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:
         """Return a vector env for Tianshou's collectors and wrappers.
 
-        After this call, an env is not reset when its episode ends, regardless of ``asynchronous``; Tianshou's
-        collectors reset the envs. All envs need a reset. Closing the vector env closes this object. Observations are
-        copied, regardless of ``copy``.
+        After this call, all envs need a reset. Regardless of ``asynchronous``, an env is not reset when its episode
+        ends, because Tianshou's collectors reset the envs. Closing the vector env closes this object. Observations are
+        copied, even if this object was made with ``copy=False``.
 
         Args:
             wait_num: Number of envs that a step waits for while the other envs continue. ``None``: all envs.
@@ -1360,7 +1373,7 @@ class ParallelEnv:
                 for one result. ``None``: no limit.
 
         Warns:
-            UserWarning: If either argument is given and envs share workers, because envs in one worker wait for each
+            UserWarning: If either argument is given and envs share workers; envs in the same worker wait for each
                 other.
 
         Raises:
@@ -1379,10 +1392,11 @@ class ParallelEnv:
     if not TYPE_CHECKING:  # otherwise, a type checker would allow any name to be set
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Set an attribute, and refuse unknown public names, which would have no effect.
+            """Set an attribute; refuse unknown public names, because setting them would have no effect.
 
             Raises:
-                AbsentAttributeError: If there is no such attribute. Subclasses may set any attribute.
+                AbsentAttributeError: If no public attribute has this name, or the attribute is read-only. Instances of
+                    subclasses accept any name.
             """
             known = getattr(ParallelEnv, name, None)
             is_fixed = known is None or (isinstance(known, property) and known.fset is None)
@@ -1427,7 +1441,9 @@ class ParallelEnv:
     # ---------------------------------------------------------------- closing
 
     def close(self, timeout: float | None = None) -> None:
-        """Close all envs and stop all workers. Errors of envs are not raised; repeated calls do nothing.
+        """Close all envs and stop all workers.
+
+        Errors that envs raise while closing are ignored; repeated calls do nothing.
 
         Args:
             timeout: Seconds that workers have to close their envs before the workers are terminated; ``None`` means 3.
@@ -1444,7 +1460,7 @@ class ParallelEnv:
         """Close every `ParallelEnv` of this process that is still open.
 
         Raises:
-            BaseExceptionGroup: If an error was raised. The group contains all errors, and is raised after every
+            BaseExceptionGroup: If closing raised errors. The group contains all of them, and is raised after every
                 `ParallelEnv` has been closed.
         """
         errors: list[BaseException] = []
@@ -1466,7 +1482,7 @@ class ParallelEnv:
 
 
 def _notebook() -> ModuleType:
-    """Return the package that draws a `ParallelEnv`. It is in a layer above this module, so it is imported late."""
+    """Return `parallelenv.notebook`. It is in a layer above this module, so it is imported only when needed."""
     from parallelenv import notebook
 
     return notebook
