@@ -1,4 +1,4 @@
-"""The history of a collector: the returns of its episodes, against samples and seconds."""
+"""The history of a collector: how the mean return of its episodes changes with samples and seconds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Record(NamedTuple):
         samples: Total number of env steps collected so far.
         seconds: Total time spent on collecting so far.
         version: Version of the policy.
-        episodes: Number of episodes that ended.
+        episodes: Number of episodes that ended in this collection or evaluation.
         mean_return: Mean return of these episodes; nan if there are no episodes, or if rewards are not numbers.
-        is_test: Whether the record is of an evaluation.
+        is_test: Whether this is an evaluation.
     """
 
     samples: int
@@ -37,8 +37,8 @@ class History:
     """All collections and evaluations so far, oldest first.
 
     Args:
-        log_dir: Folder for TensorBoard logs, which need ``tensorboardX``, or ``tensorboard`` and torch; ``None``
-            writes no logs.
+        log_dir: Folder for TensorBoard logs, which need ``tensorboardX``, or ``tensorboard`` and torch. If ``None``, no
+            logs are written.
     """
 
     def __init__(self, log_dir: object = None) -> None:
@@ -81,19 +81,15 @@ class History:
             writer.close()
 
     def __len__(self) -> int:
-        """Return the number of records."""
         return len(self._records)
 
     def __iter__(self) -> Iterator[Record]:
-        """Iterate over the records."""
         return iter(list(self._records))
 
     def __getitem__(self, index: int) -> Record:
-        """Return a record."""
         return self._records[index]
 
     def __repr__(self) -> str:
-        """Return a one-line description."""
         return f"<History of {count(len(self), 'record')}, {self._samples:,} samples in {self._seconds:.1f} s>"
 
     def plot(self, axes: object = None) -> Any:

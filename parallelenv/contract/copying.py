@@ -41,7 +41,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(value: object) -> bytes:
-    """Pickle a value, including any classes and functions in it that the reader cannot import."""
+    """Pickle a value, including any classes and functions in it that the receiver cannot import."""
     file = io.BytesIO()
     Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
@@ -101,8 +101,8 @@ def _is_plain_array(value: object) -> TypeGuard[Array]:
 def graph_parts(value: object) -> list[Any]:
     """Return the parts of an action or a state through which gradients flow back to the caller.
 
-    These parts are tensors that require a gradient and modules with such parameters, in lists, tuples, dicts and object
-    arrays. The result is empty under ``torch.no_grad()`` and before torch is imported.
+    These parts are tensors that require a gradient, and modules with parameters that do. They may be nested in lists,
+    tuples, dicts and object arrays. The result is empty under ``torch.no_grad()`` and before torch is imported.
     """
     torch = imported_torch()
     is_enabled = getattr(torch, "is_grad_enabled", None)  # absent while torch is being imported
@@ -124,7 +124,7 @@ def _graph_parts(value: Any, torch: Any) -> list[Any]:
 
 
 def deep_copy_but_graph(value: Any) -> Any:
-    """Return a copy like `deep_copy`, but share the `graph_parts`, because copying would cut off the gradients."""
+    """Copy a value as `deep_copy` does, but share its `graph_parts`: copying them would cut off the gradients."""
     parts = graph_parts(value)
     return copy.deepcopy(value, {id(part): part for part in parts}) if parts else deep_copy(value)
 
@@ -190,7 +190,7 @@ def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception
 
 
 def cannot_travel(value: object, error: Exception) -> UnpicklableError:
-    """Return the error for a result that cannot be copied out of its env."""
+    """Return the error for a result that cannot be copied from its env to the caller."""
     failure = UnpicklableError(
         f"The result contains a {type(_unpicklable_part(value)).__name__}, which cannot be copied to the caller "
         f"({type(error).__name__}: {error}). Return plain data, or ask for a part of it with a dotted name."
@@ -210,8 +210,8 @@ class Broadcast:
     """A call of one method with the same arguments for all envs; each env gets copies of the arguments.
 
     Attributes:
-        packed: The content, which is the method and the arguments, as `pickled` returns it. ``None`` if the backend
-            sends the content separately from the message.
+        packed: The content of the call: the method and the arguments, in the form that `pickled` returns; ``None`` if
+            the backend sends the content separately from the message.
         stored: The place where the backend has stored the content for remote hosts. It is kept here so that the backend
             stores the content only once.
     """
@@ -226,7 +226,7 @@ class Broadcast:
         return {"packed": self.packed, "stored": None}
 
     def without_content(self) -> Broadcast:
-        """Return a copy without the content, for a backend that sends the content separately."""
+        """Return a copy whose ``packed`` is ``None``, for a backend that sends the content separately."""
         other = copy.copy(self)
         other.packed = None
         return other
@@ -238,9 +238,9 @@ class Broadcast:
 
 
 def pickled(content: object, what: str, way_out: str) -> Array:
-    """Return the pickle of ``content``, ``(nbytes,)`` uint8.
+    """Return the pickle of ``content`` as an array, ``(nbytes,)`` uint8.
 
-    It can be sent to all hosts without a copy for each host.
+    The same array can be sent to all hosts.
 
     If ``content`` cannot be pickled, an `UnpicklableError` is raised. Its message begins with ``what``, a description
     of the content, and ends with ``way_out``, a sentence of advice.

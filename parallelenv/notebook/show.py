@@ -75,7 +75,7 @@ def encode_picture(picture: Array) -> bytes:
 
 
 def refuse_no_notebook(call: str) -> None:
-    """Refuse a call outside a notebook, or without Pillow."""
+    """Raise an error unless this is a notebook and Pillow is installed. ``call`` is the method that the user called."""
     if kernel_of_notebook() is None:
         raise UsageError(
             f"{call}() shows envs below a notebook cell, but this is not a notebook. Elsewhere render(tile=True) "
@@ -117,7 +117,7 @@ def _visible_ids(engine: Engine, id: Ids, width: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """A run of a policy that is shown or filmed. See `ParallelEnv.play` and `record` for arguments and errors."""
+    """One run of a policy, shown live or filmed. See `ParallelEnv.play` and `record` for arguments and errors."""
 
     env: ParallelEnv
     policy: Callable[..., Any]

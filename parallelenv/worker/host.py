@@ -1,8 +1,8 @@
 """The code that owns envs and executes commands on them; it is the same in every mode.
 
 A host uses four indices for an env. The *env id* is the env's index among all envs of the `ParallelEnv`. The *slot* is
-the env's index in the host's lists. The *row* is the env's index in the arrays of the batch, which other hosts may
-share. The *cell* is the slice of `RowWriter.flat_states` that contains the env's state.
+the env's index in the host's lists. The *row* is the env's index in the arrays of the batch, which the host may share
+with other hosts. The *cell* is the slice of `RowWriter.flat_states` that contains the env's state.
 
 A vector env is one *item* of the user's list, but contains several envs, its *sub-envs*; each sub-env has an env id. An
 env that is not part of a vector env is a *single env*. A *loose leaf* is a part of a state or an action that the
@@ -61,7 +61,7 @@ Shares = tuple[list[Share], Index]
 
 
 class Host:
-    """Owns a group of envs and executes commands on them, in order.
+    """Owns some envs and executes commands on them, in order.
 
     The operations are `build`, `reset`, `step`, `rollout`, `get`, `set`, `call` and `manage`. Most of them are called
     once per env, with the env id, the command's argument for that env, and the command's common argument. They return
@@ -78,8 +78,7 @@ class Host:
         env_ids: Ids of the host's envs, ascending.
         running: The current command, or the latest one if the host is idle.
         tracer: Records what the envs do and when; ``None`` unless the host is traced.
-        writer: Writes the envs' results to the batch. `attach` replaces the writer, including when the host is
-            abandoned.
+        writer: Writes the envs' results to the batch. `attach` replaces it, for example when the host is abandoned.
     """
 
     def __init__(self, spec: WorkerSpec, *, in_caller: bool = False) -> None:
@@ -114,9 +113,10 @@ class Host:
 
     @property
     def current(self) -> int | None:
-        """Id of the env that the current or latest command started last (for a vector env, of its first sub-env).
+        """Id of the env that the current or latest command started last.
 
-        ``None`` before the command starts an env, and while the policy of a rollout runs.
+        For a vector env, this is the id of the first sub-env that the command is for. The value is ``None`` before the
+        command starts an env, and while the policy of a rollout runs.
         """
         return next(iter(self.running.current_ids), None)
 
@@ -128,7 +128,7 @@ class Host:
         return WorkerInfo(env_id, self._num_envs, spec.worker_id, spec.num_workers, seed, shared)
 
     def attach(self, batch: Batch) -> None:
-        """From now on, make the host's envs read actions from this batch and write their results to it."""
+        """Make the host's envs read their actions from this batch and write their results to it."""
         self.writer = RowWriter(batch)
         self._found = (), None
         self._shared_out = (), ([], [])
@@ -165,9 +165,9 @@ class Host:
         vars(self).pop("writer", None)
 
     def close(self) -> None:
-        """Close all envs. No command may follow.
+        """Close all envs. The host must not get another command afterwards.
 
-        If another thread is still executing a command, that command ends at the next failure of an env, if not earlier.
+        A command that another thread is still executing ends no later than at the next failure of an env.
 
         Raises:
             KeyboardInterrupt: If Ctrl-C interrupts this method, which is possible only in the caller's thread. The
@@ -195,7 +195,7 @@ class Host:
         """Execute a command and return the reply. An exception in one env does not affect the other envs.
 
         If Ctrl-C interrupts a command in the caller's thread, executing the same command again continues with the next
-        env. A rollout is not continued: executing the command again only returns the reply.
+        env. A rollout is not continued: executing its command again only returns the reply.
         """
         running = self.running
         if command.number != running.number:
@@ -221,7 +221,7 @@ class Host:
 
     @calls_envs
     def repeat(self, prepared: RunningCommand) -> Reply:
-        """Execute a prepared step with fewer function calls than `execute`, which saves 10 us per step in a worker.
+        """Execute a prepared step. With fewer function calls than `execute`, it saves 10 us per step in a worker.
 
         After an interrupt or a failure of an env, `execute` continues with the next env.
 
@@ -252,7 +252,7 @@ class Host:
         return reply
 
     def _start(self, command: Command) -> RunningCommand:
-        """Make a command the host's `running` command, and return the `RunningCommand`."""
+        """Make a `RunningCommand` from a command, store it as `running`, and return it."""
         run: Run
         columns: Columns = ((),)
         found = self._shares(command) if self._groups else None
@@ -275,8 +275,8 @@ class Host:
     def _shares(self, command: Command) -> Shares | None:
         """Return the parts of a command, each of which is for one single env or one vector env.
 
-        The result is ``None`` for a rollout, whose steps are divided one by one, and for ``manage`` requests other than
-        ``"save"`` and ``"load"``, which do not access the envs.
+        The result is ``None`` for a rollout, because each of its steps is divided into parts separately, and for all
+        ``manage`` requests except ``"save"`` and ``"load"``, because the others do not access the envs.
         """
         if command.operation == "rollout" or (command.operation == "manage" and command.common not in ("save", "load")):
             return None
@@ -300,8 +300,8 @@ class Host:
     def _run(self, running: RunningCommand) -> Iterator[Reply]:
         """Execute the rest of the running command and yield the reply.
 
-        This function is a generator, because the frame of a generator does not keep a reference to the frame that
-        called it. Otherwise, the traceback of a failure that the user has not fetched would keep the user's
+        This function is a generator because the frame of a generator does not keep a reference to the frame that called
+        it. With an ordinary function, the traceback of a failure that the user has not fetched would keep the user's
         `ParallelEnv` alive.
         """
         while True:
@@ -358,10 +358,11 @@ class Host:
                 running.reply.values[env_id] = value
 
     def _start_shares(self, command: Command, shares: Sequence[Share], rows: Any) -> Collection[int]:
-        """For a step, clear the flags in ``rows``, and return the envs that the step resets instead of stepping them.
+        """For a step, clear the flags in ``rows`` and return the ids of the envs to reset instead of stepping them.
 
-        ``rows`` are the rows of all envs of the command. If `Command.begins_ended` is set, vector envs know by
-        themselves which sub-envs to reset, except those that have not stepped since they were built.
+        For other commands, do nothing and return an empty collection. ``rows`` are the rows of all envs of the command.
+        If `Command.begins_ended` is set, a vector env itself decides which of its sub-envs to reset, unless it has not
+        stepped since it was built.
         """
         if command.operation != "step":
             return ()
@@ -375,7 +376,7 @@ class Host:
         return begins
 
     def _run_shares(self, begins: Collection[int], running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Run a command for single envs and vector envs, in order; reset the envs in ``begins`` instead of stepping."""
+        """Run a command for single and vector envs, in order; reset the envs in ``begins`` instead of stepping them."""
         singles: list[tuple[int, Share]] = []  # consecutive single envs, which run together
         for number, share in walk:
             if not share.is_group:
@@ -394,7 +395,7 @@ class Host:
     def _run_singles(
         self, running: RunningCommand, singles: Sequence[tuple[int, Share]], begins: Collection[int]
     ) -> None:
-        """Run a command for single envs. ``singles`` contains pairs: the number of a share, from 1, and the share."""
+        """Run a command for single envs. ``singles`` contains their shares, each with its number, counted from 1."""
         command = running.command
         numbers, shares = zip(*singles, strict=True)
         env_ids = tuple(share.env_ids[0] for share in shares)
@@ -406,7 +407,6 @@ class Host:
             self._operate(running, zip(numbers, env_ids, each or repeat(None), strict=each is not None))
 
     def _run_group(self, running: RunningCommand, share: Share, begins: Collection[int]) -> None:
-        """Run a command for a vector env."""
         command, values, first = running.command, running.reply.values, share.env_ids[0]
         operation, common = command.operation, command.common
         each: Any = None if command.each is None else [command.each[position] for position in share.positions]
@@ -432,13 +432,16 @@ class Host:
                 values.update(dict.fromkeys(share.env_ids[1:], others))
 
     def _with_generators(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call``; if envs have their own global generators, return a function that runs ``call`` with them."""
+        """Return a function that runs ``call`` with the env's own state of the global random generators.
+
+        If envs have no such states of their own, return ``call`` itself.
+        """
         return call if self._generators is None else functools.partial(self._generators[env_id].run, call)
 
     # ---------------------------------------------------------------- steps
 
     def _find(self, env_ids: tuple[int, ...]) -> StepEnvs:
-        """Return the rows, cells and slots of these envs, which a step needs."""
+        """Return the rows, cells and slots that a step of these envs needs."""
         known_ids, found = self._found  # read as one tuple, because two threads may use an abandoned host
         if env_ids == known_ids:
             return found  # type: ignore[no-any-return]
@@ -456,7 +459,7 @@ class Host:
         return found
 
     def _start_step(self, command: Command, envs: StepEnvs) -> Columns:
-        """Set the flags of a step's envs to False; return four columns: each env's row, cell, ``step`` and action."""
+        """Clear the flags of a step's envs; return four columns: each env's row, cell, step function and action."""
         steps: Sequence[Any] = self._steps if envs.pick is None else envs.pick(self._steps)
         begins = self._begins_of(command, envs.row_numbers) if command.begins_ended else command.begins
         if begins:
@@ -470,17 +473,17 @@ class Host:
         return envs.row_numbers, envs.cells, steps, actions
 
     def _begins_of(self, command: Command, row_numbers: Sequence[int]) -> Collection[int]:
-        """Return the envs in these rows that a step with `Command.begins_ended` resets.
+        """Return the ids of the envs in these rows that a step with `Command.begins_ended` resets.
 
-        The result is kept for the case that an interrupt occurs while the step starts: the step is then started again,
-        but the flags in the batch may already be cleared.
+        The result is kept because an interrupt may occur while the step starts. When the step is then started again,
+        the flags in the batch may already be cleared.
         """
         if self._begins[0] != command.number:
             self._begins = command.number, self.writer.ended(row_numbers)
         return self._begins[1]
 
     def _with_resets(self, steps: Sequence[Any], env_ids: Sequence[int], begins: Collection[int]) -> list[Any]:
-        """Return ``steps``, with those of the envs in ``begins`` replaced by resets, which also return five items."""
+        """Return ``steps``, with a reset that returns five items in place of the step of each env in ``begins``."""
 
         def reset_instead(env_id: int, action: Action) -> EnvStep:
             state, info = self._reset_within_step(env_id)
@@ -517,7 +520,7 @@ class Host:
         return result
 
     def _remark(self, env_id: int) -> None:
-        """Queue a warning if the env has an ``oddity``, unless this host has already queued one."""
+        """If the env has an ``oddity``, queue a warning about it, unless this host has already queued a warning."""
         env = self._env(env_id)
         if env.oddity and not self._has_remarked:
             self._has_remarked = True
@@ -571,7 +574,7 @@ class Host:
         goes_on: bool,
         values: dict[int, Any],
     ) -> None:
-        """Record a step with a flag that is not the object ``False``: usually the last step of an episode.
+        """Record a step that returned a flag other than the object ``False``; it is usually the last of an episode.
 
         If ``goes_on``, also reset the env. ``loose`` are the loose leaves of the state, if it has any. ``other_reward``
         is a one-tuple of the reward, if the reward is not a number.
@@ -605,7 +608,7 @@ class Host:
     def rollout(self, running: RunningCommand, walk: object) -> None:
         """Make a chunk of a rollout. If the common argument is ``None``, drop the policy instead.
 
-        Otherwise, the common argument is a `RolloutRequest`, and the argument of each env is the maximum number of
+        Otherwise, the common argument is a `RolloutRequest`, and the argument of each env is the maximum number of its
         further episodes. The reply contains the chunk, with the steps of all envs, as the value of the first env.
         """
         command = running.command
@@ -619,7 +622,7 @@ class Host:
 
     @calls_envs  # if the policy runs in the caller, this method is called without `execute`
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
-        """Step envs within a rollout, like a step command."""
+        """Step envs within a rollout, in the same way as a step command."""
         rollout, writer = self.running, self.writer
         columns = writer.infos, writer.reset_infos
         writer.infos = writer.reset_infos = None  # columns keep only the latest infos, but a rollout needs all
@@ -675,8 +678,8 @@ class Host:
     def _shared_space(self, space: Space | None) -> Space | None:
         """Return a copy of a space. Envs with equal spaces get the same object.
 
-        Even for many envs, the reply then contains few spaces: pickle writes the same object only once, but writes each
-        of several equal objects.
+        This keeps the reply for many envs small: pickle writes the same object only once, but writes each of several
+        equal objects.
         """
         known = next((other for other in self._spaces if other == space), None)
         if known is None and space is not None:
@@ -685,7 +688,10 @@ class Host:
         return known
 
     def _adopt(self, env_id: int, adapted: Any) -> None:
-        """Use ``adapted``, a new or loaded env, for this env id. A vector env is used for all of its sub-envs' ids."""
+        """Use ``adapted``, a new or loaded env, for this env id.
+
+        A vector env is used for the ids of all its sub-envs.
+        """
         for slot in self._items[env_id - self._first]:
             self._envs[slot] = adapted
             self._steps[slot] = self._with_generators(env_id, adapted.step)
@@ -716,7 +722,8 @@ class Host:
     def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
         """Look up an attribute or a wrapper of an env, as ``lookup`` describes.
 
-        ``argument`` is the class of the wrapper or, if ``lookup.key`` is ``None``, the name of the attribute.
+        If a wrapper is looked up, ``argument`` is its class. If an attribute is looked up and ``lookup.key`` is
+        ``None``, ``argument`` is its name.
         """
         env = self._env(env_id).env
         if lookup.how == "wrapper":
@@ -734,9 +741,9 @@ class Host:
         return env_adapter.set_attribute(self._env(env_id).env, key, deep_copy(value)) or None
 
     def call(self, env_id: int, call: MethodCall | None, common: Any) -> Any:
-        """Call a method of an env, with the arguments in ``call`` or, if ``call`` is ``None``, in ``common``.
+        """Call a method of an env. ``call`` or, if it is ``None``, ``common`` contains the method and its arguments.
 
-        The arguments in ``call`` and in a `Broadcast` are copied for each env.
+        The arguments are copied for each env, unless they come from a ``common`` that is not a `Broadcast`.
         """
         if call is not None:
             call = MethodCall(*deep_copy(tuple(call)))
@@ -757,7 +764,7 @@ class Host:
     # ---------------------------------------------------------------- requests of `manage`
 
     def manage(self, env_id: int, argument: Any, request: ManageRequest) -> Any:
-        """Call one of the methods below, whose name is ``request``."""
+        """Call the method named ``request``. All possible names are listed in `ManageRequest`."""
         return getattr(self, request)(env_id, argument)
 
     def save(self, env_id: int, _: object) -> bytes | None:
@@ -782,11 +789,11 @@ class Host:
         return Extra(loose=loose) if loose else None
 
     def set_info_forms(self, env_id: int, forms: InfoForms) -> None:
-        """Write infos of these forms to columns of the batch from now on, for all envs."""
+        """From now on, for all envs of the host, write infos of these forms to columns of the batch."""
         self.writer.set_info_forms(forms, self.env_ids)
 
     def start_trace(self, env_id: int, _: object) -> tuple[str, float] | None:
-        """Start to record what all envs do; return the id and the current time of the clock.
+        """Start to record what all envs do; return the id of the clock and its current time.
 
         This happens only in the call for the host's first env. The calls for other envs do nothing.
         """

@@ -21,9 +21,10 @@ Columns = tuple[Sequence[Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class StepEnvs:
-    """The places of the envs of a step, which are looked up once for all steps of the same envs.
+    """The rows, cells and slots of the envs that a step is for.
 
-    Rows, cells and slots are described in `parallelenv.worker.host`.
+    They are looked up once and then used for all steps of the same envs. They are described in
+    `parallelenv.worker.host`.
     """
 
     rows: Index  #: Rows of the envs: a slice if the rows are consecutive, otherwise a list.
@@ -46,24 +47,24 @@ class Share(NamedTuple):
 class RunningCommand:
     """The current or latest command of a host, or a step that the host has prepared to execute many times.
 
-    A failure of an env ends ``run`` before the `remaining` envs have run. So does an interrupt in the caller's thread.
-    The host runs the remaining envs immediately after a failure. After an interrupt, the host runs them when it gets
-    the same command again.
+    If an env fails, or an interrupt occurs in the caller's thread, ``run`` ends before the `remaining` envs have run.
+    After a failure, the host runs them immediately. After an interrupt, it runs them when it gets the same command
+    again.
 
     Args:
         command: The command. The number of a prepared step is changed for each step.
         run: Executes the command.
         columns: The data that ``run`` needs.
-        envs: The places of the envs of a prepared step.
-        shares: On a host with vector envs, the parts of the command, which start one after another. Without shares, the
+        envs: The rows, cells and slots of the envs of a prepared step.
+        shares: On a host with vector envs, the parts of the command, which start one after another. If ``None``, the
             envs start one after another.
 
     Attributes:
-        counts: The numbers from 1 to the number of shares or, without shares, of envs.
-        number: Number of the command whose progress this object holds. It is set last. If an interrupt comes earlier,
-            the host starts the command from the beginning when it gets the command again.
-        num_started: Number of shares or, without shares, of envs that have started. The last of them is the current
-            one.
+        counts: The numbers from 1 on, one for each share or, without shares, for each env.
+        number: Number of the command whose progress this object holds. It is set after all other attributes. If an
+            interrupt comes before that, the host starts the command from the beginning when it gets the command again.
+        num_started: How many shares or, without shares, how many envs have started. The last one that started is the
+            current one.
         doing: The operation that the current env performs, for messages.
         reply: The reply so far.
     """
@@ -91,7 +92,7 @@ class RunningCommand:
 
     @property
     def current_ids(self) -> tuple[int, ...]:
-        """Id of the env that started last, or the ids of all envs of the vector env that started last.
+        """Id of the env that started last or, if it is a vector env, the ids of those sub-envs that the command is for.
 
         The tuple is empty before the first env has started.
         """
@@ -103,8 +104,8 @@ class RunningCommand:
     def remaining(self) -> Iterator[Any]:
         """Return an iterator over the envs or shares that have not started.
 
-        The iterator yields a tuple for each env or share: the value of ``num_started`` after the start, and the
-        item of each column.
+        For each env or share, the iterator yields a tuple: the value that ``num_started`` gets when the env or share
+        starts, followed by its item of each column.
         """
         number, columns = self.num_started, self.columns
         if number:

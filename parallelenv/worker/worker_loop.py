@@ -54,8 +54,9 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
     Args:
         receive: Waits for the next message and returns it; raises `EOFError` or `OSError` if the other end is closed.
         send: Sends a message.
-        parent_pipe: A descriptor that becomes readable when the caller dies. This process then exits at once, even in
-            the middle of a step. Without the descriptor, this process exits when ``receive`` next raises an error.
+        parent_pipe: A descriptor that becomes readable when the caller dies. This process exits at that moment, even in
+            the middle of a step. If ``None``, the process notices the death of the caller only when ``receive`` raises
+            an error.
     """
     if parent_pipe is not None:
         die_with_caller(parent_pipe)
@@ -85,7 +86,7 @@ class MessageHost:
         """Execute commands until the connection is closed; then close the envs. See `serve` for the arguments.
 
         Raises:
-            EOFError, OSError: When the connection is closed. This method ends in no other way.
+            EOFError, OSError: When the connection is closed. The method always ends in this way.
         """
         try:
             while True:
@@ -116,7 +117,7 @@ class MessageHost:
     def decode(self, message: Message) -> Command | Message | None:
         """Return the command in a message, or a reply if the command cannot be read.
 
-        A message that contains something else is processed here, and the result is ``None``.
+        If a message contains something other than a command, this method processes it and returns ``None``.
         """
         try:
             command = decode_command(message, self.subsets)
@@ -163,11 +164,12 @@ def prepare_worker(packed: PackedSpec) -> None:
 
 
 def forget_launcher() -> None:
-    """Remove the variables that mark this process as started by an MPI launcher.
+    """Remove the environment variables that mark this process as started by an MPI launcher.
 
-    A worker inherits the variables of the caller, which an MPI launcher may have started. An env that imports `mpi4py`
-    would then take the caller's place in the MPI job, which might then hang or end. The variables are removed in the
-    worker, before envs are made. The caller's variables are never changed, because other threads may be reading them.
+    An MPI launcher may have started the caller, and a worker inherits the caller's variables. An env that imports
+    `mpi4py` would then take the caller's place in the MPI job, and the job might hang or end. The variables are removed
+    in the worker, before envs are made. The caller's variables are never changed, because other threads may be reading
+    them.
     """
     for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
         del os.environ[name]
