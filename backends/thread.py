@@ -33,9 +33,9 @@ class ThreadChannel(InProcessChannel):
         spec: The host's envs.
         answered: A queue to which the thread adds an item after each reply, to wake the caller.
         bells: A list that is empty until `ThreadBackend.fileno` is called for an event loop, and then contains one
-            non-blocking socket. The thread writes to the socket after each reply, to wake the event loop. A socket
-            object is used instead of the descriptor of a pipe, because the thread may still write after the socket was
-            closed.
+            non-blocking socket. The thread writes to the socket after each reply, to wake the event loop. The list
+            contains a socket object, not a descriptor, because the thread may still write after the close, when the
+            number of the descriptor may already belong to another file.
     """
 
     def __init__(self, spec: WorkerSpec, answered: queue.SimpleQueue[None], bells: Sequence[socket.socket]) -> None:

@@ -104,7 +104,7 @@ def check_align(align: object) -> None:
 
 
 def check_window(min_envs: object, max_envs: object) -> None:
-    """Raise if the bounds of `ParallelEnv.recv` are invalid."""
+    """Raise unless both arguments are valid for `ParallelEnv.recv`."""
     least = check_positive("min_envs", min_envs)
     if max_envs is not None and check_positive("max_envs", max_envs) < least:
         raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
@@ -120,7 +120,7 @@ def check_policy(policy: object) -> None:
 
 
 def check_name(argument: str, name: object) -> None:
-    """Raise unless ``name`` is an identifier, or several joined by dots, and contains no double-underscore name."""
+    """Raise unless ``name`` is an identifier or several joined by dots, none of which is a double-underscore name."""
     parts = name.split(".") if isinstance(name, str) else [""]
     if not all(map(str.isidentifier, parts)):
         way_out = "Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
@@ -130,7 +130,11 @@ def check_name(argument: str, name: object) -> None:
 
 
 def absent_attribute(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:
-    """Return the error for an absent attribute; it suggests a similar name or ways to reach the envs' attribute."""
+    """Return the error for an attribute that ``owner`` does not have.
+
+    The message contains ``purpose`` after the attribute's name. Unless there is a more specific hint, the message ends
+    with ``default`` or, if that is empty, with ways to reach an attribute of the envs.
+    """
     ways = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
     hint = hint_at_make_argument(name) or f"{near_attribute(name, type(owner))} {default or ways}"
     message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
@@ -161,7 +165,7 @@ def spread_seeds(seed: object, env_ids: Sequence[int], *, whole: bool) -> list[i
 
 
 def check_base_seed(seed: object) -> int | None:
-    """Return the seed from which the seeds of all envs are derived, or ``None`` if there is none."""
+    """Return ``seed``, from which the seeds of all envs are derived; raise unless it is ``None`` or a valid seed."""
     if seed is not None and not is_int(seed):
         raise ArgumentError(f"seed={show(seed)} is not an int. Env i gets seed + i; for other seeds call seed([...]).")
     return None if seed is None else _check_seed(seed)
@@ -180,7 +184,7 @@ def spread_options(options: object, env_ids: Sequence[int]) -> list[dict[str, ob
 
 
 def spread_data(data: object, env_ids: Sequence[int]) -> list[dict[str, object]] | None:
-    """Return the keyword arguments for each env's method, or ``None`` if there are none."""
+    """Return a dict of keyword arguments for each env's method, or ``None`` if ``data`` is ``None``."""
     expected = "a dict of keyword arguments for all envs, or a list with one dict per env; envs are chosen with id="
     return None if data is None else _spread("data", data, env_ids, dict, expected)
 

@@ -6,13 +6,13 @@ failed envs if there is a recovery, and removes the ticket. Some calls use only 
 
 A step takes one of the following ways, where each arrow is a call:
 
-    ParallelEnv.step            checks the thread, the process and that it is open; then uses the plan, if valid
+    ParallelEnv.step            checks that it is open, and used in the right thread and process; uses a valid plan
      |        |
      |        v
-     |    Engine.step           makes the same checks, because adapters call it; finds, renews or makes the plan
+     |    Engine.step           makes the same checks, because adapters call it directly; finds, renews or makes the plan
      |    |          |
      v    v          v
-    StepPlan.step   submit_step  <--  send, step_async: checks the envs and the actions, and enters a ticket
+    StepPlan.step   submit_step  <--  send, step_async: checks the envs and the actions, and adds a ticket to the table
      |    |          |
      |    |          |           StepPlan.enter: gives the planned step a ticket if something unusual happens
      |    v          v
@@ -142,9 +142,9 @@ class Engine:
         *,
         as_given: bool = False,
     ) -> None:
-        """Use a done policy and a new `EnvTable`, in which all envs need a reset.
+        """Switch to a done policy and a new `EnvTable`, in which all envs need a reset.
 
-        With a ``reward_dtype``, rewards must be numbers that fit it. See `ActionReader` for ``as_given``.
+        If ``reward_dtype`` is given, rewards must be numbers that fit it. See `ActionReader` for ``as_given``.
         """
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
         self.done_policy = done_policy
@@ -162,7 +162,7 @@ class Engine:
         self._latest_extras: tuple[Mapping[int, Extra], int] | None = None
 
     def close(self, timeout: float) -> None:
-        """Close all envs and end all workers, which have ``timeout`` seconds to close their envs."""
+        """Close all envs and end all workers. Workers have ``timeout`` seconds to close their envs."""
         self.guard.is_closed = True
         self.plans.clear()  # plans refer to the batch
         self.pool.close(timeout)
@@ -187,7 +187,7 @@ class Engine:
         return list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))
 
     def forget_seeds(self, env_ids: Sequence[int]) -> None:
-        """Drop the seeds that were set for the next reset of these envs, because a reset uses them."""
+        """Drop the seeds that were set for the next reset of these envs. Call this when a reset uses them."""
         for env_id in env_ids:
             self.seeds.pop(env_id, None)
 
@@ -202,7 +202,7 @@ class Engine:
             EnvBusyError: If an env is paused, or has a step or reset whose result has not been returned yet.
             WorkerDiedError: If the worker of an env is dead.
             ResetNeededError: If an env has no episode.
-            ExhaustedError: If an env has no further episode, and the done policy does not let envs rest.
+            ExhaustedError: If an env has no further episode, and the done policy does not allow that.
             ArgumentError: If the envs are only a part of a vector env that steps as a whole.
             ActionError: If the actions do not fit the envs.
         """
@@ -287,11 +287,11 @@ class Engine:
     def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
         """Wait for all replies to a call.
 
-        The timeout counts from ``start``, a time of `time.monotonic`, or from now if ``start`` is ``None``. If
+        The timeout counts from ``start``, a time returned by `time.monotonic`, or from now if ``start`` is ``None``. If
         ``timeout`` is ``None``, the pool's timeout applies and, if there is a recovery, late envs count as failed.
 
         Raises:
-            WorkerTimeoutError: If the replies do not arrive in time. The wait can be repeated.
+            WorkerTimeoutError: If the replies do not arrive in time. The method can then be called again.
         """
         if timeout is None and self.recovery is not None:
             self.pool.wait_or_give_up(ticket, start)
@@ -312,15 +312,18 @@ class Engine:
                 self._be_late(timeout)
 
     def _deadline(self, timeout: float | None, start: float) -> float | None:
-        """Return the time at which to stop waiting; ``None`` if there is no limit.
+        """Return the time at which to stop waiting; ``None`` if neither ``timeout`` nor the pool sets a limit.
 
-        The timeout counts from ``start`` or, if resets have been repeated since, from their repetition.
+        The timeout counts from ``start`` or, if resets have been repeated since then, from when they were repeated.
         """
         limit = self.pool.timeout if timeout is None else timeout
         return None if limit is None else max(start, self._retried_at) + limit
 
     def _be_late(self, timeout: float | None) -> None:
-        """Give up pending commands if there is a recovery and no ``timeout``; otherwise, raise the timeout error."""
+        """Treat envs that have not replied in time as failed, or raise a `WorkerTimeoutError`.
+
+        They count as failed if there is a recovery and ``timeout`` is ``None``.
+        """
         pending = self.table.pending_ids
         late = self.pool.late(pending, self.pool.timeout if timeout is None else timeout, "step")
         if timeout is not None or self.recovery is None:
@@ -415,7 +418,9 @@ class Engine:
         return Outcome(outcome.env_ids, outcome.stepped, extras, {**raised, **left}, restarted.keys(), outcome.resets)
 
     def collect_reset(self, ticket: Ticket, timeout: float | None, align: Form = "item") -> State:
-        """Wait for resets and return the first states: batched, or as a list if ``align`` is ``"batch"``.
+        """Wait for resets and return the first states.
+
+        The states are batched or, if ``align`` is ``"batch"``, a list with one state per env.
 
         If there is a recovery, resets are repeated until no worker dies or hangs. An exhausted env has the state
         ``None``. The seeds that were set for these resets are dropped.
@@ -424,7 +429,7 @@ class Engine:
             WorkerTimeoutError: If the replies do not arrive in time. The method can then be called again.
             BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
                 episodes have started.
-            ExhaustedError: If an env has no further episode, and the done policy does not let envs rest.
+            ExhaustedError: If an env has no further episode, and the done policy does not allow that.
         """
         env_ids = ticket.env_ids
         while True:
@@ -480,7 +485,10 @@ class Engine:
         return plan.step(action, self)
 
     def finish_step(self, ticket: Ticket, align: Form, start: float | None = None) -> StepResult | StepBatch:
-        """Wait for a step that has a ticket, and return its result. See `wait` for the timeout and ``start``."""
+        """Wait for a step that has a ticket, and return its result.
+
+        See `wait` for ``start``. The timeout is the pool's.
+        """
         self.wait(ticket, None, start)
         if ticket.values:
             self._latest_extras = ticket.values, len(ticket.sent_to)
@@ -489,7 +497,7 @@ class Engine:
     def _plan(self, env_ids: Sequence[int], align: Form) -> StepPlan | None:
         """Return a valid plan of a step; ``None`` if the step cannot be planned, or is the first of its kind.
 
-        The errors are those of `submit_step`, except `ActionError`.
+        This method raises the same errors as `submit_step`, except `ActionError`.
         """
         self.refuse_unsteppable(env_ids)
         table, pool = self.table, self.pool
@@ -577,7 +585,10 @@ class Engine:
 
     @single_threaded_in("reset")
     def latest_states(self, env_ids: Sequence[int] | None = None, *, copies: bool = False) -> State:
-        """Return the latest states of envs (``None``: all), batched. With ``copies``, they are always copies."""
+        """Return the latest states of envs (``None``: all), batched.
+
+        The states are copies if the argument or the attribute ``copies`` is ``True``.
+        """
         chosen, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
         has_loose = None in batch.layout.state_fields
         extras = self.pool.ask("manage", chosen, None, "loose_leaves").values if has_loose else {}
@@ -608,9 +619,10 @@ class Engine:
 
     @contextlib.contextmanager
     def with_continue_done_policy(self, env_ids: Sequence[int]) -> Iterator[Self]:
-        """Yield an engine that has the same workers and also steps ended envs, whatever this engine's done policy is.
+        """Yield an engine that uses the same workers and also steps envs whose episode has ended.
 
-        At the end, those steps of the envs that are still in flight are dropped, and all of the envs need a reset.
+        The yielded engine does not use the done policy of this engine. When the context ends, steps of ``env_ids`` that
+        are still in flight are dropped, and all of these envs need a reset.
         """
         self._refuse_unavailable(env_ids)
         done_policy = ResetByCall()
@@ -687,8 +699,8 @@ class Engine:
 def _close_dropped(pool: Pool) -> None:
     """Close the pool of an engine that is no longer referenced.
 
-    Python drops the exceptions of finalizers, so a `KeyboardInterrupt` during the close is raised in the main thread a
-    moment later.
+    Python discards exceptions raised by finalizers, so a `KeyboardInterrupt` during this call is raised in the main
+    thread a moment later.
     """
     try:
         pool.close()

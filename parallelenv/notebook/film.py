@@ -192,7 +192,10 @@ class Film:
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return a player as HTML and a summary as text. A film that is too large to embed has only the text."""
+        """Return a player as HTML and a summary as text.
+
+        For a film that is too large to embed, return only the text.
+        """
         if len(self.data) > _LARGEST:
             return {"text/plain": f"{self!r} is too large to be played here."}
         source = f"{self.video_format};base64,{base64.b64encode(self.data).decode()}"
@@ -251,9 +254,9 @@ def check_fps(fps: object, metadata: object = None) -> float:
 
 
 def playing_fps(fps: float, video_format: str) -> float:
-    """Return ``fps`` or, if smaller, the maximum of the format.
+    """Return ``fps``, or the format's maximum if that is smaller.
 
-    Browsers slow faster animations down to 10 frames per second.
+    Browsers would play a faster animation at only 10 frames per second.
     """
     return min(fps, 1000 / _SHORTEST[video_format]) if video_format in _SHORTEST else fps
 

@@ -93,7 +93,7 @@ class PolicyRunner:
         return RecurrentState(self._memory_ids, rows)
 
     def forget(self, env_ids: Sequence[int]) -> None:
-        """Mark the next call for these envs as the first one of an episode."""
+        """Record that the policy's next call for these envs is the first one of an episode."""
         self._in_episode.difference_update(env_ids)
 
 
@@ -118,7 +118,7 @@ def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
 
 
 def _read_extra(name: str, value: Any, num_envs: int) -> Array:
-    """Return a copy of the array of extras called ``name``."""
+    """Return a copy of an extra, ``value``, as an array. Raise unless it has one row per env."""
     if type(value) is np.ndarray and value.shape[:1] == (num_envs,) and not value.dtype.hasobject:
         return value.copy()  # the usual case, without further checks: saves 2 us
     what = f"The policy's extras[{name!r}]"
