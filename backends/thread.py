@@ -1,6 +1,6 @@
 """The mode ``thread``: all envs are in this process, and threads step them.
 
-This mode is useful if ``step`` releases the GIL, as simulators in C, network connections and sleeping do.
+This mode is useful if ``step`` releases the GIL, as many simulators in C do, and as network calls and sleeping do.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ThreadChannel(InProcessChannel):
         super().attach(batch)
 
     def kill(self) -> None:
-        """Make the thread end after its current command, because a thread cannot be killed.
+        """Make the thread end after its current command. Python cannot kill a thread.
 
         The host gets a new batch that nothing reads, so that the results of the current command have no effect.
         """
@@ -74,7 +74,7 @@ class ThreadChannel(InProcessChannel):
 
 
 class ThreadBackend(Backend):
-    """A backend with one thread per usable core. Each thread steps several envs."""
+    """A backend whose threads each step a part of the envs. By default, there is one thread per usable core."""
 
     uses_live_envs = True
     channel_class: type[ThreadChannel] = ThreadChannel

@@ -223,9 +223,10 @@ def _spread(
 
 
 def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list[Any]:
-    """Return the value to set on each env: one item of a list or tuple, or the same value for all envs.
+    """Return the value to set on each env.
 
-    An array with as many rows as there are envs is ambiguous, so it raises an error.
+    Each env gets one item of ``values``, or of ``value`` if that is a list or tuple. Any other ``value`` is set on all
+    envs, but an array with as many rows as there are envs is ambiguous and raises an error.
     """
     if (value is MISSING) == (values is None):
         raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
@@ -258,7 +259,7 @@ def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str)
 
 
 def _is_sequence(items: object) -> TypeGuard[Sequence[object]]:
-    """Return whether ``items`` is ordered and has a length; text and arrays without axes do not count."""
+    """Return whether ``items`` is ordered and has a length, and is neither text nor an array without axes."""
     has_items = hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
     return has_items and not isinstance(items, (str, bytes, dict, set))
 
@@ -271,8 +272,8 @@ def is_number(value: object) -> TypeGuard[float]:
 def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
     """Return the env ids that an ``id`` argument names, in the order given.
 
-    The argument must be an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``, but
-    not ``None``. Otherwise an error is raised, whose message contains ``name``, the public name of the argument.
+    The argument must be an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``, but not
+    ``None``. Otherwise, an error is raised; its message calls the argument ``name``.
     """
     if isinstance(argument, slice):
         try:
@@ -331,7 +332,10 @@ def check_shared(shared: object) -> Mapping[str, Array]:
 
 
 def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return arrays as `Sharing.share` stores them; raise if the backend cannot share arrays or lacks memory."""
+    """Store arrays with `Sharing.share` and return its result.
+
+    An error is raised if the backend cannot share arrays or if there is not enough memory.
+    """
     place = getattr(backend, "share", None)
     if place is None:
         raise ArgumentError(

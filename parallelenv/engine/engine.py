@@ -9,7 +9,7 @@ A step takes one of the following ways, where each arrow is a call:
     ParallelEnv.step            checks that it is open, and used in the right thread and process; uses a valid plan
      |        |
      |        v
-     |    Engine.step           makes the same checks, because adapters call it directly; finds, renews or makes the plan
+     |    Engine.step           repeats the checks, because adapters call it directly; finds, renews or makes the plan
      |    |          |
      v    v          v
     StepPlan.step   submit_step  <--  send, step_async: checks the envs and the actions, and adds a ticket to the table
@@ -82,8 +82,8 @@ class Engine:
         table: The phase of each env, and the calls in flight.
         assembler: Builds results of steps.
         actions: Reads the user's actions.
-        reward_dtype: Float dtype that rewards must fit as numbers; ``None`` if rewards may be of any type.
-        recovery: Restarts envs that fail; ``None``: failed envs are not restarted.
+        reward_dtype: Float dtype; rewards must be numbers that fit it. ``None`` if rewards may be of any type.
+        recovery: Restarts envs that fail; ``None`` if failed envs are not restarted.
         guard: Refuses calls from other threads.
         seeds: Seed of each env's next reset, by env id.
         adapter: The call that made an adapter for this engine, such as ``"to_sb3()"``; ``None`` if there is no adapter.
@@ -171,7 +171,7 @@ class Engine:
     # ---------------------------------------------------------------- arguments of calls
 
     def ids(self, id: Ids, with_paused: bool = False) -> tuple[int, ...]:
-        """Return the env ids of an ``id`` argument.
+        """Return the env ids that an ``id`` argument names.
 
         ``None`` means all envs that are not paused or, with ``with_paused``, all envs.
         """
@@ -354,9 +354,9 @@ class Engine:
     def collect_step(self, outcome: Outcome, align: Form) -> StepResult | StepBatch:
         """Return an outcome in the form ``align``, and remove its tickets from the table.
 
-        The work is done in an order in which an interrupt loses nothing. First, the rows of resets are completed,
-        rewards are checked, failed envs are restarted (the recovery remembers which), and the result is assembled. Only
-        then are tickets removed and failures raised. If an interrupt comes before that, the next call collects the step
+        The order of the work ensures that an interrupt loses nothing. First, the rows of resets are completed, rewards
+        are checked, failed envs are restarted (the recovery remembers which), and the result is assembled. Only then
+        are tickets removed and failures raised. If an interrupt comes before that, the next call collects the step
         again.
 
         Raises:
@@ -398,7 +398,7 @@ class Engine:
         return result
 
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
-        """Restart the envs that failed in a step, and return the outcome with their episodes truncated.
+        """Restart the envs that failed in a step, and return a new outcome, in which their episodes are truncated.
 
         In this outcome, the state of a restarted env is the first state of the env's next episode.
         """
@@ -456,9 +456,10 @@ class Engine:
         return states
 
     def _restart_silently(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
-        """Restart the envs in ``lost`` without reporting the restart, because the caller resets these envs anyway.
+        """Restart the envs in ``lost``, before the calling method resets all of ``env_ids``.
 
-        Failures of envs that cannot be restarted are raised.
+        Because of the reset, restarts of these envs are not reported to the user. If an env cannot be restarted, its
+        failure is raised.
         """
         _, left = recovery.restart_failed(lost)
         recovery.forget(env_ids)
@@ -544,7 +545,7 @@ class Engine:
         return self.plans.get((align, tuple(id)))
 
     def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Form) -> StepResult | StepBatch:
-        """Return the result of a step that was sent, or whose call was interrupted. See `wait` for the timeout.
+        """Wait for a step that was sent, or whose call was interrupted; return its result. See `wait` for the timeout.
 
         Raises:
             NothingInFlightError: If an env has no step in flight.
@@ -644,9 +645,9 @@ class Engine:
         return self.pool.ask("call", env_ids, calls).listed()
 
     def attribute_hint(self, key: str, env_id: int) -> str:
-        """Return a hint at an existing attribute with a similar name, or an empty text if there is none.
+        """Return a hint at an attribute of the env with a name similar to ``key``; an empty string if there is none.
 
-        Asking an env takes 1 ms, so each env is asked only once for each name.
+        Asking an env takes 1 ms, so each env is asked only once for each ``key``.
         """
         if (key, env_id) not in self._hints:
             self._hints[key, env_id] = self.pool.ask(
@@ -689,7 +690,7 @@ class Engine:
     def receive_now(self, min_envs: int, max_envs: int | None, align: Form) -> StepResult | StepBatch | None:
         """Return the result of `receive` without waiting.
 
-        The result is ``None`` if another caller has taken results since `poll` was called.
+        The result is ``None`` if too few results are left, because another task has taken some since `poll` was called.
         """
         arrived = self.table.arrived
         enough = len(arrived) >= self._num_wanted(min_envs)

@@ -24,8 +24,8 @@ Extras = Mapping[str, Array]
 class PolicyRunner:
     """A host's copy of a policy, with the policy's recurrent state for each env.
 
-    The argument ``memory`` is the recurrent state at the start, which may also contain rows for envs of other hosts.
-    The attribute ``extras_formats`` contains formats that fit all extras so far; it is ``None`` before the first call.
+    The argument ``memory`` is the initial recurrent state, which may also contain rows for envs of other hosts. The
+    attribute ``extras_formats`` contains formats that fit all extras so far; it is ``None`` before the first call.
     """
 
     def __init__(self, policy: Policy, memory: RecurrentState | None, layout: Layout) -> None:
@@ -76,7 +76,10 @@ class PolicyRunner:
         return actions, arrays
 
     def write_actions(self, actions: Action, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
-        """Write actions to the rows of these envs. If actions are loose, return a list of copies instead."""
+        """Write actions to the batch rows of these envs.
+
+        If the rows cannot hold the actions, return a list of copies instead.
+        """
         try:
             loose = self._reader.write(batch, actions, env_ids, env_ids, None)
         except ActionError as error:
