@@ -38,7 +38,7 @@ by 10 %.
 
 
 class ChannelGroup:
-    """The channels of a pool to hosts in other processes of this machine, and the `Bell` of these hosts.
+    """A pool's channels to hosts in other processes of this machine, and the `Bell` of these hosts.
 
     Args:
         balancer: Moves hosts that share a core to different cores.
@@ -94,7 +94,10 @@ class ChannelGroup:
             self._epoll.register(channel.fileno, select.EPOLLIN)
 
     def unwatch(self, channel: PipeChannel | Bell) -> None:
-        """Exclude the descriptor of a channel or of the bell from later waits. Call this before it is closed."""
+        """Exclude the descriptor of a channel or of the bell from later waits.
+
+        Call this before the descriptor is closed.
+        """
         if self._watched.pop(channel.fileno, None) is None:
             return
         if isinstance(channel, PipeChannel):
@@ -139,7 +142,10 @@ class ChannelGroup:
         return steps if own is None else JointStep(steps, own, len(parts))
 
     def flush(self) -> None:
-        """Announce all queued steps: with one ring, or over the pipes if a ring would wake too many other workers."""
+        """Announce all queued steps.
+
+        The bell rings once; if that would wake too many other workers, messages are sent over the pipes instead.
+        """
         if self.bell is None or not self.queue:
             return
         queue, self.queue = self.queue, []
@@ -157,7 +163,7 @@ class ChannelGroup:
                 one.tell()
 
     def _wakes_too_many(self, num_wanted: int) -> bool:
-        """Return ``True`` if fewer than half of all workers take part, so that a ring costs more than messages."""
+        """Return whether a step is for fewer than half of all workers. A ring would then cost more than messages."""
         return 2 * num_wanted < len(self.channels)
 
     # ---------------------------------------------------------------- replies

@@ -4,11 +4,11 @@ Two messages are much more common than all others: the command to make a plain s
 done. Each of the two takes one write and one read of 19 bytes. A step of 16 envs in two workers took 413 us instead of
 308 us when `multiprocessing.Connection` pickled and sent these messages.
 
-No other way to wake a single process was clearly faster than a pipe. A step of 16 CartPoles took 113 us when caller and
-worker polled words in shared memory, without any system call, and 112 us with a pipe. In a test with 44 us of work in
-each process, a round took 46 us with an eventfd and 47 us with a pipe if both processes stayed awake. If they slept
-between rounds, a round took 110 us with a pipe, an eventfd or a semaphore. A bell (see `_eventfd_bell`) is faster,
-because it wakes many workers at once.
+No other way to wake a single process was clearly faster than a pipe. A step of 16 CartPoles took 113 us when the caller
+and the worker polled words in shared memory, without any system call, and 112 us with a pipe. In a test with 44 us of
+work in each process, a round of messages took 46 us with an eventfd and 47 us with a pipe if both processes stayed
+awake. If they slept between rounds, a round took 110 us with a pipe, an eventfd or a semaphore. A bell (see
+`_eventfd_bell`) is faster, because it wakes many workers at once.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ sched_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 def spin(ready: Callable[[], T], limit: float) -> T:
     """Call ``ready`` until its result is true, for at most ``limit`` seconds, and return the last result.
 
-    The core is yielded between two calls, so that other processes with work to do can use it.
+    Between two calls, the core is yielded, so that other processes with work to do can use it.
 
     On a virtual machine, a sleeping core takes 35 us or more to wake, and its caches are cold afterwards. With two
-    workers that compute for 86 us on 2 cores, a round took 178 us when all processes slept, 140 us when the caller
-    called this function before it slept, and 109 us when the workers called it too.
+    workers that compute for 86 us on 2 cores, a round of commands and replies took 178 us when all processes slept
+    while they waited, 140 us when the caller called this function before it slept, and 109 us when the workers called
+    it too.
     """
     end = time.perf_counter() + limit
     while not (answer := ready()) and time.perf_counter() < end:
@@ -64,7 +65,7 @@ class Wire:
             self._write(part)
 
     def receive(self) -> Message:
-        """Wait for the next message and return it; the buffers in it are new and writable.
+        """Wait for the next message and return it. Its buffers are new and writable.
 
         Raises:
             EOFError, OSError: If the other end is closed.

@@ -1,6 +1,6 @@
 """The mode ``thread``: all envs are in this process, and threads step them.
 
-This mode is useful if ``step`` releases the GIL, as simulators in C, network connections and sleeping do.
+This mode is useful if ``step`` releases the GIL, as many simulators in C do, and as network calls and sleeping do.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ThreadChannel(InProcessChannel):
         spec: The host's envs.
         answered: A queue to which the thread adds an item after each reply, to wake the caller.
         bells: A list that is empty until `ThreadBackend.fileno` is called for an event loop, and then contains one
-            non-blocking socket. The thread writes to the socket after each reply, to wake the event loop. A socket
-            object is used instead of the descriptor of a pipe, because the thread may still write after the socket was
-            closed.
+            non-blocking socket. The thread writes to the socket after each reply, to wake the event loop. The list
+            contains a socket object, not a descriptor, because the thread may still write after the close, when the
+            number of the descriptor may already belong to another file.
     """
 
     def __init__(self, spec: WorkerSpec, answered: queue.SimpleQueue[None], bells: Sequence[socket.socket]) -> None:
@@ -64,7 +64,7 @@ class ThreadChannel(InProcessChannel):
         super().attach(batch)
 
     def kill(self) -> None:
-        """Make the thread end after its current command, because a thread cannot be killed.
+        """Make the thread end after its current command. Python cannot kill a thread.
 
         The host gets a new batch that nothing reads, so that the results of the current command have no effect.
         """
@@ -74,7 +74,7 @@ class ThreadChannel(InProcessChannel):
 
 
 class ThreadBackend(Backend):
-    """A backend with one thread per usable core. Each thread steps several envs."""
+    """A backend whose threads each step a part of the envs. By default, there is one thread per usable core."""
 
     uses_live_envs = True
     channel_class: type[ThreadChannel] = ThreadChannel

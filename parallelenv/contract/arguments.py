@@ -104,7 +104,7 @@ def check_align(align: object) -> None:
 
 
 def check_window(min_envs: object, max_envs: object) -> None:
-    """Raise if the bounds of `ParallelEnv.recv` are invalid."""
+    """Raise unless both arguments are valid for `ParallelEnv.recv`."""
     least = check_positive("min_envs", min_envs)
     if max_envs is not None and check_positive("max_envs", max_envs) < least:
         raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
@@ -120,7 +120,7 @@ def check_policy(policy: object) -> None:
 
 
 def check_name(argument: str, name: object) -> None:
-    """Raise unless ``name`` is an identifier, or several joined by dots, and contains no double-underscore name."""
+    """Raise unless ``name`` is an identifier or several joined by dots, none of which is a double-underscore name."""
     parts = name.split(".") if isinstance(name, str) else [""]
     if not all(map(str.isidentifier, parts)):
         way_out = "Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
@@ -130,7 +130,11 @@ def check_name(argument: str, name: object) -> None:
 
 
 def absent_attribute(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:
-    """Return the error for an absent attribute; it suggests a similar name or ways to reach the envs' attribute."""
+    """Return the error for an attribute that ``owner`` does not have.
+
+    The message contains ``purpose`` after the attribute's name. Unless there is a more specific hint, the message ends
+    with ``default`` or, if that is empty, with ways to reach an attribute of the envs.
+    """
     ways = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
     hint = hint_at_make_argument(name) or f"{near_attribute(name, type(owner))} {default or ways}"
     message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
@@ -161,7 +165,7 @@ def spread_seeds(seed: object, env_ids: Sequence[int], *, whole: bool) -> list[i
 
 
 def check_base_seed(seed: object) -> int | None:
-    """Return the seed from which the seeds of all envs are derived, or ``None`` if there is none."""
+    """Return ``seed``, from which the seeds of all envs are derived; raise unless it is ``None`` or a valid seed."""
     if seed is not None and not is_int(seed):
         raise ArgumentError(f"seed={show(seed)} is not an int. Env i gets seed + i; for other seeds call seed([...]).")
     return None if seed is None else _check_seed(seed)
@@ -180,7 +184,7 @@ def spread_options(options: object, env_ids: Sequence[int]) -> list[dict[str, ob
 
 
 def spread_data(data: object, env_ids: Sequence[int]) -> list[dict[str, object]] | None:
-    """Return the keyword arguments for each env's method, or ``None`` if there are none."""
+    """Return a dict of keyword arguments for each env's method, or ``None`` if ``data`` is ``None``."""
     expected = "a dict of keyword arguments for all envs, or a list with one dict per env; envs are chosen with id="
     return None if data is None else _spread("data", data, env_ids, dict, expected)
 
@@ -219,9 +223,10 @@ def _spread(
 
 
 def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list[Any]:
-    """Return the value to set on each env: one item of a list or tuple, or the same value for all envs.
+    """Return the value to set on each env.
 
-    An array with as many rows as there are envs is ambiguous, so it raises an error.
+    Each env gets one item of ``values``, or of ``value`` if that is a list or tuple. Any other ``value`` is set on all
+    envs, but an array with as many rows as there are envs is ambiguous and raises an error.
     """
     if (value is MISSING) == (values is None):
         raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
@@ -254,7 +259,7 @@ def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str)
 
 
 def _is_sequence(items: object) -> TypeGuard[Sequence[object]]:
-    """Return whether ``items`` is ordered and has a length; text and arrays without axes do not count."""
+    """Return whether ``items`` is ordered and has a length, and is neither text nor an array without axes."""
     has_items = hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
     return has_items and not isinstance(items, (str, bytes, dict, set))
 
@@ -267,8 +272,8 @@ def is_number(value: object) -> TypeGuard[float]:
 def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
     """Return the env ids that an ``id`` argument names, in the order given.
 
-    The argument must be an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``, but
-    not ``None``. Otherwise an error is raised, whose message contains ``name``, the public name of the argument.
+    The argument must be an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``, but not
+    ``None``. Otherwise, an error is raised; its message calls the argument ``name``.
     """
     if isinstance(argument, slice):
         try:
@@ -327,7 +332,10 @@ def check_shared(shared: object) -> Mapping[str, Array]:
 
 
 def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return arrays as `Sharing.share` stores them; raise if the backend cannot share arrays or lacks memory."""
+    """Store arrays with `Sharing.share` and return its result.
+
+    An error is raised if the backend cannot share arrays or if there is not enough memory.
+    """
     place = getattr(backend, "share", None)
     if place is None:
         raise ArgumentError(

@@ -6,13 +6,13 @@ failed envs if there is a recovery, and removes the ticket. Some calls use only 
 
 A step takes one of the following ways, where each arrow is a call:
 
-    ParallelEnv.step            checks the thread, the process and that it is open; then uses the plan, if valid
+    ParallelEnv.step            checks that it is open, and used in the right thread and process; uses a valid plan
      |        |
      |        v
-     |    Engine.step           makes the same checks, because adapters call it; finds, renews or makes the plan
+     |    Engine.step           repeats the checks, because adapters call it directly; finds, renews or makes the plan
      |    |          |
      v    v          v
-    StepPlan.step   submit_step  <--  send, step_async: checks the envs and the actions, and enters a ticket
+    StepPlan.step   submit_step  <--  send, step_async: checks the envs and the actions, and adds a ticket to the table
      |    |          |
      |    |          |           StepPlan.enter: gives the planned step a ticket if something unusual happens
      |    v          v
@@ -82,8 +82,8 @@ class Engine:
         table: The phase of each env, and the calls in flight.
         assembler: Builds results of steps.
         actions: Reads the user's actions.
-        reward_dtype: Float dtype that rewards must fit as numbers; ``None`` if rewards may be of any type.
-        recovery: Restarts envs that fail; ``None``: failed envs are not restarted.
+        reward_dtype: Float dtype; rewards must be numbers that fit it. ``None`` if rewards may be of any type.
+        recovery: Restarts envs that fail; ``None`` if failed envs are not restarted.
         guard: Refuses calls from other threads.
         seeds: Seed of each env's next reset, by env id.
         adapter: The call that made an adapter for this engine, such as ``"to_sb3()"``; ``None`` if there is no adapter.
@@ -142,9 +142,9 @@ class Engine:
         *,
         as_given: bool = False,
     ) -> None:
-        """Use a done policy and a new `EnvTable`, in which all envs need a reset.
+        """Switch to a done policy and a new `EnvTable`, in which all envs need a reset.
 
-        With a ``reward_dtype``, rewards must be numbers that fit it. See `ActionReader` for ``as_given``.
+        If ``reward_dtype`` is given, rewards must be numbers that fit it. See `ActionReader` for ``as_given``.
         """
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
         self.done_policy = done_policy
@@ -162,7 +162,7 @@ class Engine:
         self._latest_extras: tuple[Mapping[int, Extra], int] | None = None
 
     def close(self, timeout: float) -> None:
-        """Close all envs and end all workers, which have ``timeout`` seconds to close their envs."""
+        """Close all envs and end all workers. Workers have ``timeout`` seconds to close their envs."""
         self.guard.is_closed = True
         self.plans.clear()  # plans refer to the batch
         self.pool.close(timeout)
@@ -171,7 +171,7 @@ class Engine:
     # ---------------------------------------------------------------- arguments of calls
 
     def ids(self, id: Ids, with_paused: bool = False) -> tuple[int, ...]:
-        """Return the env ids of an ``id`` argument.
+        """Return the env ids that an ``id`` argument names.
 
         ``None`` means all envs that are not paused or, with ``with_paused``, all envs.
         """
@@ -187,7 +187,7 @@ class Engine:
         return list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))
 
     def forget_seeds(self, env_ids: Sequence[int]) -> None:
-        """Drop the seeds that were set for the next reset of these envs, because a reset uses them."""
+        """Drop the seeds that were set for the next reset of these envs. Call this when a reset uses them."""
         for env_id in env_ids:
             self.seeds.pop(env_id, None)
 
@@ -202,7 +202,7 @@ class Engine:
             EnvBusyError: If an env is paused, or has a step or reset whose result has not been returned yet.
             WorkerDiedError: If the worker of an env is dead.
             ResetNeededError: If an env has no episode.
-            ExhaustedError: If an env has no further episode, and the done policy does not let envs rest.
+            ExhaustedError: If an env has no further episode, and the done policy does not allow that.
             ArgumentError: If the envs are only a part of a vector env that steps as a whole.
             ActionError: If the actions do not fit the envs.
         """
@@ -287,11 +287,11 @@ class Engine:
     def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
         """Wait for all replies to a call.
 
-        The timeout counts from ``start``, a time of `time.monotonic`, or from now if ``start`` is ``None``. If
+        The timeout counts from ``start``, a time returned by `time.monotonic`, or from now if ``start`` is ``None``. If
         ``timeout`` is ``None``, the pool's timeout applies and, if there is a recovery, late envs count as failed.
 
         Raises:
-            WorkerTimeoutError: If the replies do not arrive in time. The wait can be repeated.
+            WorkerTimeoutError: If the replies do not arrive in time. The method can then be called again.
         """
         if timeout is None and self.recovery is not None:
             self.pool.wait_or_give_up(ticket, start)
@@ -312,15 +312,18 @@ class Engine:
                 self._be_late(timeout)
 
     def _deadline(self, timeout: float | None, start: float) -> float | None:
-        """Return the time at which to stop waiting; ``None`` if there is no limit.
+        """Return the time at which to stop waiting; ``None`` if neither ``timeout`` nor the pool sets a limit.
 
-        The timeout counts from ``start`` or, if resets have been repeated since, from their repetition.
+        The timeout counts from ``start`` or, if resets have been repeated since then, from when they were repeated.
         """
         limit = self.pool.timeout if timeout is None else timeout
         return None if limit is None else max(start, self._retried_at) + limit
 
     def _be_late(self, timeout: float | None) -> None:
-        """Give up pending commands if there is a recovery and no ``timeout``; otherwise, raise the timeout error."""
+        """Treat envs that have not replied in time as failed, or raise a `WorkerTimeoutError`.
+
+        They count as failed if there is a recovery and ``timeout`` is ``None``.
+        """
         pending = self.table.pending_ids
         late = self.pool.late(pending, self.pool.timeout if timeout is None else timeout, "step")
         if timeout is not None or self.recovery is None:
@@ -351,9 +354,9 @@ class Engine:
     def collect_step(self, outcome: Outcome, align: Form) -> StepResult | StepBatch:
         """Return an outcome in the form ``align``, and remove its tickets from the table.
 
-        The work is done in an order in which an interrupt loses nothing. First, the rows of resets are completed,
-        rewards are checked, failed envs are restarted (the recovery remembers which), and the result is assembled. Only
-        then are tickets removed and failures raised. If an interrupt comes before that, the next call collects the step
+        The order of the work ensures that an interrupt loses nothing. First, the rows of resets are completed, rewards
+        are checked, failed envs are restarted (the recovery remembers which), and the result is assembled. Only then
+        are tickets removed and failures raised. If an interrupt comes before that, the next call collects the step
         again.
 
         Raises:
@@ -395,7 +398,7 @@ class Engine:
         return result
 
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
-        """Restart the envs that failed in a step, and return the outcome with their episodes truncated.
+        """Restart the envs that failed in a step, and return a new outcome, in which their episodes are truncated.
 
         In this outcome, the state of a restarted env is the first state of the env's next episode.
         """
@@ -415,7 +418,9 @@ class Engine:
         return Outcome(outcome.env_ids, outcome.stepped, extras, {**raised, **left}, restarted.keys(), outcome.resets)
 
     def collect_reset(self, ticket: Ticket, timeout: float | None, align: Form = "item") -> State:
-        """Wait for resets and return the first states: batched, or as a list if ``align`` is ``"batch"``.
+        """Wait for resets and return the first states.
+
+        The states are batched or, if ``align`` is ``"batch"``, a list with one state per env.
 
         If there is a recovery, resets are repeated until no worker dies or hangs. An exhausted env has the state
         ``None``. The seeds that were set for these resets are dropped.
@@ -424,7 +429,7 @@ class Engine:
             WorkerTimeoutError: If the replies do not arrive in time. The method can then be called again.
             BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
                 episodes have started.
-            ExhaustedError: If an env has no further episode, and the done policy does not let envs rest.
+            ExhaustedError: If an env has no further episode, and the done policy does not allow that.
         """
         env_ids = ticket.env_ids
         while True:
@@ -451,9 +456,10 @@ class Engine:
         return states
 
     def _restart_silently(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
-        """Restart the envs in ``lost`` without reporting the restart, because the caller resets these envs anyway.
+        """Restart the envs in ``lost``, before the calling method resets all of ``env_ids``.
 
-        Failures of envs that cannot be restarted are raised.
+        Because of the reset, restarts of these envs are not reported to the user. If an env cannot be restarted, its
+        failure is raised.
         """
         _, left = recovery.restart_failed(lost)
         recovery.forget(env_ids)
@@ -480,7 +486,10 @@ class Engine:
         return plan.step(action, self)
 
     def finish_step(self, ticket: Ticket, align: Form, start: float | None = None) -> StepResult | StepBatch:
-        """Wait for a step that has a ticket, and return its result. See `wait` for the timeout and ``start``."""
+        """Wait for a step that has a ticket, and return its result.
+
+        See `wait` for ``start``. The timeout is the pool's.
+        """
         self.wait(ticket, None, start)
         if ticket.values:
             self._latest_extras = ticket.values, len(ticket.sent_to)
@@ -489,7 +498,7 @@ class Engine:
     def _plan(self, env_ids: Sequence[int], align: Form) -> StepPlan | None:
         """Return a valid plan of a step; ``None`` if the step cannot be planned, or is the first of its kind.
 
-        The errors are those of `submit_step`, except `ActionError`.
+        This method raises the same errors as `submit_step`, except `ActionError`.
         """
         self.refuse_unsteppable(env_ids)
         table, pool = self.table, self.pool
@@ -536,7 +545,7 @@ class Engine:
         return self.plans.get((align, tuple(id)))
 
     def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Form) -> StepResult | StepBatch:
-        """Return the result of a step that was sent, or whose call was interrupted. See `wait` for the timeout.
+        """Wait for a step that was sent, or whose call was interrupted; return its result. See `wait` for the timeout.
 
         Raises:
             NothingInFlightError: If an env has no step in flight.
@@ -577,7 +586,10 @@ class Engine:
 
     @single_threaded_in("reset")
     def latest_states(self, env_ids: Sequence[int] | None = None, *, copies: bool = False) -> State:
-        """Return the latest states of envs (``None``: all), batched. With ``copies``, they are always copies."""
+        """Return the latest states of envs (``None``: all), batched.
+
+        The states are copies if the argument or the attribute ``copies`` is ``True``.
+        """
         chosen, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
         has_loose = None in batch.layout.state_fields
         extras = self.pool.ask("manage", chosen, None, "loose_leaves").values if has_loose else {}
@@ -608,9 +620,10 @@ class Engine:
 
     @contextlib.contextmanager
     def with_continue_done_policy(self, env_ids: Sequence[int]) -> Iterator[Self]:
-        """Yield an engine that has the same workers and also steps ended envs, whatever this engine's done policy is.
+        """Yield an engine that uses the same workers and also steps envs whose episode has ended.
 
-        At the end, those steps of the envs that are still in flight are dropped, and all of the envs need a reset.
+        The yielded engine does not use the done policy of this engine. When the context ends, steps of ``env_ids`` that
+        are still in flight are dropped, and all of these envs need a reset.
         """
         self._refuse_unavailable(env_ids)
         done_policy = ResetByCall()
@@ -632,9 +645,9 @@ class Engine:
         return self.pool.ask("call", env_ids, calls).listed()
 
     def attribute_hint(self, key: str, env_id: int) -> str:
-        """Return a hint at an existing attribute with a similar name, or an empty text if there is none.
+        """Return a hint at an attribute of the env with a name similar to ``key``; an empty string if there is none.
 
-        Asking an env takes 1 ms, so each env is asked only once for each name.
+        Asking an env takes 1 ms, so each env is asked only once for each ``key``.
         """
         if (key, env_id) not in self._hints:
             self._hints[key, env_id] = self.pool.ask(
@@ -677,7 +690,7 @@ class Engine:
     def receive_now(self, min_envs: int, max_envs: int | None, align: Form) -> StepResult | StepBatch | None:
         """Return the result of `receive` without waiting.
 
-        The result is ``None`` if another caller has taken results since `poll` was called.
+        The result is ``None`` if too few results are left, because another task has taken some since `poll` was called.
         """
         arrived = self.table.arrived
         enough = len(arrived) >= self._num_wanted(min_envs)
@@ -687,8 +700,8 @@ class Engine:
 def _close_dropped(pool: Pool) -> None:
     """Close the pool of an engine that is no longer referenced.
 
-    Python drops the exceptions of finalizers, so a `KeyboardInterrupt` during the close is raised in the main thread a
-    moment later.
+    Python discards exceptions raised by finalizers, so a `KeyboardInterrupt` during this call is raised in the main
+    thread a moment later.
     """
     try:
         pool.close()

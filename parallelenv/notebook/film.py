@@ -111,7 +111,10 @@ def picture_of(engine: Engine, env_ids: Sequence[int], width: int | None = None,
 
 
 def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
-    """Refuse envs that do not render single pictures. Envs without a ``render_mode`` need only a ``render`` method."""
+    """Raise an `ArgumentError` if the ``render_mode`` of an env does not produce single pictures.
+
+    Envs without that attribute are refused only if they have no method ``render``.
+    """
     env_ids = [env_id for env_id in env_ids if engine.pool.facts[env_id].render_mode != "rgb_array"]
     if not env_ids:
         return
@@ -184,7 +187,6 @@ class Film:
         return target
 
     def __repr__(self) -> str:
-        """Return a one-line summary."""
         where = "" if self.path is None else f", {self.path}"
         return (
             f"<Film of {count(self.num_frames, 'frame')}, {self.fps:g} a second, {self.video_format}, "
@@ -192,7 +194,10 @@ class Film:
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return a player as HTML and a summary as text. A film that is too large to embed has only the text."""
+        """Return a player as HTML and a summary as text.
+
+        For a film that is too large to embed, return only the text.
+        """
         if len(self.data) > _LARGEST:
             return {"text/plain": f"{self!r} is too large to be played here."}
         source = f"{self.video_format};base64,{base64.b64encode(self.data).decode()}"
@@ -228,7 +233,10 @@ def check_format(video_format: object) -> None:
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """Return the format that a file name's suffix stands for. Refuse formats that cannot be written here."""
+    """Return the format that a file name's suffix stands for.
+
+    Refuse formats that the installed packages cannot write.
+    """
     suffix = Path(path).suffix[1:].lower()
     if suffix not in FORMATS:
         raise ArgumentError(f"path={str(path)!r} must end in one of {tuple('.' + name for name in FORMATS)}.")
@@ -251,9 +259,9 @@ def check_fps(fps: object, metadata: object = None) -> float:
 
 
 def playing_fps(fps: float, video_format: str) -> float:
-    """Return ``fps`` or, if smaller, the maximum of the format.
+    """Return ``fps``, or the format's maximum if that is smaller.
 
-    Browsers slow faster animations down to 10 frames per second.
+    Browsers would play a faster animation at only 10 frames per second.
     """
     return min(fps, 1000 / _SHORTEST[video_format]) if video_format in _SHORTEST else fps
 
@@ -270,15 +278,15 @@ def check_size(picture: Array, video_format: str) -> None:
 
 
 def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0) -> None:
-    """Write frames as a film in the format of the file name's suffix. See `encode_animation`."""
+    """Write frames to a file as a film, in the format that the suffix stands for. See `encode_animation`."""
     Path(path).write_bytes(encode_animation(frames, format_of(path), fps))
 
 
 def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> bytes:
     """Encode frames, each ``(height, width, 3)`` uint8, as a film. The film loops forever unless it is an MP4.
 
-    Smaller frames are padded with black, to the right and below. ``fps`` is reduced to the maximum of the format. See
-    `playing_fps`.
+    Smaller frames are padded with black, to the right and below. If necessary, ``fps`` is reduced to the maximum of the
+    format; see `playing_fps`.
     """
     if not len(frames):
         raise ArgumentError("There are no frames to write.")

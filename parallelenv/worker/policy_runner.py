@@ -24,8 +24,8 @@ Extras = Mapping[str, Array]
 class PolicyRunner:
     """A host's copy of a policy, with the policy's recurrent state for each env.
 
-    The argument ``memory`` is the recurrent state at the start, which may also contain rows for envs of other hosts.
-    The attribute ``extras_formats`` contains formats that fit all extras so far; it is ``None`` before the first call.
+    The argument ``memory`` is the initial recurrent state, which may also contain rows for envs of other hosts. The
+    attribute ``extras_formats`` contains formats that fit all extras so far; it is ``None`` before the first call.
     """
 
     def __init__(self, policy: Policy, memory: RecurrentState | None, layout: Layout) -> None:
@@ -76,7 +76,10 @@ class PolicyRunner:
         return actions, arrays
 
     def write_actions(self, actions: Action, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
-        """Write actions to the rows of these envs. If actions are loose, return a list of copies instead."""
+        """Write actions to the batch rows of these envs.
+
+        If the rows cannot hold the actions, return a list of copies instead.
+        """
         try:
             loose = self._reader.write(batch, actions, env_ids, env_ids, None)
         except ActionError as error:
@@ -93,7 +96,7 @@ class PolicyRunner:
         return RecurrentState(self._memory_ids, rows)
 
     def forget(self, env_ids: Sequence[int]) -> None:
-        """Mark the next call for these envs as the first one of an episode."""
+        """Record that the policy's next call for these envs is the first one of an episode."""
         self._in_episode.difference_update(env_ids)
 
 
@@ -118,7 +121,7 @@ def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
 
 
 def _read_extra(name: str, value: Any, num_envs: int) -> Array:
-    """Return a copy of the array of extras called ``name``."""
+    """Return a copy of an extra, ``value``, as an array. Raise unless it has one row per env."""
     if type(value) is np.ndarray and value.shape[:1] == (num_envs,) and not value.dtype.hasobject:
         return value.copy()  # the usual case, without further checks: saves 2 us
     what = f"The policy's extras[{name!r}]"
