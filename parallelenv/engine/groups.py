@@ -48,6 +48,12 @@ class Groups:
         """Return the index, in the user's list, of an env or of the vector env to which it belongs."""
         return self._items[env_id] if self._items else env_id
 
+    def facts(self, env_ids: Iterable[int]) -> list[GroupFacts | None] | None:
+        """Return the facts about the group of each env (``None`` for a single env); ``None`` if there is no group."""
+        if not self._groups:
+            return None
+        return [self._groups.get(self._group_of.get(env_id, range(0))) for env_id in env_ids]
+
     def complete(self, env_ids: Iterable[int]) -> list[int]:
         """Return these envs and all other envs of their groups, ascending."""
         chosen = set(env_ids)

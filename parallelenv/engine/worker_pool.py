@@ -559,7 +559,7 @@ class Pool:
             for env_id in rebuilt:
                 self.dead.pop(env_id, None)
 
-        ticket = self.submit("build", rebuilt, common=self._has_spaces, announce=note)
+        ticket = self.submit("build", rebuilt, self.groups.facts(rebuilt), self._has_spaces, announce=note)
         self.wait(ticket, None)
         for worker in workers:
             worker.has_built |= worker.death is None

@@ -35,6 +35,7 @@ from parallelenv.contract.protocol import (
     Command,
     EnvFacts,
     Extra,
+    GroupFacts,
     Lookup,
     ManageRequest,
     MethodCall,
@@ -634,10 +635,11 @@ class Host:
 
     # ---------------------------------------------------------------- operations on one env
 
-    def build(self, env_id: int, argument: object, has_spaces: bool | None) -> EnvFacts:
+    def build(self, env_id: int, expected: GroupFacts | None, has_spaces: bool | None) -> EnvFacts:
         """Make an env and return the facts about it. The facts omit the spaces if ``has_spaces`` is true.
 
-        If an env with this id already exists, it is closed first.
+        If an env with this id already exists, it is closed first. When a vector env is rebuilt, ``expected`` has the
+        facts about it from its first build, and other facts raise an `InvalidEnvError`.
         """
         slots = self._items[env_id - self._first]
         old = self._envs[slots.start]
@@ -648,18 +650,14 @@ class Host:
         env = self._factories[slots.start].build()
         adapted = _adapt(env)
         group = adapted.facts if isinstance(adapted, EnvGroup) else None
-        expected = len(slots) if slots.start in self._groups else 0
-        sizes = 0 if group is None else group.num_envs, expected
-        if hasattr(self, "writer") and sizes[0] != sizes[1]:
+        if hasattr(self, "writer") and group != expected:  # with a writer, the env is rebuilt
+            sizes = (0 if one is None else one.num_envs for one in (group, expected))
             found, before = (f"a vector env of {count(size, 'env')}" if size else "a single env" for size in sizes)
+            change = f"as {found} instead of {before}"
+            if found == before:
+                change = "as another vector env, or with another autoreset mode"
             raise InvalidEnvError(
-                f"{type(env).__name__} was rebuilt as {found} instead of {before}. An env fn must make the same env "
-                "each time."
-            )
-        if isinstance(old, EnvGroup) and old.facts != group:
-            raise InvalidEnvError(
-                f"{type(env).__name__} was rebuilt as another vector env, or with another autoreset mode. An env fn "
-                "must make the same vector env each time."
+                f"{type(env).__name__} was rebuilt {change}. An env fn must make the same env each time."
             )
         self._adopt(env_id, adapted)
         self._remark(env_id)
