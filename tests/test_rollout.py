@@ -408,37 +408,27 @@ def test_policy_can_be_a_torch_module(begin: Begin) -> None:
         assert one.extras["memory"].tolist() == one.states[..., 1].tolist()
 
 
-def test_each_worker_has_its_own_copy_of_the_policy(begin: Begin) -> None:
-    env = begin(counts(9, 9))
-    policy = Scripted([1, 2], [3, 4], [5, 6])
-    for _ in range(2):
-        assert env.rollout(policy, 3).actions.tolist() == [[1, 2], [3, 4], [5, 6]]
-    assert policy.calls == 0
-
-
 class Noted:
-    """Counts the policies that have acted in this process and still exist."""
+    """Counts the policies that have acted in this process and still exist, and overwrites its states."""
 
     alive: ClassVar = weakref.WeakSet[Any]()
 
     def __call__(self, states: Any) -> Any:
         self.alive.add(self)
-        return zeros(states)
-
-
-def test_policy_is_released_after_the_rollout(begin: Begin) -> None:
-    begin(counts(9, 9)).rollout(Noted(), 3)
-    assert not Noted.alive
-
-
-def test_policy_may_modify_its_states(begin: Begin) -> None:
-    def greedy(states: Any) -> Any:
         states[:] = -1
         return zeros(states)
 
-    rollout = begin(counts(9, 9)).rollout(greedy, 3)
-    assert rollout.states[:, :, 1].tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert rollout.final_states.tolist() == [[0, 3], [1, 3]]
+
+def test_each_worker_has_its_own_copy_of_the_policy_during_the_rollout(begin: Begin) -> None:
+    env = begin(counts(9, 9))
+    policy = Scripted([1, 2], [3, 4], [5, 6])
+    for _ in range(2):
+        assert env.rollout(policy, 3).actions.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert policy.calls == 0
+    rollout = env.rollout(Noted(), 2)
+    assert rollout.states[:, :, 1].tolist() == [[6, 6], [7, 7]]
+    assert rollout.final_states.tolist() == [[0, 8], [1, 8]]
+    assert not Noted.alive
 
 
 # ---------------------------------------------------------------- failures
@@ -613,23 +603,6 @@ def test_worker_that_died_before_the_rollout_is_replaced(begin: Begin, folder: P
     assert rollout.states[1:, :, 1].tolist() == [[0, 0, 1, 1], [1, 1, 2, 2], [2, 2, 3, 3]]
 
 
-class Deadly:
-    """Ends the process that unpickles it."""
-
-    def __reduce__(self) -> Any:
-        return os._exit, (7,)
-
-    def __call__(self, states: Any) -> Any:
-        return zeros(states)
-
-
-@in_modes(*IN_WORKERS)
-def test_worker_killed_by_the_policy_raises(begin: Begin, folder: Path) -> None:
-    env = begin(fragile(folder), num_cpus=1)
-    with pytest.raises(WorkerDiedError):
-        env.rollout(Deadly(), 4)
-
-
 class Locked(Count):
     """Has an info that cannot be copied in its second step."""
 
@@ -689,7 +662,11 @@ def test_invalid_policies_are_refused(begin: Begin) -> None:
         (lambda states: np.zeros((2, 2), int), ActionError, r"shape \(2, 2\)"),
         (lambda states: np.zeros(2), ActionError, "dtype float64"),
         (lambda states: None, ActionError, "The policy's result does not fit"),
-        (lambda states: (zeros(states), np.zeros(3), {}), ArgumentError, r"extras\) the rnn_state is of shape \(3,\)"),
+        (
+            lambda states: (zeros(states), np.zeros(3), {}),
+            ArgumentError,
+            r"extras\) the rnn_state is of shape \(3,\)",
+        ),
         (lambda states: (zeros(states), None, {"v": np.zeros(5)}), ArgumentError, r"extras\['v'\] is of shape"),
         (lambda states: (zeros(states), None, {"v": 3.0}), ArgumentError, r"extras\['v'\]"),
         (lambda: 3, TypeError, "positional argument"),
@@ -726,13 +703,29 @@ def objects(make: Callable[[], Any]) -> Any:
 
 UNFIT: dict[str, tuple[Any, type[Exception], str]] = {
     "another shape": (extra(lambda k: np.zeros((k, 2))), ArgumentError, "must be alike in every step"),
-    "another dtype": (extra(lambda k: np.zeros(k, "M8[s]")), ArgumentError, r"datetime64\[s\] per env, but earlier"),
-    "another name": (lambda k: (None, {"w": np.zeros(k)}), ArgumentError, r"extras \['w'\], but earlier \['v'\]"),
-    "a lock": (extra(objects(threading.Lock)), UnpicklableError, r"extras\['v'\] cannot be copied to the caller"),
+    "another dtype": (
+        extra(lambda k: np.zeros(k, "M8[s]")),
+        ArgumentError,
+        r"datetime64\[s\] per env, but earlier",
+    ),
+    "another name": (
+        lambda k: (None, {"w": np.zeros(k)}),
+        ArgumentError,
+        r"extras \['w'\], but earlier \['v'\]",
+    ),
+    "a lock": (
+        extra(objects(threading.Lock)),
+        UnpicklableError,
+        r"extras\['v'\] cannot be copied to the caller",
+    ),
     "a weak reference": (extra(objects(lambda: weakref.ref(Count))), UnpicklableError, "cannot be copied"),
     "not to be unpickled": (extra(objects(NotBack)), UnpicklableError, "ValueError: invalid literal"),
     "ragged": (extra(lambda k: [[0] * n for n in range(k)]), ArgumentError, "does not form an array"),
-    "a nest": (extra(lambda k: {"u": np.zeros(k)}), ArgumentError, r"extras\['v'\] is a dict, but extras are flat"),
+    "a nest": (
+        extra(lambda k: {"u": np.zeros(k)}),
+        ArgumentError,
+        r"extras\['v'\] is a dict, but extras are flat",
+    ),
 }
 
 
@@ -891,30 +884,24 @@ def test_rollout_needs_known_states_and_no_step_in_flight(make_env: MakeEnv) -> 
 
 
 def test_reset_works_after_ctrl_c_in_a_rollout(begin: Begin, folder: Path) -> None:
-    env = begin(fragile(folder))
-    with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
-        env.rollout(At(2, folder, e1=WAIT), 10**9)
-    (folder / "go").touch()
-    for call in (partial(env.step, [GO_ON] * 4), partial(env.rollout, zeros, 2)):
-        with pytest.raises(ResetNeededError):
-            call()
-    assert env.reset()[:, 1].tolist() == [0] * 4
-    assert env.rollout(zeros, 3).states[:, :, 1].tolist() == [[0] * 4, [1] * 4, [2] * 4]
-    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [4] * 4
-
-
-def test_ctrl_c_ends_a_long_rollout_soon(begin: Begin, folder: Path) -> None:
     def touching(states: Any, mark: Path = folder / "began-7") -> Any:
         if states[0, 1] == 3:
             mark.mkdir(exist_ok=True)  # an interrupt in `touch` would leave the file open
         return zeros(states)
 
     env = begin(fragile(folder))
-    with when_begun(folder, 7, interrupt), pytest.raises(KeyboardInterrupt):
-        env.rollout(touching, 10**9)
-    begun = time.monotonic()
-    env.reset()
-    assert time.monotonic() - begun < 5  # workers stop after a chunk at most
+    for number, policy in ((1, At(2, folder, e1=WAIT)), (7, touching)):
+        with when_begun(folder, number, interrupt), pytest.raises(KeyboardInterrupt):
+            env.rollout(policy, 10**9)
+        begun = time.monotonic()
+        (folder / "go").touch()
+        for call in (partial(env.step, [GO_ON] * 4), partial(env.rollout, zeros, 2)):
+            with pytest.raises(ResetNeededError):
+                call()
+        assert env.reset()[:, 1].tolist() == [0] * 4
+        assert time.monotonic() - begun < 5  # workers stop after a chunk at most
+        assert env.rollout(zeros, 3).states[:, :, 1].tolist() == [[0] * 4, [1] * 4, [2] * 4]
+        assert env.step([GO_ON] * 4).states[:, 1].tolist() == [4] * 4
 
 
 # ---------------------------------------------------------------- ownership of the data
