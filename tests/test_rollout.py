@@ -151,10 +151,7 @@ def check_same(rollout: Rollout, steps: dict[Any, Any], env: ParallelEnv) -> Non
         assert_same(last, part(rollout.ended_states, row, space), f"ended state {row}")
 
 
-CASES = [
-    *((kind, "restart") for kind in POLICIES),
-    *itertools.product(("array", "text", "dict"), ("idle", "continue")),
-]
+CASES = [*((kind, "restart") for kind in POLICIES), *itertools.product(("array", "text", "dict"), ("idle", "continue"))]
 
 
 @pytest.mark.parametrize(("kind", "done_policy"), CASES)
@@ -662,11 +659,7 @@ def test_invalid_policies_are_refused(begin: Begin) -> None:
         (lambda states: np.zeros((2, 2), int), ActionError, r"shape \(2, 2\)"),
         (lambda states: np.zeros(2), ActionError, "dtype float64"),
         (lambda states: None, ActionError, "The policy's result does not fit"),
-        (
-            lambda states: (zeros(states), np.zeros(3), {}),
-            ArgumentError,
-            r"extras\) the rnn_state is of shape \(3,\)",
-        ),
+        (lambda states: (zeros(states), np.zeros(3), {}), ArgumentError, r"extras\) the rnn_state is of shape \(3,\)"),
         (lambda states: (zeros(states), None, {"v": np.zeros(5)}), ArgumentError, r"extras\['v'\] is of shape"),
         (lambda states: (zeros(states), None, {"v": 3.0}), ArgumentError, r"extras\['v'\]"),
         (lambda: 3, TypeError, "positional argument"),
@@ -703,29 +696,13 @@ def objects(make: Callable[[], Any]) -> Any:
 
 UNFIT: dict[str, tuple[Any, type[Exception], str]] = {
     "another shape": (extra(lambda k: np.zeros((k, 2))), ArgumentError, "must be alike in every step"),
-    "another dtype": (
-        extra(lambda k: np.zeros(k, "M8[s]")),
-        ArgumentError,
-        r"datetime64\[s\] per env, but earlier",
-    ),
-    "another name": (
-        lambda k: (None, {"w": np.zeros(k)}),
-        ArgumentError,
-        r"extras \['w'\], but earlier \['v'\]",
-    ),
-    "a lock": (
-        extra(objects(threading.Lock)),
-        UnpicklableError,
-        r"extras\['v'\] cannot be copied to the caller",
-    ),
+    "another dtype": (extra(lambda k: np.zeros(k, "M8[s]")), ArgumentError, r"datetime64\[s\] per env, but earlier"),
+    "another name": (lambda k: (None, {"w": np.zeros(k)}), ArgumentError, r"extras \['w'\], but earlier \['v'\]"),
+    "a lock": (extra(objects(threading.Lock)), UnpicklableError, r"extras\['v'\] cannot be copied to the caller"),
     "a weak reference": (extra(objects(lambda: weakref.ref(Count))), UnpicklableError, "cannot be copied"),
     "not to be unpickled": (extra(objects(NotBack)), UnpicklableError, "ValueError: invalid literal"),
     "ragged": (extra(lambda k: [[0] * n for n in range(k)]), ArgumentError, "does not form an array"),
-    "a nest": (
-        extra(lambda k: {"u": np.zeros(k)}),
-        ArgumentError,
-        r"extras\['v'\] is a dict, but extras are flat",
-    ),
+    "a nest": (extra(lambda k: {"u": np.zeros(k)}), ArgumentError, r"extras\['v'\] is a dict, but extras are flat"),
 }
 
 
