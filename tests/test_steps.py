@@ -15,7 +15,7 @@ from modes import here_and_in_processes
 from parallelenv import CLOSE, RESET, TERMINATED, ParallelEnv, get_worker_info
 from parallelenv.errors import NothingInFlightError, ResetNeededError
 from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns
-from parallelenv.testing.envs import Counter, InfoEnv, Sheet, Sleeper
+from parallelenv.testing.envs import Counter, InfoEnv, Old, Sheet, Sleeper
 
 pytestmark = here_and_in_processes
 done_policies = pytest.mark.parametrize("done_policy", DONE_POLICIES)
@@ -171,6 +171,18 @@ def test_done_policy_restart_resets_within_the_step(make_env: MakeEnv) -> None:
 
 
 # ---------------------------------------------------------------- requests in flight, pauses
+
+
+def test_done_policy_restart_copies_last_states_of_any_type(make_env: MakeEnv) -> None:
+    env = make_env(five_env_fns(Old), asynchronous="restart", num_cpus=2)
+    env.reset(seed=7)
+    for _ in range(3):
+        result = env.step([0.5] * NUM_ENVS)
+    alone = Old(2)
+    alone.seed(9)
+    alone.reset()
+    assert_same([alone.step(0.5)[0].copy() for _ in range(3)][-1], result.infos[2]["ended_state"])
+    assert_same(alone.reset(), result.states[2])
 
 
 def test_calls_without_id_skip_paused_envs(make_env: MakeEnv) -> None:
