@@ -280,21 +280,6 @@ def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
     assert not readers
 
 
-@in_workers
-@pytest.mark.usefixtures("without_timer")
-def test_timeout_of_the_pool_ends_arecv(make: Callable[..., ParallelEnv], tmp_path: Path) -> None:
-    env = make(timeout=1.0)
-    env.send([WAIT], [0])
-
-    async def play() -> None:
-        with pytest.raises(WorkerTimeoutError, match="env 0 did not answer within 1"):
-            await env.arecv()
-        (tmp_path / "go").touch()
-        await env.arecv(timeout=LIMIT)
-
-    run(play())
-
-
 @in_subproc
 def test_close_ends_arecv(env: ParallelEnv, tmp_path: Path, readers: set[int]) -> None:
     env.send([WAIT, GO_ON, GO_ON, GO_ON])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import itertools
 import os
@@ -882,21 +881,6 @@ def test_reset_works_after_ctrl_c_in_a_rollout(begin: Begin, folder: Path) -> No
 
 
 # ---------------------------------------------------------------- ownership of the data
-
-
-def test_rollout_data_are_copies(make_env: MakeEnv) -> None:
-    env = make_env(paced(zoo.Sheet), asynchronous="restart", num_cpus=2)
-    env.reset(seed=1)
-    rollout = env.rollout(_of_dict, 6)
-    kept = copy.deepcopy(vars(rollout))
-    env.rollout(_of_dict, 6)
-    env.reset()
-    assert_same(kept, vars(rollout))
-    for array in (rollout.states["image"], rollout.final_states["image"], rollout.ended_states["image"]):
-        array[:] = 0
-    for array in (rollout.rewards, rollout.valid, rollout.terminated, rollout.truncated, rollout.actions["move"]):
-        array[:] = 1
-    assert env.rollout(_of_dict, 1).states["image"].any()
 
 
 # ---------------------------------------------------------------- progress bar

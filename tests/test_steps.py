@@ -13,7 +13,7 @@ from conftest import MakeEnv
 from modes import here_and_in_processes
 
 from parallelenv import CLOSE, RESET, TERMINATED, ParallelEnv, get_worker_info
-from parallelenv.errors import NothingInFlightError, ResetNeededError
+from parallelenv.errors import NothingInFlightError
 from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns
 from parallelenv.testing.envs import Counter, InfoEnv, Old, Sheet, Sleeper
 
@@ -280,18 +280,6 @@ def test_get_state_timeout_loses_no_result(make_env: MakeEnv) -> None:
     found = env.get_state(timeout=0.01) or env.get_state(timeout=30)
     assert found is not None
     assert found[0][:2].tolist() == [3, 1]
-
-
-@done_policies
-def test_run_episodes_divides_episodes_among_envs(done_policy: Any, make_env: MakeEnv) -> None:
-    env = counters(make_env, done_policy)
-    env.reset(seed=4)
-    env.pause(3)
-    found = env.run_episodes(repeat, 9, seed=6, progress=False)
-    assert found.env_ids.tolist() == [0, 0, 0, 1, 1, 2, 2, 4, 4]
-    assert found.lengths.tolist() == [LENGTHS[env_id] for env_id in found.env_ids]
-    with pytest.raises(ResetNeededError, match=r"\[0, 1, 2, 4\]"):
-        env.step([1] * 4)
 
 
 # ---------------------------------------------------------------- worker info
