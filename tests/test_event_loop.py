@@ -82,13 +82,11 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.002)
 
 
-async def begun(env: ParallelEnv, folder: Path, num_waiting: int = 1) -> None:
-    """Return once env 0 waits in its step, and this many tasks wait for it."""
-    await until(lambda: (folder / "began-0").exists() and len(env.engine.pool.wakers) == num_waiting)
-
-
-def start_waiting(env: ParallelEnv, *arguments: Any) -> Any:
-    return asyncio.ensure_future(env.arecv(*arguments))
+async def begun(env: ParallelEnv, folder: Path, *calls: Any) -> list[Any]:
+    """Start tasks with these calls, and return them once env 0 waits in its step and they wait for it."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await until(lambda: (folder / "began-0").exists() and len(env.engine.pool.wakers) == len(tasks))
+    return tasks
 
 
 def run(play: Any) -> Any:
@@ -105,8 +103,7 @@ def test_a_reply_wakes_the_loop(env: ParallelEnv, tmp_path: Path, readers: set[i
 
     async def play() -> None:
         assert sorted((await env.arecv(3)).env_ids) == [1, 2, 3]
-        waiting = start_waiting(env)
-        await begun(env, tmp_path)
+        (waiting,) = await begun(env, tmp_path, env.arecv())
         assert len(readers) == 1
         with patch.object(type(env.engine), "poll") as poll:
             for _ in range(50):
@@ -145,8 +142,7 @@ def test_the_end_of_a_worker_and_the_restarted_worker_wake_the_loop(
             await env.arecv(4)
 
     async def play() -> None:
-        waiting = start_waiting(env)
-        await begun(env, tmp_path)
+        (waiting,) = await begun(env, tmp_path, env.arecv())
         (tmp_path / "go").touch()
         await waiting
 
@@ -185,8 +181,7 @@ def test_output_is_shown_during_a_step(make_env: MakeEnv, tmp_path: Path, capsys
     env.send([WAIT])
 
     async def play() -> None:
-        waiting = start_waiting(env)
-        await begun(env, tmp_path)
+        (waiting,) = await begun(env, tmp_path, env.arecv())
         (tmp_path / "go").touch()
         await until(lambda: "[env 0] env 0 goes on" in capsys.readouterr().out)
         assert not waiting.done()
@@ -205,8 +200,7 @@ def test_death_is_noticed_while_a_child_keeps_the_pipe_open(make_env: MakeEnv, t
     env.send([WAIT])
 
     async def play() -> None:
-        waiting = start_waiting(env)
-        await begun(env, tmp_path)
+        (waiting,) = await begun(env, tmp_path, env.arecv())
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(WorkerDiedError):
@@ -231,8 +225,7 @@ def test_loop_without_add_reader_polls(env: ParallelEnv, tmp_path: Path, monkeyp
         env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
         async def play() -> None:
-            waiting = start_waiting(env, 4)
-            await begun(env, tmp_path)
+            (waiting,) = await begun(env, tmp_path, env.arecv(4))
             descriptors = len(os.listdir("/proc/self/fd"))
             (tmp_path / "go").touch()
             await waiting
@@ -255,14 +248,13 @@ def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
 
     async def play() -> None:
         await env.arecv(3)
-        await begun(env, tmp_path, 0)
+        await begun(env, tmp_path)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(env.arecv(), 0.02)
         descriptors = len(os.listdir("/proc/self/fd"))
         with pytest.raises(WorkerTimeoutError, match=r"env 0 did not answer within 0.02 s. Continue to wait with recv"):
             await env.arecv(timeout=0.02)
-        waiting = start_waiting(env)
-        await begun(env, tmp_path, 1)
+        (waiting,) = await begun(env, tmp_path, env.arecv())
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -285,8 +277,7 @@ def test_close_ends_arecv(env: ParallelEnv, tmp_path: Path, readers: set[int]) -
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
-        waiting = start_waiting(env, 4)
-        await begun(env, tmp_path)
+        (waiting,) = await begun(env, tmp_path, env.arecv(4))
         (tmp_path / "go").touch()
         env.close()
         with pytest.raises(ClosedError):
@@ -308,8 +299,7 @@ def test_several_tasks_and_a_call_wait_for_replies_that_come_together(
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> list[int]:
-        waiting = [start_waiting(env, 1, 1) for _ in range(3)]
-        await begun(env, tmp_path, 3)
+        waiting = await begun(env, tmp_path, *(env.arecv(1, 1) for _ in range(3)))
         assert len(readers) == 3
         (tmp_path / "go").touch()
         taken = env.recv(1, 1).env_ids.tolist()  # reads all that came

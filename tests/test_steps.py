@@ -69,14 +69,6 @@ def test_rows_are_in_order_of_id(make_env: MakeEnv) -> None:
         assert env.reset(form)[:, 0].tolist() == env_ids, form
 
 
-def test_each_env_gets_its_own_action(make_env: MakeEnv) -> None:
-    env = counters(make_env)
-    env.reset(seed=1)
-    plain = env.step([0, 0, 0], [4, 0, 2]).rewards
-    env.reset(seed=1)
-    assert np.allclose(env.step([3, 1, 2], [4, 0, 2]).rewards - plain, [3, 1, 2])
-
-
 def test_results_have_the_documented_types(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Sheet), num_cpus=2)
     states = env.reset(seed=1)

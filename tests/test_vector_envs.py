@@ -28,7 +28,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from modes import ORACLE, PROCESSES, THREADS, here_and_in_processes, in_modes
 from vector_envs import DISABLED, EXIT, GO, NEXT, RAISE, RUN, SAME, WAIT, Walk, Walks, synced
 
-from parallelenv import Collector, ParallelEnv, get_worker_info
+from parallelenv import ParallelEnv, get_worker_info
 from parallelenv.contract.protocol import Lookup
 from parallelenv.errors import (
     ArgumentError,
@@ -815,17 +815,6 @@ def test_vector_envs_have_their_own_global_generators(make_env: MakeEnv) -> None
         env.reset(seed=3)
         assert_same(first, steps())
         env.restart()
-
-
-def test_collector() -> None:
-    parts: list[list[Any]] = []
-    for env_fns in (some(), APART):
-        make_envs = partial(ParallelEnv, env_fns, asynchronous="restart")
-        with Collector(lambda: first_action, make_envs, num_steps=60, seed=3) as collector:
-            parts.append([collector.collect()[0] for _ in range(2)])
-    for found, expected in zip(*parts, strict=True):
-        for name in ("states", "rewards", "terminated", "truncated", "infos"):
-            assert_same(getattr(expected, name), getattr(found, name))
 
 
 @here_and_in_processes
