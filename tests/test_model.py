@@ -112,14 +112,17 @@ class Calls(RuleBasedStateMachine):
     def step(self, env_ids: list[int] | None, actions: list[int], is_sent: bool) -> None:
         ids = self.chosen(env_ids)
         make = self.env.send if is_sent else partial(self.env.step, align="batch")
+        given: Any = actions[: len(ids)]
+        if not is_sent:
+            given = np.array(given, dtype=int)
         is_busy = not (self.paused | self.in_flight.keys()).isdisjoint(ids)
         if is_busy or not (self.exhausted | self.steps.keys()).issuperset(ids):
             with pytest.raises(EnvBusyError if is_busy else ResetNeededError):
-                make(actions[: len(ids)], env_ids)
+                make(given, env_ids)
             return
         resting = self.exhausted | {env_id for env_id in EVERYONE if self.done[env_id] and self.word in (None, "idle")}
         calls = {env_id: ("rest" if env_id in resting else "step", actions[row]) for row, env_id in enumerate(ids)}
-        result: Any = make(actions[: len(ids)], env_ids)
+        result: Any = make(given, env_ids)
         if is_sent:
             self.in_flight.update(calls)
         else:
