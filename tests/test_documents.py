@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ PLAIN = ("README.md", "docs/quickstart.md")
 """The pages for readers who have installed only the package."""
 OPTIONAL = ("Box2D", "IPython", "imageio_ffmpeg", "matplotlib", "pygame", "tensorboardX", "torch", "zstandard")
 """Modules that the tests may have, but that ``pip install .`` does not install."""
-_FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\s*^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
 _RUNNER = """
 import contextlib, io, json, sys
@@ -39,26 +38,9 @@ sys.stdout.write(json.dumps(outputs))
 """
 
 
-@dataclass(frozen=True)
-class Block:
-    """One fenced Python block: its first line, its code, and its documented output."""
-
-    line: int
-    code: str
-    printed: str | None
-
-
-def _blocks(text: str) -> list[Block]:
-    found = list(_FENCED.finditer(text))
-    blocks = []
-    for index, match in enumerate(found):
-        following = found[index + 1] if index + 1 < len(found) else None
-        if match[1] != "python":
-            continue
-        adjacent = following is not None and not text[match.end() : following.start()].strip()
-        printed = following[2] if following is not None and adjacent and following[1] == "text" else None
-        blocks.append(Block(text.count("\n", 0, match.start(2)), match[2], printed))
-    return blocks
+def _blocks(text: str) -> list[tuple[int, str, str | None]]:
+    """Return the line, the code and the documented output of each Python block."""
+    return [(text.count("\n", 0, match.start(1)), match[1], match[2]) for match in _BLOCK.finditer(text)]
 
 
 BLOCKS = {path.relative_to(ROOT).as_posix(): _blocks(path.read_text(encoding="utf-8")) for path in PAGES}
@@ -70,7 +52,7 @@ def test_documents_have_code_blocks() -> None:
     pages = ["quickstart", "making-envs", "stepping", "policies", "async-stepping", "errors-and-recovery", "backends"]
     assert {"README.md", *(f"docs/{page}.md" for page in pages)} <= {*WITH_CODE}
     for name in WITH_CODE:
-        assert any(block.printed is not None for block in BLOCKS[name]), name
+        assert any(printed is not None for *_, printed in BLOCKS[name]), name
 
 
 def _without_optional(folder: Path) -> dict[str, str]:
@@ -83,11 +65,11 @@ def _without_optional(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", WITH_CODE)
 def test_code_blocks_print_the_documented_output(name: str, tmp_path: Path) -> None:
-    blocks = BLOCKS[name]
     environment = _without_optional(tmp_path / "absent") if name in PLAIN else None
+    script = json.dumps((name, [(line, code) for line, code, _ in BLOCKS[name]]))
     done = subprocess.run(
         [sys.executable, "-c", _RUNNER],
-        input=json.dumps((name, [(block.line, block.code) for block in blocks])),
+        input=script,
         capture_output=True,
         text=True,
         timeout=100,
@@ -97,6 +79,6 @@ def test_code_blocks_print_the_documented_output(name: str, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "a block warned, or left something behind"
-    for block, printed in zip(blocks, json.loads(done.stdout), strict=True):
-        if block.printed is not None:
-            assert printed == block.printed, f"{name}, line {block.line}"
+    for (line, _, expected), printed in zip(BLOCKS[name], json.loads(done.stdout), strict=True):
+        if expected is not None:
+            assert printed == expected, f"{name}, line {line}"

@@ -58,11 +58,21 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 @pytest.fixture
-def env(make_env: MakeEnv, tmp_path: Path) -> ParallelEnv:
+def make(make_env: MakeEnv, tmp_path: Path) -> Callable[..., ParallelEnv]:
+    """Make four envs in workers, and reset them."""
+
+    def make(num_cpus: int = 4, **options: Any) -> ParallelEnv:
+        env = make_env(fragile(tmp_path), num_cpus=num_cpus, **options)
+        env.reset()
+        return env
+
+    return make
+
+
+@pytest.fixture
+def env(make: Callable[..., ParallelEnv]) -> ParallelEnv:
     """Four envs in four workers, after a reset."""
-    env = make_env(fragile(tmp_path), num_cpus=4)
-    env.reset()
-    return env
+    return make()
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -72,9 +82,11 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.002)
 
 
-async def begun(env: ParallelEnv, folder: Path, num_waiting: int = 1) -> None:
-    """Return once env 0 waits in its step, and this many tasks wait for it."""
-    await until(lambda: (folder / "began-0").exists() and len(env.engine.pool.wakers) == num_waiting)
+async def begun(env: ParallelEnv, folder: Path, *calls: Any) -> list[Any]:
+    """Start tasks with these calls, and return them once env 0 waits in its step and they wait for it."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await until(lambda: (folder / "began-0").exists() and len(env.engine.pool.wakers) == len(tasks))
+    return tasks
 
 
 def run(play: Any) -> Any:
@@ -91,8 +103,7 @@ def test_a_reply_wakes_the_loop(env: ParallelEnv, tmp_path: Path, readers: set[i
 
     async def play() -> None:
         assert sorted((await env.arecv(3)).env_ids) == [1, 2, 3]
-        waiting = asyncio.ensure_future(env.arecv())
-        await begun(env, tmp_path)
+        (waiting,) = await begun(env, tmp_path, env.arecv())
         assert len(readers) == 1
         with patch.object(type(env.engine), "poll") as poll:
             for _ in range(50):
@@ -123,38 +134,24 @@ def test_no_reply_is_missed(env: ParallelEnv) -> None:
 
 @in_processes
 @pytest.mark.usefixtures("without_timer")
-def test_the_end_of_a_worker_wakes_the_loop(env: ParallelEnv, readers: set[int]) -> None:
-    env.send([EXIT, GO_ON, GO_ON, GO_ON])
-
-    async def play() -> None:
-        await env.arecv(4)
-
-    with pytest.raises(WorkerDiedError, match="env 0"):
-        run(play())
-    assert not readers
-
-
-@in_processes
-@pytest.mark.usefixtures("without_timer")
-def test_a_restarted_worker_wakes_the_loop(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = make_env(fragile(tmp_path)[:1])
-    env.reset()
-    env.send([EXIT])
-
+def test_the_end_of_a_worker_and_the_restarted_worker_wake_the_loop(
+    env: ParallelEnv, tmp_path: Path, readers: set[int]
+) -> None:
     async def die() -> None:
-        with pytest.raises(WorkerDiedError):
-            await env.arecv()
+        with pytest.raises(WorkerDiedError, match="env 0"):
+            await env.arecv(4)
 
     async def play() -> None:
-        waiting = asyncio.ensure_future(env.arecv())
-        await begun(env, tmp_path)
+        (waiting,) = await begun(env, tmp_path, env.arecv())
         (tmp_path / "go").touch()
         await waiting
 
+    env.send([EXIT, GO_ON, GO_ON, GO_ON])
     run(die())
+    assert not readers
     env.restart(0)
     env.reset()
-    env.send([WAIT])
+    env.send([WAIT], 0)
     run(play())
 
 
@@ -184,8 +181,7 @@ def test_output_is_shown_during_a_step(make_env: MakeEnv, tmp_path: Path, capsys
     env.send([WAIT])
 
     async def play() -> None:
-        waiting = asyncio.ensure_future(env.arecv())
-        await begun(env, tmp_path)
+        (waiting,) = await begun(env, tmp_path, env.arecv())
         (tmp_path / "go").touch()
         await until(lambda: "[env 0] env 0 goes on" in capsys.readouterr().out)
         assert not waiting.done()
@@ -204,8 +200,7 @@ def test_death_is_noticed_while_a_child_keeps_the_pipe_open(make_env: MakeEnv, t
     env.send([WAIT])
 
     async def play() -> None:
-        waiting = asyncio.ensure_future(env.arecv())
-        await begun(env, tmp_path)
+        (waiting,) = await begun(env, tmp_path, env.arecv())
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(WorkerDiedError):
@@ -230,8 +225,7 @@ def test_loop_without_add_reader_polls(env: ParallelEnv, tmp_path: Path, monkeyp
         env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
         async def play() -> None:
-            waiting = asyncio.ensure_future(env.arecv(4))
-            await begun(env, tmp_path)
+            (waiting,) = await begun(env, tmp_path, env.arecv(4))
             descriptors = len(os.listdir("/proc/self/fd"))
             (tmp_path / "go").touch()
             await waiting
@@ -254,14 +248,13 @@ def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
 
     async def play() -> None:
         await env.arecv(3)
-        await begun(env, tmp_path, 0)
+        await begun(env, tmp_path)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(env.arecv(), 0.02)
         descriptors = len(os.listdir("/proc/self/fd"))
         with pytest.raises(WorkerTimeoutError, match=r"env 0 did not answer within 0.02 s. Continue to wait with recv"):
             await env.arecv(timeout=0.02)
-        waiting = asyncio.ensure_future(env.arecv())
-        await begun(env, tmp_path, 1)
+        (waiting,) = await begun(env, tmp_path, env.arecv())
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -279,29 +272,12 @@ def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
     assert not readers
 
 
-@in_workers
-@pytest.mark.usefixtures("without_timer")
-def test_timeout_of_the_pool_ends_arecv(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=4, timeout=1.0)
-    env.reset()
-    env.send([WAIT], [0])
-
-    async def play() -> None:
-        with pytest.raises(WorkerTimeoutError, match="env 0 did not answer within 1"):
-            await env.arecv()
-        (tmp_path / "go").touch()
-        await env.arecv(timeout=LIMIT)
-
-    run(play())
-
-
 @in_subproc
 def test_close_ends_arecv(env: ParallelEnv, tmp_path: Path, readers: set[int]) -> None:
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
-        waiting = asyncio.ensure_future(env.arecv(4))
-        await begun(env, tmp_path)
+        (waiting,) = await begun(env, tmp_path, env.arecv(4))
         (tmp_path / "go").touch()
         env.close()
         with pytest.raises(ClosedError):
@@ -316,36 +292,18 @@ def test_close_ends_arecv(env: ParallelEnv, tmp_path: Path, readers: set[int]) -
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_several_tasks_wait_for_replies_that_come_together(
-    make_env: MakeEnv, tmp_path: Path, readers: set[int]
+def test_several_tasks_and_a_call_wait_for_replies_that_come_together(
+    make: Callable[..., ParallelEnv], tmp_path: Path, readers: set[int]
 ) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=1)
-    env.reset()
+    env = make(num_cpus=1)
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> list[int]:
-        waiting = [asyncio.ensure_future(env.arecv(1, 1)) for _ in range(4)]
-        await begun(env, tmp_path, 4)
-        assert len(readers) == 4
+        waiting = await begun(env, tmp_path, *(env.arecv(1, 1) for _ in range(3)))
+        assert len(readers) == 3
         (tmp_path / "go").touch()
-        return [int((await one).env_ids[0]) for one in waiting]
+        taken = env.recv(1, 1).env_ids.tolist()  # reads all that came
+        return [*taken, *[int((await one).env_ids[0]) for one in waiting]]
 
     assert sorted(run(play())) == [0, 1, 2, 3]
     assert not readers
-
-
-@in_workers
-@pytest.mark.usefixtures("without_timer")
-def test_reply_read_by_another_call_wakes_the_waiting_task(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=1)
-    env.reset()
-    env.send([WAIT, GO_ON, GO_ON, GO_ON])
-
-    async def play() -> list[int]:
-        waiting = asyncio.ensure_future(env.arecv(3, 3))
-        await begun(env, tmp_path)
-        (tmp_path / "go").touch()
-        taken = env.recv(1, 1)  # reads all that came
-        return [*taken.env_ids, *(await waiting).env_ids]
-
-    assert sorted(run(play())) == [0, 1, 2, 3]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -16,14 +19,12 @@ from interrupting import Counting, interrupt_at
 from modes import LOCAL, ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.batch import INFO_NBYTES, Batch, InfoColumns, InfoForms, Layout, form_of
+from parallelenv.contract.batch import INFO_NBYTES
 from parallelenv.engine.engine import Engine
-from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.errors import WorkerDiedError
 from parallelenv.testing.contract import DONE_POLICIES
 
 NUM_ENVS = 5
-STEADY = {"a float": 0.5, "an int": 3, "a bool": True, "f4": np.float32(2.5), "f2": np.float16(1), "i": np.int64(7)}
 
 
 class Telling(gym.Env[Any, Any]):
@@ -62,13 +63,6 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
     return bool(one == other)
-
-
-def columns_of(form: Any, num_envs: int = 3) -> InfoColumns:
-    batch = Batch.private(Layout(Box(0, 1, (2,)), Discrete(2), 0, num_envs, has_infos=True))
-    columns, _ = InfoForms(form).columns(batch)
-    assert columns is not None
-    return columns
 
 
 MODES = [
@@ -142,27 +136,37 @@ def test_infos_equal_those_without_columns(
         assert (batch.info_columns if kind is Telling else batch.reset_columns) is not None
         assert all(all(map(same, *pair)) for pair in kept)  # none changed later
         if asynchronous == "restart":
-            rollouts = [one.rollout(lambda states: np.zeros(len(states), int), 9) for one in (env, oracle)]
-            assert rollouts[0].reset_infos.keys() == rollouts[1].reset_infos.keys()
-            assert all(same(rollouts[0].reset_infos[at], info) for at, info in rollouts[1].reset_infos.items())
+            one, other = (each.rollout(lambda states: np.zeros(len(states), int), 9) for each in (env, oracle))
+            for name in ("infos", "reset_infos"):
+                assert same(getattr(one, name), getattr(other, name))
+
+
+@contextmanager
+def settled(
+    kind: Any, num_envs: int = 4, mode: str = PROCESSES, asynchronous: Any = "continue", num_cpus: int = 2, **more: Any
+) -> Iterator[ParallelEnv]:
+    """Make envs that have made five steps, so that the form of their infos is known."""
+    with ParallelEnv([kind] * num_envs, mode, asynchronous, num_cpus, **more) as env:
+        env.reset()
+        for _ in range(5):
+            env.step([0] * num_envs)
+        assert env.engine.pool.batch.info_columns is not None
+        yield env
 
 
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
 def test_infos_are_the_users_own(mode: str) -> None:
-    with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", 2) as env:
-        env.reset()
-        results = [env.step([0] * NUM_ENVS) for _ in range(6)]
-        results[-1].infos[0]["trace"][:] = -1
-        results[-1].infos[0]["x"] = "mine"
-        env.step([0] * NUM_ENVS)
-        assert [result.infos[1]["trace"][0] for result in results] == [1, 2, 3, 4, 5, 6]
+    with settled(Telling, mode=mode) as env:
+        first = env.step([0] * 4).infos
+        first[0]["trace"][:] = -1
+        first[0]["x"] = "mine"
+        env.step([0] * 4)
+        assert [info["trace"][0] for info in first] == [-1, 6, 6, 6]
 
 
 def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
-    with ParallelEnv([Telling] * 4, PROCESSES, "idle", 2) as env:
-        env.reset()
-        for _ in range(6):
-            env.step([0] * 4)
+    with settled(Telling, asynchronous="idle") as env:
+        env.step([0] * 4)
         env.send([0, 0], [2, 3])
         env.send_reset([0, 1])
         result = env.recv(4)
@@ -172,10 +176,7 @@ def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
 
 
 def test_infos_that_wait_to_be_received_outlive_a_rebuilt_worker() -> None:
-    with ParallelEnv([Telling] * 4, PROCESSES, "continue", 2) as env:
-        env.reset()
-        for _ in range(5):
-            env.step([0] * 4)
+    with settled(Telling) as env:
         env.send([0], [3])
         env.restart([0, 1])
         env.reset([0, 1])
@@ -195,10 +196,7 @@ class Exiting(Telling):
 
 
 def test_infos_outlive_the_worker_that_wrote_them() -> None:
-    with ParallelEnv([Exiting] * 3, PROCESSES, "continue", 1, on_failure="restart") as env:
-        env.reset()
-        for _ in range(5):
-            env.step([0] * 3)
+    with settled(Exiting, 3, num_cpus=1, on_failure="restart") as env:
         env.send([0, 0], [0, 1])
         assert env.get_env_attr("count") == [6, 6, 5]  # their replies have arrived
         env.send([1], [2])
@@ -212,10 +210,7 @@ def test_infos_outlive_the_worker_that_wrote_them() -> None:
 
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_rebuilt_worker_learns_the_form_again(is_dead: bool) -> None:
-    with ParallelEnv([Exiting] * 4, PROCESSES, "continue", 2) as env:
-        env.reset()
-        for _ in range(6):
-            env.step([0] * 4)
+    with settled(Exiting) as env:
         if is_dead:
             with pytest.raises(WorkerDiedError):
                 env.step([1], [0])
@@ -267,23 +262,36 @@ def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_chan
     assert number > 10
 
 
-@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
-def test_rollout_has_the_infos_of_all_steps(mode: str) -> None:
-    with ParallelEnv([Telling] * 4, mode, "restart", 2) as env:
-        env.reset()
-        for _ in range(6):
-            env.step([0] * 4)
-        env.reset()
-        rollout = env.rollout(lambda states: np.zeros(len(states), int), 5)
-        assert [rollout.infos[step, 2]["i"] for step in range(5)] == [1, 2, 3, 4, 5]
-
-
 # ---------------------------------------------------------------- forms and columns
 
 
 numbers = st.floats(allow_nan=False) | st.integers(-(2**63), 2**63 - 1) | st.booleans()
 scalars = numbers.flatmap(lambda value: st.sampled_from([value, np.float64(value), np.bool_(value)]))
-infos = st.dictionaries(st.text(max_size=5), scalars, min_size=1, max_size=6)
+others = st.sampled_from([np.float32(2.5), np.float16(1), np.int64(7), np.zeros((2, 3), np.float32), np.arange(3)])
+infos = st.dictionaries(st.text(max_size=5), scalars | others, min_size=1, max_size=6)
+VALUES = (0.5, 1, 2**63, True, np.float64(1), np.zeros(2), np.zeros(17), np.array(3), 1j, "a", None, [1.0], {"x": 1.0})
+CHANGES: list[Callable[[dict[Any, Any]], dict[Any, Any]]] = [
+    lambda info: info,
+    lambda info: {},
+    lambda info: {**info, "more": 1},
+    lambda info: dict(reversed(info.items())),
+    lambda info: {**info, 3: 1.0},
+    lambda info: {**info, "objects": np.array([None])},
+    lambda info: {str(number): 1.0 for number in range(INFO_NBYTES // 8 + 1)},
+    *(lambda info, value=value: dict.fromkeys(info, value) for value in VALUES),
+]
+"""Make infos that may be of another form, or of none."""
+
+
+class Replaying(Telling):
+    """Returns given infos."""
+
+    def __init__(self, said: list[Any]) -> None:
+        self.said = said
+
+    def step(self, action: Any) -> Any:
+        *others, _ = super().step(action)
+        return *others, self.said[self.count - 1]
 
 
 class Alike(Telling):
@@ -310,92 +318,35 @@ def test_info_of_a_reset_in_the_next_step_is_kept_though_it_is_in_columns(mode: 
         assert env.reset_infos == [{"x": 100.0}] * 2
 
 
-@given(infos)
-def test_any_info_of_numbers_is_read_as_it_was_written(info: dict[str, Any]) -> None:
-    form = form_of(info)
-    assert form is not None
-    columns = columns_of(form)
-    assert columns.write(1, info)
-    positions, (found,) = columns.read(slice(0, 3), 3, {"reset": False})
-    assert list(positions) == [1]
-    assert same(found, {**info, "reset": False})
-    assert list(columns.read([1, 2], 2)[0]) == [0]
+@given(infos, st.sampled_from(CHANGES), st.lists(st.sampled_from(CHANGES), max_size=5))
+def test_any_info_is_read_as_it_was_written(info: dict[str, Any], most: Any, changes: list[Any]) -> None:
+    usual = most(info)
+    said = [usual] * 5 + [one for change in changes for one in (change(info), usual)]
+    with ParallelEnv([partial(Replaying, said)] * 2, ORACLE, "continue") as env:
+        env.reset()
+        for expected in said:
+            assert all(same(found, expected) for found in env.step([0, 0]).infos)
+        assert usual is not info or env.engine.pool.batch.info_columns is not None
 
 
-@pytest.mark.parametrize(
-    "info",
-    [
-        {},
-        {"text": "a"},
-        {"none": None},
-        {3: 1.0},
-        {"nested": {"x": 1.0}},
-        {"list": [1.0]},
-        {"large": np.zeros(17)},
-        {"no axis": np.array(3)},
-        {"objects": np.array([None])},
-        {str(number): 1.0 for number in range(INFO_NBYTES // 8 + 1)},
-        {"complex": np.complex128(1)},
-    ],
-    ids=str,
-)
-def test_other_infos_have_no_form(info: dict[Any, Any]) -> None:
-    assert form_of(info) is None
+def times_learned(*said: list[Any]) -> int:
+    """Return how often columns are made or given up, if each env returns these infos."""
+    with ParallelEnv([partial(Replaying, infos) for infos in said], ORACLE, "continue") as env:
+        env.reset()
+        columns = []
+        for _ in said[0]:
+            env.step([0] * len(said))
+            columns.append(env.engine.pool.batch.info_columns)
+    return sum(one is not next_one for one, next_one in itertools.pairwise(columns))
 
 
-@pytest.mark.parametrize(
-    "info",
-    [
-        {**STEADY, "more": 1},
-        dict(reversed(STEADY.items())),
-        {**STEADY, "a float": 1},
-        {**STEADY, "an int": 2**63},
-        {**STEADY, "an int": True},
-        {**STEADY, "a float": np.float64(1)},
-        {**STEADY, "trace": np.zeros(3)},
-        {**STEADY, "trace": np.zeros(2, np.float32)},
-        None,
-        [],
-    ],
-    ids=str,
-)
-def test_info_of_another_form_is_not_written(info: Any) -> None:
-    form = form_of({**STEADY, "trace": np.zeros(2)} if info and "trace" in info else STEADY)
-    assert form is not None
-    columns = columns_of(form)
-    assert not columns.write(0, info)
-    assert columns.read(slice(0, 3), 3) == ((), [])
-
-
-def learns(learner: InfoLearner, info: dict[str, Any], num_calls: int, generation: int = 0, num_steps: int = 1) -> int:
-    """Return how often a form is sent to hosts if both of two envs have such an info."""
-    return sum(learner.learn([info] * 2, 2, generation, num_steps) for _ in range(num_calls))
-
-
-def test_form_is_learned_after_a_few_steps_and_given_up_after_many_others() -> None:
-    learner = InfoLearner()
-    assert [learns(learner, STEADY, 3), learns(learner, STEADY, 1)] == [0, 1]
-    assert learner.form == form_of(STEADY)
-    assert not learner.learn([], 2, 0, 1)
-    assert learner.learn([], 2, 1, 1)  # a worker was replaced
-    assert [learns(learner, {"x": "y"}, 15, 1), learns(learner, {"x": "y"}, 1, 1)] == [0, 1]
-    assert not learner.form
-
-
-def test_form_that_keeps_changing_is_given_up_for_good() -> None:
-    learner = InfoLearner()
-    assert sum(learns(learner, kind, 20) for _ in range(50) for kind in ({"x": 1.0}, {"y": 1})) < 20
-    assert not learner.form
-
-
-def test_ends_of_episodes_between_steady_steps_keep_the_form() -> None:
-    learner = InfoLearner()
-    assert learns(learner, STEADY, 4) == 1
-    assert not learns(learner, {"episode": {}}, 50, num_steps=100)
-    assert learner.form
-
-
-def test_few_infos_of_many_envs_are_not_learned() -> None:
-    learner = InfoLearner()
-    assert not any(learner.learn([STEADY], 4, 0, 1) for _ in range(10))
-    assert not learner.form
+def test_forms_are_learned_and_given_up() -> None:
+    steady = {"speed": 0.5, "lap": 3}
+    assert times_learned([steady] * 6) == 1
+    assert times_learned([steady] * 6 + [{"x": "y"}] * 20) == 2
+    assert times_learned(([{"x": 1.0}] * 40 + [{"y": 1}] * 40) * 50) < 20
+    assert times_learned(([steady] * 100 + [{"episode": {}}]) * 50) == 1
+    assert times_learned([steady] * 10, *[[{}] * 10] * 3) == 0
+    for value in ("a", None, 1j, [1.0], {"x": 1.0}, np.zeros(17), np.array(3), np.array([None])):
+        assert times_learned([{"other": value}] * 10) == 0
+    assert times_learned([{3: 1.0}] * 10) == 0

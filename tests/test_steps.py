@@ -13,9 +13,9 @@ from conftest import MakeEnv
 from modes import here_and_in_processes
 
 from parallelenv import CLOSE, RESET, TERMINATED, ParallelEnv, get_worker_info
-from parallelenv.errors import EnvBusyError, NothingInFlightError, ResetNeededError
+from parallelenv.errors import NothingInFlightError
 from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns
-from parallelenv.testing.envs import Counter, FailingEnv, InfoEnv, Old, Sheet, Sleeper, TroubleError
+from parallelenv.testing.envs import Counter, InfoEnv, Old, Sheet, Sleeper
 
 pytestmark = here_and_in_processes
 done_policies = pytest.mark.parametrize("done_policy", DONE_POLICIES)
@@ -69,14 +69,6 @@ def test_rows_are_in_order_of_id(make_env: MakeEnv) -> None:
         assert env.reset(form)[:, 0].tolist() == env_ids, form
 
 
-def test_each_env_gets_its_own_action(make_env: MakeEnv) -> None:
-    env = counters(make_env)
-    env.reset(seed=1)
-    plain = env.step([0, 0, 0], [4, 0, 2]).rewards
-    env.reset(seed=1)
-    assert np.allclose(env.step([3, 1, 2], [4, 0, 2]).rewards - plain, [3, 1, 2])
-
-
 def test_results_have_the_documented_types(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Sheet), num_cpus=2)
     states = env.reset(seed=1)
@@ -92,15 +84,13 @@ def test_results_have_the_documented_types(make_env: MakeEnv) -> None:
 
 
 def test_each_env_has_its_own_spaces(make_env: MakeEnv) -> None:
-    env = counters(make_env)
-    alone = [copy.deepcopy(Counter.action_space) for _ in range(NUM_ENVS)]
-    spaces: Any = env.action_spaces
-    for number in range(NUM_ENVS):
-        alone[number].seed(number)
-        spaces[number].seed(number)
-    assert_same(
-        [[space.sample() for _ in range(9)] for space in alone], [[s.sample() for _ in range(9)] for s in spaces]
-    )
+    alone: Any = [copy.deepcopy(Counter.action_space) for _ in range(NUM_ENVS)]
+    ours: Any = counters(make_env).action_spaces
+    for spaces in (alone, ours):
+        for number, space in enumerate(spaces):
+            space.seed(number)
+    expected, found = ([[space.sample() for _ in range(9)] for space in spaces] for spaces in (alone, ours))
+    assert_same(expected, found)
 
 
 # ---------------------------------------------------------------- seeds and options
@@ -137,36 +127,23 @@ def test_reset_options_are_passed_to_the_envs(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- done policies
 
 
-def test_done_policy_none_stops_all_envs(make_env: MakeEnv) -> None:
-    env = counters(make_env)  # env 2 ends first, after three steps
+@pytest.mark.parametrize("done_policy", [None, "idle"])
+def test_envs_that_have_ended_are_absent_and_their_actions_ignored(done_policy: Any, make_env: MakeEnv) -> None:
+    env = counters(make_env, done_policy)
     env.reset()
     for _ in range(3):
         last = env.step(ONES)
     assert last.dones.tolist() == [False, False, True, False, False]
-    assert last.states[:, 1].tolist() == [3] * NUM_ENVS
-    assert env.all_done()
-    assert env.step(ONES, align="batch") == [ABSENT] * NUM_ENVS
-    assert env.step(ONES).rewards.tolist() == [None] * NUM_ENVS
-    assert env.get_env_attr("count") == [3] * NUM_ENVS
-    env.reset(1)
-    assert [reward is None for reward in env.step(ONES).rewards] == [True, False, True, True, True]
-
-
-def test_done_policy_idle_skips_ended_envs(make_env: MakeEnv) -> None:
-    env = counters(make_env, "idle")
-    env.reset()
-    for _ in range(3):
-        env.step(ONES)
-    last = env.step([1, 1, None, 1, 1], align="batch")  # the action of an absent env is ignored
-    assert last[2] == ABSENT
-    last = env.step(ONES, align="batch")
-    assert [item[0] is None for item in last] == [True, False, True, False, True]
-    assert env.get_env_attr("count") == [4, 5, 3, 5, 4]
-    env.send([1, 1], [3, 4])
-    landed = drain(env)
-    assert (landed[4], landed[3][0][1]) == ((*ABSENT, True, False), 6)
-    env.reset([2])
-    assert env.step([1], 2).states[0, 1] == 1
+    ended = [2] if done_policy == "idle" else list(range(NUM_ENVS))
+    batch = env.step([1, 1, None, 1, 1], align="batch")
+    result = env.step(ONES)
+    for env_id in ended:
+        assert batch[env_id] == ABSENT
+        assert (result.states[env_id], result.rewards[env_id]) == (None, None)
+    counts = env.get_env_attr("count")
+    assert [env_id for env_id in range(NUM_ENVS) if counts[env_id] == 3] == ended
+    env.send([1], [2])
+    assert drain(env)[2] == (*ABSENT, True, False)
 
 
 def test_done_policy_restart_resets_within_the_step(make_env: MakeEnv) -> None:
@@ -185,6 +162,9 @@ def test_done_policy_restart_resets_within_the_step(make_env: MakeEnv) -> None:
     assert env.done.tolist() == [True, False, False, False, True]
 
 
+# ---------------------------------------------------------------- requests in flight, pauses
+
+
 def test_done_policy_restart_copies_last_states_of_any_type(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Old), asynchronous="restart", num_cpus=2)
     env.reset(seed=7)
@@ -197,44 +177,6 @@ def test_done_policy_restart_copies_last_states_of_any_type(make_env: MakeEnv) -
     assert_same(alone.reset(), result.states[2])
 
 
-def test_done_policy_continue_steps_ended_envs(make_env: MakeEnv) -> None:
-    env = counters(make_env, "continue")
-    env.reset()
-    for _ in range(6):
-        result = env.step(ONES)
-    assert result.states[:, 1].tolist() == [6] * NUM_ENVS
-    assert result.dones.tolist() == [True, False, True, True, True]
-    assert result.truncated.tolist() == [False, False, False, True, False]
-
-
-# ---------------------------------------------------------------- requests in flight, pauses
-
-
-def test_reset_drops_the_step_in_flight_of_its_env(make_env: MakeEnv) -> None:
-    env = counters(make_env)
-    env.reset()
-    env.send(ONES)
-    env.send_reset([1, 3])
-    with pytest.raises(EnvBusyError, match=r"envs \[1, 3\]|reset that was sent"):
-        env.step([1, 1], [1, 3])
-    assert_same(expected_states({3: 10, 0: 7}), env.reset([3, 0], seed=7))
-    assert {env_id: landed[0][1] for env_id, landed in drain(env).items()} == {1: 0, 2: 1, 4: 1}
-    assert env.step(ONES).states[:, 1].tolist() == [1, 1, 2, 1, 2]
-
-
-def test_failed_sent_reset_is_raised_once(make_env: MakeEnv) -> None:
-    env = make_env([partial(FailingEnv, number, "reset" if number == 1 else "") for number in range(3)], num_cpus=2)
-    env.send_reset([0, 1])
-    with pytest.raises(TroubleError, match="reset of 1") as caught:
-        env.recv(min_envs=2)
-    assert caught.value.partial.env_ids.tolist() == [0]  # type: ignore[attr-defined]
-    with pytest.raises(NothingInFlightError):
-        env.recv()
-    with pytest.raises(ResetNeededError, match=r"\[1\]"):
-        env.step([1, 1], [0, 1])
-    assert env.step([1], [0]).states[0, 1] == 1
-
-
 def test_calls_without_id_skip_paused_envs(make_env: MakeEnv) -> None:
     env = counters(make_env)
     env.reset()
@@ -242,21 +184,14 @@ def test_calls_without_id_skip_paused_envs(make_env: MakeEnv) -> None:
     env.pause([0, 3])
     assert (env.num_unpaused, env.paused.tolist()) == (3, [True, False, False, True, False])
     assert sorted(drain(env)) == [0, 1]  # results in flight are received
-    assert env.step([1, 1, 1]).env_ids.tolist() == [1, 2, 4]
-    with pytest.raises(EnvBusyError, match="3"):
-        env.step([1, 1], [3, 4])
-    assert env.get_env_attr("count") == [2, 1, 1]
+    assert env.get_env_attr("count") == [1, 0, 0]
     assert env.get_env_attr("count", [0, 3]) == [1, 0]
-    env.resume(3)
-    assert env.step([1] * 4).states[:, :2].tolist() == [[1, 3], [2, 2], [3, 1], [4, 2]]
     env.pause(slice(None))
     assert len(env.step([]).env_ids) == len(env.reset()) == env.num_unpaused == 0
     env.send([])
     env.send_reset()
     with pytest.raises(NothingInFlightError):
         env.recv()
-    env.resume()
-    assert env.step(ONES).env_ids.tolist() == [0, 1, 2, 3, 4]
 
 
 # ---------------------------------------------------------------- streams, one env at a time, whole episodes
@@ -337,18 +272,6 @@ def test_get_state_timeout_loses_no_result(make_env: MakeEnv) -> None:
     found = env.get_state(timeout=0.01) or env.get_state(timeout=30)
     assert found is not None
     assert found[0][:2].tolist() == [3, 1]
-
-
-@done_policies
-def test_run_episodes_divides_episodes_among_envs(done_policy: Any, make_env: MakeEnv) -> None:
-    env = counters(make_env, done_policy)
-    env.reset(seed=4)
-    env.pause(3)
-    found = env.run_episodes(repeat, 9, seed=6, progress=False)
-    assert found.env_ids.tolist() == [0, 0, 0, 1, 1, 2, 2, 4, 4]
-    assert found.lengths.tolist() == [LENGTHS[env_id] for env_id in found.env_ids]
-    with pytest.raises(ResetNeededError, match=r"\[0, 1, 2, 4\]"):
-        env.step([1] * 4)
 
 
 # ---------------------------------------------------------------- worker info

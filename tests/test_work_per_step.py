@@ -184,6 +184,13 @@ def settled(
         yield env, lambda: env.step(action)
 
 
+def repeat(call: Callable[[], Any], log: list[Event]) -> None:
+    """Make some calls and record only what they do."""
+    log.clear()
+    for _ in range(NUM_STEPS):
+        call()
+
+
 # ---------------------------------------------------------------- messages and pickles
 
 STEADY = {"speed": np.float64(1.5), "lap": 3}
@@ -243,18 +250,13 @@ def test_step_through_an_adapter_sends_one_message_each_way(spaces: Any, autores
         action = vector_env.action_space.sample()
         for _ in range(3):
             vector_env.step(action)
-        log.clear()
-        for _ in range(NUM_STEPS):  # with NextStep every other one resets all
-            vector_env.step(action)
-        messages = Counter(name for name, _ in log)
-        assert messages == {"write": 2 * NUM_STEPS, "read": 2 * NUM_STEPS}
+        repeat(partial(vector_env.step, action), log)  # with NextStep every other one resets all
+        assert Counter(name for name, _ in log) == {"write": 2 * NUM_STEPS, "read": 2 * NUM_STEPS}
 
 
 def test_infos_of_other_forms_cost_one_pickle_per_worker(log: list[Event]) -> None:
     with settled(info={"trace": [np.zeros(3)]}) as (env, step):
-        log.clear()
-        for _ in range(NUM_STEPS):
-            step()
+        repeat(step, log)
         count = Counter(name for name, _ in log)
         count["loads"] += count.pop("load", 0) + count.pop("Unpickler", 0)
         loads = 5  # a head, and each of four envs
@@ -275,9 +277,7 @@ def test_halves_that_take_turns_need_no_pickle(log: list[Event]) -> None:
 
         for _ in range(2):
             take_turns()
-        log.clear()
-        for _ in range(NUM_STEPS):
-            take_turns()
+        repeat(take_turns, log)
         num_messages = 2 * len(halves) * NUM_STEPS
         assert Counter(log) == {("write", HEADER): num_messages, ("read", HEADER): num_messages}
 
@@ -343,12 +343,12 @@ def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, m
 # ---------------------------------------------------------------- copies and calls
 
 
-@pytest.mark.parametrize(("copy", "copies"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
-def test_states_are_copied_once(mode: str, copy: bool, copies: int) -> None:
+def test_states_are_copied_once_or_not_at_all(mode: str, copy: bool) -> None:
     large = Box(0, 255, (256, 256), np.uint8)
     with settled((large, Discrete(2)), mode, copy=copy) as (_, step):
-        assert copies_made(step, 8 * 256 * 256) == copies
+        assert copies_made(step, 8 * 256 * 256) == copy
 
 
 CALLS = {
@@ -366,14 +366,12 @@ CALLS = {
 def test_step_makes_few_python_calls(mode: str, num_cpus: int, has_bell: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if has_bell and not _bell.HAS_BELL:
         pytest.skip("there is no bell on this system")
+    wait = subproc.SubprocBackend.wait
 
     def wait_late(*arguments: Any) -> Any:
         time.sleep(0.005)  # so that it finds all replies together
         return wait(*arguments)
 
-    wait = subproc.SubprocBackend.wait
     monkeypatch.setattr(subproc.SubprocBackend, "wait", wait_late)
     with settled(mode=mode, num_envs=16, num_cpus=num_cpus, options={"eventfd": has_bell}) as (_, step):
-        found = min(count_calls(step) for _ in range(NUM_STEPS))
-        print(found)
-        assert found <= 1.1 * CALLS[mode, num_cpus, has_bell]
+        assert min(count_calls(step) for _ in range(NUM_STEPS)) <= 1.1 * CALLS[mode, num_cpus, has_bell]
