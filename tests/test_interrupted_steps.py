@@ -19,7 +19,15 @@ from parallelenv.errors import EnvInterruptedError, NothingInFlightError
 
 NUM_ENVS = 4
 ZEROS = [0] * NUM_ENVS
+IN_WAITS = ["parallelenv/worker", "backends"]
+CALLER_STEPS = {"caller_steps": True, "num_cpus": 2}
+here_and_in_caller_steps = pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, CALLER_STEPS)])
 with_bell = pytest.mark.skipif(not HAS_BELL, reason="there is no bell")
+
+
+@pytest.fixture(autouse=True)
+def _no_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
 
 
 def receive(env: ParallelEnv) -> list[float] | None:
@@ -36,9 +44,8 @@ def receive(env: ParallelEnv) -> list[float] | None:
 @pytest.mark.parametrize("first", [False, True], ids=["", "first"])
 @pytest.mark.parametrize("mode", [THREADS, pytest.param(PROCESSES, marks=with_bell)])
 def test_interrupt_while_a_step_is_planned_or_returned_loses_hardly_any_result(
-    mode: str, first: bool, env_ids: Any, monkeypatch: pytest.MonkeyPatch
+    mode: str, first: bool, env_ids: Any
 ) -> None:
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
     lost = []
     with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", 2) as env:
         chosen = env_ids or range(NUM_ENVS)
@@ -72,8 +79,8 @@ def test_interrupt_while_a_step_is_planned_or_returned_loses_hardly_any_result(
         (PROCESSES, {"eventfd": False}, False),
         pytest.param(PROCESSES, {"eventfd": True}, False, marks=with_bell),
         pytest.param(PROCESSES, {"eventfd": True}, True, marks=with_bell),
-        (PROCESSES, {"caller_steps": True}, False),
-        (PROCESSES, {"caller_steps": True}, True),
+        (PROCESSES, CALLER_STEPS, False),
+        (PROCESSES, CALLER_STEPS, True),
     ],
     ids=[ORACLE, "dummy-plan", "pipes", "bell", "bell-plan", "caller_steps", "caller_steps-plan"],
 )
@@ -81,8 +88,7 @@ def test_interrupted_step_is_delivered_once_and_in_order(
     mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "plans_steps", plans)
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
-    with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", 2, **options) as env:
+    with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", **{"num_cpus": 2, **options}) as env:
         env.reset()
         count, line, num_received = 0, 0, 0
         while True:
@@ -112,17 +118,19 @@ def test_interrupted_step_is_delivered_once_and_in_order(
 class Telling(Counting):
     """Has an info in its fifth step, so that a planned step does not end as one."""
 
+    looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
+
     def step(self, action: Any) -> Any:
         *others, info = super().step(action)
         return *others, {"word": "fifth"} if self.count == 5 else info
 
 
-@pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"caller_steps": True, "num_cpus": 2})])
-def test_command_whose_wait_was_interrupted_is_executed_once(
-    mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@here_and_in_caller_steps
+def test_command_whose_wait_was_interrupted_is_executed_once(mode: str, options: dict[str, Any]) -> None:
     """If it stayed in the queue, it would be executed again when a planned step has to use the queue."""
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
     num_received = 0
     with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", **options) as env:
         for line in itertools.count(1):
@@ -130,7 +138,7 @@ def test_command_whose_wait_was_interrupted_is_executed_once(
             for _ in range(3):
                 env.step(ZEROS)
             env.send(ZEROS)
-            outcome = interrupt_at(line, lambda: env.recv(NUM_ENVS), ["parallelenv/worker", "backends"])
+            outcome = interrupt_at(line, lambda: env.recv(NUM_ENVS), IN_WAITS)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome
@@ -142,29 +150,16 @@ def test_command_whose_wait_was_interrupted_is_executed_once(
         assert num_received > 15
 
 
-class Looking(Counting):
-    looks = 0
-
-    def look(self) -> None:
-        self.looks += 1
-
-
-@pytest.mark.parametrize(
-    ("mode", "options"),
-    [(ORACLE, {}), (PROCESSES, {"num_cpus": 2}), (PROCESSES, {"caller_steps": True, "num_cpus": 2})],
-)
-def test_planned_step_after_an_interrupted_method_call_is_made_once(
-    mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"num_cpus": 2}), (PROCESSES, CALLER_STEPS)])
+def test_planned_step_after_an_interrupted_method_call_is_made_once(mode: str, options: dict[str, Any]) -> None:
     """The call may be pending, so that the plan does not hold."""
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
-    with ParallelEnv([Looking] * NUM_ENVS, mode, "continue", timeout=20, **options) as env:
+    with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", timeout=20, **options) as env:
         for line in itertools.count(1):
             env.reset()
             for _ in range(3):
                 env.step(ZEROS)
             env.set_env_attr("looks", 0)
-            outcome = interrupt_at(line, lambda: env.customized_method("look"), ["parallelenv/worker", "backends"])
+            outcome = interrupt_at(line, lambda: env.customized_method("look"), IN_WAITS)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome
@@ -186,13 +181,12 @@ class Ending(Counting):
 
 
 @pytest.mark.parametrize("plans", [False, True], ids=["", "plan"])
-@pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"caller_steps": True, "num_cpus": 2})])
+@here_and_in_caller_steps
 def test_interrupted_step_starts_the_requested_episodes(
     mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With next-step autoreset a planned step reads which envs have ended, and clears these flags."""
     monkeypatch.setattr(Engine, "plans_steps", plans)
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
     num_begun = 0
     with contextlib.closing(ParallelEnv([Counting, Ending] * 2, mode, **options).to_gymnasium("NextStep")) as env:
         engine = env.parallel_env.engine
@@ -202,7 +196,7 @@ def test_interrupted_step_starts_the_requested_episodes(
                 terminations = env.step(np.array(ZEROS))[2]
             assert terminations.tolist() == [False, True] * 2
             assert any(plan.is_valid() for plan in engine.plans.values()) is plans
-            outcome = interrupt_at(line, lambda: env.step(np.array(ZEROS)), ["parallelenv/worker", "backends"])
+            outcome = interrupt_at(line, lambda: env.step(np.array(ZEROS)), IN_WAITS)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome
