@@ -1,10 +1,11 @@
-"""Envs that have no further episode: their results in every mode and done policy."""
+"""Envs that have no further episode: their results in every mode, done policy and kind of call."""
 
 from __future__ import annotations
 
 import os
 import pickle
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -14,12 +15,13 @@ from conftest import MakeEnv, MakePool, needs_ray, require_mode
 from modes import MODES, ORACLE, PROCESSES, in_modes
 from samplers import Once, Walks
 
-from parallelenv import ParallelEnv
+from parallelenv import CLOSE, TERMINATED, ParallelEnv
 from parallelenv.engine import recovery
 from parallelenv.errors import ExhaustedError, ResetNeededError, WorkerDiedError
 from parallelenv.results import difference
 from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
+from parallelenv.testing.contract import DONE_POLICIES, drain
 from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
 
 TOTALS = (1, 3, 0, 2)
@@ -49,8 +51,10 @@ def ones(states: Any) -> Any:
 
 
 def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
-    """Return all results until all envs are exhausted, and one call more."""
+    """Return all results until all envs are exhausted, and those of some calls more."""
     log: list[Any] = [env.reset(seed=7), env.reset_infos]
+    env.send_reset()
+    log += [drain(env), env.done, env.exhausted, env.reset_infos]
     for step in range(40):
         if step % 3 == 2:
             batch = env.step(ONES, align="batch")
@@ -72,24 +76,28 @@ def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
     assert env.all_exhausted()
     assert env.all_done()
     log += [list(env.step(ONES)), list(env.step(ONES[:2], id=[2, 0], align="batch")), env.reset(), env.reset(seed=3)]
+    for send in (env.send_reset, partial(env.send, ONES)):
+        send()
+        log += [drain(env), env.exhausted]
     return log
 
 
 @in_modes(*MODES)
-@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+@pytest.mark.parametrize("asynchronous", DONE_POLICIES)
 @pytest.mark.parametrize("kind", ["plain", "sheet", "bare"])
 def test_every_mode_equals_oracle_until_all_envs_are_exhausted(
     make_env: MakeEnv, mode: str, asynchronous: Any, kind: str
 ) -> None:
     if needs_ray(mode) and kind == "bare":
         pytest.skip("takes a second each; states without a space use the same code as texts")
-    with ParallelEnv(env_fns(kind), asynchronous=asynchronous) as oracle:
+    envs = env_fns(kind, totals=(2, 4, 0, 3))
+    with ParallelEnv(envs, asynchronous=asynchronous) as oracle:
         expected = play(oracle, asynchronous)
-    found = play(make_env(env_fns(kind), asynchronous=asynchronous, num_cpus=2), asynchronous)
+    found = play(make_env(envs, asynchronous=asynchronous, num_cpus=2), asynchronous)
     assert difference(expected, found) is None, difference(expected, found)
 
 
-@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+@pytest.mark.parametrize("asynchronous", DONE_POLICIES)
 def test_reset_without_further_task_returns_none_and_env_is_skipped(make_env: MakeEnv, asynchronous: Any) -> None:
     env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
     states = env.reset()
@@ -114,10 +122,8 @@ def test_final_step_of_the_last_task_returns_full_results(make_pool: MakePool) -
     result = env.step([4, 4])
     assert result.dones.tolist() == [True, True]
     assert result.rewards.tolist() == [5.0, 5.0]  # a float array: no env is absent yet
-    assert result.states[:, :2].tolist() == [
-        [1, 2],
-        [2, 0],
-    ]  # the last state of env 0, and the first of env 1's next episode
+    # The last state of env 0, and the first of env 1's next episode.
+    assert result.states[:, :2].tolist() == [[1, 2], [2, 0]]
     last, other = result.infos
     assert (last["exhausted"], last["reset"]) == (True, False)
     assert "reset_info" not in last
@@ -143,16 +149,13 @@ def test_last_task_without_autoreset_ends_like_any_other(make_env: MakeEnv, asyn
     env.reset(options=[{"length": 1}, {"length": 9}])
     assert "exhausted" not in env.step([1, 1]).infos[0]
     assert not env.exhausted.any()
-    env.reset(0)
+    env.reset()
     assert env.exhausted.tolist() == [True, False]
-
-
-def test_done_policy_none_marks_only_the_exhausted_env_as_exhausted() -> None:
-    with ParallelEnv(env_fns(totals=(0, 9, 9))) as env:
-        env.reset(options={"length": 2})
-        assert env.step([1, 1, 1]).dones.tolist() == [True, False, False]
-        env.step([1, 1, 1])
-        assert [info for *_, info in env.step([1, 1, 1], align="batch")] == [EXHAUSTED, {}, {}]
+    assert env.step([1, 1]).infos.tolist() == [EXHAUSTED, {"walk": 2}]
+    if asynchronous is None:  # the end of one episode ends all, but does not exhaust all
+        while not env.done[1]:
+            env.step([1, 1])
+        assert env.step([1, 1]).infos.tolist() == [EXHAUSTED, {}]
 
 
 def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> None:
@@ -170,24 +173,18 @@ def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> N
 def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
     env = make_env([partial(Once, 2), Once], asynchronous="restart")
     env.reset()
-    env.step([0, 0])
+    with pytest.raises(ExhaustedError, match="in the middle") as caught:
+        env.step([0, 1])  # an error in a step is an ordinary failure
+    assert caught.value.partial.env_ids.tolist() == [0]  # type: ignore[attr-defined]
+    assert not env.exhausted.any()
     assert [info.get("exhausted") for info in env.step([0, 0]).infos] == [None, True]
     env.step([0, 0])
     env.step([0, 0])
     assert env.all_exhausted()
 
 
-def test_exhausted_error_raised_by_step_is_an_ordinary_failure(make_env: MakeEnv) -> None:
-    env = make_env([partial(Once, 2), Once], asynchronous="restart")
-    env.reset()
-    with pytest.raises(ExhaustedError, match="in the middle") as caught:
-        env.step([0, 1])
-    assert caught.value.partial.env_ids.tolist() == [0]  # type: ignore[attr-defined]
-    assert not env.exhausted.any()
-
-
 def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: MakePool) -> None:
-    env = make_pool(Walks, walks())
+    env = make_pool(Walks, walks(), timeout=20)
     env.next_task(length=9)
     env.pause(2)
     assert env.num_unpaused == 3
@@ -197,13 +194,66 @@ def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: Ma
     assert env.step(ONES[:2], id=[3, 0]).states.dtype == np.float64
 
 
-def test_recv_does_not_wait_for_exhausted_envs(make_pool: MakePool) -> None:
-    env = make_pool(Walks, walks(totals=(0, 0)), timeout=20)
-    env.next_task()
-    env.send([1, 1])
-    result = env.recv(min_envs=2)
-    assert result.env_ids.tolist() == [0, 1]
-    assert result.infos.tolist() == [EXHAUSTED, EXHAUSTED]
+# ---------------------------------------------------------------- sent resets and streams
+
+
+def test_exhausted_env_is_received_without_state_and_reward(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks())
+    env.send_reset()
+    result = env.recv(min_envs=len(env))
+    assert sorted(result.env_ids.tolist()) == [0, 1, 2, 3]
+    place = result.env_ids.tolist().index(2)
+    row = result.states[place], result.rewards[place], bool(result.dones[place]), result.infos[place]
+    assert row == (None, None, True, EXHAUSTED)
+    assert all(info["reset"] for info in np.delete(result.infos, place))
+    env.send_reset(2)
+    assert env.get_state() == (TERMINATED, 2)  # no other episode has started, though ended envs are reset
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_get_state_and_send_action_until_all_envs_are_exhausted(make_pool: MakePool, auto: bool) -> None:
+    env = make_pool(Walks, walks(), auto)
+    ends = [0] * len(env)
+    env.send_reset()
+    while env.num_unpaused:
+        state, env_id = env.get_state() or (None, -1)
+        if state is not TERMINATED:
+            assert state is not None
+            env.send_action(1, env_id)
+        elif env.exhausted[env_id]:
+            env.send_action(CLOSE, env_id)
+        else:
+            ends[env_id] += 1
+            env.send_reset(env_id)
+    assert auto or tuple(ends) == TOTALS
+
+
+def test_stream_ends_when_all_envs_are_exhausted(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks())
+    env.next_task(length=2)
+    steps = [0] * len(env)
+    for env_ids, result in env.stream(ones):
+        for row, env_id in enumerate(env_ids.tolist()):
+            assert result.states[row] is not None
+            steps[env_id] += 1
+    assert env.all_exhausted()
+    assert steps[2] == 0
+    assert all(count >= total for count, total in zip(steps, TOTALS, strict=True))
+
+
+def test_run_episodes_stops_when_no_tasks_are_left(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks())
+    assert env.run_episodes(ones, 8, progress=False).env_ids.tolist() == [
+        0,
+        1,
+        1,
+        3,
+        3,
+    ]  # two each, where there are two
+    assert env.next_task().tolist()[0] is None  # all its tasks were played
+
+
+# ---------------------------------------------------------------- restarts
 
 
 def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
@@ -221,34 +271,6 @@ def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> 
 # ---------------------------------------------------------------- rollouts
 
 
-@in_modes(*MODES)
-@pytest.mark.parametrize("kind", ["plain", "sheet"])
-def test_rollout_skips_exhausted_envs(make_pool: MakePool, mode: str, kind: str) -> None:
-    rollouts: list[list[Any]] = []
-    for pool in (partial(ParallelEnv.from_samplers, num_cpus=1), make_pool):
-        env = pool(Walks, walks(kind))
-        env.reset(seed=7)
-        rollout = env.rollout(ones, 12)
-        assert env.exhausted[2]
-        rollouts.append([rollout, env.exhausted, env.done, env.reset_infos, env.step(ONES, align="batch")[2]])
-        if pool is not make_pool:
-            env.close()
-    expected, found = map(_plain, rollouts)
-    assert difference(expected, found) is None, difference(expected, found)
-    rollout = rollouts[0][0]
-    assert not rollout.valid[:, 2].any()
-    assert [info for (_, env_id), info in rollout.reset_infos.items() if env_id == 0] == [EXHAUSTED]
-
-
-def _plain(log: list[Any]) -> list[Any]:
-    rollout, *rest = log
-    rewards = np.where(rollout.valid, rollout.rewards, 0)
-    return [
-        rewards, rollout.valid, rollout.dones, rollout.terminated, rollout.infos, rollout.reset_infos,
-        rollout.ended_states, *rest,
-    ]  # fmt: skip
-
-
 def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
     outside, beside = make_pool(Walks, walks()), make_pool(Walks, walks())
     for env in (outside, beside):
@@ -260,8 +282,9 @@ def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
         assert rollout.valid[step].tolist() == steps
         assert rollout.rewards[step, steps].tolist() == result.rewards[steps].tolist()
         assert rollout.dones[step, steps].tolist() == result.dones[steps].tolist()
-    assert difference(outside.done, beside.done) is None
-    assert difference(outside.exhausted, beside.exhausted) is None
+    assert not rollout.valid[:, 2].any()
+    assert [info for (_, env_id), info in rollout.reset_infos.items() if env_id == 0] == [EXHAUSTED]
+    assert difference([outside.done, outside.exhausted], [beside.done, beside.exhausted]) is None
 
 
 def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None:
@@ -309,8 +332,8 @@ def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asyn
 # ---------------------------------------------------------------- failures
 
 
-@pytest.fixture
-def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.0)
 
 
@@ -318,8 +341,6 @@ class Fleeting(Walks):
     """Has tasks until one crashes; after a rebuild it has none."""
 
     def __init__(self, folder: str, kind: str) -> None:
-        from pathlib import Path
-
         births = Path(folder, "births")
         super().__init__(0 if births.exists() else 3, kind, crash=(1, 2))
         births.touch()
@@ -327,9 +348,7 @@ class Fleeting(Walks):
 
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
 @pytest.mark.parametrize("auto", [True, False])
-def test_rebuilt_sampler_may_have_no_task(
-    make_pool: MakePool, tmp_path: Any, no_delay: None, kind: str, auto: bool
-) -> None:
+def test_rebuilt_sampler_may_have_no_task(make_pool: MakePool, tmp_path: Path, kind: str, auto: bool) -> None:
     env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": kind}], auto, on_failure="restart")
     env.next_task(length=9)
     env.step([1])
@@ -338,6 +357,15 @@ def test_rebuilt_sampler_may_have_no_task(
     assert result.infos[0]["exhausted"] is True
     assert env.all_exhausted()
     assert env.step([1], align="batch") == [(None, None, True, EXHAUSTED)]
+
+
+def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Path) -> None:
+    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    env.next_task(length=9)
+    rollout = env.rollout(ones, 6)
+    assert rollout.valid[:, 0].tolist() == [True, True, False, False, False, False]
+    assert rollout.truncated[:, 0].tolist() == [False, True, False, False, False, False]
+    assert env.all_exhausted()
 
 
 class Dying(Fleeting):
@@ -351,7 +379,7 @@ class Dying(Fleeting):
 
 
 @in_modes(PROCESSES)
-def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
+def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Path) -> None:
     env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
     env.next_task()
     result = env.step([1])
@@ -361,16 +389,7 @@ def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, 
     assert env.all_exhausted()
 
 
-def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
-    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
-    env.next_task(length=9)
-    rollout = env.rollout(ones, 6)
-    assert rollout.valid[:, 0].tolist() == [True, True, False, False, False, False]
-    assert rollout.truncated[:, 0].tolist() == [False, True, False, False, False, False]
-    assert env.all_exhausted()
-
-
-def test_rebuilt_sampler_starts_with_its_first_task(make_pool: MakePool, no_delay: None) -> None:
+def test_rebuilt_sampler_starts_with_its_first_task(make_pool: MakePool) -> None:
     env = make_pool(Walks, [{"total": 3, "crash": (2, 1)}, {"total": 3}], on_failure="restart", max_restarts=2)
     env.next_task(length=1)
     env.step([1, 1])
