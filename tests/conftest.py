@@ -20,7 +20,7 @@ from parallelenv import ParallelEnv, errors, get_worker_info, registry
 from parallelenv.errors import MissingDependencyError
 from parallelenv.tasks.task_pool import TaskPool
 
-pytest.register_assert_rewrite("parallelenv.testing")  # before any test imports a part of it
+pytest.register_assert_rewrite("parallelenv.testing", "faults")  # before any test imports a part of them
 # No example has a deadline: an example that had to wait for a core is not wrong.
 hypothesis.settings.register_profile("short", deadline=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=300)  # chosen by `make test-all`

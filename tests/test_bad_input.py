@@ -184,7 +184,8 @@ def test_bad_constructor_arguments_are_refused(arguments: dict[str, Any], messag
 
 def test_numbers_and_flags_may_be_those_of_numpy() -> None:
     flags: dict[str, Any] = dict.fromkeys(["no_warning", "copy", "keep"], np.bool_(False))
-    for timeout in (float("inf"), 1e30, np.float32(60), np.int64(60)):
+    timeouts: list[Any] = [float("inf"), 1e30, np.float32(60), np.int64(60)]
+    for timeout in timeouts:
         with ParallelEnv(COUNTERS, timeout=timeout, **flags) as env:
             assert env.reset().shape == (4, 2)
 
@@ -322,7 +323,7 @@ NAMES = ["", "a b", "steps.", "__class__", "unwrapped.__dict__", "f()", 3]
 
 def calls_with(env: ParallelEnv, argument: str) -> list[Callable[..., Any]]:
     """Return the calls that take an argument, each as a function of its value alone."""
-    return {
+    calls: dict[str, list[Callable[..., Any]]] = {
         "id": [
             env.reset,
             lambda id: env.step([0], id),
@@ -333,7 +334,8 @@ def calls_with(env: ParallelEnv, argument: str) -> list[Callable[..., Any]]:
         "action": [env.step, env.send],
         "seed": [env.seed, lambda seed: env.reset(seed=seed), lambda seed: env.send_reset(seed=seed)],
         "name": [env.get_env_attr, env.customized_method, partial(env.set_env_attr, value=1)],
-    }[argument]
+    }
+    return calls[argument]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from faults.envs import TwoArguments
-from fragile import GO_ON, RAISE, WAIT, Fragile, fragile, interrupt, when_begun
+from fragile import GO_ON, RAISE, WAIT, Fragile, TwoArguments, fragile, interrupt, when_begun
 from gymnasium.error import ResetNeeded
 from modes import IN_CALLER, ORACLE, in_modes
 
