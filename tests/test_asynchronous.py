@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv, require_mode
 from fragile import EXIT, GO_ON, RAISE, fragile
-from modes import LOCAL, MODES, ORACLE, PROCESSES, THREADS, in_modes
+from modes import LOCAL, ORACLE, PROCESSES, THREADS, in_modes
 
 from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
 from parallelenv.backends.dummy import DummyBackend
@@ -73,24 +73,18 @@ def failing_at(turn: int) -> Any:
 
 def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
     actions = np.ones(3, np.int64)
-    batches = [
-        assert_type(env.step(actions, align="batch"), StepBatch),
-        assert_type(env.step(actions, None, "batch"), StepBatch),
-    ]
-    results = [assert_type(env.step(actions), StepResult), assert_type(env.step(actions, align="item"), StepResult)]
+    assert_type(env.step(actions), StepResult)
+    assert_type(env.step(actions, align="item"), StepResult)
+    assert_type(env.step(actions, align="batch"), StepBatch)
+    assert_type(env.step(actions, None, "batch"), StepBatch)
     env.send(actions)
-    results.append(assert_type(env.recv(1, 1), StepResult))
-    batches.append(assert_type(env.recv(1, 1, align="batch"), StepBatch))
-    batches.append(assert_type(env.recv(1, 1, None, "batch"), StepBatch))
-    env.send(actions)
-    results.append(assert_type(asyncio.run(env.arecv(1, 1)), StepResult))
-    batches.append(assert_type(asyncio.run(env.arecv(2, align="batch")), StepBatch))
+    assert_type(env.recv(1, 1), StepResult)
+    assert_type(env.recv(1, 1, align="batch"), StepBatch)
+    assert_type(asyncio.run(env.arecv(1, 1, None, "batch")), StepBatch)
     env.step_async(actions)
-    results.append(assert_type(env.step_wait(), StepResult))
+    assert_type(env.step_wait(), StepResult)
     env.step_async(actions)
-    batches.append(assert_type(env.step_wait(align="batch"), StepBatch))
-    assert {type(one) for one in results} == {StepResult}
-    assert {type(one) for one in batches} == {StepBatch}
+    assert type(assert_type(env.step_wait(align="batch"), StepBatch)) is StepBatch
 
 
 # ---------------------------------------------------------------- refused arguments
@@ -239,27 +233,6 @@ def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
 
 
 # ---------------------------------------------------------------- awaiting
-
-
-class Cancelling(Counter):
-    """Cancels the task in which it is stepped."""
-
-    def step(self, action: int) -> Any:
-        task: Any = asyncio.current_task()
-        task.cancel()
-        return super().step(action)
-
-
-def test_cancelling_arecv_during_a_step_loses_no_result() -> None:
-    async def play(env: ParallelEnv) -> None:
-        env.send([1, 1])
-        await env.arecv(2)
-
-    with ParallelEnv([Cancelling] * 2, ORACLE) as env:
-        env.reset()
-        with pytest.raises(asyncio.CancelledError):
-            asyncio.run(play(env))
-        assert env.recv(2).states[:, 1].tolist() == [1, 1]
 
 
 @in_modes(*LOCAL)
@@ -446,35 +419,6 @@ def test_env_tried_by_recommend_can_call_get_worker_info() -> None:
         assert "could be tried" not in env.recommendation.reason
         assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
     assert get_worker_info() is None
-
-
-class Meddling(Counter):
-    """Tries to write into shared arrays."""
-
-    def unlock(self) -> list[str]:
-        info: Any = get_worker_info()
-        part = info.shared["table"]
-        refused = []
-        while isinstance(part, np.ndarray):
-            try:
-                part.flags.writeable = True
-            except ValueError as error:
-                refused.append(str(error))
-            else:
-                part[:] = 9
-            part = part.base
-        return [*refused, f"sum {info.shared['table'].sum()}"]
-
-
-@pytest.mark.parametrize(
-    ("mode", "options"), [*((mode, {}) for mode in MODES), (PROCESSES, {"caller_steps": True})], indirect=["mode"]
-)
-def test_envs_cannot_make_shared_arrays_writable(make_env: MakeEnv, options: dict[str, Any]) -> None:
-    env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)}, **options)
-    for told in env.customized_method("unlock"):
-        assert told[-1] == "sum 4.0"
-        assert len(told) > 1
-        assert all("cannot set WRITEABLE flag" in one for one in told[:-1])
 
 
 @pytest.mark.parametrize("caller_steps", [False, True])
