@@ -235,6 +235,27 @@ def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
 # ---------------------------------------------------------------- awaiting
 
 
+class Cancelling(Counter):
+    """Cancels the task in which it is stepped, as Ctrl-C does."""
+
+    def step(self, action: int) -> Any:
+        task: Any = asyncio.current_task()
+        task.cancel()
+        return super().step(action)
+
+
+def test_cancelling_arecv_during_a_step_loses_no_result() -> None:
+    async def play(env: ParallelEnv) -> None:
+        env.send([1, 1])
+        await env.arecv(2)
+
+    with ParallelEnv([Cancelling] * 2, ORACLE) as env:
+        env.reset()
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(play(env))
+        assert env.recv(2).states[:, 1].tolist() == [1, 1]
+
+
 @in_modes(*LOCAL)
 def test_arecv_yields_to_other_tasks_when_results_are_ready(make_env: MakeEnv) -> None:
     env = make_env([Counter])
