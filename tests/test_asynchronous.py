@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import pickle
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv, require_mode
 from fragile import EXIT, GO_ON, RAISE, fragile
-from modes import LOCAL, ORACLE, PROCESSES, THREADS, in_modes
+from modes import LOCAL, MODES, ORACLE, PROCESSES, THREADS, in_modes
 
 from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
 from parallelenv.backends.dummy import DummyBackend
@@ -440,6 +441,28 @@ def test_env_tried_by_recommend_can_call_get_worker_info() -> None:
         assert "could be tried" not in env.recommendation.reason
         assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
     assert get_worker_info() is None
+
+
+class Meddling(Counter):
+    """Tries to write into a shared array, and into the arrays behind it."""
+
+    def unlock(self) -> float:
+        info: Any = get_worker_info()
+        part = info.shared["table"]
+        while isinstance(part, np.ndarray):
+            with contextlib.suppress(ValueError):
+                part.flags.writeable = True
+                part[:] = 9
+            part = part.base
+        return float(info.shared["table"].sum())
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"), [*((mode, {}) for mode in MODES), (PROCESSES, {"caller_steps": True})], indirect=["mode"]
+)
+def test_envs_cannot_make_shared_arrays_writable(make_env: MakeEnv, options: dict[str, Any]) -> None:
+    env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)}, **options)
+    assert env.customized_method("unlock") == [4.0] * 2
 
 
 @pytest.mark.parametrize("caller_steps", [False, True])
