@@ -177,8 +177,9 @@ def test_worker_killed_between_two_calls_is_restarted_by_the_next(env: ParallelE
 
 
 def test_error_of_a_reset_is_raised(env: ParallelEnv, tmp_path: Path) -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError) as caught:
         env.reset(seed=3, options=[None, {"fail": 1}, None, None])
+    assert caught.value.partial[:, 0].tolist() == [0, 2, 3]  # type: ignore[attr-defined]
     env.reset(1)
     env.send_reset([0, 2], options=[{"fail": True}, None])
     with pytest.raises(KeyError, match="no such option") as caught:

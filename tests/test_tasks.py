@@ -198,6 +198,18 @@ def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
         CheckFinite(env).step([1, 1, 1], align="batch")
 
 
+def test_dict_states_with_different_keys_stay_objects(make_pool: MakePool) -> None:
+    class Odd(Walks):
+        def next_task(self, length: int | None = None, **kwargs: Any) -> Any:
+            self.kind = "pieces" if self.total == 1 else "sheet"
+            return super().next_task(**kwargs)
+
+    env = make_pool(Odd, [{"kind": "bare", "total": 1}, {"kind": "bare", "total": 2}])
+    states = env.next_task()
+    assert states.dtype == object
+    assert [set(state) for state in states] == [{"place", "parts"}, {"place", "word"}]
+
+
 def test_render_mode_and_metadata_are_those_of_the_sampler() -> None:
     class Drawn(Counts):
         render_mode = "rgb_array"
@@ -634,6 +646,17 @@ def test_run_episodes_stops_when_no_tasks_are_left(make_pool: MakePool) -> None:
         3,
     ]  # two each, where there are two
     assert env.next_task().tolist()[0] is None  # all its tasks were played
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_loop_until_all_done_plays_every_task(make_pool: MakePool, auto: bool) -> None:
+    env = make_pool(Walks, walks(totals=(3, 3, 3)), auto)
+    states, ended = env.next_task(length=2), 0
+    while states[0] is not None:
+        while not env.all_done():
+            ended += int(env.step([1, 1, 1]).dones.sum())
+        states = env.next_task(length=2)
+    assert ended == 9  # all end an episode in the same step
 
 
 # ---------------------------------------------------------------- restarts
