@@ -155,9 +155,7 @@ def test_num_cpus_0_and_none_mean_all_usable_cores() -> None:
         ({"num_cpus": 1.5}, r"num_cpus=1\.5"),
         ({"num_gpus": -1}, "num_gpus=-1 is not a number of GPUs"),
         ({"timeout": 0}, "timeout=0 must be a positive number"),
-        ({"timeout": "5"}, "timeout='5'"),
         ({"on_failure": "restrat"}, "on_failure='restrat'"),
-        ({"on_failure": None}, "on_failure=None"),
         ({"max_restarts": 0}, "max_restarts=0"),
         ({"seed": [1, 2, 3]}, r"seed=\[1, 2, 3\] is not an int.*seed\(\[\.\.\.\]\)"),
         ({"seed": -1}, "seed=-1 is not a seed"),
@@ -290,17 +288,14 @@ IDS = [
     (np.array([0.0]), ArgumentError, "not an int"),
     ([True, False], ArgumentError, "mask of length 2, but there are 4 envs"),
     (True, ArgumentError, "id=True names no envs"),
-    ("0", ArgumentError, "id='0' names no envs"),
     ({0}, ArgumentError, "names no envs"),
     (slice("a", None), ArgumentError, "is not a valid slice"),
 ]
 ACTIONS = [
     ([0, 0, 0], "3 actions were given for 4 envs"),
     ([0], "1 action was given for 4 envs"),
-    ([0] * 5, "5 actions were given for 4 envs"),
     (np.zeros(3, int), "3 actions were given"),
     (0, "is a single action"),
-    (None, "is a single action"),
     (np.zeros((4, 1), int), r"shape \(4, 1\); expected \(4,\)"),
     ([0.5, 0, 0, 0], "dtype float64"),
     ([None, 0, 0, 0], "dtype object"),
@@ -309,13 +304,11 @@ ACTIONS = [
     ({0, 1, 2, 3}, "action is a set"),
 ]
 SEEDS = [
-    ("7", "seed='7' is not a seed"),
     (1.5, r"seed=1\.5 is not a seed"),
     (-1, "Seeds are ints of 0 or more"),
     ([1, 2], "2 seeds were given for 4 envs"),
     ([1], "1 seed was given for 4 envs"),
     ([1, 2, 3, 0.5], r"seed=0\.5"),
-    ({1, 2, 3, 4}, "is not a seed"),
     (np.array(5.0), "is not a seed"),
 ]
 NAMES = ["", "a b", "steps.", "__class__", "unwrapped.__dict__", "f()", 3]
@@ -394,7 +387,6 @@ def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
         ("customized_method", {"data": [{"name": "a"}]}, "data has 1 item for 4 envs"),
         ("customized_method", {"data": [0, 1, 2, 3]}, "data contains 0.*envs are chosen with id="),
         ("customized_method", {"data": "name"}, "data='name' cannot be spread"),
-        ("customized_method", {"data": 3}, "data=3 cannot be spread"),
         ("set_env_attr", {}, "either value .* or values"),
         ("set_env_attr", {"value": 1, "values": [1, 2, 3, 4]}, "either value .* or values"),
         ("set_env_attr", {"values": [1, 2]}, "values has 2 items for 4 envs"),

@@ -601,6 +601,7 @@ def test_exhausted_env_is_received_without_state_and_reward(make_pool: MakePool)
     row = result.states[place], result.rewards[place], bool(result.dones[place]), result.infos[place]
     assert row == (None, None, True, EXHAUSTED)
     assert all(info["reset"] for info in np.delete(result.infos, place))
+    assert env.reset_infos[2] == EXHAUSTED
     env.send_reset(2)
     assert env.get_state() == (TERMINATED, 2)  # no other episode has started, though ended envs are reset
 

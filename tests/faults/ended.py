@@ -14,7 +14,7 @@ _GONE = 2.0
 
 def _interrupt(program: str, begun: str, context: Context) -> float:
     """Send SIGINT to the process group once an env has made a file; return the seconds until all step again."""
-    caller = context.call(program)
+    caller = context.call(*program.split())
     caller.await_file(begun)
     moment = caller.interrupt()
     facts = caller.read()
@@ -47,8 +47,8 @@ def _leave(how: str, context: Context) -> float:
 
 for _name, _program, _begun, _patience, _replaces in (
     ("step", "interrupt_step", "began-0", 0.0, ""),
-    ("reset", "interrupt_reset", "began-0", 0.0, ""),
-    ("customized_method", "interrupt_method", "began-0", 0.0, ""),
+    ("reset", "interrupt_other reset", "began-0", 0.0, ""),
+    ("customized_method", "interrupt_other method", "began-0", 0.0, ""),
     ("the constructor", "interrupt_construction", "began-0", 0.0, "pool"),
     ("close", "interrupt_close", "closed-0", CLOSE_PATIENCE, "pool"),
     ("a step that rebuilds an env, by on_failure='restart'", "interrupt_recovery", "began-0", 0.0, ""),

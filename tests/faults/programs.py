@@ -75,19 +75,16 @@ def interrupt_step(context: Context) -> None:
     tell(told=told, usable=step_all(env))
 
 
-def interrupt_reset(context: Context) -> None:
+def interrupt_other(context: Context, call: str) -> None:
     env = context.make()
-    told = interrupted(lambda: env.reset(options={"do": "wait"}))
+    if call == "reset":
+        told = interrupted(lambda: env.reset(options={"do": "wait"}))
+    else:
+        told = interrupted(lambda: env.customized_method("do", {"what": "wait"}))
     context.release()
-    tell(told=told, usable=begin_all(env))
-
-
-def interrupt_method(context: Context) -> None:
-    env = context.make()
-    told = interrupted(lambda: env.customized_method("do", {"what": "wait"}))
-    context.release()
-    assert env.customized_method("pid", id=[3, 0]) == [env.customized_method("pid", id=number)[0] for number in (3, 0)]
-    tell(told=told, usable=step_all(env))
+    pids_of = partial(env.customized_method, "pid")
+    assert pids_of(id=[3, 0]) == pids_of(id=3) + pids_of(id=0)
+    tell(told=told, usable=begin_all(env) if call == "reset" else step_all(env))
 
 
 def interrupt_construction(context: Context) -> None:

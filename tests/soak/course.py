@@ -131,24 +131,10 @@ class Course:
     # ---------------------------------------------------------------- pools
 
     def _make_pool(self) -> None:
-        done_policy, is_tough, options = self._draw_options()
-        self._note(f"a pool with {self._options}")
-        env = self._caller.make(partial(self._make_env, options))
-        ledger = Ledger(self._num_envs, done_policy, is_tough, self.tally)
-        self._player = Player(env, ledger, self._caller)
-        self._player.timeout, self._player.tokens = self._timeout, self._tokens
-
-    def _make_env(self, options: dict[str, Any]) -> ParallelEnv:
-        env_fns = [partial(Numbered, env_id) for env_id in range(self._num_envs)]
-        return ParallelEnv(env_fns, self._mode, timeout=self._timeout, **options)
-
-    def _draw_options(self) -> tuple[str | None, bool, dict[str, Any]]:
-        """Return the done policy, whether the pool restarts failed envs, and all options."""
         dice = self._adversary.dice("pool", self.tally["turns"])
-        done_policy, on_failure = dice.choice((None, "idle", "restart", "continue")), dice.choice(("raise", "restart"))
-        options = {
-            "asynchronous": done_policy,
-            "on_failure": on_failure,
+        options: dict[str, Any] = {
+            "asynchronous": dice.choice((None, "idle", "restart", "continue")),
+            "on_failure": dice.choice(("raise", "restart")),
             "max_restarts": dice.choice((2, 10, 1000)),
             "copy": dice.choice((True, True, False)),
             "num_cpus": dice.randint(2, 4),
@@ -158,7 +144,14 @@ class Course:
         if self._mode == RAY_POOLS:
             options["hosts_per_node"] = dice.choice((1, 2))
         self._options = str(options)
-        return done_policy, on_failure == "restart", options
+        self._note(f"a pool with {options}")
+        env = self._caller.make(partial(self._make_env, options))
+        ledger = Ledger(self._num_envs, options["asynchronous"], options["on_failure"] == "restart", self.tally)
+        self._player = Player(env, ledger, self._caller, self._timeout, self._tokens)
+
+    def _make_env(self, options: dict[str, Any]) -> ParallelEnv:
+        env_fns = [partial(Numbered, env_id) for env_id in range(self._num_envs)]
+        return ParallelEnv(env_fns, self._mode, timeout=self._timeout, **options)
 
     def _make_in_vain(self) -> None:
         """Make a second pool, which is interrupted; leaks are found at the end."""

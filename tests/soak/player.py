@@ -11,20 +11,23 @@ from typing import Any
 import numpy as np
 from modes import THREADS
 
+from parallelenv import ParallelEnv
 from parallelenv.errors import EnvBusyError, ResetNeededError, WorkerDiedError
 
 from .adversary import Turn
-from .caller import kill, meanwhile, node_of
+from .caller import Caller, kill, meanwhile, node_of
 from .client import Client
 from .envs import EXIT, GO, TROUBLES, WAIT, Action
-from .ledger import Account, ViolationError, demand
+from .ledger import Account, Ledger, ViolationError, demand
 
 
 class Player(Client):
     """Executes turns."""
 
-    timeout = 0.0
-    tokens: Iterator[int] = iter(())
+    def __init__(self, env: ParallelEnv, ledger: Ledger, caller: Caller, timeout: float, tokens: Iterator[int]) -> None:
+        super().__init__(env, ledger, caller)
+        self.timeout = timeout
+        self.tokens = tokens
 
     def play(self, turn: Turn) -> None:
         """Follow the advice of earlier errors, then execute the turn."""
