@@ -29,7 +29,7 @@ def in_constructor(context: Context) -> float:
 
 
 def _raise(kind: Any, parts: tuple[str, ...], act: Callable[[Any], Any], context: Context) -> float:
-    """Let env 1 raise, and check what is told: the env, the operation and the line of the user.
+    """Let env 1 raise, and check that the error names the env, the operation and the line of the user.
 
     Args:
         kind: Class of the exception.
