@@ -112,8 +112,9 @@ def test_attribute_that_may_be_absent_does_not_warn(env: Any) -> None:
 
 def test_misspelt_method_error_suggests_the_correct_name(env: Any) -> None:
     for name, near in (("ad", "add"), ("part.doubl", "double"), ("prt.double", "part")):
-        with pytest.raises(AbsentAttributeError, match=rf"has no method '{name}'.* Did you mean '{near}'\?"):
-            env.customized_method(name, id=[0])
+        with pytest.raises(AbsentAttributeError, match=rf"has no method '{name}'.* Did you mean '{near}'\?") as caught:
+            env.customized_method(name, id=[2])
+        assert "Raised by env 2" in "".join(caught.value.__notes__)
     with pytest.raises(AbsentAttributeError, match=r"Did you mean 'number'\?"):
         env.attr("numbr")
 

@@ -22,9 +22,7 @@ from modes import IN_CALLER, ORACLE, in_modes
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
     ClosedError,
-    EnvBusyError,
     EnvContractError,
-    EnvInterruptedError,
     InvalidEnvError,
     UnpicklableError,
     UsageError,
@@ -167,24 +165,6 @@ def test_object_that_fails_to_unpickle_affects_only_its_env_and_call(make_env: M
 
 
 # ---------------------------------------------------------------- interrupts
-
-
-def test_step_interrupted_by_ctrl_c_can_be_received(env: ParallelEnv, tmp_path: Path, mode: str) -> None:
-    with when_begun(tmp_path, 0, interrupt), pytest.raises(KeyboardInterrupt):
-        env.step([WAIT, GO_ON, GO_ON, GO_ON])
-    with pytest.raises(EnvBusyError, match=r"was not received \(sent, .* late\).*recv\(min_envs=4\).*reset\(\)"):
-        env.step([GO_ON] * 4)
-    (tmp_path / "go").touch()
-    if mode == ORACLE:  # the interrupted step cannot be resumed
-        with pytest.raises(EnvInterruptedError, match="env 0 was interrupted in the middle of step") as caught:
-            env.recv(min_envs=4)
-        assert caught.value.partial.env_ids.tolist() == [1, 2, 3]  # type: ignore[attr-defined]
-        env.reset(0)
-        return
-    result = env.recv(min_envs=4)
-    assert sorted(result.env_ids.tolist()) == [0, 1, 2, 3]
-    assert result.states[:, 1].tolist() == [1, 1, 1, 1]
-    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [2, 2, 2, 2]
 
 
 def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
