@@ -124,15 +124,23 @@ class Client:
                 self.restart(list(error.env_ids))
             else:
                 self._after_error(error, ())
+        self._search(asked)
+
+    def _search(self, asked: Sequence[int]) -> None:
+        """Ask envs whose step was neither received nor is in flight whether it was made."""
         missing = self.ledger.in_flight
         demand(
             not asked or set(missing) <= set(asked), f"of {asked} a step was interrupted, lost are those of", missing
         )
+        for env_id in missing:
+            places = self.ask(partial(self.env.customized_method, "where", id=env_id))
+            if places:
+                self.ledger.find(env_id, places[0], may_be_unbegun=env_id in asked)
+            else:
+                self.ledger.withdraw([env_id])
+        self.ledger.follow(self.env.done)  # the end of one env may end all
         if missing:
-            self.caller.note(f"  never begun, or lost: {missing}")
-            self.ledger.tally["torn"] += len(missing)
-            self.ledger.drop(missing)
-            self.ledger.follow(self.env.done)  # the end of one env may end all
+            self.caller.note(f"  never begun, or torn: {missing}")
 
     # ---------------------------------------------------------------- episodes and rebuilds
 

@@ -99,6 +99,10 @@ class Numbered(gym.Env[Any, Any]):
         _sleep_until(until)
         return self.env_id, value
 
+    def where(self) -> tuple[int, float, int, int]:
+        """Return its env id, its birth, its episode and its step."""
+        return self.env_id, self.birth, self.episode, self.steps
+
 
 def _sleep_until(moment: float) -> None:
     """Sleep until a moment of the clock: a reset that is tried again does not take long again."""

@@ -11,7 +11,7 @@ from typing import Any
 from parallelenv import StepBatch, StepResult
 from parallelenv.errors import EnvInterruptedError, WorkerDiedError, WorkerTimeoutError
 
-from .envs import CUT, END, ENDINGS, NO_TOKEN, PID, STUMBLE, TOKEN, TROUBLES, Action, reward_of, speaks
+from .envs import CUT, END, ENDINGS, ENV_ID, NO_TOKEN, PID, STUMBLE, TOKEN, TROUBLES, Action, reward_of, speaks
 
 _NOTE = re.compile(r"Raised by env \d+(?: and \d+ others?)? in (.*), process \d+\.")
 
@@ -23,8 +23,26 @@ class Blame:
     error: BaseException
     env_ids: tuple[int, ...]
     operation: str  # empty if it is not about an operation of an env
-    is_of_death: bool
-    is_of_time: bool
+
+    @property
+    def is_of_death(self) -> bool:
+        """Whether it reports a dead worker."""
+        return isinstance(self.error, WorkerDiedError)
+
+    @property
+    def is_of_time(self) -> bool:
+        """Whether it reports a timeout."""
+        return isinstance(self.error, WorkerTimeoutError)
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether an env raised in a step."""
+        return self.operation == "step"
+
+    @property
+    def ends_episode(self) -> bool:
+        """Whether the envs need a reset: one failed in the reset within a step, or was interrupted."""
+        return self.operation not in ("", "step")
 
 
 def blames(error: BaseException) -> Iterator[Blame]:
@@ -33,13 +51,11 @@ def blames(error: BaseException) -> Iterator[Blame]:
     failures: dict[int, BaseException] = getattr(error, "failures", {})
     for part in parts:
         env_ids = tuple(env_id for env_id, other in failures.items() if _is_like(other, part))
-        operations = [""]
         if isinstance(part, WorkerDiedError | WorkerTimeoutError):
-            env_ids = part.env_ids
+            yield Blame(part, part.env_ids, "")
         else:
-            operations += _NOTE.findall(" ".join(getattr(part, "__notes__", [])))
-        is_of_death, is_of_time = isinstance(part, WorkerDiedError), isinstance(part, WorkerTimeoutError)
-        yield Blame(part, env_ids, operations[-1], is_of_death, is_of_time)
+            operations = _NOTE.findall(" ".join(getattr(part, "__notes__", [])))
+            yield Blame(part, env_ids, operations[-1] if operations else "")
 
 
 def _is_like(error: BaseException, other: BaseException) -> bool:
@@ -236,13 +252,9 @@ class Ledger:
             if flight is None:
                 raise ViolationError(f"env {env_id} failed, but owed nothing: {blame.error!r}")
             is_own = flight.deed in TROUBLES and f"token {flight.token:.0f}" in str(blame.error)
-            demand(is_own or blame.operation != "step", f"this is not of the step of env {env_id}:", repr(blame.error))
-            ends_episode = blame.operation not in (
-                "",
-                "step",
-            )  # it failed in the reset within a step, or was interrupted
-            account.needs_reset |= ends_episode
-            account.is_blurred |= ends_episode
+            demand(is_own or not blame.is_of_step, f"this is not of the step of env {env_id}:", repr(blame.error))
+            account.needs_reset |= blame.ends_episode
+            account.is_blurred |= blame.ends_episode
             self.tally["lost"] += 1
         self.bury(blame)
         return list(blame.env_ids)
@@ -307,3 +319,31 @@ class Ledger:
             account = self.accounts[env_id]
             account.is_new, account.is_blurred, account.is_dead, account.is_late = True, False, False, False
             self.tally["restarts"] += 1
+
+    # ---------------------------------------------------------------- other calls
+
+    def recognise(self, env_id: int, whereabouts: tuple[int, float, int, int]) -> None:
+        """Check the self-report of an env without a step in flight."""
+        account = self.accounts[env_id]
+        demand(whereabouts[ENV_ID] == env_id, f"env {env_id} was asked, another answered:", whereabouts)
+        if account.needs_reset or account.is_new or self.is_tough:  # it may have been reset unnoticed
+            return
+        known = (env_id, account.birth, account.episode, account.step)
+        demand(tuple(whereabouts) == known, f"env {env_id} is not where it was left, at {known}:", whereabouts)
+
+    def find(self, env_id: int, whereabouts: tuple[int, float, int, int], *, may_be_unbegun: bool) -> None:
+        """Record whether a step was made whose result was lost to an interrupt."""
+        account = self.accounts[env_id]
+        flight, account.flight = account.flight, None
+        _, birth, episode, step = whereabouts
+        if (birth, episode, step) == (account.birth, account.episode, account.step):
+            is_still = may_be_unbegun or (flight and (flight.is_absent or flight.deed in TROUBLES))
+            demand(bool(is_still), f"the step of env {env_id} was forgotten, and never made: {flight}")
+            return
+        is_next = (birth, episode, step) in (
+            (account.birth, account.episode, account.step + 1),
+            (account.birth, account.episode + 1, 0),
+        )
+        demand(is_next or self.is_tough, f"env {env_id} went astray, from {account}:", whereabouts)
+        account.birth, account.episode, account.step = birth, episode, step
+        self.tally["torn"] += 1

@@ -103,6 +103,10 @@ class Player(Client):
         answers = self.ask(partial(self.env.customized_method, "echo", data, env_ids))
         wanted = [(env_id, one["value"]) for env_id, one in zip(env_ids, data, strict=True)]
         demand(not answers or answers == wanted, f"echoes {wanted} were expected:", answers)
+        settled = [env_id for env_id in env_ids if not self.ledger.accounts[env_id].flight]
+        places = self.ask(partial(self.env.customized_method, "where", None, settled)) if settled else []
+        for env_id, place in zip(settled, places, strict=bool(places)):
+            self.ledger.recognise(env_id, place)
 
     def _attribute(self, turn: Turn) -> None:
         """Set attributes and read them again."""
