@@ -20,7 +20,7 @@ from parallelenv import ParallelEnv, errors, get_worker_info, registry
 from parallelenv.errors import MissingDependencyError
 from parallelenv.tasks.task_pool import TaskPool
 
-pytest.register_assert_rewrite("parallelenv.testing")  # before any test imports a part of it
+pytest.register_assert_rewrite("parallelenv.testing", "faults")  # before any test imports a part of them
 # No example has a deadline: an example that had to wait for a core is not wrong.
 hypothesis.settings.register_profile("short", deadline=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=300)  # chosen by `make test-all`
@@ -63,6 +63,8 @@ _IN_RAY_MODES = {
     "test_get_worker_info_works_in_every_env_method[ray-subproc]",
     # of the fault table
     "test_fault[SIGKILL of the actor that owns workers-ray-subproc]",
+    "test_fault[on_failure='restart': SIGKILL of a worker in a step-ray-subproc]",
+    "test_fault[on_failure='restart': an env sleeps for ever-ray-subproc]",
     # of test_machine.py and test_real_envs.py
     "test_any_sequence_of_calls_equals_the_oracle[ray-restart]",
     "test_any_sequence_of_calls_equals_the_oracle[ray-subproc-continue]",
@@ -76,9 +78,7 @@ _IN_RAY_MODES = {
     "test_standard_error_and_warnings_are_shown[ray-subproc]",
     "test_output_of_close_is_shown[ray-subproc-far]",
     "test_output_of_close_is_shown[ray-subproc-near]",
-    # of test_rebuilding.py and test_recovery.py
-    "test_death_of_worker_truncates_only_episodes_of_its_envs[ray-subproc]",
-    "test_step_timeout_is_a_failure[ray-subproc]",
+    # of test_recovery.py
     "test_worker_killed_between_two_calls_is_restarted_by_the_next[ray-subproc]",
     "test_exception_truncates_the_episode_and_starts_the_next[ray-subproc-restart]",
     "test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour[ray-subproc]",

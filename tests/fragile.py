@@ -14,12 +14,16 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from faults.envs import Holding, OnlyKeywords, TwoArguments
-from modes import IN_WORKERS, ORACLE
 
 GO_ON, RAISE, WAIT, EXIT = range(4)
-CAN_DIE = IN_WORKERS
-IN_CALLER = (ORACLE,)  # modes in which an interrupted step cannot be resumed
+
+
+class TwoArguments(Exception):
+    """An exception that does not unpickle with the default mechanism."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first}-{second}")
+        self.second = second
 
 
 class Fragile(gym.Env[Any, Any]):
@@ -53,9 +57,8 @@ class Fragile(gym.Env[Any, Any]):
 
     def wait(self) -> None:
         """Signal the start, and wait for a file."""
-        Path(self.folder, f"began-{self.number}").mkdir(
-            exist_ok=True
-        )  # in `touch` an interrupt would leave a file open
+        # In `touch` an interrupt would leave a file open.
+        Path(self.folder, f"began-{self.number}").mkdir(exist_ok=True)
         deadline = time.monotonic() + 30
         while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -64,26 +67,7 @@ class Fragile(gym.Env[Any, Any]):
         return os.getpid()
 
     def raise_this(self, kind: str) -> None:
-        errors: dict[str, BaseException] = {
-            "two": TwoArguments("a", "b"),
-            "keyword": OnlyKeywords(code=4),
-            "holding": Holding(),
-            "exit": SystemExit(3),
-            "os": FileNotFoundError(2, "gone", "level.txt"),
-        }
-        raise errors[kind]
-
-    def chain(self) -> None:
-        try:
-            self.raise_this("os")
-        except FileNotFoundError as error:
-            raise RuntimeError("no level") from error
-
-    def lock(self) -> Any:
-        return threading.Lock()
-
-    def recurse(self) -> None:
-        self.recurse()
+        raise TwoArguments("a", "b") if kind == "two" else FileNotFoundError(2, "gone", "level.txt")
 
 
 def fragile(folder: Path) -> list[Any]:

@@ -28,7 +28,6 @@ class Outcome(NamedTuple):
 
     @property
     def is_raised(self) -> bool:
-        """Whether the interrupt came, and was raised."""
         return self.error is KeyboardInterrupt
 
 

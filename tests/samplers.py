@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Text
+from interrupting import Counting
 
 from parallelenv.errors import ExhaustedError
 from parallelenv.tasks.sampler_env import TaskStep
@@ -86,6 +86,7 @@ class Walks:
         self.rng = np.random.default_rng(0)
         self.closed: list[Any] = []
         self.asked: list[Any] = []
+        self.tasks: list[Any] = []
 
     def next_task(self, length: int | None = None, **kwargs: Any) -> Walk | None:
         self.asked.append(kwargs)
@@ -93,7 +94,8 @@ class Walks:
             return None
         self.given += 1
         drawn, draw = int(self.rng.integers(1, 4)), float(self.rng.random())
-        return Walk(self, self.given, length or drawn, draw)
+        self.tasks.append((self.given, length or drawn, draw))
+        return Walk(self, *self.tasks[-1])
 
     def reset(self) -> None:
         self.given = 0
@@ -107,26 +109,20 @@ class Walks:
             self.log.append(self.closed)
 
 
-class Once(gym.Env[Any, Any]):
+class Once(Counting):
     """Not a task: an env with a number of episodes of two steps each."""
-
-    observation_space = Box(-10, 10, (1,), np.float64)
-    action_space = Discrete(2)
 
     def __init__(self, episodes: int = 1) -> None:
         self.left = episodes
-        self.count = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
         if not self.left:
             raise ExhaustedError("all were played")
         self.left -= 1
-        self.count = 0
-        return np.zeros(1), {"left": self.left}
+        return super().reset()
 
     def step(self, action: Any) -> Any:
-        self.count += 1
+        state, reward, *_ = super().step(action)
         if action == 1:
             raise ExhaustedError("in the middle of a step")
-        return np.full(1, float(self.count)), 1.0, self.count == 2, False, {}
+        return state, reward, self.count == 2, False, {}

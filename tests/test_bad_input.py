@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,15 +16,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import MakeEnv
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import SyncVectorEnv
 from modes import ORACLE, PROCESSES, RAY, THREADS
 from test_rollout import Count
 
 import parallelenv
-from parallelenv import ParallelEnv, ParallelEnvError
+from parallelenv import TERMINATED, ParallelEnv, ParallelEnvError, errors
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.error_text import show
 from parallelenv.errors import (
     AbsentAttributeError,
     ActionError,
@@ -32,11 +34,11 @@ from parallelenv.errors import (
     EnvContractError,
     IdRangeError,
     InvalidEnvError,
+    MissingDependencyError,
     NothingInFlightError,
     UnpicklableError,
 )
-
-MakeEnv = Callable[..., ParallelEnv]
+from parallelenv.testing import envs as zoo
 
 
 class Counter(Count):
@@ -124,12 +126,6 @@ def test_each_env_in_workers_has_its_own_copy_of_a_shared_instance() -> None:
         assert env.get_env_attr("count") == [1, 0, 0]
 
 
-def test_make_refuses_backend_options_as_env_arguments() -> None:
-    hint = r"caller_steps=True is not an argument .*give it in backend_options=\{'caller_steps': True\}"
-    with pytest.raises(ArgumentError, match=hint):
-        ParallelEnv.make("CartPole-v1", 2, PROCESSES, caller_steps=True)
-
-
 def test_unpicklable_env_is_named_in_the_error() -> None:
     def locked() -> Counter:
         env = Counter()
@@ -159,9 +155,7 @@ def test_num_cpus_0_and_none_mean_all_usable_cores() -> None:
         ({"num_cpus": 1.5}, r"num_cpus=1\.5"),
         ({"num_gpus": -1}, "num_gpus=-1 is not a number of GPUs"),
         ({"timeout": 0}, "timeout=0 must be a positive number"),
-        ({"timeout": "5"}, "timeout='5'"),
         ({"on_failure": "restrat"}, "on_failure='restrat'"),
-        ({"on_failure": None}, "on_failure=None"),
         ({"max_restarts": 0}, "max_restarts=0"),
         ({"seed": [1, 2, 3]}, r"seed=\[1, 2, 3\] is not an int.*seed\(\[\.\.\.\]\)"),
         ({"seed": -1}, "seed=-1 is not a seed"),
@@ -186,18 +180,41 @@ def test_bad_constructor_arguments_are_refused(arguments: dict[str, Any], messag
         ParallelEnv(COUNTERS, **arguments)
 
 
-@pytest.mark.parametrize("name", ["no_warning", "copy", "keep"])
-def test_flags_may_be_bools_of_numpy(name: str) -> None:
-    as_numpy: dict[str, Any] = {name: np.bool_(False)}
-    ParallelEnv(COUNTERS, **as_numpy).close()
+def test_numbers_and_flags_may_be_those_of_numpy() -> None:
+    flags: dict[str, Any] = dict.fromkeys(["no_warning", "copy", "keep"], np.bool_(False))
+    timeouts: list[Any] = [float("inf"), 1e30, np.float32(60), np.int64(60)]
+    for timeout in timeouts:
+        with ParallelEnv(COUNTERS, timeout=timeout, **flags) as env:
+            assert env.reset().shape == (4, 2)
 
 
-def test_misspelt_argument_of_make_suggests_the_correct_name() -> None:
-    misspelt: dict[str, Any] = {"num_cpu": 2}
-    with pytest.raises(ArgumentError, match=r"Did you mean 'num_cpus'\?$"):
-        ParallelEnv.make("CartPole-v1", 2, **misspelt)
-    with pytest.raises(ArgumentError, match=r"Did you mean 'caller_steps'\?$"):
-        ParallelEnv.make("CartPole-v1", 2, PROCESSES, caller_step=True)
+MAKE: Any = partial(ParallelEnv.make, "CartPole-v1")
+OWN: Any = Counter()
+OWN.stream = (item for item in range(1))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (partial(MAKE, 0), ArgumentError, "num_envs=0"),
+        (partial(ParallelEnv.make, "NoSuchEnv-v0", 2), InvalidEnvError, "NoSuchEnv"),
+        (partial(MAKE, 2, num_cpu=2), ArgumentError, r"Did you mean 'num_cpus'\?$"),
+        (partial(MAKE, 2, PROCESSES, caller_step=True), ArgumentError, r"Did you mean 'caller_steps'\?$"),
+        (
+            partial(MAKE, 2, PROCESSES, caller_steps=True),
+            ArgumentError,
+            r"caller_steps=True is not an argument .*give it in backend_options=\{'caller_steps': True\}",
+        ),
+        (partial(ParallelEnv.replicate, Counter, 0), ArgumentError, "num_envs=0 must be"),
+        (partial(ParallelEnv.replicate, 3, 2), InvalidEnvError, r"envs\[0\] is 3, which is not an env"),
+        (partial(ParallelEnv.replicate, [Counter], 2), InvalidEnvError, r"envs\[0\] is \["),
+        (partial(ParallelEnv.replicate, OWN, 2), UnpicklableError, "env 0 cannot move"),
+    ],
+    ids=itertools.count(),
+)
+def test_bad_arguments_of_make_and_replicate_are_refused(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_unpacking_a_step_result_wrongly_raises_with_a_hint() -> None:
@@ -215,10 +232,8 @@ def test_step_result_behaves_like_a_tuple() -> None:
         result = env.step([0] * 4)
     items = [result[place] for place in range(4)]
     first, *rest = result
-    for states, rewards, dones, infos in (result,):
-        assert [states, rewards, dones, infos] == items  # the very same objects
     one, two, three, four, five = (*result, "more")
-    assert [first, *rest] == [*result] == list(result) == [one, two, three, four] == items
+    assert [first, *rest] == [*result] == list(result) == [one, two, three, four] == items  # the very same objects
     few, states = map(len, itertools.islice(result, 2))  # the unpacked items
     assert (few, states, five) == (4, 4, "more")
     assert copy.deepcopy(result).env_ids.tolist() == [0, 1, 2, 3]
@@ -254,13 +269,6 @@ def test_misspelt_attribute_error_suggests_the_correct_name() -> None:
             env.gravity  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_make_checks_its_arguments() -> None:
-    with pytest.raises(ArgumentError, match="num_envs=0"):
-        ParallelEnv.make("CartPole-v1", 0)
-    with pytest.raises(InvalidEnvError, match="NoSuchEnv"):
-        ParallelEnv.make("NoSuchEnv-v0", 2)
-
-
 # ---------------------------------------------------------------- calls
 
 
@@ -271,57 +279,74 @@ def assert_untouched(env: ParallelEnv) -> None:
     assert states[:, 1].tolist() == [1, 1, 1, 1]
 
 
+IDS = [
+    (4, IdRangeError, "id=4 names env 4, but ids run from 0 to 3"),
+    ([0, -1], IdRangeError, "names env -1"),
+    ([0, 1, 0], ArgumentError, "names env 0 twice"),
+    (1.0, ArgumentError, r"id=1\.0 names no envs"),
+    ([0, 1.0], ArgumentError, r"contains 1\.0, which"),
+    (np.array([0.0]), ArgumentError, "not an int"),
+    ([True, False], ArgumentError, "mask of length 2, but there are 4 envs"),
+    (True, ArgumentError, "id=True names no envs"),
+    ({0}, ArgumentError, "names no envs"),
+    (slice("a", None), ArgumentError, "is not a valid slice"),
+]
+ACTIONS = [
+    ([0, 0, 0], "3 actions were given for 4 envs"),
+    ([0], "1 action was given for 4 envs"),
+    (np.zeros(3, int), "3 actions were given"),
+    (0, "is a single action"),
+    (np.zeros((4, 1), int), r"shape \(4, 1\); expected \(4,\)"),
+    ([0.5, 0, 0, 0], "dtype float64"),
+    ([None, 0, 0, 0], "dtype object"),
+    ([[0], [0, 1], 0, 0], "do not form an array"),
+    ({0: 1, 1: 1, 2: 1, 3: 1}, "action is a dict, which is not a batch"),
+    ({0, 1, 2, 3}, "action is a set"),
+]
+SEEDS = [
+    (1.5, r"seed=1\.5 is not a seed"),
+    (-1, "Seeds are ints of 0 or more"),
+    ([1, 2], "2 seeds were given for 4 envs"),
+    ([1], "1 seed was given for 4 envs"),
+    ([1, 2, 3, 0.5], r"seed=0\.5"),
+    (np.array(5.0), "is not a seed"),
+]
+NAMES = ["", "a b", "steps.", "__class__", "unwrapped.__dict__", "f()", 3]
+
+
+def calls_with(env: ParallelEnv, argument: str) -> list[Callable[..., Any]]:
+    """Return the calls that take an argument, each as a function of its value alone."""
+    calls: dict[str, list[Callable[..., Any]]] = {
+        "id": [
+            env.reset,
+            lambda id: env.step([0], id),
+            lambda id: env.send([0], id),
+            partial(env.get_env_attr, "count"),
+            partial(env.customized_method, "greet", {"name": "x"}),
+        ],
+        "action": [env.step, env.send],
+        "seed": [env.seed, lambda seed: env.reset(seed=seed), lambda seed: env.send_reset(seed=seed)],
+        "name": [env.get_env_attr, env.customized_method, partial(env.set_env_attr, value=1)],
+    }
+    return calls[argument]
+
+
 @pytest.mark.parametrize(
-    ("id", "error", "message"),
+    ("argument", "value", "error", "message"),
     [
-        (4, IdRangeError, "id=4 names env 4, but ids run from 0 to 3"),
-        ([0, -1], IdRangeError, "names env -1"),
-        ([0, 1, 0], ArgumentError, "names env 0 twice"),
-        (1.0, ArgumentError, r"id=1\.0 names no envs"),
-        ([0, 1.0], ArgumentError, r"contains 1\.0, which"),
-        (np.array([0.0]), ArgumentError, "not an int"),
-        ([True, False], ArgumentError, "mask of length 2, but there are 4 envs"),
-        (True, ArgumentError, "id=True names no envs"),
-        ("0", ArgumentError, "id='0' names no envs"),
-        ({0}, ArgumentError, "names no envs"),
-        (slice("a", None), ArgumentError, "is not a valid slice"),
+        *(("id", *case) for case in IDS),
+        *(("action", value, ActionError, message) for value, message in ACTIONS),
+        *(("seed", value, ArgumentError, message) for value, message in SEEDS),
+        *(("name", name, ArgumentError, "is not a valid name|double-underscore") for name in NAMES),
     ],
+    ids=itertools.count(),
 )
-def test_invalid_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exception], message: str) -> None:
-    for call in (
-        partial(env.step, [0]),
-        partial(env.send, [0]),
-        partial(env.get_env_attr, "count"),
-        partial(env.customized_method, "greet", {"name": "x"}),
-    ):
+def test_invalid_ids_actions_seeds_and_names_are_refused(
+    env: ParallelEnv, argument: str, value: Any, error: type[Exception], message: str
+) -> None:
+    for call in calls_with(env, argument):
         with pytest.raises(error, match=message):
-            call(id=id)
-    with pytest.raises(error, match=message):
-        env.reset(id)
-    assert_untouched(env)
-
-
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        ([0, 0, 0], "3 actions were given for 4 envs"),
-        ([0], "1 action was given for 4 envs"),
-        ([0] * 5, "5 actions were given for 4 envs"),
-        (np.zeros(3, int), "3 actions were given"),
-        (0, "is a single action"),
-        (None, "is a single action"),
-        (np.zeros((4, 1), int), r"shape \(4, 1\); expected \(4,\)"),
-        ([0.5, 0, 0, 0], "dtype float64"),
-        ([None, 0, 0, 0], "dtype object"),
-        ([[0], [0, 1], 0, 0], "do not form an array"),
-        ({0: 1, 1: 1, 2: 1, 3: 1}, "action is a dict, which is not a batch"),
-        ({0, 1, 2, 3}, "action is a set"),
-    ],
-)
-def test_invalid_actions_are_refused(env: ParallelEnv, action: Any, message: str) -> None:
-    for call in (env.step, env.send):
-        with pytest.raises(ActionError, match=message):
-            call(action)
+            call(value)
     assert_untouched(env)
 
 
@@ -345,13 +370,6 @@ def test_number_that_would_overflow_its_dtype_is_refused(make_env: MakeEnv) -> N
     assert env.step([[-7]])[0].tolist() == [[-7]]
 
 
-def test_infinite_and_numpy_timeouts_are_accepted(make_env: MakeEnv) -> None:
-    for timeout in (float("inf"), 1e30, np.float32(60), np.int64(60)):
-        env = make_env([Counter], timeout=timeout)
-        assert env.reset().shape == (1, 2)
-        env.close()
-
-
 def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
     env = make_env(COUNTERS)
     with pytest.raises(ResetNeeded, match=r"envs \[0, 1, 2, 3\] have no running episode"):
@@ -363,95 +381,74 @@ def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "arguments", "error", "message"),
+    ("call", "arguments", "message"),
     [
-        ("step", {"action": [0] * 4, "align": "items"}, ArgumentError, "align='items' is not known"),
-        ("customized_method", {"data": [{"name": "a"}]}, ArgumentError, "data has 1 item for 4 envs"),
-        ("customized_method", {"data": [0, 1, 2, 3]}, ArgumentError, "data contains 0.*envs are chosen with id="),
-        ("customized_method", {"data": "name"}, ArgumentError, "data='name' cannot be spread"),
-        ("customized_method", {"data": 3}, ArgumentError, "data=3 cannot be spread"),
-        ("set_env_attr", {}, ArgumentError, "either value .* or values"),
-        ("set_env_attr", {"value": 1, "values": [1, 2, 3, 4]}, ArgumentError, "either value .* or values"),
-        ("set_env_attr", {"values": [1, 2]}, ArgumentError, "values has 2 items for 4 envs"),
-        ("reset", {"options": [{}]}, ArgumentError, "options has 1 item for 4 envs"),
-        (
-            "reset",
-            {"options": [1, 2, 3, 4]},
-            ArgumentError,
-            "contains 1. Give a dict for all envs, or a list with one",
-        ),
-        ("recv", {}, NothingInFlightError, "no step is in flight"),
-        ("recv", {"min_envs": 2, "max_envs": 1}, ArgumentError, "max_envs=1 is less than min_envs=2"),
-        ("recv", {"min_envs": 0}, ArgumentError, "min_envs=0"),
-        ("pause", {}, ArgumentError, r"^pause\(\) was called without id\. .*pause\(3\)"),
+        ("step", {"action": [0] * 4, "align": "items"}, "align='items' is not known"),
+        ("customized_method", {"data": [{"name": "a"}]}, "data has 1 item for 4 envs"),
+        ("customized_method", {"data": [0, 1, 2, 3]}, "data contains 0.*envs are chosen with id="),
+        ("customized_method", {"data": "name"}, "data='name' cannot be spread"),
+        ("set_env_attr", {}, "either value .* or values"),
+        ("set_env_attr", {"value": 1, "values": [1, 2, 3, 4]}, "either value .* or values"),
+        ("set_env_attr", {"values": [1, 2]}, "values has 2 items for 4 envs"),
+        ("reset", {"options": [{}]}, "options has 1 item for 4 envs"),
+        ("reset", {"options": [1, 2, 3, 4]}, "contains 1. Give a dict for all envs, or a list with one"),
+        ("send_reset", {"options": [None]}, "options has 1 item for 4 envs"),
+        ("recv", {"min_envs": 2, "max_envs": 1}, "max_envs=1 is less than min_envs=2"),
+        ("recv", {"min_envs": 0}, "min_envs=0"),
+        ("arecv", {"min_envs": 0}, "min_envs=0"),
+        ("arecv", {"align": "x"}, "align='x'"),
+        ("arecv", {"timeout": -1}, "timeout=-1"),
+        ("pause", {}, r"^pause\(\) was called without id\. .*pause\(3\)"),
+        ("stream", {"policy": 3}, "policy is a int, which cannot be called"),
+        ("stream", {"policy": len, "num_steps": 0}, "num_steps=0 must be an int of at least 1"),
+        ("stream", {"policy": len, "min_envs": 0}, "min_envs=0 must be"),
+        ("stream", {"policy": len, "min_envs": 3, "max_envs": 2}, "max_envs=2 is less than min_envs=3"),
+        ("stream", {"policy": len, "timeout": 0}, "timeout=0 must be"),
+        ("stream", {"policy": lambda states, rnn_state, done: states}, "cannot give it an rnn_state.*env_ids"),
+        ("run_episodes", {"policy": 3, "num_episodes": 2}, "policy is a int, which cannot be called"),
+        ("run_episodes", {"policy": len, "num_episodes": 0}, "num_episodes=0 must be an int of at least 1"),
+        ("run_episodes", {"policy": len, "num_episodes": None}, "^num_episodes=None must be an int of at least 1"),
+        ("run_episodes", {"policy": len, "num_episodes": 2, "id": []}, "has no envs to run"),
+        ("run_episodes", {"policy": len, "num_episodes": 2, "seed": [1]}, "1 seed was given for 4 envs"),
+        ("run_episodes", {"policy": len, "num_episodes": 2, "options": 5}, "options=5 cannot be spread"),
+        ("send_action", {"action": TERMINATED, "env_id": 1}, "action=TERMINATED is not an action.*RESET or CLOSE"),
+        ("send_action", {"action": 1, "env_id": [0, 1]}, r"env_id=\[0, 1\] is not the id of one env"),
+        ("send_action", {"action": 1, "env_id": None}, "env_id=None is not the id of one env"),
     ],
 )
-def test_bad_calls_are_refused(
-    env: ParallelEnv, call: str, arguments: dict[str, Any], error: type[Exception], message: str
+def test_bad_arguments_of_calls_are_refused(
+    env: ParallelEnv, call: str, arguments: dict[str, Any], message: str
 ) -> None:
     names = {"customized_method": ["greet"], "set_env_attr": ["count"]}.get(call, [])
-    with pytest.raises(error, match=message):
-        getattr(env, call)(*names, **arguments)
+    method = partial(getattr(env, call), *names, **arguments)
+    with pytest.raises(ArgumentError, match=message):
+        asyncio.run(method()) if call == "arecv" else method()
+    with pytest.raises(NothingInFlightError, match="no step is in flight"):
+        env.recv()
     assert env.num_unpaused == 4
     assert_untouched(env)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "steps.", "__class__", "unwrapped.__dict__", "f()", 3])
-def test_invalid_attribute_names_are_refused(env: ParallelEnv, name: Any) -> None:
-    for call in (env.get_env_attr, env.customized_method, partial(env.set_env_attr, value=1)):
-        with pytest.raises(ArgumentError, match=r"is not a valid name|double-underscore"):
-            call(name)
-    assert_untouched(env)
-
-
-def test_missing_method_error_names_the_env_and_changes_no_state(env: ParallelEnv) -> None:
-    with pytest.raises(AbsentAttributeError, match=r"Counter has no method 'gret'.*Did you mean 'greet'\?") as caught:
-        env.customized_method("gret", {"name": "x"}, id=2)
-    assert "Raised by env 2" in "".join(caught.value.__notes__)
-    with pytest.raises(AttributeError, match="not a method.*Read it with get_env_attr"):
-        env.customized_method("count", id=1)
-    assert_untouched(env)
-
-
-@pytest.mark.parametrize(
-    ("seed", "message"),
-    [
-        ("7", "seed='7' is not a seed"),
-        (1.5, r"seed=1\.5 is not a seed"),
-        (-1, "Seeds are ints of 0 or more"),
-        ([1, 2], "2 seeds were given for 4 envs"),
-        ([1], "1 seed was given for 4 envs"),
-        ([1, 2, 3, 0.5], r"seed=0\.5"),
-        ({1, 2, 3, 4}, "is not a seed"),
-        (np.array(5.0), "is not a seed"),
-    ],
+IN_FLIGHT = (
+    r"envs \[2\] have a step or a reset in flight whose result was not received \(sent, interrupted or late\)\. "
+    r".*recv\(min_envs=1\).* or drop it with reset\(\)"
 )
-def test_invalid_seeds_are_refused(env: ParallelEnv, seed: Any, message: str) -> None:
-    for call in (env.seed, lambda seed: env.reset(seed=seed)):
-        with pytest.raises(ArgumentError, match=message):
-            call(seed)
-    assert_untouched(env)
 
 
-def test_send_to_a_busy_env_is_refused(env: ParallelEnv) -> None:
-    env.send([0, 0], [1, 2])
-    for call in (env.send, env.step):
-        with pytest.raises(EnvBusyError, match=r"envs \[2\] have a step or a reset in flight"):
-            call([0, 0], [2, 3])
-    assert sorted(env.recv(min_envs=2).env_ids.tolist()) == [1, 2]
-    assert env.get_env_attr("count") == [0, 1, 1, 0]
-
-
-def test_step_of_a_paused_env_is_refused(env: ParallelEnv) -> None:
+def test_step_of_a_busy_or_paused_env_is_refused(env: ParallelEnv) -> None:
     env.pause(None)
     assert env.num_unpaused == 0
     env.resume()
+    env.send([0], 2)
     env.pause([1])
     for call in (env.send, env.step):
+        with pytest.raises(EnvBusyError, match=IN_FLIGHT):
+            call([0, 0], [2, 3])
         with pytest.raises(EnvBusyError, match=r"envs \[1\] are paused. Call resume\(\[1\]\)"):
             call([0, 0], [0, 1])
     env.resume()
-    assert_untouched(env)
+    assert env.recv().env_ids.tolist() == [2]
+    assert env.get_env_attr("count") == [0, 0, 1, 0]
 
 
 def test_every_call_after_close_is_refused(env: ParallelEnv) -> None:
@@ -478,18 +475,12 @@ def test_every_call_after_close_is_refused(env: ParallelEnv) -> None:
 
 
 def test_every_error_derives_from_parallel_env_error() -> None:
-    from parallelenv import errors
-
     found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
     assert len(found) > 20
     assert all(issubclass(error, ParallelEnvError | Warning) for error in found)
 
 
 def test_missing_package_error_explains_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    from parallelenv.errors import MissingDependencyError
-
     monkeypatch.setitem(sys.modules, RAY, None)  # this is how the import system marks an absent package
     with pytest.raises(MissingDependencyError, match="pip install ray"):
         ParallelEnv(COUNTERS, RAY)
@@ -542,21 +533,22 @@ class Broken:
     ids=itertools.count(),
 )
 def test_messages_abbreviate_long_values(value: Any, shown: str) -> None:
-    assert show(value)[: len(shown)] == shown
-    assert len(show(value)) <= 90
+    with pytest.raises(ArgumentError) as caught:
+        ParallelEnv([Counter], nonsense=value)
+    assert str(caught.value).startswith(f"nonsense={shown}")
+    assert len(str(caught.value).partition(" is not an option")[0]) <= 100
 
 
 def test_messages_do_not_print_large_arrays() -> None:
-    population = np.full((500, 40), 0.125)
+    population: Any = np.full((500, 40), 0.125)
     with ParallelEnv([Counter] * 2) as env:
         calls: dict[str, Callable[[], Any]] = {
             "id": lambda: env.get_env_attr("number", id=population),
-            "seed": lambda: env.seed([population, population]),  # type: ignore[list-item]
-            "options": lambda: env.reset(options=[{"x": population}, population]),  # type: ignore[list-item]
+            "seed": lambda: env.seed([population, population]),
+            "options": lambda: env.reset(options=[{"x": population}, population]),
             "data": lambda: env.customized_method("take", [population, population]),
             "function_args_list": lambda: env.call("take", [population, population]),
-            "action": lambda: env.send_action(1, population),  # type: ignore[arg-type]
-            "nonsense": lambda: ParallelEnv([Counter], nonsense=population),
+            "action": lambda: env.send_action(1, population),
         }
         for name, call in calls.items():
             with pytest.raises(ParallelEnvError) as caught:
@@ -587,19 +579,6 @@ def test_states_of_two_envs_may_be_unpacked() -> None:
     with ParallelEnv([Counter] * 2) as env:
         first, second = env.reset()
         assert (first == second).all()
-    tuples = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Discrete(3)))
-    with ParallelEnv([lambda: Paired(tuples)] * 3) as env:
-        left, _ = env.reset()
-        assert left.shape == (3,)
-
-
-class Paired(gym.Env[Any, Any]):
-    """An env with tuple states."""
-
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, space: Any) -> None:
-        self.observation_space = space
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return (1, 2), {}
+    with ParallelEnv([zoo.Pair] * 3) as env:
+        numbers, _ = env.reset()
+        assert numbers.shape == (3,)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -16,6 +15,7 @@ from gymnasium.wrappers import TimeLimit
 from modes import ORACLE
 
 from parallelenv import ParallelEnv, errors
+from parallelenv.testing.contract import DONE_POLICIES, assert_same
 
 NUM_ENVS = 3
 
@@ -59,62 +59,37 @@ class Speaking(Forgetful):
         self.place = state["place"]
 
 
-def limited(kind: Any) -> Any:
-    return TimeLimit(kind(), max_episode_steps=7)
+def limited(kind: Any) -> list[Any]:
+    return [lambda: TimeLimit(kind(), max_episode_steps=7)] * NUM_ENVS
 
 
 def play(env: ParallelEnv, num_steps: int, seed: int) -> list[Any]:
-    """Return the results of random steps, as plain lists."""
+    """Return the results of random steps."""
     rng = np.random.default_rng(seed)
-    played = []
-    for _ in range(num_steps):
-        result = env.step(rng.integers(0, 2, len(env)))
-        ended = [info.get("ended_state") for info in result.infos]
-        played.append((*map(np.ndarray.tolist, result[:3]), result.truncated.tolist(), str(ended)))
-    return played
+    results = [env.step(rng.integers(0, 2, len(env))) for _ in range(num_steps)]
+    return [[*result, result.truncated] for result in results]
 
 
-@pytest.mark.parametrize("done_policy", ["restart", "continue", "idle", None])
-@pytest.mark.parametrize("kind", [Walk, Speaking])
-def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str, kind: Any, done_policy: Any) -> None:
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
+@pytest.mark.parametrize("envs", [limited(Walk), limited(Speaking), ["MountainCar-v0"] * 3], ids=["", "own", "known"])
+def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str, envs: Any, done_policy: Any) -> None:
     if needs_ray(mode) and done_policy != "restart":
         pytest.skip("takes seconds each; done policies are the same code in every mode")
-    envs = [partial(limited, kind)] * NUM_ENVS
     env = make_env(envs, asynchronous=done_policy, num_cpus=2)
     env.reset(seed=5)
     play(env, 5, seed=1)
     state = env.save_state()
+    assert state.unsaved == ()
     reset_infos = env.reset_infos
     expected = play(env, 20, seed=2)
-    other = make_env(envs, asynchronous=done_policy, num_cpus=2)
-    assert other.load_state(pickle.loads(pickle.dumps(state))) == ()
-    assert other.reset_infos == reset_infos
-    assert play(other, 20, seed=2) == expected
-    assert env.load_state(state) == ()
-    assert play(env, 20, seed=2) == expected
-
-
-def test_saved_state_can_be_loaded_in_another_mode(make_env: MakeEnv) -> None:
-    envs = [partial(limited, Walk)] * NUM_ENVS
-    with ParallelEnv(envs, ORACLE, "restart") as env:
-        env.reset(seed=5)
-        play(env, 5, seed=1)
-        state = env.save_state()
-        expected = play(env, 20, seed=2)
-    other = make_env(envs, asynchronous="restart")
-    other.load_state(state)
-    assert play(other, 20, seed=2) == expected
-
-
-def test_state_of_registered_envs_is_restored(make_env: MakeEnv) -> None:
-    env = make_env(["CartPole-v1"] * NUM_ENVS, asynchronous="restart")
-    env.reset(seed=5)
-    play(env, 30, seed=1)
-    state = env.save_state()
-    assert state.unsaved == ()
-    expected = play(env, 60, seed=2)
-    env.load_state(state)
-    assert play(env, 60, seed=2) == expected
+    with ParallelEnv(envs, ORACLE, done_policy) as other:
+        assert other.load_state(pickle.loads(pickle.dumps(state))) == ()
+        assert other.reset_infos == reset_infos
+        again = other.save_state()
+        assert_same(expected, play(other, 20, seed=2))
+    for each in (state, again):
+        assert env.load_state(each) == ()
+        assert_same(expected, play(env, 20, seed=2))
 
 
 def test_seeds_and_paused_flags_are_saved(make_env: MakeEnv) -> None:
@@ -168,14 +143,16 @@ def test_state_refused_by_one_env_does_not_affect_the_others(make_env: MakeEnv) 
 
 
 def test_state_of_different_envs_is_refused(make_env: MakeEnv) -> None:
-    env = make_env([partial(limited, Speaking)] * NUM_ENVS, num_cpus=1)
+    env = make_env(limited(Speaking), num_cpus=1)
     env.reset(seed=5)
     state = env.save_state()
     with pytest.raises(errors.EnvContractError, match=r"inside \['TimeLimit'\], but this one is inside \[\]"):
         make_env([Speaking] * NUM_ENVS, num_cpus=1).load_state(state)
-    with pytest.raises(errors.ArgumentError, match="of 3 envs, but there are 2"):
-        make_env([Speaking] * 2, num_cpus=1).load_state(state)
-    with pytest.raises(errors.ArgumentError, match="asynchronous=None"):
-        make_env([Speaking] * NUM_ENVS, asynchronous="idle", num_cpus=1).load_state(state)
-    with pytest.raises(errors.ArgumentError, match="dict"):
-        env.load_state({})  # type: ignore[arg-type]
+    refused: list[tuple[ParallelEnv, Any, str]] = [
+        (make_env([Speaking] * 2, num_cpus=1), state, "of 3 envs, but there are 2"),
+        (make_env([Speaking] * NUM_ENVS, asynchronous="idle", num_cpus=1), state, "asynchronous=None"),
+        (env, {}, "dict"),
+    ]
+    for other, wrong, message in refused:
+        with pytest.raises(errors.ArgumentError, match=message):
+            other.load_state(wrong)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import signal
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from faults.envs import TwoArguments
-from fragile import GO_ON, RAISE, WAIT, Fragile, fragile, interrupt, when_begun
+from fragile import GO_ON, RAISE, WAIT, Fragile, TwoArguments, fragile, interrupt, when_begun
 from gymnasium.error import ResetNeeded
 from modes import IN_CALLER, ORACLE, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
     ClosedError,
-    EnvBusyError,
     EnvContractError,
-    EnvInterruptedError,
     InvalidEnvError,
     UnpicklableError,
     UsageError,
@@ -33,21 +30,11 @@ from parallelenv.errors import (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-@pytest.fixture
-def env(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
+def env(make_env: MakeEnv, tmp_path: Path) -> ParallelEnv:
     """Four envs in two workers, after a reset."""
-    env = make_env(fragile(folder), num_cpus=2)
+    env = make_env(fragile(tmp_path), num_cpus=2)
     env.reset()
     return env
-
-
-def steps_of(env: ParallelEnv) -> list[int]:
-    steps: list[int] = env.get_env_attr("steps")
-    return steps
 
 
 # ---------------------------------------------------------------- exceptions
@@ -63,7 +50,7 @@ def test_failure_is_assigned_to_its_env_among_several_commands(env: ParallelEnv)
     assert sorted(caught.value.partial.env_ids.tolist()) == [1, 3]  # type: ignore[attr-defined]
 
 
-def test_equal_failures_are_raised_as_one_exception(env: ParallelEnv) -> None:
+def test_equal_failures_are_merged(env: ParallelEnv) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         env.customized_method("raise_this", {"kind": "os"}, id=[3, 1, 2])
     error: Any = caught.value
@@ -72,22 +59,14 @@ def test_equal_failures_are_raised_as_one_exception(env: ParallelEnv) -> None:
     assert [type(one) for one in error.failures.values()] == [FileNotFoundError] * 3
     assert error.failures[1] is error
     assert error.partial == {}
-
-
-def test_exception_group_merges_equal_failures(env: ParallelEnv) -> None:
-    with pytest.raises(BaseExceptionGroup, match="4 envs failed") as caught:
+    with pytest.raises(BaseExceptionGroup, match="4 envs failed") as both:
         env.customized_method("raise_this", [{"kind": kind} for kind in ("os", "two", "os", "two")])
-    error: Any = caught.value
-    assert [type(one) for one in error.exceptions] == [FileNotFoundError, TwoArguments]
-    assert "env 1 and 1 other env" in error.exceptions[1].__notes__[-1]
-    assert error.env_ids == (0, 1, 2, 3)
-    assert (error.exceptions[0].errno, error.exceptions[0].filename) == (2, "level.txt")
-    assert {env_id: type(one) for env_id, one in error.failures.items()} == {
-        0: FileNotFoundError,
-        1: TwoArguments,
-        2: FileNotFoundError,
-        3: TwoArguments,
-    }
+    group: Any = both.value
+    assert [type(one) for one in group.exceptions] == [FileNotFoundError, TwoArguments]
+    assert "env 1 and 1 other env" in group.exceptions[1].__notes__[-1]
+    assert group.env_ids == (0, 1, 2, 3)
+    assert (group.exceptions[0].errno, group.exceptions[0].filename) == (2, "level.txt")
+    assert [type(group.failures[env_id]) for env_id in range(4)] == [FileNotFoundError, TwoArguments] * 2
 
 
 class Liar(Fragile):
@@ -101,46 +80,40 @@ class Liar(Fragile):
         return self.answers[action]
 
 
+class OwnSpace(gym.spaces.Box):
+    """A space of an unknown class."""
+
+
+class LiarInOwnSpace(Liar):
+    observation_space = OwnSpace(-1, 1, (2,), np.float64)
+
+
 RIGHT: tuple[Any, ...] = np.zeros(2), 0.0, False, False, {}
 
 
 @pytest.mark.parametrize("done_policy", [None, "restart"])
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("kind", "answer", "message"),
     [
-        ((np.zeros(3), *RIGHT[1:]), r"shape \(3,\) and dtype float64, but the observation space is Box"),
-        ((np.zeros(2, complex), *RIGHT[1:]), "dtype complex128"),
-        (RIGHT[:3], r"tuple of 3; a gymnasium.Env returns .*Four items"),
-        ((*RIGHT[:4], "all is well"), "returned the info 'all is well'; an info is a dict"),
-        (None, "returned a NoneType"),
+        (Liar, (np.zeros(3), *RIGHT[1:]), r"shape \(3,\) and dtype float64, but the observation space is Box"),
+        (Liar, (np.zeros(2, complex), *RIGHT[1:]), "dtype complex128"),
+        (LiarInOwnSpace, (np.zeros(3), *RIGHT[1:]), r"the state is of shape \(3,\)"),
+        (Liar, RIGHT[:3], r"tuple of 3; a gymnasium.Env returns .*Four items"),
+        (Liar, (*RIGHT[:4], "all is well"), "returned the info 'all is well'; an info is a dict"),
+        (Liar, None, "returned a NoneType"),
     ],
-    ids=["shape", "dtype", "three items", "info", "nothing"],
+    ids=["shape", "dtype", "own space", "three items", "info", "nothing"],
 )
 def test_wrong_result_of_a_step_raises_contract_error_and_does_not_affect_other_envs(
-    make_env: MakeEnv, answer: Any, message: str, done_policy: Any
+    make_env: MakeEnv, kind: Any, answer: Any, message: str, done_policy: Any
 ) -> None:
-    env = make_env([partial(Liar, [RIGHT, answer], number) for number in range(3)], asynchronous=done_policy)
+    env = make_env([partial(kind, [RIGHT, answer], number) for number in range(3)], asynchronous=done_policy)
     env.reset()
     with pytest.raises(EnvContractError, match=message) as caught:
         env.step([0, 1, 0])
     assert caught.value.partial.env_ids.tolist() == [0, 2]  # type: ignore[attr-defined]
     env.reset(1)
     assert env.step([0, 0, 0]).states.shape == (3, 2)
-
-
-def test_state_that_does_not_fit_a_space_of_an_unknown_class_raises_contract_error(make_env: MakeEnv) -> None:
-    class Own(gym.spaces.Box):
-        pass
-
-    class Ragged(Liar):
-        observation_space = Own(-1, 1, (2,), np.float64)
-
-    answers = [RIGHT, (np.zeros(3), *RIGHT[1:])]
-    env = make_env([partial(Ragged, answers, number) for number in range(3)], num_cpus=1)
-    env.reset()
-    with pytest.raises(EnvContractError, match=r"the state is of shape \(3,\)"):
-        env.step([0, 1, 0])
-    assert env.step([0] * 3)[0].shape == (3, 2)
 
 
 class OneWay:
@@ -158,71 +131,40 @@ class Sealed(Fragile):
         info = {"load": [np.full(20_000, float(self.number))], "sealed": OneWay() if action == RAISE else None}
         return state, reward, False, False, info
 
-    def give(self, large: bool = True) -> Any:
+    def give(self) -> Any:
         return [np.ones(20_000), OneWay()] if self.number == 1 else np.full(20_000, self.number)
 
     def take(self, thing: Any = None) -> int:
         return self.number
 
 
-@pytest.fixture
-def sealed(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
-    """Four envs in two workers, after a reset."""
+def test_object_that_fails_to_unpickle_affects_only_its_env_and_call(make_env: MakeEnv) -> None:
     env = make_env([partial(Sealed, number) for number in range(4)], num_cpus=2)
     env.reset()
-    return env
-
-
-def test_info_that_fails_to_unpickle_does_not_affect_other_envs(sealed: ParallelEnv) -> None:
     with pytest.raises(UnpicklableError, match="no number") as caught:
-        sealed.step([GO_ON, RAISE, GO_ON, GO_ON])
-    rest = getattr(caught.value, "partial")  # noqa: B009
+        env.step([GO_ON, RAISE, GO_ON, GO_ON])  # in an info
+    rest: Any = caught.value.partial  # type: ignore[attr-defined]
     assert rest.env_ids.tolist() == [0, 2, 3]
     assert [info["load"][0][-1] for info in rest.infos] == [0, 2, 3]
     assert "Raised by env 1" in "".join(caught.value.__notes__)
-    sealed.reset(1)
-    assert sealed.step([GO_ON] * 4).states[:, 1].tolist() == [2, 1, 2, 2]
-
-
-def test_result_that_fails_to_unpickle_does_not_affect_other_envs(sealed: ParallelEnv) -> None:
+    env.reset(1)
     with pytest.raises(UnpicklableError, match="no number") as caught:
-        sealed.customized_method("give")
-    rest = getattr(caught.value, "partial")  # noqa: B009
+        env.customized_method("give")  # in a result
+    rest = caught.value.partial  # type: ignore[attr-defined]
     assert {env_id: value[-1] for env_id, value in rest.items()} == {0: 0, 2: 2, 3: 3}
-    assert sealed.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
-
-
-def test_argument_that_fails_to_unpickle_affects_only_its_call(sealed: ParallelEnv) -> None:
     with pytest.raises(UnpicklableError, match="no number"):
-        sealed.customized_method("take", {"thing": OneWay()})
+        env.customized_method("take", {"thing": OneWay()})
     with pytest.raises(UnpicklableError, match="no number"):
-        sealed.set_env_attr("thing", OneWay())
+        env.set_env_attr("thing", OneWay())
+    assert env.customized_method("take") == [0, 1, 2, 3]
+    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [2, 1, 2, 2]
     with pytest.raises(UnpicklableError, match="no number"):
-        sealed.reset(options={"thing": OneWay()})
-    assert sealed.customized_method("take") == [0, 1, 2, 3]
-    sealed.reset()
-    assert sealed.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
+        env.reset(options={"thing": OneWay()})
+    env.reset()
+    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
 # ---------------------------------------------------------------- interrupts
-
-
-def test_step_interrupted_by_ctrl_c_can_be_received(env: ParallelEnv, folder: Path, mode: str) -> None:
-    with when_begun(folder, 0, interrupt), pytest.raises(KeyboardInterrupt):
-        env.step([WAIT, GO_ON, GO_ON, GO_ON])
-    with pytest.raises(EnvBusyError, match=r"was not received \(sent, .* late\).*recv\(min_envs=4\).*reset\(\)"):
-        env.step([GO_ON] * 4)
-    (folder / "go").touch()
-    if mode == ORACLE:  # the interrupted step cannot be resumed
-        with pytest.raises(EnvInterruptedError, match="env 0 was interrupted in the middle of step") as caught:
-            env.recv(min_envs=4)
-        assert getattr(caught.value, "partial").env_ids.tolist() == [1, 2, 3]  # noqa: B009
-        env.reset(0)
-        return
-    result = env.recv(min_envs=4)
-    assert sorted(result.env_ids.tolist()) == [0, 1, 2, 3]
-    assert result.states[:, 1].tolist() == [1, 1, 1, 1]
-    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [2, 2, 2, 2]
 
 
 def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
@@ -238,18 +180,13 @@ def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-# ---------------------------------------------------------------- time
-
-
-# ---------------------------------------------------------------- deaths
+# ---------------------------------------------------------------- rebuilding and closing
 
 
 def test_restart_of_a_healthy_env_rebuilds_only_that_env(env: ParallelEnv) -> None:
     env.set_env_attr("steps", 5)
     assert env.restart([3, 1]) == (1, 3)
-    assert steps_of(env) == [5, 0, 5, 0]
-    env.reset([1, 3])
-    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [6, 1, 6, 1]
+    assert env.get_env_attr("steps") == [5, 0, 5, 0]
     env.pause(1)
     assert env.restart() == (0, 1, 2, 3)
 
@@ -280,13 +217,16 @@ def test_failed_env_rebuild_is_raised_and_can_be_retried(make_env: MakeEnv, tmp_
 
 @in_modes(*IN_CALLER)
 def test_env_instance_in_the_same_process_cannot_be_rebuilt(mode: str) -> None:
+    message = "env 0 was given as a live instance.*Give an env fn"
     with ParallelEnv([Fragile(0), Fragile(1)], mode) as env:
         env.reset()
         env.send([GO_ON], 0)
-        with pytest.raises(InvalidEnvError, match="env 0 was given as a live instance.*Give an env fn"):
+        with pytest.raises(InvalidEnvError, match=message):
             env.restart(0)
         assert env.recv().states.tolist() == [[0, 1]]
         assert env.step([GO_ON] * 2)[0].tolist() == [[0, 2], [1, 1]]
+    with pytest.raises(InvalidEnvError, match="Give an env fn"):
+        ParallelEnv([Fragile(0)], mode, on_failure="restart")
 
 
 def test_flags_and_rewards_of_unusual_types(make_env: MakeEnv) -> None:
@@ -300,7 +240,7 @@ def test_flags_and_rewards_of_unusual_types(make_env: MakeEnv) -> None:
     env.reset()
     with pytest.raises(ExceptionGroup, match="terminated and truncated are bools") as caught:
         env.step([0, 1, 2, 3])
-    assert getattr(caught.value, "partial").rewards.tolist() == [10**400, 0.5]  # noqa: B009
+    assert caught.value.partial.rewards.tolist() == [10**400, 0.5]  # type: ignore[attr-defined]
     assert env.done.tolist() == [True, True, False, False]
 
 
@@ -340,29 +280,27 @@ def test_env_failing_to_close_does_not_block_restart_or_close(make_env: MakeEnv)
 
 
 @pytest.mark.parametrize("call", ["step", "rollout"])
-def test_close_during_a_call_raises_closed_error(make_env: MakeEnv, folder: Path, call: str) -> None:
-    env = make_env(fragile(folder), num_cpus=2, asynchronous="restart")
-    env.reset()
-    raised: list[BaseException] = []
-
-    def close() -> None:
-        (folder / "go").touch()
-        try:
-            env.close()
-        except BaseException as error:  # noqa: BLE001 (checked below)
-            raised.append(error)
+def test_close_during_a_call_raises_closed_error(make_env: MakeEnv, tmp_path: Path, call: str) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=2, asynchronous="restart")
+    closing: list[Future[None]] = []
 
     def act(states: Any) -> Any:
         return [WAIT if state[0] == 0 and state[1] == 20 else GO_ON for state in states]
 
-    def step_on() -> None:
+    def play() -> None:
         states = env.reset()
-        for _ in range(10**7):
+        while call == "step":
             states = env.step(act(states)).states
+        env.rollout(act, 10**7, progress=False)
 
-    with when_begun(folder, 0, close), pytest.raises(ClosedError, match="closed"):
-        step_on() if call == "step" else env.rollout(act, 10**7, progress=False)
-    assert raised == []
+    def close() -> None:
+        (tmp_path / "go").touch()
+        closing.append(other.submit(env.close))
+
+    with ThreadPoolExecutor() as other:
+        with when_begun(tmp_path, 0, close), pytest.raises(ClosedError, match="closed"):
+            play()
+        assert closing[0].exception() is None
     assert env.closed
 
 
@@ -411,22 +349,14 @@ def test_parallel_env_cannot_be_copied_or_pickled(env: ParallelEnv) -> None:
 
 
 def test_nested_call_does_not_release_the_thread_guard(env: ParallelEnv) -> None:
-    refused: list[BaseException] = []
-
-    def intrude() -> None:
-        try:
-            env.get_env_attr("steps")
-        except UsageError as error:
-            refused.append(error)
-
     def policy(states: Any) -> list[int]:
         env.get_env_attr("steps")  # starts and ends within run_episodes()
-        intruder = threading.Thread(target=intrude)
-        intruder.start()
-        intruder.join()
+        with ThreadPoolExecutor() as intruder:
+            refused = intruder.submit(env.get_env_attr, "steps").exception()
+        assert isinstance(refused, UsageError)
+        assert "while another thread is in run_episodes() of this ParallelEnv" in str(refused)
         env.close()  # one step is enough
         return [GO_ON] * len(states)
 
     with pytest.raises(ClosedError, match=r"closed while run_episodes\(\) was running"):
         env.run_episodes(policy, 4, progress=False)
-    assert "while another thread is in run_episodes() of this ParallelEnv" in str(refused[0])

@@ -19,7 +19,15 @@ from parallelenv.errors import EnvInterruptedError, NothingInFlightError
 
 NUM_ENVS = 4
 ZEROS = [0] * NUM_ENVS
+IN_WAITS = ["parallelenv/worker", "backends"]
+CALLER_STEPS = {"caller_steps": True, "num_cpus": 2}
+here_and_in_caller_steps = pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, CALLER_STEPS)])
 with_bell = pytest.mark.skipif(not HAS_BELL, reason="there is no bell")
+
+
+@pytest.fixture(autouse=True)
+def _no_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
 
 
 def receive(env: ParallelEnv) -> list[float] | None:
@@ -33,96 +41,73 @@ def receive(env: ParallelEnv) -> list[float] | None:
 
 
 @pytest.mark.parametrize("env_ids", [None, [2, 0, 3]], ids=["all", "some"])
-@pytest.mark.parametrize("first", [False, True], ids=["", "first"])
-@pytest.mark.parametrize("mode", [THREADS, pytest.param(PROCESSES, marks=with_bell)])
-def test_interrupt_while_a_step_is_planned_or_returned_loses_hardly_any_result(
-    mode: str, first: bool, env_ids: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mode", "options", "way"),
+    [
+        (ORACLE, {}, "general"),
+        (ORACLE, {}, "planned"),
+        (THREADS, {}, "first"),
+        (THREADS, {}, "general"),
+        (PROCESSES, {"eventfd": False}, "general"),
+        pytest.param(PROCESSES, {"eventfd": True}, "general", marks=with_bell),
+        pytest.param(PROCESSES, {"eventfd": True}, "first", marks=with_bell),
+        pytest.param(PROCESSES, {"eventfd": True}, "planned", marks=with_bell),
+        (PROCESSES, CALLER_STEPS, "general"),
+        (PROCESSES, CALLER_STEPS, "planned"),
+    ],
+    ids=itertools.count(),
+)
+def test_interrupted_step_is_delivered_once_and_in_order(
+    mode: str, options: dict[str, Any], way: str, env_ids: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
-    lost = []
-    with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", 2) as env:
-        chosen = env_ids or range(NUM_ENVS)
-        actions = [0] * len(chosen)
+    """The step takes the general way, is a planned one, or is the first that is planned."""
+    monkeypatch.setattr(Engine, "plans_steps", way != "general")
+    count = 1 if way == "first" else 3
+    actions = [0] * len(env_ids or ZEROS)
+    num_received, lost = 0, []
+    with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", **{"num_cpus": 2, **options}) as env:
         for line in itertools.count(1):
             env.reset()
-            if first:
+            if way == "first":
                 env.engine.plans.clear()
-            for _ in range(1 if first else 3):
+            for _ in range(count):
                 env.step(actions, env_ids)
-            before = env.get_env_attr("count", env_ids)
+            assert any(plan.is_valid() for plan in env.engine.plans.values()) is (way == "planned")
             outcome = interrupt_at(line, lambda: env.step(actions, env_ids))
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome
             found = receive(env)
-            made = [after - count for after, count in zip(env.get_env_attr("count", env_ids), before, strict=True)]
-            assert made in ([0] * len(actions), [1] * len(actions)), outcome
-            if made[0]:
-                assert found in (None, [count + 1 for count in before]), outcome  # no part of a result alone
-                lost += [outcome.line] if found is None else []
-        assert line > 50
-    assert len(lost) <= 15, lost  # the call was about to return
-
-
-@pytest.mark.parametrize(
-    ("mode", "options", "plans"),
-    [
-        (ORACLE, {}, False),
-        (ORACLE, {}, True),
-        (PROCESSES, {"eventfd": False}, False),
-        pytest.param(PROCESSES, {"eventfd": True}, False, marks=with_bell),
-        pytest.param(PROCESSES, {"eventfd": True}, True, marks=with_bell),
-        (PROCESSES, {"caller_steps": True}, False),
-        (PROCESSES, {"caller_steps": True}, True),
-    ],
-    ids=[ORACLE, "dummy-plan", "pipes", "bell", "bell-plan", "caller_steps", "caller_steps-plan"],
-)
-def test_interrupted_step_is_delivered_once_and_in_order(
-    mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Engine, "plans_steps", plans)
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
-    with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", 2, **options) as env:
-        env.reset()
-        count, line, num_received = 0, 0, 0
-        while True:
-            line += 1
-            while count < 2 or plans != any(plan.is_valid() for plan in env.engine.plans.values()):
-                env.step(ZEROS)
-                count += 1
-            outcome = interrupt_at(line, lambda: env.step(ZEROS))
-            if not outcome.line:
-                break
-            assert outcome.is_raised, outcome
-            found = receive(env)
             if found == []:
-                env.reset()
-                count = 0
-            elif found is not None:
-                assert found == [count + 1] * NUM_ENVS, outcome
-                count += 1
+                continue
+            made = [after - count for after in env.get_env_attr("count", env_ids)]
+            assert made in ([0] * len(actions), [1] * len(actions)), outcome
+            if found is not None:  # no part of a result alone
+                assert found == [count + 1] * len(actions), outcome
                 num_received += 1
-            states = env.step(ZEROS).states[:, 0].tolist()
-            # One more if the interrupt came after the result was complete: `step` was about to return it.
-            assert states in ([count + 1] * NUM_ENVS, [count + 2] * NUM_ENVS), outcome
-            count = int(states[0])
-        assert num_received > (15 if plans else 50)
+            elif made[0]:  # the call was about to return
+                lost.append(outcome.line)
+            assert env.step(actions, env_ids).states[:, 0].tolist() == [count + made[0] + 1] * len(actions), outcome
+    assert num_received > 15
+    assert len(lost) <= 15, lost
 
 
 class Telling(Counting):
     """Has an info in its fifth step, so that a planned step does not end as one."""
+
+    looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
 
     def step(self, action: Any) -> Any:
         *others, info = super().step(action)
         return *others, {"word": "fifth"} if self.count == 5 else info
 
 
-@pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"caller_steps": True, "num_cpus": 2})])
-def test_command_whose_wait_was_interrupted_is_executed_once(
-    mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@here_and_in_caller_steps
+def test_command_whose_wait_was_interrupted_is_executed_once(mode: str, options: dict[str, Any]) -> None:
     """If it stayed in the queue, it would be executed again when a planned step has to use the queue."""
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
     num_received = 0
     with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", **options) as env:
         for line in itertools.count(1):
@@ -130,7 +115,7 @@ def test_command_whose_wait_was_interrupted_is_executed_once(
             for _ in range(3):
                 env.step(ZEROS)
             env.send(ZEROS)
-            outcome = interrupt_at(line, lambda: env.recv(NUM_ENVS), ["parallelenv/worker", "backends"])
+            outcome = interrupt_at(line, lambda: env.recv(NUM_ENVS), IN_WAITS)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome
@@ -142,29 +127,16 @@ def test_command_whose_wait_was_interrupted_is_executed_once(
         assert num_received > 15
 
 
-class Looking(Counting):
-    looks = 0
-
-    def look(self) -> None:
-        self.looks += 1
-
-
-@pytest.mark.parametrize(
-    ("mode", "options"),
-    [(ORACLE, {}), (PROCESSES, {"num_cpus": 2}), (PROCESSES, {"caller_steps": True, "num_cpus": 2})],
-)
-def test_planned_step_after_an_interrupted_method_call_is_made_once(
-    mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"num_cpus": 2}), (PROCESSES, CALLER_STEPS)])
+def test_planned_step_after_an_interrupted_method_call_is_made_once(mode: str, options: dict[str, Any]) -> None:
     """The call may be pending, so that the plan does not hold."""
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
-    with ParallelEnv([Looking] * NUM_ENVS, mode, "continue", timeout=20, **options) as env:
+    with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", timeout=20, **options) as env:
         for line in itertools.count(1):
             env.reset()
             for _ in range(3):
                 env.step(ZEROS)
             env.set_env_attr("looks", 0)
-            outcome = interrupt_at(line, lambda: env.customized_method("look"), ["parallelenv/worker", "backends"])
+            outcome = interrupt_at(line, lambda: env.customized_method("look"), IN_WAITS)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome
@@ -186,13 +158,12 @@ class Ending(Counting):
 
 
 @pytest.mark.parametrize("plans", [False, True], ids=["", "plan"])
-@pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"caller_steps": True, "num_cpus": 2})])
+@here_and_in_caller_steps
 def test_interrupted_step_starts_the_requested_episodes(
     mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With next-step autoreset a planned step reads which envs have ended, and clears these flags."""
     monkeypatch.setattr(Engine, "plans_steps", plans)
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
     num_begun = 0
     with contextlib.closing(ParallelEnv([Counting, Ending] * 2, mode, **options).to_gymnasium("NextStep")) as env:
         engine = env.parallel_env.engine
@@ -202,7 +173,7 @@ def test_interrupted_step_starts_the_requested_episodes(
                 terminations = env.step(np.array(ZEROS))[2]
             assert terminations.tolist() == [False, True] * 2
             assert any(plan.is_valid() for plan in engine.plans.values()) is plans
-            outcome = interrupt_at(line, lambda: env.step(np.array(ZEROS)), ["parallelenv/worker", "backends"])
+            outcome = interrupt_at(line, lambda: env.step(np.array(ZEROS)), IN_WAITS)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome

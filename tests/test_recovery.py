@@ -1,10 +1,12 @@
-"""`on_failure="restart"`: failed envs are rebuilt, and their episodes are truncated."""
+"""Restarts of envs by `restart` and by `on_failure="restart"`: results, other envs, and interrupts. In every mode."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,16 +16,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
-from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile
-from modes import IN_BACKGROUND, IN_CALLER, IN_WORKERS, PROCESSES, in_modes
+from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, interrupt, when_begun
+from modes import IN_BACKGROUND, IN_WORKERS, LOCAL, ORACLE, PROCESSES, in_modes
 
-from parallelenv import ParallelEnv, errors
+from parallelenv import ParallelEnv
 from parallelenv.engine import recovery
+from parallelenv.errors import InvalidEnvError, ResetNeededError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.testing.contract import drain
+from parallelenv.testing.envs import Interrupter
 
 Make = Callable[..., ParallelEnv]
 
 NUM_ENVS = 4
+RECOVERING = {"asynchronous": "restart", "on_failure": "restart"}
 
 
 class Frail(Fragile):
@@ -38,6 +43,8 @@ class Frail(Fragile):
             file.write("x")
         if Path(folder, f"barren-{number}").exists():
             raise RuntimeError(f"env {number} cannot be born")
+        if Path(folder, f"slow-{number}").exists():
+            self.wait()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
@@ -54,6 +61,9 @@ class Frail(Fragile):
     def _state(self) -> Any:
         return np.array([self.number, self.steps, self.drawn])
 
+    def fail_as_if_dead(self) -> None:
+        raise WorkerDiedError("a worker of this env's own", (0,))
+
 
 @pytest.fixture(params=["restart", "continue", "idle", None])
 def done_policy(request: pytest.FixtureRequest, mode: str) -> Any:
@@ -67,18 +77,27 @@ def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.0)
 
 
-@pytest.fixture
-def make(make_env: MakeEnv, tmp_path: Path, mode: str) -> Iterator[Make]:
-    """Make four frail envs in two workers, which are restarted, and reset them. Those that wait end with the test."""
+def frail(folder: Path) -> list[Any]:
+    return [partial(Frail, number, str(folder)) for number in range(NUM_ENVS)]
 
-    def make(**kwargs: Any) -> ParallelEnv:
-        kwargs = {"asynchronous": "restart", "num_cpus": 2, "on_failure": "restart", **kwargs}
-        env = make_env([partial(Frail, number, str(tmp_path)) for number in range(NUM_ENVS)], **kwargs)
+
+@pytest.fixture
+def make(make_env: MakeEnv, tmp_path: Path) -> Iterator[Make]:
+    """Make four frail envs in two workers, and reset them. Those that wait end with the test."""
+
+    def make(**options: Any) -> ParallelEnv:
+        env = make_env(frail(tmp_path), **{"num_cpus": 2, **options})
         env.reset(seed=3)
         return env
 
     yield make
     (tmp_path / "go").touch()  # before the envs are closed, which waits for them
+
+
+@pytest.fixture
+def env(make: Make) -> ParallelEnv:
+    """Four envs that are restarted."""
+    return make(**RECOVERING)
 
 
 def actions(**of_env: int) -> np.ndarray[Any, Any]:
@@ -90,224 +109,175 @@ def births(folder: Path) -> list[int]:
     return [len(Path(folder, f"births-{env_id}").read_text()) for env_id in range(NUM_ENVS)]
 
 
+def steps(states: Any) -> list[Any]:
+    """Return how many steps each env has made, ``None`` where there is no state."""
+    return [None if state is None else state[1] for state in states]
+
+
+def drawn_with(seed: int) -> float:
+    """Return the first random number of an env with this seed."""
+    return float(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).random())
+
+
+def kill_worker_of(env: ParallelEnv, env_id: int) -> None:
+    os.kill(env.customized_method("pid", id=[env_id])[0], signal.SIGKILL)
+
+
+# ---------------------------------------------------------------- on_failure="restart"
+
+
 def test_exception_truncates_the_episode_and_starts_the_next(make: Make, tmp_path: Path, done_policy: Any) -> None:
-    env = make(asynchronous=done_policy)
+    env = make(asynchronous=done_policy, on_failure="restart")
     env.step(actions())
     result = env.step(actions(e1=RAISE))
-    assert result.truncated.tolist() == [False, True, False, False]
+    assert result.truncated.tolist() == result.dones.tolist() == [False, True, False, False]
     assert result.terminated.tolist() == [False] * NUM_ENVS
-    assert result.dones.tolist() == [False, True, False, False]
-    assert result.states[1][:2].tolist() == [1, 0]
-    assert result.states[:, 1].tolist() == [2, 0, 2, 2]
+    assert result.states[1][0] == 1
+    assert steps(result.states) == [2, 0, 2, 2]
     assert result.rewards.tolist() == [1, 0, 1, 1]
     failure = result.infos[1]["failure"]
     assert type(failure) is ZeroDivisionError
     assert "env 1 in step" in failure.__notes__[0]
-    assert not any("failure" in info for info in result.infos[[0, 2, 3]])
     assert births(tmp_path) == [1, 2, 1, 1]
-    assert env.reset_infos[1] == {"drawn": result.states[1][2]}
+    drawn = {"drawn": result.states[1][2]}
+    assert env.reset_infos[1] == drawn
     if done_policy == "restart":
-        assert result.infos[1]["reset"] is True
-        assert result.infos[1]["ended_state"] is None
-        assert result.infos[1]["reset_info"] == {"drawn": result.states[1][2]}
+        assert result.infos[1] == {"reset": True, "ended_state": None, "reset_info": drawn, "failure": failure}
     assert env.all_done() if done_policy is None else env.done.tolist() == [False, True, False, False]
-
-
-def test_steps_after_a_failure_follow_the_done_policy(make: Make, done_policy: Any) -> None:
-    env = make(asynchronous=done_policy)
-    env.step(actions(e1=RAISE))
-    states, _, dones, infos = env.step(actions())
-    stepped = {"restart": [2, 1, 2, 2], "continue": [2, 1, 2, 2], "idle": [2, None, 2, 2], None: [None] * 4}[
-        done_policy
-    ]
-    assert [None if state is None else state[1] for state in states] == stepped
-    assert dones.tolist() == [steps is None for steps in stepped]
-    assert not any("failure" in info for info in infos)
-
-
-@in_modes(*IN_WORKERS)
-def test_death_of_worker_truncates_only_episodes_of_its_envs(make: Make) -> None:
-    env = make()
-    pids = env.customized_method("pid")
-    result = env.step(actions(e0=EXIT))
-    lost = [pid == pids[0] for pid in pids]
-    assert lost[0]
-    assert not all(lost)
-    assert result.truncated.tolist() == lost
-    assert [isinstance(info.get("failure"), errors.WorkerDiedError) for info in result.infos] == lost
-    assert result.states[:, 1].tolist() == [0 if one else 1 for one in lost]
     after = env.step(actions())
-    assert after.states[:, 1].tolist() == [1 if one else 2 for one in lost]
-    assert not after.dones.any()
+    expected = {None: [None] * 4, "idle": [3, None, 3, 3]}.get(done_policy, [3, 1, 3, 3])
+    assert steps(after.states) == expected
+    assert after.dones.tolist() == [count is None for count in expected]
+    assert not any("failure" in info for info in (*result.infos[[0, 2, 3]], *after.infos))
 
 
 @in_modes(*IN_WORKERS)
-def test_idle_envs_of_a_dead_worker_are_truncated_at_their_next_step(make: Make, tmp_path: Path) -> None:
-    env = make()
+def test_idle_envs_of_a_dead_worker_are_truncated_at_their_next_step(env: ParallelEnv, tmp_path: Path) -> None:
     env.step([EXIT], id=[0])
     result = env.step(actions())
     assert result.truncated.tolist() == [False, True, False, False]
-    assert isinstance(result.infos[1]["failure"], errors.WorkerDiedError)
-    assert result.states[:, 1].tolist() == [1, 0, 1, 1]
+    assert isinstance(result.infos[1]["failure"], WorkerDiedError)
+    assert steps(result.states) == [1, 0, 1, 1]
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
 @in_modes(*IN_WORKERS)
-def test_worker_killed_between_two_calls_is_restarted_by_the_next(make: Make) -> None:
-    env = make()
-    os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
-    with pytest.raises(errors.WorkerDiedError):
+def test_worker_killed_between_two_calls_is_restarted_by_the_next(env: ParallelEnv, tmp_path: Path) -> None:
+    kill_worker_of(env, 0)
+    with pytest.raises(WorkerDiedError):
         env.get_env_attr("steps", id=[0])
-    result = env.step(actions())
-    assert result.truncated.tolist() == [True, True, False, False]
+    assert env.step(actions()).truncated.tolist() == [True, True, False, False]
     assert not env.step(actions()).dones.any()
-
-
-@in_modes(*IN_WORKERS)
-def test_reset_restarts_a_killed_worker(make: Make, tmp_path: Path) -> None:
-    env = make()
     first = env.reset(seed=3)
-    os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
+    kill_worker_of(env, 0)
     assert env.reset(seed=3).tolist() == first.tolist()
-    assert not env.step(actions()).dones.any()
     (tmp_path / "cursed-2").touch()  # its reset kills the worker, once
     assert env.reset(seed=3).tolist() == first.tolist()
     assert not env.step(actions()).dones.any()
 
 
-def test_error_of_the_reset_of_an_env_is_raised(make: Make, tmp_path: Path) -> None:
-    env = make()
-    with pytest.raises(KeyError):
+def test_error_of_a_reset_is_raised(env: ParallelEnv, tmp_path: Path) -> None:
+    with pytest.raises(KeyError) as caught:
         env.reset(seed=3, options=[None, {"fail": 1}, None, None])
-    assert births(tmp_path) == [1] * NUM_ENVS
-
-
-@in_modes(*IN_BACKGROUND)
-def test_step_timeout_is_a_failure(make: Make) -> None:
-    env = make(timeout=1.0)
-    result = env.step(actions(e3=WAIT))
-    assert result.truncated[3]
-    assert isinstance(result.infos[3]["failure"], errors.WorkerTimeoutError)
-    assert not result.truncated[:2].any()
-    assert not env.step(actions()).dones.any()
-
-
-@in_modes(*IN_WORKERS)
-def test_sent_reset_is_repeated_if_the_worker_dies(make: Make, tmp_path: Path) -> None:
-    env = make()
-    Path(tmp_path, "cursed-1").touch()
-    env.send_reset([1, 3], seed=[40, 41], options={"some": 1})
-    landed = drain(env, min_envs=2)
-    assert not Path(tmp_path, "cursed-1").exists()
-    drawn = [np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).random() for seed in (40, 41)]
-    assert [landed[env_id][0].tolist() for env_id in (1, 3)] == [[1, 0, drawn[0]], [3, 0, drawn[1]]]
-    assert landed[1][3] == {"drawn": drawn[0], "reset": True}
-    assert landed[1][1:3] == (0.0, False)
-    assert births(tmp_path) == [2, 2, 1, 1]
-    result = env.step(actions())
-    assert result.truncated.tolist() == [True, False, False, False]  # it was in the same worker
-    assert result.states[:, 1].tolist() == [0, 1, 1, 1]
-
-
-@in_modes(*IN_BACKGROUND)
-def test_sent_reset_is_repeated_after_timeout(make: Make, tmp_path: Path, mode: str) -> None:
-    env = make(timeout=1.0)
-    Path(tmp_path, "lame-2").touch()
-    env.send_reset(2, seed=[40])
-    landed = asyncio.run(env.arecv()) if mode == PROCESSES else env.recv()
-    drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(40))).random()
-    assert landed.states.tolist() == [[2, 0, drawn]]
-    assert landed.dones.tolist() == [False]
-    assert births(tmp_path) == [1, 1, 2, 2]
-
-
-def test_error_of_a_sent_reset_is_raised(make: Make, tmp_path: Path) -> None:
-    env = make()
+    assert caught.value.partial[:, 0].tolist() == [0, 2, 3]  # type: ignore[attr-defined]
+    env.reset(1)
     env.send_reset([0, 2], options=[{"fail": True}, None])
     with pytest.raises(KeyError, match="no such option") as caught:
         env.recv(min_envs=2)
     assert caught.value.partial.env_ids.tolist() == [2]  # type: ignore[attr-defined]
-    assert births(tmp_path) == [1, 1, 1, 1]
-    with pytest.raises(errors.ResetNeededError, match=r"\[0\]"):
+    assert births(tmp_path) == [1] * NUM_ENVS
+    with pytest.raises(ResetNeededError, match=r"\[0\]"):
         env.step(actions())
     env.reset(0)
-    assert env.step(actions()).states[:, 1].tolist() == [1, 1, 1, 1]
+    assert steps(env.step(actions()).states) == [1, 1, 1, 1]
+
+
+@in_modes(*IN_WORKERS)
+def test_sent_reset_is_repeated_if_the_worker_dies(env: ParallelEnv, tmp_path: Path) -> None:
+    Path(tmp_path, "cursed-1").touch()
+    env.send_reset([1, 3], seed=[40, 41], options={"some": 1})
+    landed = drain(env, min_envs=2)
+    assert not Path(tmp_path, "cursed-1").exists()
+    drawn = drawn_with(40), drawn_with(41)
+    assert [landed[env_id][0].tolist() for env_id in (1, 3)] == [[1, 0, drawn[0]], [3, 0, drawn[1]]]
+    assert landed[1][1:4] == (0.0, False, {"drawn": drawn[0], "reset": True})
+    assert births(tmp_path) == [2, 2, 1, 1]
+    result = env.step(actions())
+    assert result.truncated.tolist() == [True, False, False, False]  # it was in the same worker
+    assert steps(result.states) == [0, 1, 1, 1]
 
 
 @in_modes(*IN_BACKGROUND)
-def test_timeout_of_a_sent_step_is_a_failure(make: Make) -> None:
-    env = make(timeout=1.0)
+def test_timeout_of_a_sent_step_or_reset_is_a_failure(make: Make, tmp_path: Path, mode: str) -> None:
+    env = make(timeout=1.0, **RECOVERING)
+    Path(tmp_path, "lame-2").touch()
+    env.send_reset(2, seed=[40])
+    landed = asyncio.run(env.arecv()) if mode == PROCESSES else env.recv()
+    assert landed.states.tolist() == [[2, 0, drawn_with(40)]]
+    assert landed.dones.tolist() == [False]
+    assert births(tmp_path) == [1, 1, 2, 2]
+    env.reset()
     env.send(actions(e3=WAIT))
-    with pytest.raises(errors.WorkerTimeoutError):  # the caller's own limit: nothing is given up
+    with pytest.raises(WorkerTimeoutError):  # the caller's own limit: nothing is given up
         env.recv(min_envs=NUM_ENVS, timeout=0.1)
     result = env.recv(min_envs=NUM_ENVS)
     assert result.truncated[result.env_ids == 3].tolist() == [True]
 
 
 @in_modes(*IN_WORKERS)
-def test_step_sent_to_a_worker_that_dies_is_a_failure(make: Make, tmp_path: Path) -> None:
-    env = make()
+def test_step_sent_to_a_worker_that_dies_is_a_failure(env: ParallelEnv, tmp_path: Path) -> None:
     env.send(actions(e0=EXIT))
-    truncated: dict[int, bool] = {}
-    while len(truncated) < NUM_ENVS:
-        result = env.recv(max_envs=1)
-        truncated[int(result.env_ids[0])] = bool(result.truncated[0])
-    assert truncated == {0: True, 1: True, 2: False, 3: False}
+    landed = drain(env, max_envs=1)
+    assert [landed[env_id][5] for env_id in range(NUM_ENVS)] == [True, True, False, False]
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
 @in_modes(*IN_WORKERS)
-def test_received_step_is_kept_if_its_worker_dies_later(make: Make) -> None:
-    env = make()
+def test_received_step_is_kept_if_its_worker_dies_later(env: ParallelEnv) -> None:
     env.send([GO_ON], id=[1])
     assert env.step([EXIT], id=[0]).truncated.tolist() == [True]
     arrived = env.recv()
-    assert arrived.env_ids.tolist() == [1]
-    assert arrived.states[0][1] == 1
+    assert arrived.env_ids.tolist() == steps(arrived.states) == [1]
     assert not arrived.dones[0]
     assert env.step([GO_ON], id=[1]).truncated.tolist() == [True]
-    assert env.step([GO_ON], id=[1]).states[0][1] == 1
+    assert steps(env.step([GO_ON], id=[1]).states) == [1]
 
 
-def test_restart_with_neighbours_in_flight_delivers_every_result(make: Make) -> None:
-    env = make(num_cpus=1)
-    env.send([RAISE], id=[0])
-    env.send([GO_ON, GO_ON], id=[1, 2])
-    received: list[int] = []
-    while len(received) < 3:
-        received += env.recv().env_ids.tolist()
-    assert sorted(received) == [0, 1, 2]
-    assert not env.step(actions()).dones[:3].any()
+def test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour(make: Make, tmp_path: Path) -> None:
+    env = make(num_cpus=1, **RECOVERING)
+    env.send([RAISE], [0])
+    with when_begun(tmp_path, 1, (tmp_path / "go").touch):
+        env.send([WAIT, GO_ON], [1, 2])
+        first = env.recv(max_envs=1)
+    assert first.env_ids.tolist() == [0]
+    assert isinstance(first.infos[0]["failure"], ZeroDivisionError)
+    rest = drain(env)
+    assert {env_id: (landed[0][1], landed[2]) for env_id, landed in rest.items()} == {1: (1, False), 2: (1, False)}
+    assert births(tmp_path) == [2, 1, 1, 1]
 
 
 def test_seeds_after_restarts_derive_from_the_seed_of_the_user(make: Make) -> None:
     drawn = []
     for _ in range(2):
-        env = make()
-        once = env.step(actions(e1=RAISE)).states[1][2]
-        twice = env.step(actions(e1=RAISE)).states[1][2]
-        drawn.append((once, twice))
+        env = make(**RECOVERING)
+        drawn.append([env.step(actions(e1=RAISE)).states[1][2] for _ in range(2)])
     assert drawn[0] == drawn[1]
-    assert once != twice
+    assert drawn[0][0] != drawn[0][1]
 
 
 def test_failure_is_raised_after_max_restarts(make: Make, tmp_path: Path) -> None:
-    env = make(max_restarts=2)
+    env = make(max_restarts=2, **RECOVERING)
     for _ in range(2):
         env.step(actions(e1=RAISE))
     with pytest.raises(ZeroDivisionError) as caught:
         env.step(actions(e1=RAISE))
     assert caught.value.partial.env_ids.tolist() == [0, 2, 3]  # type: ignore[attr-defined]
     assert births(tmp_path) == [1, 3, 1, 1]
-    assert env.step(actions()).states[:, 1].tolist() == [4, 2, 4, 4]  # the env also counts the step in which it fails
-
-
-def test_env_that_cannot_be_rebuilt_uses_up_max_restarts(make: Make, tmp_path: Path) -> None:
-    env = make(max_restarts=3)
-    (tmp_path / "barren-1").touch()
+    assert steps(env.step(actions()).states) == [4, 2, 4, 4]  # the env also counts the step in which it fails
+    (tmp_path / "barren-2").touch()
     with pytest.raises(RuntimeError, match="cannot be born"):
-        env.step(actions(e1=RAISE))
-    assert births(tmp_path) == [1, 4, 1, 1]
+        env.step(actions(e2=RAISE))
+    assert births(tmp_path) == [1, 3, 3, 1]
 
 
 def test_delays_between_restarts_grow_and_old_restarts_expire(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +292,206 @@ def test_delays_between_restarts_grow_and_old_restarts_expire(monkeypatch: pytes
     assert budget.spend([0]) == ([], 0.0)
 
 
-@in_modes(*IN_CALLER)
-def test_on_failure_restart_refuses_env_instances_in_the_same_process(mode: str) -> None:
-    with pytest.raises(errors.InvalidEnvError, match="Give an env fn"):
-        ParallelEnv([gym.make("CartPole-v1")], mode, on_failure="restart")
+# ---------------------------------------------------------------- restart
+
+
+def test_restart_waits_for_a_step_of_a_neighbour(make: Make, tmp_path: Path) -> None:
+    env = make(num_cpus=1)
+    with when_begun(tmp_path, 1, (tmp_path / "go").touch):
+        env.send([WAIT], [1])
+        assert env.restart(0) == (0,)
+    assert steps(env.recv().states) == [1]
+    assert births(tmp_path) == [2, 1, 1, 1]
+
+
+@in_modes(*IN_BACKGROUND)
+def test_restart_also_rebuilds_a_neighbour_that_times_out(make: Make, tmp_path: Path) -> None:
+    env = make(num_cpus=1, timeout=0.5)
+    env.send([WAIT], [1])
+    assert set(env.restart(0)) >= {0, 1}
+    assert steps(env.reset([0, 1])) == [0, 0]
+    assert births(tmp_path)[:2] == [2, 2]
+
+
+# ---------------------------------------------------------------- dead workers
+
+
+@in_modes(*IN_WORKERS)
+def test_worker_died_error_names_only_envs_of_the_call(make: Make) -> None:
+    env = make()
+    env.send([EXIT], [0])
+    env.send([GO_ON], [1])
+    named = []
+    for _ in range(2):
+        with pytest.raises(WorkerDiedError) as caught:
+            env.recv(max_envs=1)
+        named.append(caught.value.env_ids)
+    assert named == [(0,), (1,)]
+
+
+@in_modes(*IN_WORKERS)
+def test_worker_died_error_mentions_other_envs_only_if_all_continue(make: Make) -> None:
+    def dies(env: ParallelEnv, *arguments: Any) -> bool:
+        """Return whether the error of a step says so."""
+        with pytest.raises(WorkerDiedError, match="is dead") as caught:
+            env.step(*arguments)
+        return "All other envs continue" in str(caught.value)
+
+    assert not dies(make(num_cpus=1), [EXIT, GO_ON, GO_ON, GO_ON])
+    env = make()
+    assert dies(env, [EXIT, GO_ON, GO_ON, GO_ON])
+    assert not dies(env, [EXIT, GO_ON], [2, 3])
+    env.restart()
+    env.reset()
+    with pytest.raises(BaseExceptionGroup, match="4 envs failed") as both:  # the death of one is noticed first
+        env.step([EXIT, GO_ON, EXIT, GO_ON])
+    assert not any("All other envs continue" in str(error) for error in both.value.exceptions)
+    assert not dies(env, [GO_ON, GO_ON], [0, 1])
+
+
+def test_env_that_raises_worker_died_error_itself_is_usable(make: Make) -> None:
+    env = make(num_cpus=1)
+    with pytest.raises(WorkerDiedError, match="of this env's own"):
+        env.customized_method("fail_as_if_dead", id=[1])
+    assert steps(env.step(actions()).states) == [1] * 4
+
+
+@in_modes(*IN_WORKERS)
+def test_refused_reset_drops_no_step_in_flight(make: Make) -> None:
+    env = make()
+    kill_worker_of(env, 0)
+    with pytest.raises(WorkerDiedError):
+        env.get_env_attr("number", 0)
+    env.send([GO_ON], [3])
+    with pytest.raises(WorkerDiedError):
+        env.reset()
+    assert steps(env.recv().states) == [1]
+    assert steps(env.step([GO_ON] * 2, [2, 3]).states) == [1, 2]
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+def interrupt_the_rebuild(env: ParallelEnv, folder: Path, call: Callable[[], Any]) -> None:
+    """Make a call that rebuilds env 1, and interrupt it in the constructor."""
+    (folder / "slow-1").touch()
+    with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
+        call()
+    (folder / "go").touch()
+
+
+def test_reset_is_needed_after_ctrl_c_in_restart(make: Make, tmp_path: Path, mode: str) -> None:
+    env = make(num_cpus=1)
+    interrupt_the_rebuild(env, tmp_path, lambda: env.restart([0, 1]))
+    with pytest.raises(ResetNeededError, match=r"envs \[0, 1\]"):
+        env.step(actions())
+    assert steps(env.step([GO_ON] * 2, [2, 3]).states) == [1, 1]
+    if mode == ORACLE:  # the interrupted rebuild cannot be resumed
+        with pytest.raises(InvalidEnvError, match=r"could not be rebuilt. Try restart\(\) again"):
+            env.reset([0, 1])
+        assert env.restart(1) == (1,)
+    assert steps(env.reset([0, 1])) == [0, 0]
+    assert steps(env.step(actions()).states) == [1, 1, 2, 2]
+
+
+@in_modes(*IN_WORKERS)
+def test_reset_is_needed_after_ctrl_c_in_restart_of_a_dead_worker(make: Make, tmp_path: Path) -> None:
+    env = make(num_cpus=1)
+    kill_worker_of(env, 0)
+    with pytest.raises(WorkerDiedError):
+        env.get_env_attr("number")
+    interrupt_the_rebuild(env, tmp_path, lambda: env.restart(0))
+    with pytest.raises(ResetNeededError, match=r"envs \[0, 1, 2, 3\]"):
+        env.step(actions())
+    assert steps(env.reset()) == [0] * 4
+    assert births(tmp_path) == [2] * 4
+
+
+def test_results_can_be_received_after_ctrl_c_during_a_rebuild(make: Make, tmp_path: Path, mode: str) -> None:
+    env = make(num_cpus=1, timeout=5.0, **RECOVERING)
+    env.step(actions())
+    interrupt_the_rebuild(env, tmp_path, lambda: env.step(actions(e1=RAISE)))
+    result = env.recv(min_envs=4)
+    assert steps(result.states) == [2, 0, 2, 2]
+    assert result.truncated.tolist() == [False, True, False, False]
+    assert isinstance(result.infos[1]["failure"], ZeroDivisionError)
+    assert not any("failure" in info for info in result.infos[[0, 2, 3]])
+    # In the oracle the interrupt aborted the constructor.
+    assert births(tmp_path) == [1, 3 if mode == ORACLE else 2, 1, 1]
+
+
+# ---------------------------------------------------------------- garbage collection
+#
+# An exception holds frames, and numpy's arrays of objects hide it from garbage collection. Each of these functions
+# makes an env, lets it fail, and keeps the error or the result in its variables. `conftest` looks for workers left.
+
+
+def keep_failures_of_infos(make: Make, folder: Path, deed: int = RAISE) -> ParallelEnv:
+    """Env 1 uses up its restarts, and then env 0 fails."""
+    env = make(frail(folder), max_restarts=1, **RECOVERING)
+    env.reset()
+    result = env.step(actions(e1=RAISE))
+    assert "failure" in result.infos[1]
+    try:
+        result = env.step(actions(e0=deed))
+    except WorkerDiedError as error:  # env 1 has lost the same worker
+        result = error.partial  # type: ignore[attr-defined]
+    assert "failure" in result.infos[0]
+    return env
+
+
+def keep_a_failure(make: Make, folder: Path, call: Callable[[ParallelEnv], Any]) -> ParallelEnv:
+    """Env 0 fails, while env 3 is in the middle of its step if that is possible."""
+    env = make(frail(folder))
+    env.reset()
+    env.send([RAISE, GO_ON if env.para_mode == ORACLE else WAIT], [0, 3])
+    call(env)
+    (folder / "go").touch()
+    return env
+
+
+def receive_it(env: ParallelEnv) -> None:
+    with pytest.raises(ZeroDivisionError):
+        env.recv()
+
+
+def let_it_arrive(env: ParallelEnv) -> None:
+    env.get_env_attr("number", [0])
+
+
+def fail_again(env: ParallelEnv) -> None:
+    receive_it(env)
+    with pytest.raises(ZeroDivisionError):
+        env.step([RAISE], [0])
+
+
+def keep_an_interrupt(make: Make, folder: Path, **options: Any) -> ParallelEnv:
+    env = make([partial(Interrupter, number) for number in range(2)], **options)
+    env.reset()
+    for _ in range(3):
+        env.step([0, 0])
+    with pytest.raises(KeyboardInterrupt):
+        env.step([os.getpid(), 0])
+    return env
+
+
+@in_modes(*LOCAL)
+@pytest.mark.parametrize(
+    ("fail", "only_in"),
+    [
+        (keep_failures_of_infos, LOCAL),
+        (partial(keep_failures_of_infos, deed=EXIT), IN_WORKERS),
+        (partial(keep_a_failure, call=let_it_arrive), LOCAL),
+        (partial(keep_a_failure, call=receive_it), LOCAL),
+        (partial(keep_a_failure, call=fail_again), LOCAL),
+        (keep_an_interrupt, LOCAL),
+        (partial(keep_an_interrupt, caller_steps=True), [PROCESSES]),
+    ],
+    ids=["in infos", "of a death", "in flight", "received", "raised", "interrupt", "interrupt of caller_steps"],
+)
+def test_failure_does_not_keep_the_env_alive(mode: str, tmp_path: Path, fail: Any, only_in: Any) -> None:
+    if mode not in only_in:
+        pytest.skip("its workers cannot do this")
+    kept = weakref.ref(fail(partial(ParallelEnv, para_mode=mode, num_cpus=2), tmp_path).engine)
+    gc.collect()
+    assert kept() is None

@@ -1,37 +1,70 @@
-"""Samplers as envs, and the methods of task pools."""
+"""Samplers as envs, the methods of task pools, and envs that have no further episode in every kind of call."""
 
 from __future__ import annotations
 
 import math
+import os
+import pickle
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import MakePool
+from conftest import MakeEnv, MakePool, needs_ray, require_mode
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import TimeLimit
-from modes import ORACLE, here_and_in_processes
-from samplers import PLAIN, Walks
+from modes import MODES, ORACLE, PROCESSES, in_modes
+from samplers import PLAIN, Once, Walk, Walks
 
-from parallelenv import ParallelEnv, ParallelWrapper
+from parallelenv import CLOSE, TERMINATED, ParallelEnv, ParallelWrapper
+from parallelenv.engine import recovery
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
     EnvBusyError,
     EnvContractError,
+    ExhaustedError,
     InvalidEnvError,
     ResetNeededError,
     UnpicklableError,
+    WorkerDiedError,
 )
 from parallelenv.results import difference
-from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep
+from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
-from parallelenv.wrappers import CheckFinite, StackStates
+from parallelenv.testing.contract import DONE_POLICIES, drain
+from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
 
 FOUR = [{"total": 9}] * 4
+TOTALS = (1, 3, 0, 2)
+ONES = np.ones(len(TOTALS), np.int64)
+EXHAUSTED = {"exhausted": True}
+
+
+@pytest.fixture(params=[ORACLE, PROCESSES])
+def mode(request: pytest.FixtureRequest) -> str:
+    """The modes of a test that names none: messages are pickled in one of them."""
+    return require_mode(request.param, request)
+
+
+def walks(kind: str = "plain", totals: Any = TOTALS) -> list[dict[str, Any]]:
+    return [{"total": total, "kind": kind} for total in totals]
+
+
+def env_fns(kind: str = "plain", totals: Any = TOTALS) -> list[Any]:
+    return [partial(make_task_env, Walks, arguments) for arguments in walks(kind, totals)]
+
+
+def ones(states: Any) -> Any:
+    return np.ones(len(states["word"] if isinstance(states, dict) else states), np.int64)
+
+
+@pytest.fixture(autouse=True)
+def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.0)
 
 
 # ---------------------------------------------------------------- a sampler as an env
@@ -122,35 +155,30 @@ def test_invalid_step_results_of_a_task_raise(returned: Any) -> None:
 
 
 def test_invalid_samplers_and_tasks_are_refused() -> None:
-    with pytest.raises(
-        InvalidEnvError, match=r"sampler is Count, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"
-    ):
-        TaskEnv(Count())  # type: ignore[arg-type]
-    with pytest.raises(InvalidEnvError, match="sampler is the class Counts, which is not an instance"):
-        TaskEnv(Counts)  # type: ignore[arg-type]
-    with pytest.raises(InvalidEnvError, match=r"next_task\(\) of Counts returned int, which lacks step\(\), is_done"):
-        TaskEnv(Counts(int)).reset()
+    cases: list[tuple[Any, str]] = [
+        (Count(), r"sampler is Count, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"),
+        (Counts, "sampler is the class Counts, which is not an instance"),
+        (Counts(int), r"next_task\(\) of Counts returned int, which lacks step\(\), is_done"),
+    ]
+    for sampler, message in cases:
+        with pytest.raises(InvalidEnvError, match=message):
+            TaskEnv(sampler).reset()
 
 
-def test_sampler_is_closed_even_if_closing_a_task_raises() -> None:
-    class Stuck(Count):
-        def close(self) -> None:
-            raise OSError("stuck")
-
-    class Closing(Counts):
-        def close(self) -> None:
-            self.log.append("closed")
-
-    sampler = Closing(Stuck)
-    env = TaskEnv(sampler)
+def test_each_task_is_closed_before_the_next_and_the_sampler_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+    env = TaskEnv(Walks(3, log=log))
     env.reset()
-    with pytest.raises(OSError, match="stuck"):
+    env.reset()
+    assert env.sampler.closed == [1]  # type: ignore[attr-defined]
+    assert env.render().shape == (2, 3, 3)
+    monkeypatch.setattr(Walk, "close", lambda task: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         env.close()
-    assert sampler.log[-1] == "closed"
+    assert log == [[1, "sampler"]]
 
 
 def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
-    """Also for policies and wrappers."""
     env = make_pool(Walks, [{"kind": "pieces", "total": 9}] * 3)
     first = env.next_task(length=4)
     assert first["place"].shape == (3, 3)
@@ -163,15 +191,13 @@ def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
         seen.append(states["parts"]["count"].tolist())
         return [1] * len(states["place"])
 
-    for _ in env.stream(act, 3, min_envs=3):
-        pass
+    list(env.stream(act, 3, min_envs=3))
     assert seen == [[2, 2, 2]]
     env.set_env_attr("task.place", np.full(3, np.nan), 1)
     with pytest.raises(EnvContractError, match="state of env 1"):
         CheckFinite(env).step([1, 1, 1], align="batch")
 
 
-@here_and_in_processes
 def test_dict_states_with_different_keys_stay_objects(make_pool: MakePool) -> None:
     class Odd(Walks):
         def next_task(self, length: int | None = None, **kwargs: Any) -> Any:
@@ -182,17 +208,6 @@ def test_dict_states_with_different_keys_stay_objects(make_pool: MakePool) -> No
     states = env.next_task()
     assert states.dtype == object
     assert [set(state) for state in states] == [{"place", "parts"}, {"place", "word"}]
-
-
-def test_each_task_is_closed_before_the_next_and_the_sampler_last() -> None:
-    log: list[Any] = []
-    env = TaskEnv(Walks(3, log=log))
-    env.reset()
-    env.reset()
-    assert env.sampler.closed == [1]  # type: ignore[attr-defined]
-    assert env.render().shape == (2, 3, 3)
-    env.close()
-    assert log == [[1, 2, "sampler"]]
 
 
 def test_render_mode_and_metadata_are_those_of_the_sampler() -> None:
@@ -223,24 +238,11 @@ def test_samplers_are_made_in_workers_and_share_nothing(make_pool: MakePool) -> 
     assert env.attr("sampler.log", id=0) == [[]]
 
 
-class Listed(Walks):
-    """Lists the tasks that it has given."""
-
-    def __init__(self, total: int) -> None:
-        super().__init__(total)
-        self.order: list[Any] = []
-
-    def next_task(self, *args: Any, **kwargs: Any) -> Any:
-        task = super().next_task(*args, **kwargs)
-        if task is not None:
-            self.order.append((*task.place.tolist(), task.length))
-        return task
-
-
+@in_modes(*MODES)
 @pytest.mark.parametrize("way", ["steps", "rounds", "rollout"])
-def test_tasks_have_the_same_order_in_every_mode(make_pool: MakePool, way: str) -> None:
+def test_tasks_have_the_same_order_in_every_mode(make_pool: MakePool, mode: str, way: str) -> None:
     totals = (25, 1, 40)
-    env = make_pool(Listed, [{"total": total} for total in totals], way != "rounds")
+    env = make_pool(Walks, [{"total": total} for total in totals], way != "rounds")
     env.reset(seed=3)
     if way == "rollout":
         env.rollout(lambda states: np.ones(len(states), int), num_episodes=3 * 50)  # more than there are
@@ -248,13 +250,13 @@ def test_tasks_have_the_same_order_in_every_mode(make_pool: MakePool, way: str) 
         env.step([1] * len(env))
         if way == "rounds" and env.all_done():
             env.next_task()
-    for order, total, seed in zip(env.attr("sampler.order"), totals, (3, 4, 5), strict=True):
-        alone = Listed(total)
+    for tasks, total, seed in zip(env.attr("sampler.tasks"), totals, (3, 4, 5), strict=True):
+        alone = Walks(total)
         alone.set_seed(seed)
         while alone.next_task() is not None:
             pass
-        assert order == alone.order
-        assert len(order) == total
+        assert tasks == alone.tasks
+        assert len(tasks) == total
 
 
 @pytest.mark.parametrize(("auto", "done_policy"), [(True, "restart"), (False, "idle")])
@@ -337,17 +339,13 @@ class Shows(Count):
     seen: Any = None
 
     def step(self, action: Any) -> Any:
-        self.count += 1
+        self.count = 1
         return np.zeros(3), 1.0, False, False, {}
-
-    def is_done(self) -> bool:
-        return False
 
     def get_observations(self) -> Any:
         return self.seen if self.count else np.zeros(3)
 
 
-@here_and_in_processes
 @pytest.mark.parametrize("seen", [None, 3, "x", np.zeros(5), np.zeros(3, complex)])
 def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: Any) -> None:
     env = make_pool(partial(Counts, Shows), [{}] * 3)
@@ -362,7 +360,6 @@ def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: A
     assert env.step([1, 1, 1]).states.shape == (3, 3)
 
 
-@here_and_in_processes
 def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
     assert env.get_env_attr("given", id=0) == [0]
@@ -372,9 +369,8 @@ def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
     env.set_env_attr("given", 7)
     assert env.attr("task.count") == env.get_env_attr("count") == [2] * 4
     assert env.next_task()[:, 0].tolist() == [8] * 4
-    with pytest.raises(
-        AbsentAttributeError, match="TaskEnv has no method 'nothing'.*Neither has its sampler, Walks, or its task"
-    ):
+    message = "TaskEnv has no method 'nothing'.*Neither has its sampler, Walks, or its task"
+    with pytest.raises(AbsentAttributeError, match=message):
         env.call("nothing")
 
 
@@ -393,16 +389,13 @@ def test_wrappers_and_task_env_do_not_hide_names_of_task_and_sampler() -> None:
         assert env.get_observations([0]).shape == (1, 3)
 
 
-@here_and_in_processes
-def test_task_pool_supports_render_and_rollout(make_pool: MakePool) -> None:
+def test_task_pool_supports_render(make_pool: MakePool) -> None:
     env = make_pool(Walks, [{"total": math.inf}] * 2)
     assert env.render() == [None, None]
     env.next_task()
     assert env.render(tile=True).shape[-1] == 3
-    assert env.rollout(lambda states: np.ones(len(states), int), num_episodes=6).dones.sum() == 6
 
 
-@here_and_in_processes
 def test_rebuilt_sampler_uses_the_seeds_that_were_set(make_pool: MakePool) -> None:
     drawn = []
     for _ in range(2):
@@ -414,26 +407,25 @@ def test_rebuilt_sampler_uses_the_seeds_that_were_set(make_pool: MakePool) -> No
     assert drawn[0][0] != drawn[0][1]
 
 
-def test_invalid_arguments_are_refused_before_any_sampler_is_made() -> None:
-    cases: list[tuple[Any, Any, str]] = [
-        (3, [{}], "make_sampler_fn=3 cannot be called"),
-        (Walks, {"total": 3}, "sampler_fn_args={'total': 3} is not a list. Give a list with a dict"),
-        (Walks, "ab", "is not a list"),
-        (Walks, 4, "sampler_fn_args=4 is not a list"),
-        (Walks, [], "sampler_fn_args is empty"),
-        (Walks, [{}, 3], r"sampler_fn_args\[1\] is 3, not a dict"),
-        (Walks, [{1: 2}], r"sampler_fn_args\[0\] is {1: 2}, not a dict"),
-    ]
-    for make_sampler_fn, sampler_fn_args, message in cases:
-        with pytest.raises(ArgumentError, match=message):
-            ParallelEnv.from_samplers(make_sampler_fn, sampler_fn_args)
-    with pytest.raises(ArgumentError, match="auto_resample_when_done='no' must be True or False"):
-        ParallelEnv.from_samplers(Walks, [{}], ORACLE, "no")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="asynchronous='idle' was given.*auto_resample_when_done"):
-        ParallelEnv.from_samplers(Walks, [{}], asynchronous="idle")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"make_sampler_fn": 3}, "make_sampler_fn=3 cannot be called"),
+        ({"sampler_fn_args": {"total": 3}}, "sampler_fn_args={'total': 3} is not a list. Give a list with a dict"),
+        ({"sampler_fn_args": "ab"}, "is not a list"),
+        ({"sampler_fn_args": 4}, "sampler_fn_args=4 is not a list"),
+        ({"sampler_fn_args": []}, "sampler_fn_args is empty"),
+        ({"sampler_fn_args": [{}, 3]}, r"sampler_fn_args\[1\] is 3, not a dict"),
+        ({"sampler_fn_args": [{1: 2}]}, r"sampler_fn_args\[0\] is {1: 2}, not a dict"),
+        ({"auto_resample_when_done": "no"}, "auto_resample_when_done='no' must be True or False"),
+        ({"asynchronous": "idle"}, "asynchronous='idle' was given.*auto_resample_when_done"),
+    ],
+)
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ParallelEnv.from_samplers(**{"make_sampler_fn": Walks, "sampler_fn_args": [{}], **arguments})
 
 
-@here_and_in_processes
 def test_errors_and_results_of_make_sampler_fn_are_checked(make_pool: MakePool) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
         make_pool(Walks, [{}, {"wrong": 1}])
@@ -456,3 +448,398 @@ def test_wrapper_has_task_methods_only_around_a_task_pool(make_pool: MakePool) -
     assert stacked.next_task(length=2).shape == (4, 2, 3)
     with pytest.raises(RuntimeError, match=r"get_observations\(\) would bypass StackStates"):
         stacked.get_observations()
+
+
+# ---------------------------------------------------------------- envs without a further episode
+
+
+def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
+    """Return all results until all envs are exhausted, and those of some calls more."""
+    log: list[Any] = [env.reset(seed=7), env.reset_infos]
+    env.send_reset()
+    log += [drain(env), env.done, env.exhausted, env.reset_infos]
+    for step in range(40):
+        if step % 3 == 2:
+            batch = env.step(ONES, align="batch")
+            log += [list(batch), batch.terminated, batch.truncated]
+        elif step % 3 == 1:
+            env.send(ONES)
+            parts = [env.recv(max_envs=1) for _ in ONES]
+            log += [[list(part), part.env_ids] for part in sorted(parts, key=lambda part: int(part.env_ids[0]))]
+        else:
+            result = env.step(ONES)
+            log += [list(result), result.terminated, result.truncated, result.env_ids]
+        log += [env.done, env.exhausted, env.reset_infos]
+        if env.all_exhausted():
+            break
+        if env.all_done() and asynchronous != "restart":
+            log += [env.reset(), env.reset_infos]
+        elif asynchronous == "continue" and env.has_done():
+            log += [env.reset(env.done), env.reset_infos]
+    assert env.all_exhausted()
+    assert env.all_done()
+    log += [list(env.step(ONES)), list(env.step(ONES[:2], id=[2, 0], align="batch")), env.reset(), env.reset(seed=3)]
+    for send in (env.send_reset, partial(env.send, ONES)):
+        send()
+        log += [drain(env), env.exhausted]
+    return log
+
+
+@in_modes(*MODES)
+@pytest.mark.parametrize("asynchronous", DONE_POLICIES)
+@pytest.mark.parametrize("kind", ["plain", "sheet", "bare"])
+def test_every_mode_equals_oracle_until_all_envs_are_exhausted(
+    make_env: MakeEnv, mode: str, asynchronous: Any, kind: str
+) -> None:
+    if needs_ray(mode) and kind == "bare":
+        pytest.skip("takes a second each; states without a space use the same code as texts")
+    envs = env_fns(kind, totals=(2, 4, 0, 3))
+    with ParallelEnv(envs, asynchronous=asynchronous) as oracle:
+        expected = play(oracle, asynchronous)
+    found = play(make_env(envs, asynchronous=asynchronous, num_cpus=2), asynchronous)
+    assert difference(expected, found) is None, difference(expected, found)
+
+
+@pytest.mark.parametrize("asynchronous", DONE_POLICIES)
+def test_reset_without_further_task_returns_none_and_env_is_skipped(make_env: MakeEnv, asynchronous: Any) -> None:
+    env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
+    states = env.reset()
+    assert [state is None for state in states] == [False, False, True, False]
+    assert env.reset_infos == [{}, {}, EXHAUSTED, {}]
+    assert env.done.tolist() == env.exhausted.tolist() == [False, False, True, False]
+    assert not env.all_exhausted()
+    result = env.step(ONES)
+    assert (result.states[2], result.rewards[2], result.infos[2]) == (None, None, EXHAUSTED)
+    assert (result.dones[2], result.terminated[2], result.truncated[2]) == (True, False, True)
+    assert "exhausted" not in result.infos[0]
+    assert env.step([1], id=2, align="batch") == [(None, None, True, EXHAUSTED)]
+    assert env.reset([2]).tolist() == [None]
+    env.reset([2, 0], options={"any": 1})
+    assert env.done[2]
+
+
+@pytest.mark.parametrize("kind", ["plain", "bare"])
+def test_final_step_of_the_last_task_returns_full_results(make_pool: MakePool, kind: str) -> None:
+    env = make_pool(Walks, walks(kind, totals=(1, 9)))
+    env.next_task(length=2)
+    env.step([1, 1])
+    result = env.step([4, 4])
+    assert result.dones.tolist() == [True, True]
+    assert result.rewards.tolist() == [5.0, 5.0]  # a float array: no env is absent yet
+    # The last state of env 0, and the first of env 1's next episode.
+    assert [state[:2].tolist() for state in result.states] == [[1, 2], [2, 0]]
+    last, other = result.infos
+    assert (last["exhausted"], last["reset"]) == (True, False)
+    assert "reset_info" not in last
+    assert (other["reset"], "exhausted" in other) == (True, False)
+    assert np.array_equal(last["ended_state"], result.states[0])
+    last["ended_state"][:] = 99
+    assert result.states[0][0] == 1
+    assert env.reset_infos == [EXHAUSTED, {}]
+
+
+@pytest.mark.parametrize("asynchronous", [None, "idle", "continue"])
+def test_last_task_without_autoreset_ends_like_any_other(make_env: MakeEnv, asynchronous: Any) -> None:
+    env = make_env(env_fns(totals=(1, 9)), asynchronous=asynchronous)
+    env.reset(options=[{"length": 1}, {"length": 9}])
+    assert "exhausted" not in env.step([1, 1]).infos[0]
+    assert not env.exhausted.any()
+    env.reset()
+    assert env.exhausted.tolist() == [True, False]
+    assert env.step([1, 1]).infos.tolist() == [EXHAUSTED, {"walk": 2}]
+    if asynchronous is None:  # the end of one episode ends all, but does not exhaust all
+        while not env.done[1]:
+            env.step([1, 1])
+        assert env.step([1, 1]).infos.tolist() == [EXHAUSTED, {}]
+
+
+def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(totals=(0, 0)))
+    env.next_task()
+    assert env.all_exhausted()
+    env.set_env_attr("total", 2, id=1)
+    states = env.next_task()
+    assert states[0] is None
+    assert states[1][:2].tolist() == [1, 0]
+    assert env.done.tolist() == env.exhausted.tolist() == [True, False]
+    assert env.step([1], id=[1]).states.dtype == np.float64
+
+
+def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
+    env = make_env([partial(Once, 2), Once], asynchronous="restart")
+    env.reset()
+    with pytest.raises(ExhaustedError, match="in the middle") as caught:
+        env.step([0, 1])  # an error in a step is an ordinary failure
+    assert caught.value.partial.env_ids.tolist() == [0]  # type: ignore[attr-defined]
+    assert not env.exhausted.any()
+    assert [info.get("exhausted") for info in env.step([0, 0]).infos] == [None, True]
+    env.step([0, 0])
+    env.step([0, 0])
+    assert env.all_exhausted()
+
+
+def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(), timeout=20)
+    env.next_task(length=9)
+    env.pause(2)
+    assert env.num_unpaused == 3
+    assert env.step(ONES[:3]).states.shape == (3, 3)  # not an object array: no env is absent
+    env.resume()
+    assert env.num_unpaused == 4
+    assert env.step(ONES[:2], id=[3, 0]).states.dtype == np.float64
+
+
+# ---------------------------------------------------------------- sent resets and streams
+
+
+def test_exhausted_env_is_received_without_state_and_reward(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks())
+    env.send_reset()
+    result = env.recv(min_envs=len(env))
+    assert sorted(result.env_ids.tolist()) == [0, 1, 2, 3]
+    place = result.env_ids.tolist().index(2)
+    row = result.states[place], result.rewards[place], bool(result.dones[place]), result.infos[place]
+    assert row == (None, None, True, EXHAUSTED)
+    assert all(info["reset"] for info in np.delete(result.infos, place))
+    assert env.reset_infos[2] == EXHAUSTED
+    env.send_reset(2)
+    assert env.get_state() == (TERMINATED, 2)  # no other episode has started, though ended envs are reset
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_get_state_and_send_action_until_all_envs_are_exhausted(make_pool: MakePool, auto: bool) -> None:
+    env = make_pool(Walks, walks(), auto)
+    ends = [0] * len(env)
+    env.send_reset()
+    while env.num_unpaused:
+        state, env_id = env.get_state() or (None, -1)
+        if state is not TERMINATED:
+            assert state is not None
+            env.send_action(1, env_id)
+        elif env.exhausted[env_id]:
+            env.send_action(CLOSE, env_id)
+        else:
+            ends[env_id] += 1
+            env.send_reset(env_id)
+    assert auto or tuple(ends) == TOTALS
+
+
+def test_stream_ends_when_all_envs_are_exhausted(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks())
+    env.next_task(length=2)
+    steps = [0] * len(env)
+    for env_ids, result in env.stream(ones):
+        for row, env_id in enumerate(env_ids.tolist()):
+            assert result.states[row] is not None
+            steps[env_id] += 1
+    assert env.all_exhausted()
+    assert steps[2] == 0
+    assert all(count >= total for count, total in zip(steps, TOTALS, strict=True))
+
+
+def test_run_episodes_stops_when_no_tasks_are_left(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks())
+    assert env.run_episodes(ones, 8, progress=False).env_ids.tolist() == [
+        0,
+        1,
+        1,
+        3,
+        3,
+    ]  # two each, where there are two
+    assert env.next_task().tolist()[0] is None  # all its tasks were played
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_loop_until_all_done_plays_every_task(make_pool: MakePool, auto: bool) -> None:
+    env = make_pool(Walks, walks(totals=(3, 3, 3)), auto)
+    states, ended = env.next_task(length=2), 0
+    while states[0] is not None:
+        while not env.all_done():
+            ended += int(env.step([1, 1, 1]).dones.sum())
+        states = env.next_task(length=2)
+    assert ended == 9  # all end an episode in the same step
+
+
+# ---------------------------------------------------------------- restarts
+
+
+def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(totals=(1, 0)))
+    env.next_task(length=1)
+    env.step([1, 1])
+    assert env.all_exhausted()
+    assert env.restart(0) == (0,)
+    assert env.exhausted.tolist() == [False, True]
+    with pytest.raises(ResetNeededError, match="env 0 has no"):
+        env.step([1, 1])
+    assert env.next_task(0)[0, :2].tolist() == [1, 0]
+
+
+# ---------------------------------------------------------------- rollouts
+
+
+def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
+    outside, beside = make_pool(Walks, walks()), make_pool(Walks, walks())
+    for env in (outside, beside):
+        env.reset(seed=3)
+    results = [outside.step(ONES) for _ in range(10)]
+    rollout = beside.rollout(ones, 10)
+    for step, result in enumerate(results):
+        steps = [reward is not None for reward in result.rewards]
+        assert rollout.valid[step].tolist() == steps
+        assert rollout.rewards[step, steps].tolist() == result.rewards[steps].tolist()
+        assert rollout.dones[step, steps].tolist() == result.dones[steps].tolist()
+    assert not rollout.valid[:, 2].any()
+    assert [info for (_, env_id), info in rollout.reset_infos.items() if env_id == 0] == [EXHAUSTED]
+    assert difference([outside.done, outside.exhausted], [beside.done, beside.exhausted]) is None
+
+
+def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(totals=(1, 4, 0)), timeout=60)
+    env.next_task()
+    rollout = env.rollout(ones, num_episodes=8)  # four each, of the two that have any
+    assert rollout.env_ids.tolist() == [0, 1, 2]
+    assert rollout.dones.sum(axis=0).tolist() == [1, 4, 0]
+    assert env.all_exhausted()
+    assert len(env.rollout(ones, num_episodes=8)) == 0
+    assert not env.rollout(ones, 3).valid.any()
+
+
+# ---------------------------------------------------------------- saved states
+
+
+@in_modes(*MODES)
+@pytest.mark.parametrize("asynchronous", ["idle", "restart"])
+def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asynchronous: Any) -> None:
+    env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
+    env.reset(seed=5)
+    for _ in range(2):
+        env.step(ONES)
+    state = pickle.loads(pickle.dumps(env.save_state()))
+    expected = [list(env.step(ONES)) for _ in range(6)]
+    exhausted = env.exhausted
+    with ParallelEnv(env_fns(), asynchronous=asynchronous) as other:
+        assert other.load_state(state) == ()
+        assert other.exhausted[2]
+        found = [list(other.step(ONES)) for _ in range(6)]
+        assert difference(expected, found) is None, difference(expected, found)
+        assert difference(exhausted, other.exhausted) is None
+
+
+# ---------------------------------------------------------------- failures
+
+
+class Fleeting(Walks):
+    """Has tasks until one crashes; after a rebuild it has none."""
+
+    def __init__(self, folder: str, kind: str) -> None:
+        births = Path(folder, "births")
+        super().__init__(0 if births.exists() else 3, kind, crash=(1, 2))
+        births.touch()
+
+
+@pytest.mark.parametrize("kind", ["plain", "sheet"])
+@pytest.mark.parametrize("auto", [True, False])
+def test_rebuilt_sampler_may_have_no_task(make_pool: MakePool, tmp_path: Path, kind: str, auto: bool) -> None:
+    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": kind}], auto, on_failure="restart")
+    env.next_task(length=9)
+    env.step([1])
+    result = env.step([1])
+    assert (result.dones[0], result.truncated[0], str(result.infos[0]["failure"])) == (True, True, "crash")
+    assert result.infos[0]["exhausted"] is True
+    assert env.all_exhausted()
+    assert env.step([1], align="batch") == [(None, None, True, EXHAUSTED)]
+
+
+def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Path) -> None:
+    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    env.next_task(length=9)
+    rollout = env.rollout(ones, 6)
+    assert rollout.valid[:, 0].tolist() == [True, True, False, False, False, False]
+    assert rollout.truncated[:, 0].tolist() == [False, True, False, False, False, False]
+    assert env.all_exhausted()
+
+
+class Dying(Fleeting):
+    """Its first task ends the worker."""
+
+    def next_task(self, *args: Any, **kwargs: Any) -> Any:
+        task: Any = super().next_task(*args, **kwargs)
+        if task is not None:
+            task.step = lambda action: os._exit(3)
+        return task
+
+
+@in_modes(PROCESSES)
+def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Path) -> None:
+    env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    env.next_task()
+    result = env.step([1])
+    assert isinstance(result.infos[0]["failure"], WorkerDiedError)
+    assert result.infos[0]["exhausted"] is True
+    assert result.states["word"] == (None,)
+    assert env.all_exhausted()
+
+
+def test_rebuilt_sampler_starts_with_its_first_task(make_pool: MakePool) -> None:
+    env = make_pool(Walks, [{"total": 3, "crash": (2, 1)}, {"total": 3}], on_failure="restart", max_restarts=2)
+    env.next_task(length=1)
+    env.step([1, 1])
+    assert env.attr("number") == [2, 2]
+    result = env.step([1, 1])
+    assert [str(info.get("failure")) for info in result.infos] == ["crash", "None"]
+    assert env.attr("number", id=0) == [1]
+
+
+# ---------------------------------------------------------------- wrappers
+
+
+class Doubled(StateWrapper):
+    def process(self, states: Any) -> Any:
+        return states * 2
+
+
+def test_wrappers_process_only_envs_that_have_a_state(make_pool: MakePool) -> None:
+    doubled = Doubled(RecordEpisodeStatistics(make_pool(Walks, walks())))
+    states = doubled.next_task(length=2)
+    assert [None if state is None else state[0] for state in states] == [2, 2, None, 2]
+    seen = doubled.get_observations()
+    assert [None if state is None else state[0] for state in seen] == [2, 2, None, 2]
+    assert doubled.get_observations([3, 1])[:, 0].tolist() == [2, 2]
+    doubled.step(ONES)
+    infos = doubled.step(ONES).infos
+    assert [info.get("episode", {}).get("l") for info in infos] == [2, 2, None, 2]
+    assert infos[0]["ended_state"][:2].tolist() == [2, 4]
+    assert doubled.step(ONES).states[0] is None
+    while not doubled.all_exhausted():
+        doubled.step(ONES)
+    assert doubled.next_task().tolist() == [None] * 4
+
+
+def test_normalize_and_stack_wrappers_ignore_exhausted_envs(make_pool: MakePool) -> None:
+    normalized = NormalizeStates(CheckFinite(make_pool(Walks, walks(totals=(0, 9)))))
+    assert normalized.next_task()[0] is None
+    assert normalized.statistics.count == 1
+    normalized.step([np.nan, 1])  # the action of an exhausted env is ignored
+    assert normalized.statistics.count == 2
+    stacked = StackStates(make_pool(Walks, walks(totals=(0, 9))), 2)
+    assert stacked.next_task()[1][:, 1].tolist() == [0, 0]
+    assert stacked.step([1, 1]).states[1][:, 1].tolist() == [0, 1]
+
+
+# ---------------------------------------------------------------- without a pool
+
+
+def test_task_env_raises_exhausted_error_without_parallel_env() -> None:
+    env: gym.Env[Any, Any] = TaskEnv(Walks(1))
+    env.reset()
+    with pytest.raises(ExhaustedError, match=r"Walks has no further task. Call its reset\(\)"):
+        env.reset()
+    with pytest.raises(ResetNeededError, match="no task to step"):
+        env.step(1)
+
+
+def test_task_pool_accepts_another_done_policy() -> None:
+    with TaskPool(env_fns(totals=(2,)), asynchronous="continue") as env:
+        env.next_task(length=1)
+        assert [bool(env.step([1]).dones[0]) for _ in range(2)] == [True, True]

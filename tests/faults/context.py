@@ -1,24 +1,22 @@
-"""The context of a case of the fault table, and the decorator that adds it to the table."""
+"""The columns and rows of the fault table, and the context of a cell."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fragile import when_begun
 from holdings import survivors
-from modes import ORACLE, PROCESSES, THREADS
+from modes import IN_CALLER, ON_RAY, ORACLE, PROCESSES, RAY, RAY_POOLS, THREADS
 
 from faults.caller import Caller
-from faults.columns import Column, begin_all
+from faults.envs import NUM_ENVS, actions, faulty
 from parallelenv import ParallelEnv
 from parallelenv.errors import WorkerDiedError
 
@@ -27,26 +25,55 @@ PATIENCE = 10.0
 CLOSE_PATIENCE = 3.3
 """Seconds that `ParallelEnv.close` gives envs to close and workers to exit."""
 
-NO_WORKERS = {ORACLE: "its envs live in the caller", THREADS: "its envs live in the caller"}
-IN_THREAD_OF_CALLER = {ORACLE: "a call in the caller's own thread cannot be given up"}
+NO_WORKERS = IN_CALLER  # its envs live in the caller, and die with it
+IN_THREAD_OF_CALLER = (ORACLE,)  # a call in the caller's own thread cannot be given up
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to run envs."""
+
+    mode: str
+    start_method: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode}/{self.start_method}" if self.start_method else self.mode
+
+    @property
+    def needs_ray(self) -> bool:
+        return self.mode in ON_RAY
+
+
+COLUMNS = (
+    Column(ORACLE),
+    Column(THREADS),
+    Column(PROCESSES, "forkserver"),
+    Column(PROCESSES, "spawn"),
+    Column(PROCESSES, "fork"),
+    Column(RAY),
+    Column(RAY_POOLS),
+)
 
 
 class Context:
-    """A mode and a folder; envs made here are closed at the end."""
+    """A mode and a folder; envs made here are closed at the end.
 
-    def __init__(self, column: Column, folder: Path) -> None:
+    Args:
+        column: How to run envs.
+        folder: For the files of the envs.
+        options: Further options of each `ParallelEnv`.
+    """
+
+    def __init__(self, column: Column, folder: Path, **options: Any) -> None:
         self.column = column
         self.mode = column.mode
         self.folder = folder
+        self._options = {**options, "start_method": column.start_method} if column.start_method else options
         self._made: list[ParallelEnv] = []
         self._callers: list[Caller] = []
 
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.release()
         for env in self._made:
             env.close()
@@ -55,14 +82,19 @@ class Context:
 
     def make(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
         """Return four envs in two workers, which have been reset."""
-        env = self.column.make(self.folder, env_fns, **options)
+        env = self.build(env_fns, **options)
         self._made.append(env)
         env.reset()
         return env
 
-    def call(self, program: str, number: int = 0, prefix: Sequence[str] = ()) -> Caller:
+    def build(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
+        """Return envs that are not closed at the end."""
+        return ParallelEnv(env_fns or faulty(self.folder), self.mode, **{"num_cpus": 2, **self._options, **options})
+
+    def call(self, program: str, *details: Any, prefix: Sequence[str] = ()) -> Caller:
         """Start an interpreter, with a session of its own, that is the caller of envs."""
-        caller = Caller(program, self.column, self.folder, number, prefix)
+        words = [program, self.mode, self.column.start_method, str(self.folder), *map(str, details)]
+        caller = Caller(prefix, words, self.folder)
         self._callers.append(caller)
         return caller
 
@@ -80,15 +112,15 @@ class Context:
         return (self.folder / f"{what}-{number}").exists()
 
     @contextmanager
-    def once_begun(self, act: Callable[[], None], number: int = 0) -> Iterator[list[float]]:
-        """Call a function as soon as an env has started; yield a list that gets the time of the call."""
+    def once_begun(self, act: Callable[[], None]) -> Iterator[list[float]]:
+        """Call a function as soon as env 0 has started; yield a list that gets the time of the call."""
         moments: list[float] = []
 
         def note_and_act() -> None:
             moments.append(time.monotonic())
             act()
 
-        with when_begun(self.folder, number, note_and_act):
+        with when_begun(self.folder, 0, note_and_act):
             yield moments
 
     def check_death_error(self, error: BaseException, pid: int, ending: str, env_ids: tuple[int, ...] = (0, 1)) -> None:
@@ -101,10 +133,10 @@ class Context:
             parts.append(ending)
         assert [part for part in parts if part not in text] == [], text
 
-    def rebuild(self, env: ParallelEnv, env_ids: Sequence[int] = (0, 1)) -> float:
+    def rebuild(self, env: ParallelEnv) -> float:
         """Check that the envs of the other worker continue, rebuild those of the first, and step all."""
         assert env.step([0, 0], [2, 3]).states[:, 0].tolist() == [2, 3]
-        assert env.restart(env_ids) == tuple(env_ids)
+        assert env.restart([0, 1]) == (0, 1)
         return begin_all(env)
 
 
@@ -116,17 +148,17 @@ class Fault:
         name: The fault.
         provoke: Provokes it, checks everything that is promised for it, and returns the seconds from the fault
             until all envs were stepped again, or everything that had to end has ended.
-        impossible: The reasons why it cannot happen, by mode.
+        impossible: Modes in which it cannot happen.
         patience: Seconds that a timeout of the user's, or that of `close`, adds to the limit.
         limit: Seconds that are promised beyond that.
         ends_interpreter: Whether the mode's own services end with the interpreter, which takes additional time.
         replaces: The part that must start before all envs step again, a ``"worker"`` or a ``"pool"``; empty if none.
-        is_slow: Whether the everyday tests leave out some columns.
+        is_slow: Whether it is left to `make test-all` in every mode.
     """
 
     name: str
     provoke: Callable[[Context], float]
-    impossible: Mapping[str, str] = field(default_factory=dict)
+    impossible: Collection[str] = ()
     patience: float = 0.0
     limit: float = 1.0
     ends_interpreter: bool = False
@@ -135,46 +167,50 @@ class Fault:
 
     def allowed(self, column: Column) -> float:
         """Return the seconds within which it should be over."""
-        own = column.shutdown * self.ends_interpreter + column.startup(self.replaces)
-        return self.limit + self.patience + own
+        # Ray took 1.6 s to shut down, and an empty actor 1.7 to 2.7 s to start on a busy machine.
+        ending = 2.5 if self.ends_interpreter and column.needs_ray else 0.0
+        has_actor = column.needs_ray and (self.replaces == "pool" or (self.replaces == "worker" and column.mode == RAY))
+        return self.limit + self.patience + ending + (2.0 if has_actor else 0.0)
 
 
 FAULTS: list[Fault] = []
 Provoke = Callable[[Context], float]
 
 
-def enter(
-    name: str,
-    provoke: Callable[..., float],
-    *arguments: Any,
-    impossible: Mapping[str, str] | None = None,
-    **details: Any,
-) -> None:
-    """Add a row to the table, whose function gets these arguments before the context."""
-    FAULTS.append(Fault(name, partial(provoke, *arguments), impossible or {}, **details))
-
-
-def fault(name: str, impossible: Mapping[str, str] | None = None, **details: Any) -> Callable[[Provoke], Provoke]:
+def fault(name: str, impossible: Collection[str] = (), **details: Any) -> Callable[[Provoke], None]:
     """Add a function to the table."""
-
-    def decorate(provoke: Provoke) -> Provoke:
-        enter(name, provoke, impossible=impossible, **details)
-        return provoke
-
-    return decorate
+    return lambda provoke: FAULTS.append(Fault(name, provoke, impossible, **details))
 
 
-def poll(is_true: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Call a function until its result is true; return the last result."""
-    deadline = time.monotonic() + patience
-    while not (answer := is_true()) and time.monotonic() < deadline:
+def step_all(env: ParallelEnv) -> float:
+    """Step every env and return the time at which all had replied."""
+    result = env.step(actions())
+    moment = time.monotonic()
+    assert result.env_ids.tolist() == list(range(NUM_ENVS))
+    assert result.states[:, 0].tolist() == list(range(NUM_ENVS))
+    assert not result.dones.any()
+    return moment
+
+
+def begin_all(env: ParallelEnv) -> float:
+    """Reset and step every env, and return the time at which all had replied."""
+    assert env.reset().tolist() == [[number, 0] for number in range(NUM_ENVS)]
+    moment = step_all(env)
+    assert env.get_env_attr("steps") == [1] * NUM_ENVS
+    return moment
+
+
+def poll(is_true: Callable[[], Any]) -> None:
+    """Call a function until its result is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_true():
+        assert time.monotonic() < deadline, is_true
         time.sleep(0.002)
-    return answer
 
 
-def check_gone(pids: Sequence[int], patience: float = PATIENCE) -> float:
+def check_gone(pids: Sequence[int]) -> float:
     """Wait until processes have ended, and return the time."""
-    assert survivors(pids, patience) == []
+    assert survivors(pids, PATIENCE) == []
     return time.monotonic()
 
 

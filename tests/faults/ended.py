@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from modes import ORACLE
 
-from faults.context import CLOSE_PATIENCE, NO_WORKERS, Context, check_gone, enter, fault
+from faults.context import CLOSE_PATIENCE, NO_WORKERS, Context, check_gone, fault
 
 _GONE = 2.0
 """Seconds after the death of the caller within which its workers should be gone."""
-_DIE_WITH_CALLER = {mode: f"{reason} and die with it" for mode, reason in NO_WORKERS.items()}
-_NO_BACKGROUND = {ORACLE: "nothing happens in the background"}
 
 
 def _interrupt(program: str, begun: str, context: Context) -> float:
     """Send SIGINT to the process group once an env has made a file; return the seconds until all step again."""
-    caller = context.call(program)
+    caller = context.call(*program.split())
     caller.await_file(begun)
     moment = caller.interrupt()
     facts = caller.read()
@@ -23,9 +23,9 @@ def _interrupt(program: str, begun: str, context: Context) -> float:
     return float(max(facts["told"], facts["usable"], gone) - moment)
 
 
-def _kill(program: str, begun: tuple[str, ...], context: Context) -> float:
+def _kill(how: str, begun: tuple[str, ...], context: Context) -> float:
     """Kill a program; return the seconds until its workers have exited."""
-    caller = context.call(program)
+    caller = context.call("stay", how)
     workers = caller.read()["pids"]
     for name in begun:
         caller.await_file(name)
@@ -36,9 +36,9 @@ def _kill(program: str, begun: tuple[str, ...], context: Context) -> float:
     return gone - moment
 
 
-def _leave(program: str, context: Context) -> float:
+def _leave(how: str, context: Context) -> float:
     """Let a program exit with open envs; return the seconds that it took."""
-    caller = context.call(program)
+    caller = context.call("leave", how)
     facts = caller.read()
     gone = check_gone([caller.process.pid, *facts["pids"]])
     caller.finish()
@@ -47,18 +47,14 @@ def _leave(program: str, context: Context) -> float:
 
 for _name, _program, _begun, _patience, _replaces in (
     ("step", "interrupt_step", "began-0", 0.0, ""),
-    ("reset", "interrupt_reset", "began-0", 0.0, ""),
-    ("customized_method", "interrupt_method", "began-0", 0.0, ""),
+    ("reset", "interrupt_other reset", "began-0", 0.0, ""),
+    ("customized_method", "interrupt_other method", "began-0", 0.0, ""),
     ("the constructor", "interrupt_construction", "began-0", 0.0, "pool"),
     ("close", "interrupt_close", "closed-0", CLOSE_PATIENCE, "pool"),
     ("a step that rebuilds an env, by on_failure='restart'", "interrupt_recovery", "began-0", 0.0, ""),
 ):
-    enter(
-        *(f"Ctrl-C in {_name}", _interrupt, _program, _begun),
-        is_slow=True,
-        patience=_patience,
-        replaces=_replaces,
-    )
+    _add = fault(f"Ctrl-C in {_name}", patience=_patience, replaces=_replaces, is_slow=True)
+    _add(partial(_interrupt, _program, _begun))
 
 
 @fault("Ctrl-C twice", is_slow=True)
@@ -75,24 +71,18 @@ def twice(context: Context) -> float:
     return float(facts["usable"]) - moment
 
 
-for _name, _program, _files in (
-    ("idle workers", "stay_idle", ()),
-    ("busy workers", "stay_busy", ("began-0", "began-2")),
-    ("worker in C code that keeps the GIL", "stay_in_c", ("began-0",)),
+for _name, _how, _files in (
+    ("idle workers", "idle", ()),
+    ("busy workers", "busy", ("began-0", "began-2")),
+    ("worker in C code that keeps the GIL", "in C", ("began-0",)),
 ):
-    enter(
-        f"SIGKILL of the caller, {_name}",
-        *(_kill, _program, _files),
-        impossible=_DIE_WITH_CALLER,
-        limit=_GONE,
-        is_slow=True,
-    )
-enter("exit of the interpreter, idle workers", _leave, "leave_idle", ends_interpreter=True, is_slow=True)
-enter(
+    fault(f"SIGKILL of the caller, {_name}", NO_WORKERS, limit=_GONE, is_slow=True)(partial(_kill, _how, _files))
+fault("exit of the interpreter, idle workers", ends_interpreter=True, is_slow=True)(partial(_leave, "idle"))
+_add = fault(
     "exit of the interpreter, busy worker",
-    *(_leave, "leave_busy"),
-    impossible=_NO_BACKGROUND,
+    (ORACLE,),  # nothing happens in the background
     patience=CLOSE_PATIENCE,
     ends_interpreter=True,
     is_slow=True,
 )
+_add(partial(_leave, "busy"))

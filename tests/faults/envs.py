@@ -15,24 +15,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from fragile import Fragile, TwoArguments
 
 NUM_ENVS = 4
-ACTIONS = [
-    "go",
-    "wait",
-    "hang",
-    "hang_stubbornly",
-    "hang_with_the_lock",
-    "fall",
-    "raise_interrupt",
-    "leave",
-    "crash",
-    "hand_out_lock",
-    "hand_out_much",
-    "hand_out_slowly",
-    "print_from_c",
-    "close_stdin",
-]
+ACTIONS = (
+    *("go", "wait", "hang_stubbornly", "hang_with_the_lock", "fall", "raise_interrupt", "leave", "crash"),
+    *("hand_out_lock", "hand_out_much", "hand_out_slowly", "print_from_c", "close_stdin"),
+)
 """The deeds of a step: see `Faulty.do`."""
 LARGE = 1 << 27
 """Bytes of a result that takes a while to send."""
@@ -40,16 +29,8 @@ _FOR_EVER = 60.0
 """Seconds after which a waiting env continues anyway, so that a failed test leaves nothing behind."""
 
 
-class TwoArguments(Exception):
-    """An exception that does not unpickle with the default mechanism."""
-
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(f"{first}-{second}")
-        self.second = second
-
-
 class OnlyKeywords(Exception):
-    """Likewise, with keyword arguments."""
+    """An exception that does not unpickle with the default mechanism."""
 
     def __init__(self, *, code: int) -> None:
         super().__init__(f"code {code}")
@@ -64,7 +45,7 @@ class Holding(Exception):
         self.lock = threading.Lock()
 
 
-class Faulty(gym.Env[Any, Any]):
+class Faulty(Fragile):
     """Causes the fault that its action, the options of a reset, or a call of `do` names; it reports events by files.
 
     Args:
@@ -75,24 +56,19 @@ class Faulty(gym.Env[Any, Any]):
         picture: The fault in `render`.
     """
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(len(ACTIONS))
 
     def __init__(self, number: int, folder: str, birth: str = "go", end: str = "go", picture: str = "go") -> None:
-        self.number = number
-        self.folder = Path(folder)
+        super().__init__(number, folder)
         self.end = end
         self.picture = picture
-        self.steps = 0
         self.lock = threading.Lock()
         self.do(birth)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
         if options:
             self.do(options["do"])
-        self.steps = 0
-        return self._state(), {}
+        return super().reset(seed=seed)
 
     def step(self, action: Any) -> Any:
         result = self.do(action if isinstance(action, str) else ACTIONS[action])
@@ -106,21 +82,15 @@ class Faulty(gym.Env[Any, Any]):
         self._tell("closed")
         self.do(self.end)
 
-    def pid(self) -> int:
-        return os.getpid()
-
     def do(self, what: str) -> Any:
         """Cause a fault, by name."""
         return getattr(self, what)()
 
-    def _state(self) -> Any:
-        return np.array([self.number, self.steps], float)
-
     def _tell(self, what: str) -> None:
         """Create a file atomically."""
-        draft = self.folder / f"{what}-{self.number}-draft"
+        draft = Path(self.folder, f"{what}-{self.number}-draft")
         draft.write_text(str(os.getpid()))
-        draft.rename(self.folder / f"{what}-{self.number}")
+        draft.rename(Path(self.folder, f"{what}-{self.number}"))
 
     # ---------------------------------------------------------------- slow operations
 
@@ -131,16 +101,12 @@ class Faulty(gym.Env[Any, Any]):
         """Wait for a file."""
         self._tell("began")
         deadline = time.monotonic() + _FOR_EVER
-        while not (self.folder / "go").exists() and time.monotonic() < deadline:
+        while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def wait_if_requested(self) -> None:
-        if (self.folder / "slow").exists():
+        if Path(self.folder, "slow").exists():
             self.wait()
-
-    def hang(self) -> None:
-        """Sleep to the end of the test: a thread could not be ended otherwise."""
-        self.wait()
 
     def hang_stubbornly(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -151,7 +117,7 @@ class Faulty(gym.Env[Any, Any]):
         self._tell("began")
         ctypes.PyDLL(None).sleep(int(_FOR_EVER))
 
-    # ---------------------------------------------------------------- exceptions
+    # ---------------------------------------------------------------- exceptions and exits
 
     def fall(self) -> None:
         raise ZeroDivisionError(f"env {self.number} fell over")
@@ -174,15 +140,13 @@ class Faulty(gym.Env[Any, Any]):
     def recurse(self) -> None:
         self.recurse()
 
-    # ---------------------------------------------------------------- process exits
-
     def leave(self) -> None:
         os._exit(7)
 
     def crash(self) -> None:
         ctypes.string_at(0)
 
-    # ---------------------------------------------------------------- return values
+    # ---------------------------------------------------------------- return values and streams
 
     def hand_out_lock(self) -> Any:
         return self.lock

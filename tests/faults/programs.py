@@ -12,60 +12,23 @@ import json
 import logging
 import os
 import resource
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from signal import SIGINT, default_int_handler, signal
 from typing import Any
 
 import psutil
-from modes import ORACLE
 
-from faults.columns import Column, begin_all, step_all
+from faults.context import Column, Context, begin_all, kill, step_all
 from faults.envs import NUM_ENVS, Faulty, actions, faulty
 from parallelenv import ParallelEnv
 from parallelenv.errors import EnvBusyError, EnvInterruptedError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
 
 MANY = 8
 """Number of workers requested where the limits allow fewer."""
-
-
-class Stage:
-    """The context of a program."""
-
-    def __init__(self, column: Column, folder: Path, number: int) -> None:
-        self.number = number
-        self.column = column
-        self.folder = folder
-
-    def keep_cluster(self) -> None:
-        """Start Ray for the whole program, if it is needed: else it ends with the first pool."""
-        if self.column.needs_ray:
-            import ray
-
-            # "local": another Ray may run on this machine.
-            ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
-
-    def make(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
-        """Return four envs in two workers, which have been reset."""
-        env = self.build(env_fns, **options)
-        env.reset()
-        return env
-
-    def build(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
-        if self.column.needs_ray:
-            options["ray_init"] = {"address": "local", "num_cpus": 2}
-        return self.column.make(self.folder, env_fns, **options)
-
-    def release(self) -> None:
-        (self.folder / "go").touch()
-
-    def pids_of_begun(self) -> list[int]:
-        """Return the processes of the envs that have started."""
-        return [int(path.read_text()) for path in self.folder.glob("began-?")]
 
 
 def tell(**facts: Any) -> None:
@@ -86,95 +49,83 @@ def interrupted(call: Callable[[], Any]) -> float:
     raise AssertionError("there was no KeyboardInterrupt")
 
 
+def keep_cluster(context: Context) -> None:
+    """Start Ray for the whole program, if it is needed: else it ends with the first pool."""
+    if context.column.needs_ray:
+        import ray
+
+        # "local": another Ray may run on this machine.
+        ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
+
+
 # ---------------------------------------------------------------- interrupts
 
 
-def interrupt_step(stage: Stage) -> None:
-    env = stage.make()
+def interrupt_step(context: Context) -> None:
+    env = context.make()
     told = interrupted(lambda: env.step(actions("wait")))
     with contextlib.suppress(EnvBusyError):
         env.step(actions())
         raise AssertionError("step() did not say that there is one under way")
-    stage.release()
-    if stage.column.mode == ORACLE:  # the interrupted step cannot be resumed
-        with contextlib.suppress(EnvInterruptedError):
-            env.recv(min_envs=NUM_ENVS)
-            raise AssertionError("recv() did not say that the step was broken off")
-        env.reset(0)
-    else:
+    context.release()
+    try:
         assert sorted(env.recv(min_envs=NUM_ENVS).env_ids.tolist()) == list(range(NUM_ENVS))
+    except EnvInterruptedError:  # the caller itself was stepping the env
+        env.reset(0)
     tell(told=told, usable=step_all(env))
-    env.close()
 
 
-def interrupt_reset(stage: Stage) -> None:
-    env = stage.make()
-    told = interrupted(lambda: env.reset(options={"do": "wait"}))
-    stage.release()
-    tell(told=told, usable=begin_all(env))
-    env.close()
+def interrupt_other(context: Context, call: str) -> None:
+    env = context.make()
+    if call == "reset":
+        told = interrupted(lambda: env.reset(options={"do": "wait"}))
+    else:
+        told = interrupted(lambda: env.customized_method("do", {"what": "wait"}))
+    context.release()
+    pids_of = partial(env.customized_method, "pid")
+    assert pids_of(id=[3, 0]) == pids_of(id=3) + pids_of(id=0)
+    tell(told=told, usable=begin_all(env) if call == "reset" else step_all(env))
 
 
-def interrupt_method(stage: Stage) -> None:
-    env = stage.make()
-    told = interrupted(lambda: env.customized_method("do", {"what": "wait"}))
-    stage.release()
-    assert env.customized_method("pid", id=[3, 0]) == [env.customized_method("pid", id=number)[0] for number in (3, 0)]
-    tell(told=told, usable=step_all(env))
-    env.close()
-
-
-def interrupt_construction(stage: Stage) -> None:
-    stage.keep_cluster()
-    slow = faulty(stage.folder, number=0, birth="wait")
-    told = interrupted(lambda: stage.build(slow))
-    workers = stage.pids_of_begun()
-    env = stage.build()
-    tell(told=told, usable=begin_all(env), pids=[pid for pid in workers if pid != os.getpid()])
+def interrupt_construction(context: Context) -> None:
+    keep_cluster(context)
+    told = interrupted(lambda: context.build(faulty(context.folder, number=0, birth="wait")))
+    begun = {int(path.read_text()) for path in context.folder.glob("began-?")}
+    tell(told=told, usable=begin_all(context.make()), pids=sorted(begun - {os.getpid()}))
     sys.stdin.readline()  # the test looks for them while this process is alive
-    env.close()
 
 
-def interrupt_close(stage: Stage) -> None:
-    stage.keep_cluster()
-    env = stage.make(faulty(stage.folder, number=0, end="wait"))
+def interrupt_close(context: Context) -> None:
+    keep_cluster(context)
+    env = context.make(faulty(context.folder, number=0, end="wait"))
     workers = pids(env)
     with contextlib.suppress(KeyboardInterrupt):
         env.close()
     told = time.monotonic()
     env.close()
     assert env.closed
-    other = stage.build()
-    tell(told=told, usable=begin_all(other), pids=workers)
+    tell(told=told, usable=begin_all(context.make()), pids=workers)
     sys.stdin.readline()
-    other.close()
 
 
-def interrupt_recovery(stage: Stage) -> None:
-    slow = faulty(stage.folder, number=0, birth="wait_if_requested")
-    env = stage.make(slow, asynchronous="restart", on_failure="restart")
-    (stage.folder / "slow").touch()
+def interrupt_recovery(context: Context) -> None:
+    slow = faulty(context.folder, number=0, birth="wait_if_requested")
+    env = context.make(slow, asynchronous="restart", on_failure="restart")
+    (context.folder / "slow").touch()
     told = interrupted(lambda: env.step(actions("fall")))
-    stage.release()
-    ended = []
-    for result in (*_receive_all(env), env.step(actions())):  # envs of the same worker may report it later
-        ended += result.env_ids[result.truncated].tolist()
-    assert 0 in ended
-    assert len(set(ended)) == len(ended)
-    tell(told=told, usable=step_all(env))
-    env.close()
-
-
-def _receive_all(env: ParallelEnv) -> list[Any]:
-    """Return the results of all envs for a step in flight."""
+    context.release()
     results = [env.recv()]
     while sum(len(result.env_ids) for result in results) < NUM_ENVS:
         results.append(env.recv())
-    return results
+    results.append(env.step(actions()))  # envs of the same worker may report it later
+    ended = [env_id for result in results for env_id in result.env_ids[result.truncated].tolist()]
+    assert 0 in ended
+    assert len(set(ended)) == len(ended)
+    tell(told=told, usable=step_all(env))
 
 
-def interrupt_twice(stage: Stage) -> None:
-    env = stage.make()
+def interrupt_twice(context: Context) -> None:
+    env = context.make()
     first = interrupted(lambda: env.step(actions("wait", "wait")))
 
     def receive() -> None:
@@ -182,102 +133,77 @@ def interrupt_twice(stage: Stage) -> None:
         env.recv(min_envs=NUM_ENVS)
 
     told = interrupted(receive)
-    stage.release()
+    context.release()
     tell(told=told, usable=begin_all(env))
-    env.close()
 
 
 # ---------------------------------------------------------------- ends
 
 
-def stay_idle(stage: Stage) -> None:
-    env = stage.make()
+def stay(context: Context, how: str) -> None:
+    env = context.make()
     tell(pids=pids(env))
-    sys.stdin.readline()
+    if how == "idle":
+        sys.stdin.readline()
+    env.step(actions("wait", "go", "wait") if how == "busy" else actions("hang_with_the_lock"))
 
 
-def stay_busy(stage: Stage) -> None:
-    env = stage.make()
-    tell(pids=pids(env))
-    env.step(actions("wait", "go", "wait"))
-
-
-def stay_in_c(stage: Stage) -> None:
-    env = stage.make()
-    tell(pids=pids(env))
-    env.step(actions("hang_with_the_lock"))
-
-
-def leave_idle(stage: Stage) -> None:
-    envs = [stage.make(), stage.make()]
-    tell(pids=pids(*envs), ending=time.monotonic())
-    _keep(envs)
-
-
-def leave_busy(stage: Stage) -> None:
-    env = stage.make()
-    workers = pids(env)
-    env.send(actions("hang"))
+def leave(context: Context, how: str) -> None:
+    """End with open envs."""
+    envs = [context.make(), context.make()]
+    workers = pids(*envs)
+    if how == "busy":
+        envs[0].send(actions("wait"))
     tell(pids=workers, ending=time.monotonic())
-    _keep([env])
-
-
-def _keep(envs: list[ParallelEnv]) -> None:
-    """Keep envs open until the interpreter exits."""
-    sys.modules["__main__"].__dict__["kept"] = envs
 
 
 # ---------------------------------------------------------------- standard input
 
 
-def lose_stdin(stage: Stage) -> None:
+def lose_stdin(context: Context) -> None:
     """Make an env that closes standard input."""
-    env = stage.make()
+    env = context.make()
     began = time.monotonic()
     env.step(actions("close_stdin"))
     step_all(env)
     env.restart(0)
     usable = begin_all(env)
-    with stage.make() as other:
+    with context.make() as other:
         step_all(other)
     tell(told=began, usable=usable)
-    env.close()
 
 
-def have_no_stdin(stage: Stage) -> None:
+def have_no_stdin(context: Context) -> None:
     """Run without standard input, as a daemon does; the next descriptor is 0 then."""
     sys.stdin.close()
     with contextlib.suppress(OSError):
         os.close(0)
-    stage.keep_cluster()
+    keep_cluster(context)
     began = time.monotonic()
-    env = stage.make()
+    env = context.make()
     env.step(actions("close_stdin"))
     env.restart(0)
     tell(told=began, usable=begin_all(env))
-    env.close()
 
 
 # ---------------------------------------------------------------- limits
 
 
-def lack_processes(stage: Stage) -> None:
-    limit = _num_tasks(os.getuid()) + stage.number
-    _lack(stage, partial(_limited, psutil.RLIMIT_NPROC, limit))
+def lack_processes(context: Context, spare: str) -> None:
+    _lack(context, psutil.RLIMIT_NPROC, _num_tasks(os.getuid()) + int(spare))
 
 
-def lack_files(stage: Stage) -> None:
-    _lack(stage, partial(_limited, psutil.RLIMIT_NOFILE, _highest_descriptor(stage.number)))
+def lack_files(context: Context, spare: str) -> None:
+    _lack(context, psutil.RLIMIT_NOFILE, _highest_descriptor(int(spare)))
 
 
-def _lack(stage: Stage, limited: Callable[[], AbstractContextManager[None]]) -> None:
+def _lack(context: Context, limit: int, allowed: int) -> None:
     """Request many workers with too few resources, and then a few with enough."""
-    many = [partial(Faulty, number, str(stage.folder)) for number in range(MANY)]
-    with limited():
-        complaint = _complaint(partial(stage.make, many, num_cpus=MANY))
+    many = [partial(Faulty, number, str(context.folder)) for number in range(MANY)]
+    with _limited(limit, allowed):
+        complaint = _complaint(partial(context.make, many, num_cpus=MANY))
     told = time.monotonic()
-    with stage.make() as env:
-        tell(complaint=complaint, told=told, usable=begin_all(env))
+    tell(complaint=complaint, told=told, usable=begin_all(context.make()))
 
 
 def _complaint(make: Callable[[], Any]) -> str:
@@ -291,28 +217,18 @@ def _complaint(make: Callable[[], Any]) -> str:
     return "nothing"
 
 
-def lack_files_after_a_death(stage: Stage) -> None:
-    env = stage.make()
-    os.kill(env.customized_method("pid", id=0)[0], signal.SIGKILL)
-    with contextlib.suppress(WorkerDiedError):
-        env.step(actions())
-    _restart_with_too_little(env)
-
-
-def lack_files_in_a_hang(stage: Stage) -> None:
-    env = stage.make(timeout=0.2)
-    with contextlib.suppress(WorkerTimeoutError):
-        env.step(actions("hang"))
-    _restart_with_too_little(env)
-
-
-def _restart_with_too_little(env: ParallelEnv) -> None:
+def lack_files_at_restart(context: Context, what: str) -> None:
+    """Restart with too few descriptors, after a death or in a hang."""
+    env = context.make(timeout=0.2 if what == "hang" else None)
+    if what == "death":
+        kill(env.customized_method("pid", id=0)[0])
+    with contextlib.suppress(WorkerDiedError, WorkerTimeoutError):
+        env.step(actions("wait" if what == "hang" else "go"))
     with _limited(psutil.RLIMIT_NOFILE, _highest_descriptor(1)):
         complaint = _complaint(partial(env.restart, 0))
     told = time.monotonic()
     assert env.restart(0) == (0, 1)
     tell(complaint=complaint, told=told, usable=begin_all(env))
-    env.close()
 
 
 @contextlib.contextmanager
@@ -341,11 +257,20 @@ def _highest_descriptor(spare: int) -> int:
     return next(itertools.islice(free, spare, None))
 
 
+KEPT: list[Context] = []
+"""Keeps the envs of `leave` open until the interpreter ends."""
+
+
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
-    program, mode, start_method, folder, number = sys.argv[1:]
-    stage = Stage(Column(mode, None if start_method == "None" else start_method), Path(folder), int(number))
-    globals()[program](stage)
+    signal(SIGINT, default_int_handler)  # ignored if the tests run in the background
+    program, mode, start_method, folder, *details = sys.argv[1:]
+    column = Column(mode, start_method)
+    options = {"ray_init": {"address": "local", "num_cpus": 2}} if column.needs_ray else {}
+    context = Context(column, Path(folder), **options)
+    globals()[program](context, *details)
+    KEPT.append(context)
+    if program != "leave":
+        context.close()
 
 
 if __name__ == "__main__":

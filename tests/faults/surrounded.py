@@ -9,24 +9,19 @@ import os
 import shutil
 import time
 import warnings
+from functools import partial
+from typing import Any
 
 import pytest
 from holdings import is_alive
-from modes import ORACLE, RAY, RAY_POOLS, THREADS
+from modes import IN_CALLER, ON_RAY, ORACLE
 
-from faults.columns import begin_all, step_all
-from faults.context import Context, check_gone, enter, fault
+from faults.context import Context, begin_all, check_gone, fault, step_all
 from faults.envs import Vast, actions, faulty
 from parallelenv.errors import ParallelEnvError, UsageError
 
-_RAY_NEEDS_MORE = "Ray itself needs more"
-_NO_FILES = {
-    ORACLE: "takes no descriptors",
-    THREADS: "takes no descriptors",
-    RAY: _RAY_NEEDS_MORE,
-    RAY_POOLS: _RAY_NEEDS_MORE,
-}
-_NO_PROCESSES = {ORACLE: "starts nothing", RAY: _RAY_NEEDS_MORE, RAY_POOLS: _RAY_NEEDS_MORE}
+_NO_FILES = (*IN_CALLER, *ON_RAY)  # takes no descriptors; Ray itself needs more
+_NO_PROCESSES = (ORACLE, *ON_RAY)  # starts nothing; Ray itself needs more
 _RIGHTS = "-all,+dac_override"
 _AS_NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", f"--inh-caps={_RIGHTS}", f"--ambient-caps={_RIGHTS}")
 """Runs a command as a user with limited processes, unlike root, that may read everything that root may."""
@@ -56,8 +51,8 @@ def _run(program: str, context: Context) -> float:
     return float(facts["usable"] - facts["told"])
 
 
-enter("an env closes stdin", _run, "lose_stdin", is_slow=True)
-enter("the caller has no stdin", _run, "have_no_stdin", is_slow=True)
+fault("an env closes stdin", is_slow=True)(partial(_run, "lose_stdin"))
+fault("the caller has no stdin", is_slow=True)(partial(_run, "have_no_stdin"))
 
 
 # ---------------------------------------------------------------- limits
@@ -83,30 +78,30 @@ def few_processes(context: Context) -> float:
     return _lack("lack_processes", (20, 16, 14, 12, 3, 0), "ulimit -u", context, prefix)
 
 
-def _lack(program: str, spare: tuple[int, ...], advice: str, context: Context, prefix: tuple[str, ...] = ()) -> float:
+def _lack(program: str, details: tuple[Any, ...], advice: str, context: Context, prefix: tuple[str, ...] = ()) -> float:
     """Run a program that lacks something, and check that the error gives advice; return the longest recovery.
 
-    It runs once for each number in ``spare``, the amount that is free beyond that in use. The last is too little.
+    It runs once with each detail. The last leaves too little free for certain.
     """
     recoveries, wrong = [], []
-    for number in spare:
-        caller = context.call(program, number, prefix)
+    for detail in details:
+        caller = context.call(program, detail, prefix=prefix)
         facts = caller.read()
         recoveries.append(float(facts["usable"] - facts["told"]))
-        if advice not in facts["complaint"] and (facts["complaint"] != "nothing" or number == spare[-1]):
-            wrong.append(f"with {number} to spare: {facts['complaint']}")
-        assert caller.process.wait() == 0, caller.errors()
-        caller.check_nothing_left()
+        if advice not in facts["complaint"] and (facts["complaint"] != "nothing" or detail == details[-1]):
+            wrong.append(f"with {detail} to spare: {facts['complaint']}")
+        caller.finish(is_quiet=False)
     assert not wrong, "\n".join(wrong)
     return max(recoveries)
 
 
-for _name, _program, _spare in (
+for _name, _program, _details in (
     ("a limit on descriptors", "lack_files", (20, 6, 1, 0)),
-    ("a limit on descriptors at restart, after a death", "lack_files_after_a_death", (0,)),
-    ("a limit on descriptors at restart, in a hang", "lack_files_in_a_hang", (0,)),
+    ("a limit on descriptors at restart, after a death", "lack_files_at_restart", ("death",)),
+    ("a limit on descriptors at restart, in a hang", "lack_files_at_restart", ("hang",)),
 ):
-    enter(_name, _lack, _program, _spare, "ulimit -n", impossible=_NO_FILES, is_slow=len(_spare) > 1)
+    _add = fault(_name, _NO_FILES, is_slow=len(_details) > 1)
+    _add(partial(_lack, _program, _details, "ulimit -n"))
 
 
 # ---------------------------------------------------------------- other users
@@ -154,7 +149,7 @@ def two_threads(context: Context) -> float:
 
 @fault("dropped in a reference cycle")
 def dropped(context: Context) -> float:
-    env = context.column.make(context.folder)
+    env = context.build()
     env.reset()
     workers = sorted(set(env.customized_method("pid")) - {os.getpid()})
     cycle = [env]

@@ -10,14 +10,14 @@ import contextlib
 import logging
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 from modes import MODES, ON_RAY
 
 from .caller import StopError
-from .course import Course
-from .tally import Tally, format_tallies
+from .course import Course, format_tallies
 
 _say = partial(print, flush=True)
 
@@ -25,16 +25,16 @@ _say = partial(print, flush=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Soak every mode in turn; return 1 if anything was wrong."""
     options = _options(arguments)
-    tallies: list[Tally] = []
+    tallies: dict[str, Counter[str]] = {}
     try:
         for mode in options.modes:
             with _ray() if mode in ON_RAY else contextlib.nullcontext():
                 course = Course(mode, options.seed, options.num_envs, _say)
-                tallies.append(course.run(options.seconds / len(options.modes)))
+                tallies[mode] = course.run(options.seconds / len(options.modes))
     except StopError:
         return 130
     _say(f"seed {options.seed}, {options.num_envs} envs\n{format_tallies(tallies)}")
-    return 1 if any(tally.wrong or tally.leaks for tally in tallies) else 0
+    return 1 if any(tally["wrong"] or tally["leaks"] for tally in tallies.values()) else 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

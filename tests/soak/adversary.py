@@ -43,43 +43,24 @@ _WITH_PROCESSES = (
 
 @dataclass
 class Turn:
-    """One turn.
+    """One turn."""
 
-    Attributes:
-        number: Counts from 0.
-        call: The name of the call.
-        disturbance: The adversary's action; empty for none.
-        rank: All env ids, in the order in which some are picked.
-        count: Number of envs to name; ``None``: all, without naming them if that is possible.
-        window: Arguments ``min_envs`` and ``max_envs`` of ``recv``.
-        align: As in ``step``.
-        form: The form of ids: a list, tuple, array or mask.
-        deeds: The deeds of the first envs named, and their seconds.
-        interrupt_after: Seconds after which the call is interrupted, ``None`` if it is not.
-        kill: The target that is killed: ``"worker"``, ``"node"`` or ``"all"``; empty for none.
-        kill_after: Seconds after which it is killed; ``None``: before the call.
-        seconds: Seconds that the first env named takes for its reset or method.
-        fails: Whether its reset fails.
-        timeout: Seconds that ``recv`` waits, ``None`` for the pool's own limit.
-        mood: Evenly distributed in [0, 1): for choices that depend on the situation of a turn.
-    """
-
-    number: int
+    number: int  # counts from 0
     call: str
-    disturbance: str
-    rank: list[int]
-    count: int | None
-    window: tuple[int, int | None]
+    disturbance: str  # the adversary's action; empty for none
+    rank: list[int]  # all env ids, in the order in which some are picked
+    count: int | None  # of envs to name; `None`: all, without naming them if that is possible
+    window: tuple[int, int | None]  # `min_envs` and `max_envs` of `recv`
     align: Any
-    form: str
-    mood: float
-    deeds: list[tuple[int, float]] = field(default_factory=list)
-    interrupt_after: float | None = None
-    kill: str = ""
-    kill_after: float | None = None
-    seconds: float = 0.0
-    fails: bool = False
-    timeout: float | None = None
+    form: str  # of ids: a list, tuple, array or mask
+    mood: float  # evenly distributed in [0, 1): for choices that depend on the situation of a turn
+    deeds: list[tuple[int, float]] = field(default_factory=list)  # of the first envs named, with their seconds
+    interrupt_after: float | None = None  # seconds after which the call is interrupted
+    kill: str = ""  # the target that is killed: "worker", "node" or "all"
+    kill_after: float | None = None  # seconds after which it is killed; `None`: before the call
+    seconds: float = 0.0  # that the first env named takes for its reset or method
+    fails: bool = False  # whether its reset fails
+    timeout: float | None = None  # seconds that `recv` waits, `None` for the pool's own limit
 
 
 class Adversary:

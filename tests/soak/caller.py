@@ -7,13 +7,12 @@ import faulthandler
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import psutil
-
-from .tally import Tally
 
 PATIENCE = 60
 """Seconds after which a call is assumed to hang for ever."""
@@ -25,51 +24,6 @@ class StuckError(BaseException):
 
 class StopError(BaseException):
     """The user stops the test."""
-
-
-class Interrupter:
-    """Sends SIGINT to this process while a call runs, and to nothing else.
-
-    Attributes:
-        is_asked_to_stop: Whether one came that this program had not sent: the user wants to stop.
-    """
-
-    def __init__(self) -> None:
-        self.is_asked_to_stop = False
-        self._is_ours = False
-        self._is_exposed = False
-        self._previous: Any = None
-
-    def __enter__(self) -> Interrupter:
-        self._previous = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self._previous)
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if not self._is_ours:
-            self.is_asked_to_stop = True
-            raise KeyboardInterrupt
-        self._is_ours = False
-        if self._is_exposed:
-            self._is_exposed = False
-            raise KeyboardInterrupt
-
-    def strike(self) -> None:
-        """Interrupt the call that is running; nothing if it has returned."""
-        if self._is_exposed:
-            self._is_ours = True
-            os.kill(os.getpid(), signal.SIGINT)
-
-    @contextlib.contextmanager
-    def exposed(self) -> Iterator[None]:
-        """Let interrupts through."""
-        self._is_exposed = True
-        try:
-            yield
-        finally:
-            self._is_exposed = False
 
 
 @contextlib.contextmanager
@@ -112,25 +66,46 @@ def node_of(pid: int) -> int:
 
 
 class Caller:
-    """Makes calls, and ends those that do not return. A context manager: outside of it signals are handled as usual."""
+    """Makes calls, interrupts them with SIGINT, and ends those that do not return.
 
-    def __init__(self, tally: Tally, note: Callable[[str], None]) -> None:
+    A context manager: outside of it signals are handled as usual.
+    """
+
+    def __init__(self, tally: Counter[str], note: Callable[[str], None]) -> None:
         self.note = note
         self.interrupt_after: float | None = None
         self._tally = tally
-        self._interrupter = Interrupter()
-        self._alarm: Any = None
+        self._is_ours = False
+        self._is_exposed = False
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Caller:
-        self._interrupter.__enter__()
-        self._alarm = signal.signal(signal.SIGALRM, _give_up)
+        for number, handler in ((signal.SIGINT, self._interrupt), (signal.SIGALRM, self._give_up)):
+            self._handlers[number] = signal.signal(number, handler)
         return self
 
     def __exit__(self, *error: object) -> None:
         signal.alarm(0)
         faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGALRM, self._alarm)
-        self._interrupter.__exit__(*error)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _give_up(self, signum: int, frame: FrameType | None) -> None:
+        raise StuckError(f"a call did not return within {PATIENCE} s")
+
+    def _interrupt(self, signum: int, frame: FrameType | None) -> None:
+        if not self._is_ours:
+            raise StopError
+        self._is_ours = False
+        if self._is_exposed:
+            self._is_exposed = False
+            raise KeyboardInterrupt
+
+    def _strike(self) -> None:
+        """Interrupt the call that is running; nothing if it has returned."""
+        if self._is_exposed:
+            self._is_ours = True
+            os.kill(os.getpid(), signal.SIGINT)
 
     def make(self, call: Callable[[], Any]) -> Any:
         """Make a call and return its result.
@@ -144,17 +119,15 @@ class Caller:
         signal.alarm(PATIENCE)
         faulthandler.dump_traceback_later(2 * PATIENCE, exit=True)  # where not even a signal gets through
         try:
-            with meanwhile(interrupt_after, self._interrupter.strike), self._interrupter.exposed():
-                answer.append(call())
+            with meanwhile(interrupt_after, self._strike):
+                self._is_exposed = True
+                try:
+                    answer.append(call())
+                finally:
+                    self._is_exposed = False
         except KeyboardInterrupt:
-            if self._interrupter.is_asked_to_stop:
-                raise StopError from None
-            self._tally.interrupts += 1
+            self._tally["interrupts"] += 1
             if not answer:  # else it came too late to do harm
                 self.note("  interrupted")
                 raise
         return answer[0]
-
-
-def _give_up(signum: int, frame: FrameType | None) -> None:
-    raise StuckError(f"a call did not return within {PATIENCE} s")

@@ -28,7 +28,17 @@ class Client:
         self.env = env
         self.ledger = ledger
         self.caller = caller
-        self._note = caller.note
+
+    def _attempt(self, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+        """Make a call; return its result or its error, which is noted unless it is an interrupt."""
+        try:
+            return self.caller.make(call), None
+        except _OURS:
+            raise
+        except BaseException as error:  # noqa: BLE001 (the callers decide which are expected)
+            if not isinstance(error, KeyboardInterrupt):
+                self.caller.note(f"  {describe(error)}")
+            return None, error
 
     # ---------------------------------------------------------------- steps
 
@@ -65,25 +75,19 @@ class Client:
         Returns:
             The envs whose steps ended; ``None`` if later calls must find out.
         """
-        try:
-            result = self.caller.make(call)
-        except KeyboardInterrupt:
-            self._after_interrupt(asked)
-        except WorkerTimeoutError as error:
-            if hasattr(error, "partial"):
-                return self._after_error(error, asked)
-            self._after_timeout(error, is_glance)
-        except _OURS:
-            raise
-        except BaseException as error:  # noqa: BLE001 (as above)
-            return self._after_error(error, asked)
-        else:
+        result, error = self._attempt(call)
+        if error is None:
             return None if result is None else sorted(self.ledger.deliver(result))
+        if isinstance(error, KeyboardInterrupt):
+            self._after_interrupt(asked)
+        elif isinstance(error, WorkerTimeoutError) and not hasattr(error, "partial"):
+            self._after_timeout(error, is_glance)
+        else:
+            return self._after_error(error, asked)
         return None
 
     def _after_error(self, error: BaseException, asked: Sequence[int]) -> list[int] | None:
         """Record an error, and the results of the other envs."""
-        self._note(f"  {describe(error)}")
         result = getattr(error, "partial", _MISSING)
         if result is _MISSING:  # nothing was sent
             if not isinstance(error, WorkerDiedError) or not asked:
@@ -101,7 +105,6 @@ class Client:
 
     def _after_timeout(self, error: WorkerTimeoutError, is_glance: bool) -> None:
         """Record which envs are late. Their steps continue."""
-        self._note(f"  {describe(error)}")
         strangers = set(error.env_ids) - set(self.ledger.in_flight)
         demand(not strangers, f"envs {sorted(strangers)} are reported as late, but have nothing in flight:", error)
         if not is_glance:
@@ -111,20 +114,16 @@ class Client:
         """Receive all steps in flight, and check steps interrupted at their start or end."""
         self.ledger.blur()
         while self.ledger.in_flight:
-            try:
-                result = self.caller.make(partial(self.env.recv, len(self.ledger.in_flight), None, 1.0))
-            except NothingInFlightError:
+            result, error = self._attempt(partial(self.env.recv, len(self.ledger.in_flight), None, 1.0))
+            if error is None:
+                self.ledger.deliver(result)
+            elif isinstance(error, NothingInFlightError):
                 break
-            except WorkerTimeoutError as error:
-                self._note(f"  {describe(error)}")
+            elif isinstance(error, WorkerTimeoutError):
                 self._bury(error)
                 self.restart(list(error.env_ids))
-            except _OURS:
-                raise
-            except BaseException as error:  # noqa: BLE001 (as above)
-                self._after_error(error, ())
             else:
-                self.ledger.deliver(result)
+                self._after_error(error, ())
         self._search(asked)
 
     def _search(self, asked: Sequence[int]) -> None:
@@ -141,7 +140,7 @@ class Client:
                 self.ledger.withdraw([env_id])
         self.ledger.follow(self.env.done)  # the end of one env may end all
         if missing:
-            self._note(f"  never begun, or torn: {missing}")
+            self.caller.note(f"  never begun, or torn: {missing}")
 
     # ---------------------------------------------------------------- episodes and rebuilds
 
@@ -150,53 +149,39 @@ class Client:
         before = self.ledger.remember(env_ids)
         self.ledger.drop(env_ids)
         each = [options, *[None] * (len(env_ids) - 1)]
-        states: Any = ()
-        failed: set[int] = set(env_ids)
-        try:
-            states = self.caller.make(partial(self.env.reset, env_ids, seed=seed, options=each))
-            failed = set()
-        except KeyboardInterrupt:  # whether steps were dropped is not known
+        states, error = self._attempt(partial(self.env.reset, env_ids, seed=seed, options=each))
+        if isinstance(error, KeyboardInterrupt):  # whether steps were dropped is not known
             self.restart(env_ids)
             return
-        except _OURS:
-            raise
-        except BaseException as error:  # noqa: BLE001 (as above)
+        failed: set[int] = set()
+        if error is not None:
             if isinstance(error, WorkerDiedError) and not hasattr(error, "partial"):  # refused
                 self.ledger.restore(before)
-            states, failed = self._after_failed_reset(error, env_ids)
+            demand(bool(named(error)), "an unexpected error:", describe(error))
+            self._bury(error)
+            states = getattr(error, "partial", None)
+            failed = set(env_ids if states is None else named(error))
         for env_id in failed:
             self.ledger.accounts[env_id].is_blurred = True
         good = [env_id for env_id in env_ids if env_id not in failed]
         seeds = [None if seed is None else seed + env_id for env_id in good]
-        self.ledger.begin(good, states, self.env.reset_infos, seeds)
-
-    def _after_failed_reset(self, error: BaseException, env_ids: list[int]) -> tuple[Any, set[int]]:
-        """Return the states of the envs that were reset nevertheless, and the ids of the others."""
-        self._note(f"  {describe(error)}")
-        demand(bool(named(error)), "an unexpected error:", describe(error))
-        self._bury(error)
-        states = getattr(error, "partial", None)
-        return ((), set(env_ids)) if states is None else (states, set(named(error)))
+        self.ledger.begin(good, () if states is None else states, self.env.reset_infos, seeds)
 
     def restart(self, env_ids: list[int]) -> None:
         """Rebuild envs."""
         begin = time.monotonic()
-        try:
-            rebuilt = self.caller.make(partial(self.env.restart, env_ids))
-        except KeyboardInterrupt:  # which envs were rebuilt is unknown
+        rebuilt, error = self._attempt(partial(self.env.restart, env_ids))
+        if isinstance(error, KeyboardInterrupt):  # which envs were rebuilt is unknown
             self.restart(list(range(len(self.env))))
             return
-        except _OURS:
-            raise
-        except BaseException as error:  # noqa: BLE001 (as above)
-            self._note(f"  {describe(error)}")
+        if error is None:
+            demand(set(env_ids) <= set(rebuilt), f"restart({env_ids}) rebuilt only", rebuilt)
+        else:
             rebuilt = getattr(error, "partial", ())
             self.ledger.drop(named(error))
             self._bury(error)
-        else:
-            demand(set(env_ids) <= set(rebuilt), f"restart({env_ids}) rebuilt only", rebuilt)
         self.ledger.rebuild(rebuilt)
-        self._note(f"  restart({env_ids}) rebuilt {list(rebuilt)} in {time.monotonic() - begin:.2f} s")
+        self.caller.note(f"  restart({env_ids}) rebuilt {list(rebuilt)} in {time.monotonic() - begin:.2f} s")
 
     def close(self) -> None:
         """Close the pool, twice, for it may be interrupted."""
@@ -208,19 +193,13 @@ class Client:
 
     def ask(self, call: Callable[[], list[Any]]) -> list[Any]:
         """Make a call by name and return its result, nothing if there is none."""
-        try:
-            answer: list[Any] = self.caller.make(call)
-        except KeyboardInterrupt:
-            return []
-        except _OURS:
-            raise
-        except BaseException as error:
-            self._note(f"  {describe(error)}")
+        answer: list[Any] | None
+        answer, error = self._attempt(call)
+        if error is not None and not isinstance(error, KeyboardInterrupt):
             if not all(blame.is_of_death or blame.is_of_time for blame in blames(error)):
-                raise
+                raise error
             self._bury(error)
-            return []
-        return answer
+        return answer or []
 
 
 def describe(error: BaseException) -> str:

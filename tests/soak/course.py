@@ -9,7 +9,7 @@ import os
 import time
 import traceback
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,14 @@ from holdings import Holdings, survivors
 from modes import PROCESSES, RAY, RAY_POOLS
 
 from parallelenv import ParallelEnv
+from parallelenv.contract.error_text import format_table
 from parallelenv.engine import recovery
 
 from .adversary import Adversary
 from .caller import Caller, StuckError
-from .client import Client
 from .envs import Numbered
 from .ledger import Ledger, ViolationError, demand
 from .player import Player
-from .tally import Tally
 
 _TIMEOUT = 1.0
 _TIMEOUTS = {RAY: 2.0, RAY_POOLS: 2.0}
@@ -39,6 +38,14 @@ _PATIENCE = 10.0
 _MOST_REPORTS = 5
 _GROWTH = 1.3, 30.0
 """The allowed growth of memory between the second quarter and the last: a factor, and MB."""
+_PROGRESS = ("transitions", "kills", "hangs", "exceptions", "interrupts", "rebuilds", "lost", "wrong")
+_COLUMNS = (
+    *("turns", "transitions", "kills", "hangs", "exceptions", "interrupts", "rebuilds", "restarts"),
+    "mended",  # envs restarted by the pool itself
+    "lost",  # steps without a result, each of which the library announced
+    "torn",  # results lost to an interrupt between the library and its caller
+    *("wrong", "leaks", "MB before", "MB after"),
+)
 _SAMPLES_EVERY = 0.5
 _LINES_EVERY = 5.0
 
@@ -47,7 +54,7 @@ class Course:
     """Runs the soak test of one mode."""
 
     def __init__(self, mode: str, seed: int, num_envs: int, say: Callable[[str], None] = print) -> None:
-        self._tally = Tally(mode)
+        self.tally: Counter[str] = Counter()
         self._mode = mode
         self._seed = seed
         self._num_envs = num_envs
@@ -60,14 +67,13 @@ class Course:
         self._is_lost = False  # after a violation, which the ledger cannot account for
         self._begin = time.monotonic()
         self._samples: list[tuple[float, float]] = []
-        self._caller = Caller(self._tally, self._note)
-        self._client: Client
+        self._caller = Caller(self.tally, self._note)
         self._player: Player
 
-    def run(self, seconds: float) -> Tally:
+    def run(self, seconds: float) -> Counter[str]:
         """Run for some seconds and return the counts."""
         self._make_pool()
-        self._client.env.close()  # resources that Python and Ray keep exist now
+        self._player.env.close()  # resources that Python and Ray keep exist now
         before = Holdings()
         # The pauses before restarts, which grow up to 5 s, would take up all the time.
         unhurried = mock.patch.multiple(recovery, _FIRST_DELAY=0.01, _LONGEST_DELAY=0.05)
@@ -79,33 +85,34 @@ class Course:
             finally:
                 self._release(is_abandoned=False)
         leaks = before.leaks(_PATIENCE)
-        self._tally.leaks += len(leaks)
+        self.tally["leaks"] += len(leaks)
         if leaks:
             self._report(ViolationError(f"left behind: {'; '.join(leaks)}"))
         self._look_at_memory(seconds)
-        return self._tally
+        return self.tally
 
     # ---------------------------------------------------------------- turns
 
     def _take_turns(self, seconds: float) -> None:
         sampled = shown = 0.0
-        while (elapsed := time.monotonic() - self._begin) < seconds and self._tally.wrong < _MOST_REPORTS:
+        while (elapsed := time.monotonic() - self._begin) < seconds and self.tally["wrong"] < _MOST_REPORTS:
             if elapsed > sampled:
                 sampled = elapsed + _SAMPLES_EVERY
                 self._samples.append((elapsed, megabytes()))
             if elapsed > shown:
                 shown = elapsed + _LINES_EVERY
-                where = f"[{self._mode} {elapsed:.0f}/{seconds:.0f} s] turn {self._tally.turns}"
-                self._say(f"{where}: {self._tally.line()}, {self._samples[-1][1]:.0f} MB")
+                line = ", ".join(f"{self.tally[name]:,} {name}" for name in _PROGRESS)
+                where = f"[{self._mode} {elapsed:.0f}/{seconds:.0f} s] turn {self.tally['turns']}"
+                self._say(f"{where}: {line}, {self._samples[-1][1]:.0f} MB")
             try:
                 self._take_turn()
             except (Exception, StuckError) as error:  # noqa: BLE001 (anything caught here is not an acceptable result for a user)
                 self._report(error)
                 self._is_lost = True
-            self._tally.turns += 1
+            self.tally["turns"] += 1
 
     def _take_turn(self) -> None:
-        turn = self._adversary.plan(self._tally.turns)
+        turn = self._adversary.plan(self.tally["turns"])
         if self._is_lost:
             self._release(is_abandoned=False)
             self._make_pool()
@@ -124,24 +131,10 @@ class Course:
     # ---------------------------------------------------------------- pools
 
     def _make_pool(self) -> None:
-        done_policy, is_tough, options = self._draw_options()
-        self._note(f"a pool with {self._options}")
-        env = self._caller.make(partial(self._make_env, options))
-        ledger = Ledger(self._num_envs, done_policy, is_tough, self._tally)
-        self._client = Client(env, ledger, self._caller)
-        self._player = Player(self._client, self._mode, self._timeout, self._tokens, self._tally)
-
-    def _make_env(self, options: dict[str, Any]) -> ParallelEnv:
-        env_fns = [partial(Numbered, env_id) for env_id in range(self._num_envs)]
-        return ParallelEnv(env_fns, self._mode, timeout=self._timeout, **options)
-
-    def _draw_options(self) -> tuple[str | None, bool, dict[str, Any]]:
-        """Return the done policy, whether the pool restarts failed envs, and all options."""
-        dice = self._adversary.dice("pool", self._tally.turns)
-        done_policy, on_failure = dice.choice((None, "idle", "restart", "continue")), dice.choice(("raise", "restart"))
-        options = {
-            "asynchronous": done_policy,
-            "on_failure": on_failure,
+        dice = self._adversary.dice("pool", self.tally["turns"])
+        options: dict[str, Any] = {
+            "asynchronous": dice.choice((None, "idle", "restart", "continue")),
+            "on_failure": dice.choice(("raise", "restart")),
             "max_restarts": dice.choice((2, 10, 1000)),
             "copy": dice.choice((True, True, False)),
             "num_cpus": dice.randint(2, 4),
@@ -151,7 +144,14 @@ class Course:
         if self._mode == RAY_POOLS:
             options["hosts_per_node"] = dice.choice((1, 2))
         self._options = str(options)
-        return done_policy, on_failure == "restart", options
+        self._note(f"a pool with {options}")
+        env = self._caller.make(partial(self._make_env, options))
+        ledger = Ledger(self._num_envs, options["asynchronous"], options["on_failure"] == "restart", self.tally)
+        self._player = Player(env, ledger, self._caller, self._timeout, self._tokens)
+
+    def _make_env(self, options: dict[str, Any]) -> ParallelEnv:
+        env_fns = [partial(Numbered, env_id) for env_id in range(self._num_envs)]
+        return ParallelEnv(env_fns, self._mode, timeout=self._timeout, **options)
 
     def _make_in_vain(self) -> None:
         """Make a second pool, which is interrupted; leaks are found at the end."""
@@ -160,27 +160,27 @@ class Course:
 
     def _renew(self, *, is_abandoned: bool) -> None:
         """Release the pool, check that it and its workers end, and make another."""
-        pids = {account.pid for account in self._client.ledger.accounts}
+        pids = {account.pid for account in self._player.ledger.accounts}
         remains = self._release(is_abandoned=is_abandoned)
         gc.collect()
         kept = remains() if remains else None
         if kept is not None:
             kept.close()
         left = survivors(pids - {0, os.getpid()}, _PATIENCE)
-        self._tally.leaks += len(left)
-        self._tally.rebuilds += 1
+        self.tally["leaks"] += len(left)
+        self.tally["rebuilds"] += 1
         self._make_pool()
         demand(kept is None, "an unused pool was kept")
         demand(not left, "these processes outlived their pool:", left)
 
     def _release(self, *, is_abandoned: bool) -> weakref.ref[ParallelEnv] | None:
         """Close the pool unless it is abandoned, and drop the reference; return a weak reference."""
-        if not hasattr(self, "_client"):  # making it failed
+        if not hasattr(self, "_player"):  # making it failed
             return None
-        remains = weakref.ref(self._client.env)
+        remains = weakref.ref(self._player.env)
         if not is_abandoned:
-            self._client.close()
-        del self._player, self._client
+            self._player.close()
+        del self._player
         return remains
 
     # ---------------------------------------------------------------- accounts
@@ -189,11 +189,11 @@ class Course:
         self._events.append(f"{time.monotonic() - self._begin:8.3f} s  {text}")
 
     def _report(self, error: BaseException) -> None:
-        self._tally.wrong += 1
+        self.tally["wrong"] += 1
         again = f"python -m tests.soak --modes {self._mode} --seed {self._seed} --num-envs {self._num_envs}"
         frames = "" if type(error) is ViolationError else "".join(traceback.format_exception(error))
         events = "\n".join(self._events)
-        what = f"WRONG in turn {self._tally.turns}: {error}\n{frames}in a pool with {self._options}\nseen by: {again}"
+        what = f"WRONG in turn {self.tally['turns']}: {error}\n{frames}in a pool with {self._options}\nseen by: {again}"
         self._say(f"{what}\nthe last events:\n{events}")
 
     def _look_at_memory(self, seconds: float) -> None:
@@ -201,10 +201,17 @@ class Course:
             sizes = [size for elapsed, size in self._samples if begin * seconds <= elapsed < end * seconds]
             return median(sizes or [self._samples[-1][1]])
 
-        before, after = self._tally.memory = typical(0.25, 0.5), typical(0.75, 1.0)
+        before, after = typical(0.25, 0.5), typical(0.75, 1.0)
+        self.tally.update({"MB before": round(before), "MB after": round(after)})
         factor, room = _GROWTH
         if after > before * factor + room:
             self._report(ViolationError(f"memory grew from {before:.0f} to {after:.0f} MB"))
+
+
+def format_tallies(tallies: dict[str, Counter[str]]) -> str:
+    """Return the table of all modes."""
+    rows = [[mode, *(f"{tally[name]:,}" for name in _COLUMNS)] for mode, tally in tallies.items()]
+    return format_table(["mode", *_COLUMNS], rows, left=("mode",))
 
 
 def megabytes() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,6 @@ from parallelenv import StepBatch, StepResult
 from parallelenv.errors import EnvInterruptedError, WorkerDiedError, WorkerTimeoutError
 
 from .envs import CUT, END, ENDINGS, ENV_ID, NO_TOKEN, PID, STUMBLE, TOKEN, TROUBLES, Action, reward_of, speaks
-from .tally import Tally
 
 _NOTE = re.compile(r"Raised by env \d+(?: and \d+ others?)? in (.*), process \d+\.")
 
@@ -135,12 +135,12 @@ def demand(holds: bool, text: str, *details: Any) -> None:
 class Ledger:
     """All accounts of one pool."""
 
-    def __init__(self, num_envs: int, done_policy: str | None, is_tough: bool, tally: Tally) -> None:
+    def __init__(self, num_envs: int, done_policy: str | None, is_tough: bool, tally: Counter[str]) -> None:
         self.accounts = [Account(env_id) for env_id in range(num_envs)]
         self._done_policy = done_policy
         self._skips_done = done_policy in (None, "idle")
         self.is_tough = is_tough
-        self._tally = tally
+        self.tally = tally
 
     def where(self, holds: Callable[[Account], Any]) -> list[int]:
         """Return the envs whose accounts fulfil a condition."""
@@ -198,7 +198,7 @@ class Ledger:
         demand(row.info.get("token") == (flight.token if speaks(step) else None), "another step's info:", row)
         demand(row.info.get("reset") == (restarts if self._done_policy == "restart" else None), "info['reset']:", row)
         account.step = step
-        self._tally.transitions += 1
+        self.tally["transitions"] += 1
         if restarts:
             account.episode, account.step = account.episode + 1, 0
             self._check_state(account, row.state, (account.birth, account.episode, 0, NO_TOKEN), row)
@@ -237,8 +237,8 @@ class Ledger:
         self._check_birth(account, row.state[1])
         account.birth, account.episode, account.step, account.is_new = row.state[1], int(episode), 0, False
         account.is_dead = account.is_blurred = False
-        self._tally.lost += 1
-        self._tally.mended += 1
+        self.tally["lost"] += 1
+        self.tally["mended"] += 1
         self._end(account)
 
     def _check_birth(self, account: Account, birth: float) -> None:
@@ -255,7 +255,7 @@ class Ledger:
             demand(is_own or not blame.is_of_step, f"this is not of the step of env {env_id}:", repr(blame.error))
             account.needs_reset |= blame.ends_episode
             account.is_blurred |= blame.ends_episode
-            self._tally.lost += 1
+            self.tally["lost"] += 1
         self.bury(blame)
         return list(blame.env_ids)
 
@@ -272,7 +272,7 @@ class Ledger:
         for env_id in env_ids:
             account = self.accounts[env_id]
             if account.flight:
-                self._tally.lost += not account.flight.is_absent
+                self.tally["lost"] += not account.flight.is_absent
                 account.flight, account.is_blurred = None, True
             account.needs_reset = True
 
@@ -318,7 +318,7 @@ class Ledger:
         for env_id in env_ids:
             account = self.accounts[env_id]
             account.is_new, account.is_blurred, account.is_dead, account.is_late = True, False, False, False
-            self._tally.restarts += 1
+            self.tally["restarts"] += 1
 
     # ---------------------------------------------------------------- other calls
 
@@ -346,4 +346,4 @@ class Ledger:
         )
         demand(is_next or self.is_tough, f"env {env_id} went astray, from {account}:", whereabouts)
         account.birth, account.episode, account.step = birth, episode, step
-        self._tally.torn += 1
+        self.tally["torn"] += 1
