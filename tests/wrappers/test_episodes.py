@@ -1,7 +1,8 @@
-"""Episode statistics, compared with those of Gymnasium's wrapper around each env."""
+"""Episode statistics: those of the wrapper, and those that a `ParallelEnv` keeps itself."""
 
 from __future__ import annotations
 
+import itertools
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -12,12 +13,17 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium.wrappers import RecordEpisodeStatistics as AroundOne
-from modes import here_and_in_processes
+from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
+from parallelenv.engine.episode_stats import LATEST
 from parallelenv.errors import ArgumentError, EnvContractError, ResetNeededError
+from parallelenv.testing.contract import DONE_POLICIES
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordEpisodeStatistics
+from wrappers.envs import Told
+
+# ---------------------------------------------------------------- of the wrapper
 
 LENGTHS = [3, 4, 6]
 
@@ -57,7 +63,6 @@ def play(env: Any) -> list[Any]:
     return told
 
 
-@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart"])
 def test_statistics_match_those_of_a_wrapper_around_each_env(asynchronous: Any, make_env: MakeEnv) -> None:
     theirs = make_env([partial(around_one, number) for number in range(3)], asynchronous=asynchronous)
@@ -73,7 +78,6 @@ def test_statistics_match_those_of_a_wrapper_around_each_env(asynchronous: Any, 
     assert list(ours.return_queue) == returns
 
 
-@here_and_in_processes
 def test_episode_statistics_have_plain_types(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([Counter]), stats_key="told")
     env.reset()
@@ -84,7 +88,6 @@ def test_episode_statistics_have_plain_types(make_env: MakeEnv) -> None:
     assert 0 < told["t"] == env.time_queue[0] < 60
 
 
-@here_and_in_processes
 def test_done_policy_continue_reports_an_episode_once(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2)], asynchronous="continue"), buffer_length=1)
     for _ in range(2):
@@ -95,7 +98,6 @@ def test_done_policy_continue_reports_an_episode_once(make_env: MakeEnv) -> None
     assert len(env.return_queue) == 1
 
 
-@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
 def test_failed_step_counts_as_the_last_of_its_episode(asynchronous: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(Fragile, number) for number in range(2)]
@@ -112,18 +114,6 @@ def test_failed_step_counts_as_the_last_of_its_episode(asynchronous: Any, make_e
     assert with_others.infos[1]["episode"]["l"] == 2
 
 
-@here_and_in_processes
-def test_partial_results_are_counted(make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2), partial(Fragile, 1)], asynchronous="idle"))
-    env.reset()
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError) as caught:
-            env.step([1, RAISE], align="batch")
-    error: Any = caught.value
-    assert error.partial[0][3]["episode"]["l"] == 2
-
-
-@here_and_in_processes
 def test_clashing_keys_and_invalid_rewards_are_refused(make_env: MakeEnv) -> None:
     twice = RecordEpisodeStatistics(make_env([partial(around_one, 0)]))
     twice.reset()
@@ -139,31 +129,11 @@ def test_clashing_keys_and_invalid_rewards_are_refused(make_env: MakeEnv) -> Non
         RecordEpisodeStatistics(env, 0)
 
 
-class Says(Plain):
-    """Ends after ``length`` steps; its third step returns a given reward."""
-
-    def __init__(self, length: int, reward: Any = 1.0) -> None:
-        super().__init__(0, length)
-        self.reward = reward
-
-    def step(self, action: int) -> Any:
-        state, _, *ends, _ = super().step(action)
-        return (state, self.reward if self.count == 3 else 1.0, *ends, {})
-
-
-@here_and_in_processes
-@pytest.mark.parametrize("reward", [Fraction(5, 2), Decimal("2.5")])
-def test_rewards_of_any_number_type_are_counted(reward: Any, make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(make_env([partial(Says, 3, reward)], asynchronous="restart"))
-    env.reset(seed=0)
-    infos = [env.step([1]).infos[0] for _ in range(3)]
-    assert infos[2]["episode"]["r"] == 4.5
-
-
-@here_and_in_processes
 @pytest.mark.parametrize("reward", ["x", 1j, np.complex128(1), 10**400, None, np.zeros(2)])
 def test_rewards_that_are_not_numbers_are_refused(reward: Any, make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(make_env([partial(Says, 3), partial(Says, 3, reward)], asynchronous="restart"))
+    env = RecordEpisodeStatistics(
+        make_env([partial(Told, [1.0] * 3), partial(Told, [1.0, 1.0, reward])], asynchronous="restart")
+    )
     env.reset()
     env.step([0, 0])
     env.step([0, 0])
@@ -176,9 +146,8 @@ def test_rewards_that_are_not_numbers_are_refused(reward: Any, make_env: MakeEnv
     assert env.episode_count == 0
 
 
-@here_and_in_processes
 def test_load_state_keeps_the_buffer_length_of_the_wrapper(make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(make_env([partial(Says, 1)], asynchronous="restart"), 2)
+    env = RecordEpisodeStatistics(make_env([partial(Told, [1.0])], asynchronous="restart"), 2)
     env.reset()
     for _ in range(3):
         env.step([0])
@@ -187,3 +156,187 @@ def test_load_state_keeps_the_buffer_length_of_the_wrapper(make_env: MakeEnv) ->
     assert longer.return_queue.maxlen == longer.time_queue.maxlen == 5
     longer.step([0])
     assert list(longer.length_queue) == [1, 1, 1]
+
+
+# ---------------------------------------------------------------- of a `ParallelEnv`, which its display shows
+
+
+def stay(states: Any) -> list[int]:
+    return [1] * len(states)
+
+
+def summary_of(env: ParallelEnv) -> Any:
+    return env.engine.table.stats.summary()
+
+
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
+@pytest.mark.parametrize("align", ["item", "batch"])
+def test_episode_stats_equal_those_of_record_episode_statistics(
+    make_env: MakeEnv, done_policy: Any, align: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parallelenv.engine.episode_stats._ROOM", 1)  # so that sums are made now and then
+    env = RecordEpisodeStatistics(
+        make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous=done_policy)
+    )
+    returns: list[float] = []
+    lengths: list[int] = []
+    result: Any
+    env.reset(seed=0)
+    for step in range(100):
+        if done_policy != "restart" and step % 5 == 4:
+            env.reset([0, 1, 2] if done_policy is None else [1, 2])
+        for env_ids in ([0, 1, 2], [step % 3]):
+            result = env.step([1] * len(env_ids), env_ids, align)
+            for info in [info for *_, info in result] if align == "batch" else result.infos:
+                if "episode" in info:
+                    returns.append(info["episode"]["r"])
+                    lengths.append(info["episode"]["l"])
+    standing = summary_of(env.unwrapped)
+    assert len(returns) > 3
+    if done_policy is None:  # the wrapper also reports episodes cut off by the end of another
+        assert standing.num_episodes <= len(returns)
+    else:
+        assert standing.num_episodes == len(returns)
+        assert done_policy != "restart" or len(returns) > LATEST
+        assert standing.mean_return == pytest.approx(np.mean(returns[-LATEST:]))
+        assert standing.mean_length == pytest.approx(np.mean(lengths[-LATEST:]))
+
+
+def test_rollout_counts_the_same_as_steps(make_env: MakeEnv) -> None:
+    fns = [lambda number=number: Counter(number, 3 + number) for number in range(3)]
+    env = make_env(fns, asynchronous="restart")
+    env.reset(seed=0)
+    for _ in range(40):
+        env.step([1] * 3)
+    stepped = summary_of(env)
+    env.close()  # a cluster may not have resources for both
+    env = make_env(fns, asynchronous="restart")
+    env.reset(seed=0)
+    for num_steps in (7, 1, 32):
+        env.rollout(stay, num_steps, progress=False)
+    rolled = summary_of(env)
+    assert rolled.num_episodes == stepped.num_episodes > 20
+    assert rolled.num_steps == stepped.num_steps == 120
+    assert rolled.mean_return == pytest.approx(stepped.mean_return)
+    assert rolled.mean_length == pytest.approx(stepped.mean_length)
+
+
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
+def test_run_episodes_counts_each_episode_once(make_env: MakeEnv, done_policy: Any) -> None:
+    env = make_env([lambda: Counter(0, 3)] * 2, asynchronous=done_policy)
+    found = env.run_episodes(stay, 7, seed=0, progress=False)
+    standing = summary_of(env)
+    assert (standing.num_episodes, standing.mean_length) == (7, 3)
+    assert standing.mean_return == pytest.approx(found.returns.mean())
+    env.reset()
+    for _ in range(3):
+        env.step([1, 1])
+    assert summary_of(env).num_episodes == 9
+
+
+@pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
+def test_steps_through_an_adapter_are_counted(make_env: MakeEnv, autoreset_mode: str) -> None:
+    env = make_env([lambda: Counter(0, 3), lambda: Counter(1, 4)])
+    vector_env = env.to_gymnasium(autoreset_mode)
+    vector_env.reset(seed=0)
+    rewards = np.array([vector_env.step(np.array([1, 1]))[1] for _ in range(20)])
+    standing = summary_of(env)
+    lengths = [3, 4]
+    periods = [length + (autoreset_mode == "NextStep") for length in lengths]
+    returns = []
+    for row, (length, period) in enumerate(zip(lengths, periods, strict=True)):
+        returns += [rewards[begin : begin + length, row].sum() for begin in range(0, 20 - length + 1, period)]
+    assert standing.num_episodes == len(returns)
+    assert standing.mean_return == pytest.approx(np.mean(returns))
+
+
+def test_episode_without_a_recorded_start_is_not_counted(make_env: MakeEnv) -> None:
+    env = make_env([lambda: Counter(0, 3)], asynchronous="restart")
+    env.reset(seed=0)
+    env.step([1])
+    state = env.save_state()
+    env.load_state(state)
+    for _ in range(5):
+        env.step([1])
+    standing = summary_of(env)
+    assert (standing.num_episodes, standing.mean_length) == (1, 3)
+
+
+class Failing(Counter):
+    """Rewards each step with 1, and raises in the third step of its second episode."""
+
+    def step(self, action: Any) -> Any:
+        if self.episode == 2 and self.count == 2:
+            raise RuntimeError("third step of the second episode")
+        state, _, *rest = super().step(action)
+        return state, 1.0, *rest
+
+
+def test_failed_step_counts_everywhere_as_the_last_of_its_episode(make_env: MakeEnv) -> None:
+    def fresh() -> ParallelEnv:
+        return make_env([lambda: Failing(0, 4)], asynchronous="restart", on_failure="restart")
+
+    lengths, returns = [4, 3, 4], [4, 2, 4]  # the second episode ends with its failure
+    wrapped = RecordEpisodeStatistics(fresh())
+    wrapped.reset()
+    for _ in range(4 + 3 + 4):
+        wrapped.step([1])
+    assert list(wrapped.length_queue) == lengths
+    assert summary_of(wrapped.unwrapped).mean_length == pytest.approx(np.mean(lengths))
+    assert list(wrapped.return_queue) == returns
+    assert summary_of(wrapped.unwrapped).mean_return == pytest.approx(np.mean(returns))
+    found = fresh().run_episodes(stay, 3, progress=False)
+    assert found.lengths.tolist() == [4, 3, 3]  # the rebuilt env was reset once more
+    assert found.returns.tolist() == [4, 2, 2]
+    env = fresh()
+    env.reset()
+    rollout = env.rollout(stay, 4 + 3, progress=False)
+    assert rollout.episode_lengths.tolist() == lengths[:2]
+    assert rollout.episode_returns.tolist() == returns[:2]
+    assert summary_of(env).mean_length == pytest.approx(np.mean(lengths[:2]))
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        (Decimal("0.1"), Decimal("0.2")),
+        (Fraction(5, 2), 2),
+        (1.5, np.float32(2)),
+        (np.ones(2), np.ones(2)),
+    ],
+    ids=repr,
+)
+def test_rewards_of_any_type_are_summed(rewards: Any, make_env: MakeEnv) -> None:
+    env = make_env([partial(Told, rewards)], asynchronous="restart")
+    (total,) = env.run_episodes(stay, 1, progress=False).returns
+    assert np.array_equal(total, rewards[0] + rewards[1])
+    if np.ndim(total):
+        return  # the wrapper refuses it
+    wrapped = RecordEpisodeStatistics(env)
+    wrapped.reset()
+    wrapped.step([1])
+    assert wrapped.step([1]).infos[0]["episode"]["r"] == pytest.approx(float(total))
+
+
+def test_interrupt_during_summation_counts_no_step_twice() -> None:
+    for number in itertools.count(1):
+        with ParallelEnv([Counter] * 2, asynchronous="restart") as env:
+            env.reset()
+            for _ in range(3):
+                env.step([1, 1])
+            stats = env.engine.table.stats
+            outcome = interrupt_at(number, stats.sum_up, ("parallelenv/engine/episode_stats.py",))
+            assert summary_of(env).num_steps == 6
+        if not outcome.line:
+            break
+        assert outcome.is_raised
+    assert number > 1
+
+
+def test_infinite_rewards_cause_no_warning() -> None:
+    with ParallelEnv([partial(Told, [np.inf, -np.inf])], asynchronous="restart") as env:
+        env.reset()
+        for _ in range(4):
+            env.step([1])
+        standing = summary_of(env)
+    assert (standing.num_episodes, standing.mean_return, standing.mean_length) == (2, None, 2.0)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Discrete
-from modes import here_and_in_processes
 
 from parallelenv.errors import ActionError, ArgumentError, EnvContractError
 from parallelenv.testing.envs import Counter, Old, Ragged, Sheet
@@ -59,32 +58,29 @@ def batch(*values: float) -> Any:
     return np.array([[0.0, value] for value in values], np.float32)
 
 
-@here_and_in_processes
 @pytest.mark.parametrize("call", ["step", "send", "step_async"])
 @pytest.mark.parametrize(
-    ("kind", "actions", "where"),
+    ("kind", "actions", "env_ids", "where"),
     [
-        (Forces, batch(0, NAN, INF), "action of envs 1, 2"),
-        (Forces, [np.zeros(2), [NAN, 0.0], np.zeros(2)], "action of env 1"),
-        (Parts, {"push": batch(0, 0, -INF), "turn": np.zeros(3, int)}, r"action\['push'\] of env 2"),
-        (Parts, [{"push": batch(value)[0], "turn": 0} for value in (NAN, 0, 0)], "action of env 0"),
+        (Forces, batch(0, NAN, INF), None, "action of envs 1, 2"),
+        (Forces, [np.zeros(2), [NAN, 0.0], np.zeros(2)], None, "action of env 1"),
+        (Forces, batch(NAN), 2, "action of env 2"),
+        (Parts, {"push": batch(0, 0, -INF), "turn": np.zeros(3, int)}, None, "action['push'] of env 2"),
+        (Parts, [{"push": batch(value)[0], "turn": 0} for value in (NAN, 0, 0)], None, "action of env 0"),
+        (Parts, [{"push": batch(NAN)[0], "turn": 0}], [2], "action of env 2"),
     ],
 )
 def test_non_finite_actions_are_refused_before_anything_is_sent(
-    kind: Any, actions: Any, where: str, call: str, make_env: MakeEnv
+    kind: Any, actions: Any, env_ids: Any, where: str, call: str, make_env: MakeEnv
 ) -> None:
     env = env_of(kind, make_env)
-    with pytest.raises(EnvContractError, match=f"nan or infinite in: {where}. Nothing was sent") as caught:
-        getattr(env, call)(actions)
+    with pytest.raises(EnvContractError) as caught:
+        getattr(env, call)(actions, env_ids)
+    assert str(caught.value) == f"A value is nan or infinite in: {where}. Nothing was sent."
     assert caught.value.env_ids
     assert env.get_env_attr("count") == [0, 0, 0]
-    with pytest.raises(EnvContractError, match="of env 2"):
-        env.step([next(iter(actions["push"] if isinstance(actions, dict) else actions)) * 0 + NAN], id=2) if (
-            kind is Forces
-        ) else env.step([{"push": batch(NAN)[0], "turn": 0}], id=[2])
 
 
-@here_and_in_processes
 def test_tensor_actions_are_checked(make_env: MakeEnv) -> None:
     torch = pytest.importorskip("torch")
     env = env_of(Forces, make_env)
@@ -95,7 +91,6 @@ def test_tensor_actions_are_checked(make_env: MakeEnv) -> None:
         env.step(actions)
 
 
-@here_and_in_processes
 def test_actions_of_idle_envs_are_not_checked(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Forces, length=1), Forces], asynchronous="idle"))
     env.reset()
@@ -108,7 +103,6 @@ def test_actions_of_idle_envs_are_not_checked(make_env: MakeEnv) -> None:
         env.step(batch(NAN, 0))
 
 
-@here_and_in_processes
 def test_otherwise_invalid_actions_raise_action_error(make_env: MakeEnv) -> None:
     env = env_of(Parts, make_env)
     wrong: Any
@@ -121,7 +115,6 @@ def test_otherwise_invalid_actions_raise_action_error(make_env: MakeEnv) -> None
             forces.step(wrong)
 
 
-@here_and_in_processes
 def test_error_names_the_envs_and_the_places(make_env: MakeEnv) -> None:
     kinds = [partial(Echo, state=INF), partial(Echo, reward=NAN, state=NAN), partial(Echo, reward=2.0)]
     env = CheckFinite(make_env(kinds))
@@ -136,16 +129,11 @@ def test_error_names_the_envs_and_the_places(make_env: MakeEnv) -> None:
     begun = CheckFinite(make_env([partial(Echo, first=NAN)]))
     with pytest.raises(EnvContractError, match=r"state\['a'\] of env 0"):
         begun.reset()
-
-
-@here_and_in_processes
-def test_last_states_are_checked(make_env: MakeEnv) -> None:
-    env = env_of(partial(Echo, state=NAN, length=1), make_env, asynchronous="restart")
+    ending = env_of(partial(Echo, state=NAN, length=1), make_env, asynchronous="restart")
     with pytest.raises(EnvContractError, match="last state of envs 0, 1, 2"):
-        env.step([0, 0, 0])
+        ending.step([0, 0, 0])
 
 
-@here_and_in_processes
 def test_check_inf_false_allows_infinite_numbers(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Echo, state=INF, reward=-INF)] * 2), check_inf=False)
     env.reset()
@@ -154,18 +142,14 @@ def test_check_inf_false_allows_infinite_numbers(make_env: MakeEnv) -> None:
     worse.reset()
     with pytest.raises(EnvContractError, match="A value is nan in: state"):
         worse.step([0, 0])
+    with pytest.raises(ArgumentError, match="check_inf='no' must be True or False"):
+        CheckFinite(worse, check_inf="no")  # type: ignore[arg-type]
 
 
 class Poisoned(Old):
     def step(self, action: float) -> Any:
         state, reward, done, info = super().step(action)
         return (state * NAN if action > 1 else state), reward, done, info
-
-
-@here_and_in_processes
-def test_check_inf_must_be_a_bool(make_env: MakeEnv) -> None:
-    with pytest.raises(ArgumentError, match="check_inf='no' must be True or False"):
-        CheckFinite(make_env([Echo]), check_inf="no")  # type: ignore[arg-type]
 
 
 def test_states_without_a_space_are_checked(make_env: MakeEnv) -> None:
@@ -177,12 +161,3 @@ def test_states_without_a_space_are_checked(make_env: MakeEnv) -> None:
         env.step([2.0, 0.0, 0, sheet])
     with pytest.raises(EnvContractError, match="in: action of env 1"):
         env.step([0.0, NAN, 0, sheet])
-
-
-@here_and_in_processes
-def test_finite_results_are_not_modified(make_env: MakeEnv) -> None:
-    env = CheckFinite(make_env([partial(Sheet, number, 3) for number in range(2)], asynchronous="idle"))
-    env.reset(seed=1)
-    for _ in range(5):
-        last = env.step(env.action_space.sample())
-    assert last.states.tolist() == [None, None]

@@ -1,0 +1,30 @@
+"""An env for the tests of wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+
+class Told(gym.Env[Any, Any]):
+    """Its states and rewards are given, one per step; it ends with the last of them."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = Discrete(2)
+
+    def __init__(self, rewards: Sequence[Any], states: Sequence[float] | None = None) -> None:
+        self.rewards = rewards
+        self.states = states or [1.0] * len(rewards)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return np.array([0.0]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        place = self.count - 1
+        return np.array([self.states[place]]), self.rewards[place], self.count == len(self.rewards), False, {}
