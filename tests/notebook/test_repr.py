@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html.parser
 import os
 import re
 import threading
+import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, fragile
@@ -45,31 +44,9 @@ def states_of(env: ParallelEnv) -> list[str]:
     return repr_data(env, "").states
 
 
-class Tags(html.parser.HTMLParser):
-    """Records the tags, and checks that each is closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.texts: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.open.append(tag)
-        self.seen.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
-def parsed(page: str) -> Tags:
-    tags = Tags()
-    tags.feed(page)
-    assert not tags.open
-    return tags
+def parsed(page: str) -> xml.etree.ElementTree.Element:
+    """Return the elements of HTML in which each tag is closed."""
+    return xml.etree.ElementTree.fromstring(page)
 
 
 # ---------------------------------------------------------------- contents
@@ -86,8 +63,7 @@ def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str
     assert "envs      4 running" in text
     assert re.search(r"episodes  12 ended; mean of the last 12: return -?[\d.]+, length 3\n", text)
     assert "  so far    40 steps of all envs together\n" in text
-    tags = parsed(page)
-    assert set(tags.seen) <= {"div", "span", "code", "table", "thead", "tbody", "tr", "td", "th"}
+    assert {element.tag for element in parsed(page).iter()} == {"div", "span", "code", "table", "tr", "td", "th"}
     assert page.count('title="env ') == 4
     portrait = repr_data(env, "")
     assert sum((worker.env_ids for worker in portrait.workers), ()) == (0, 1, 2, 3)
@@ -136,14 +112,10 @@ def test_repr_shows_each_env_state_in_its_colour_and_sign(make_env: MakeEnv) -> 
                 "episodes  4,321 ended; mean of the last 100: return 123,457, length 2,048",
             ],
         ),
-        (
-            ["done"] * 2,  # the rewards were not numbers
-            EpisodeSummary(8, 4, None, 2.0),
-            [
-                "envs      2 done",
-                "so far    8 steps of all envs together",
-                "episodes  4 ended; mean of the last 4: length 2",
-            ],
+        (  # the rewards were not numbers
+            ["done"] * 2,
+            EpisodeSummary(0, 4, None, 2.0),
+            ["envs      2 done", "episodes  4 ended; mean of the last 4: length 2"],
         ),
     ],
 )
@@ -170,9 +142,7 @@ def test_markup_in_texts_is_escaped() -> None:
     with CheckFinite(ParallelEnv(counters(0, 1))) as env:
         assert bundle(env)["text/html"].count("&lt;CheckFinite around &lt;parallelenv.ParallelEnv of 2 envs") == 1
     portrait = ReprData("<script>alert('&')</script>", ["running"], EpisodeSummary(0, 0, None, None), [])
-    tags = parsed(portrait.html())
-    assert "script" not in tags.seen
-    assert "<script>alert('&')</script>" in "".join(tags.texts)
+    assert "<script>alert('&')</script>" in "".join(parsed(portrait.html()).itertext())
 
 
 def test_html_of_thousands_of_envs_stays_small() -> None:
@@ -255,15 +225,10 @@ def test_repr_of_a_closed_env_is_grey_and_keeps_its_counts(make_env: MakeEnv) ->
     assert LOOKS["running"].colour not in page
 
 
-class Broken(gym.Env[Any, Any]):
-    def __init__(self) -> None:
-        raise ValueError("no")
-
-
 def test_repr_of_an_env_whose_constructor_failed() -> None:
     env = ParallelEnv.__new__(ParallelEnv)
-    with pytest.raises(ValueError, match="no"):
-        env.__init__([Broken])  # type: ignore[misc]
+    with pytest.raises(ZeroDivisionError):
+        env.__init__([lambda: 1 / 0])  # type: ignore[misc, arg-type]
     assert env._repr_mimebundle_() == {"text/plain": "<parallelenv.ParallelEnv, not constructed>"}
 
 

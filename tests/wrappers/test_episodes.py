@@ -318,6 +318,14 @@ def test_rewards_of_any_type_are_summed(rewards: Any, make_env: MakeEnv) -> None
     assert wrapped.step([1]).infos[0]["episode"]["r"] == pytest.approx(float(total))
 
 
+def test_returns_of_one_step_are_copies_of_rewards(make_env: MakeEnv) -> None:
+    env = make_env([partial(Told, [np.zeros(2)])], asynchronous="restart")
+    env.reset()
+    rollout = env.rollout(stay, 1, progress=False)
+    rollout.episode_returns[0] += 1
+    assert rollout.rewards[0, 0].tolist() == [0, 0]
+
+
 def test_interrupt_during_summation_counts_no_step_twice() -> None:
     for number in itertools.count(1):
         with ParallelEnv([Counter] * 2, asynchronous="restart") as env:
