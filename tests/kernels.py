@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import sys
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
@@ -150,13 +149,6 @@ class Notebook:
         answer = self.finish(self.send("", value=expression))["user_expressions"]["value"]
         assert answer["status"] == "ok", "\n".join(answer["traceback"])
         return ast.literal_eval(answer["data"]["text/plain"])
-
-    def interrupt(self, request: str, patience: float = 5.0) -> tuple[str, float]:
-        """Press the stop button; return the name of the error that ends the cell, and after how many seconds."""
-        begin = time.monotonic()
-        self.manager.interrupt_kernel()
-        error = str(self.finish(request, patience).get("ename", "no error"))
-        return error, time.monotonic() - begin
 
     def processes(self) -> set[psutil.Process]:
         """Return the kernel and the living processes that come from it, whatever their parent is now."""

@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from conftest import needs_ray
 from kernels import Notebook, open_notebook
 from mistakes import DEFINITIONS, ENV, MISTAKES, make_mistake
-from modes import ORACLE, PROCESSES
-
-from parallelenv import registry
+from modes import MODES, ORACLE, PROCESSES
 
 SOON = 5.0  # seconds until a traceback is there; 2 are promised, but tests share the machine
 IN_RAY = ("an env raises in step", "an env raises in its constructor", "a mistyped method", "a worker that dies")
 """Mistakes that are also tried in the Ray modes, where one takes seconds because Ray has to start actors for it."""
-
-
-every_mode = pytest.mark.parametrize("word", registry.known_modes())
 
 
 def start(notebook: Notebook, word: str) -> None:
@@ -41,7 +36,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-@every_mode
+@pytest.mark.parametrize("word", MODES)
 def test_kernel_shows_the_mistake_and_runs_the_next_cell(notebook: Notebook, word: str, name: str) -> None:
     mistake = MISTAKES[name]
     if word in mistake.unlike:
@@ -57,21 +52,6 @@ def test_kernel_shows_the_mistake_and_runs_the_next_cell(notebook: Notebook, wor
     assert mistake.line in reading.traceback
     assert mistake.cell.format(mode=word).splitlines()[-1] in reading.traceback
     assert "parallelenv/" not in reading.traceback
-
-
-@every_mode
-def test_kernel_shows_the_interrupted_line_and_runs_the_next_cell(notebook: Notebook, word: str) -> None:
-    start(notebook, word)
-    notebook.run(ENV.format(mode=word), patience=100)
-    request = notebook.send("print('here')\nenv.step([HANG, GO_ON, GO_ON, GO_ON])")
-    while "here" not in notebook.printed[request]:
-        notebook.read_output(request)
-    notebook.manager.interrupt_kernel()
-    reply = notebook.finish(request)
-    assert reply["ename"] == "KeyboardInterrupt"
-    assert len("\n".join(reply["traceback"]).splitlines()) <= 20
-    assert notebook.evaluate("40 + 2") == 42
-    notebook.run("env.close(0)")
 
 
 SCRIPT = f"""{DEFINITIONS}
@@ -92,24 +72,38 @@ except ZeroDivisionError as error:
     sys.last_traceback = error.__traceback__
 pdb.pm()
 """
-FRONTENDS = {
-    "python": (["{python}", "{script}"], CALL, ""),
-    "ipython": (["{python}", "-m", "IPython", "--colors=NoColor", "{script}"], CALL, ""),
-    "ipython -c": (["{python}", "-m", "IPython", "--colors=NoColor", "-c", "import trying; trying.use()"], "", ""),
-    "ipython, verbose": (
-        ["{python}", "-m", "IPython", "--colors=NoColor", "--xmode=Verbose", "-c", "import trying; trying.use()"],
-        "",
-        "",
-    ),
-    "rich": (["{python}", "{script}"], f"import rich.traceback\nrich.traceback.install(show_locals=True)\n{CALL}", ""),
-    "pytest": (["{python}", "-m", "pytest", "-p", "no:cacheprovider", "{script}"], "def test_use():\n    use()\n", ""),
-    "pytest, with locals": (
-        ["{python}", "-m", "pytest", "-p", "no:cacheprovider", "--showlocals", "--tb=long", "{script}"],
-        "def test_use():\n    use()\n",
-        "",
-    ),
-    "pdb": (["{python}", "{script}"], IN_DEBUGGER, "where\nargs\nup\nlist\nup\nquit\n"),
+IPYTHON = ("-m", "IPython", "--colors=NoColor")
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
+FRONTENDS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "python": (("trying.py",), CALL, ""),
+    "ipython": ((*IPYTHON, "trying.py"), CALL, ""),
+    "ipython -c": ((*IPYTHON, "-c", "import trying; trying.use()"), "", ""),
+    "ipython, verbose": ((*IPYTHON, "--xmode=Verbose", "-c", "import trying; trying.use()"), "", ""),
+    "rich": (("trying.py",), f"import rich.traceback\nrich.traceback.install(show_locals=True)\n{CALL}", ""),
+    "pytest": ((*PYTEST, "trying.py"), "def test_use():\n    use()\n", ""),
+    "pytest, with locals": ((*PYTEST, "--showlocals", "--tb=long", "trying.py"), "def test_use():\n    use()\n", ""),
+    "pdb": (("trying.py",), IN_DEBUGGER, "where\nargs\nup\nlist\nup\nquit\n"),
 }
+"""Arguments of Python, the end of the script, and what is typed."""
+
+
+def output_of(words: Sequence[str], folder: Path, script: str, typed: str = "", **variables: str) -> str:
+    """Run Python in a folder with this script, and return what it prints."""
+    (folder / "trying.py").write_text(script)
+    # PYTEST_ADDOPTS and similar variables of the running tests are not for the pytest that is started here.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, *words],
+        input=typed,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env={**inherited, "IPYTHONDIR": str(folder), "COLUMNS": "120", **variables},
+        check=False,
+    )
+    return done.stdout
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
@@ -117,21 +111,7 @@ def test_every_frontend_shows_the_failing_line(tmp_path: Path, frontend: str) ->
     if frontend == "rich":
         pytest.importorskip("rich")
     words, ending, typed = FRONTENDS[frontend]
-    script = tmp_path / "trying.py"
-    script.write_text(SCRIPT + ending)
-    # PYTEST_ADDOPTS and similar variables of the running tests are not for the pytest that is started here.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        [word.format(python=sys.executable, script=script) for word in words],
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        env={**environment, "IPYTHONDIR": str(tmp_path), "COLUMNS": "120"},
-        check=False,
-    )
-    output = done.stdout + done.stderr
+    output = output_of(words, tmp_path, SCRIPT + ending, typed)
     assert "raise ZeroDivisionError(reason)" in output, output
     assert "env.step([GO_ON, FALL, GO_ON, GO_ON])" in output
     assert "parallelenv/" not in output
@@ -144,16 +124,7 @@ def test_every_frontend_shows_the_failing_line(tmp_path: Path, frontend: str) ->
 
 @pytest.mark.parametrize("word", [ORACLE, PROCESSES])
 def test_all_frames_are_shown_with_full_traceback_variable(tmp_path: Path, word: str) -> None:
-    script = tmp_path / "trying.py"
-    script.write_text(SCRIPT.replace(repr(PROCESSES), repr(word)) + CALL)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PARALLELENV_FULL_TRACEBACK": "1"},
-        check=False,
-    )
-    assert "failures.py" in done.stderr
-    assert "host.py" in done.stderr
-    assert "raise ZeroDivisionError(reason)" in done.stderr
+    script = SCRIPT.replace(repr(PROCESSES), repr(word)) + CALL
+    output = output_of(["trying.py"], tmp_path, script, PARALLELENV_FULL_TRACEBACK="1")
+    for part in ("failures.py", "host.py", "raise ZeroDivisionError(reason)"):
+        assert part in output
