@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
-import threading
 import time
 import weakref
 import xml.etree.ElementTree
 from collections import Counter as Count
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from fragile import EXIT, GO_ON, RAISE, fragile
+from fragile import EXIT, GO_ON, RAISE, WAIT, fragile, when_begun
 from modes import IN_WORKERS, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from parallelenv import ParallelEnv
@@ -241,54 +239,35 @@ def test_profile_omits_workers_that_exceed_the_collect_timeout(
     assert len(env.recv(2).env_ids) == 2
 
 
-class Gate(Counter):
-    """Its step waits until it is opened."""
-
-    is_in, is_open = threading.Event(), threading.Event()
-
-    def step(self, action: int) -> Any:
-        self.is_in.set()
-        assert self.is_open.wait(30)
-        return super().step(action)
-
-
-@contextlib.contextmanager
-def in_a_step(env: ParallelEnv) -> Iterator[None]:
-    """Run a step in another thread during the block."""
-    Gate.is_in.clear()
-    Gate.is_open.clear()
-    thread = threading.Thread(target=env.step, args=([1, 1],))
-    thread.start()
-    assert Gate.is_in.wait(30)
-    try:
-        yield
-    finally:
-        Gate.is_open.set()
-        thread.join(30)
-
-
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_profile_waits_for_a_call_of_another_thread_until_a_timeout(
-    monkeypatch: pytest.MonkeyPatch, is_patient: bool
+    is_patient: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    go = tmp_path / "go"
     if is_patient:
-        monkeypatch.setattr("parallelenv.notebook.profile.time.sleep", lambda seconds: Gate.is_open.set())
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: go.touch())
+        monkeypatch.setattr("parallelenv.notebook.profile.time", clock)  # the step ends while the profile waits for it
     else:
         monkeypatch.setattr("parallelenv.notebook.profile.COLLECT_TIMEOUT", 0.05)
-    steps = {(0, "step"): 1, (1, "step"): 1}
-    with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
+    steps = {(env_id, "step"): 1 for env_id in range(4)}
+    with ParallelEnv(fragile(tmp_path), asynchronous="restart") as env:
         env.reset(seed=0)
         recorder = env.profile()
         profile = recorder.__enter__()
-        with in_a_step(env):
+
+        def leave() -> None:
             recorder.__exit__(None, None, None)
-        assert profile.recording.missing == (() if is_patient else (0, 1))
+            go.touch()
+
+        with when_begun(tmp_path, 0, leave):
+            env.step([WAIT, GO_ON, GO_ON, GO_ON])
+        assert profile.recording.missing == (() if is_patient else (0, 1, 2, 3))
         assert turns_of(profile) == (steps if is_patient else {})
         if not is_patient:
             assert profile.recording.calls[-1, 1] == profile.recording.end  # of the call that has not ended
         assert not env.engine.pool.is_traced
         with env.profile() as profile:
-            env.step([1, 1])
+            env.step([GO_ON] * 4)
         assert turns_of(profile) == steps
 
 
@@ -332,34 +311,25 @@ def test_profile_has_no_summary_before_the_block_ends() -> None:
                 ask()
 
 
-def test_full_recording_keeps_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.worker.tracer.MOST_TURNS", 3 * (1 + 2))
+@pytest.mark.parametrize("limit", ["worker.tracer.MOST_TURNS", "notebook.profile.MOST_CALLS"])
+def test_full_recording_keeps_the_latest_steps_or_calls(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"parallelenv.{limit}", 9)
     with ParallelEnv([Counter, Counter], asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
-            for _ in range(10):
+            for _ in range(20):
                 begin = time.perf_counter()
                 env.step([1, 1])
-    turns = turns_of(profile)
-    assert 1 <= turns[0, "step"] == turns[1, "step"] <= 3
-    recording = profile.recording
-    assert recording.workers[0].spans[-1, 1] > begin > recording.begin > begin - profile.summary().seconds
-    assert profile.summary().is_cut
-    assert sum(profile.summary().busy) < 1
-    assert "incomplete: only the latest" in repr(profile.summary())
-
-
-def test_full_recording_keeps_the_latest_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.notebook.profile.MOST_CALLS", 5)
-    with ParallelEnv([Counter], asynchronous="restart") as env:
-        env.reset(seed=0)
-        with env.profile() as profile:
-            for _ in range(40):
-                begin = time.perf_counter()
-                env.step([1])
-    calls = profile.recording.calls
-    assert 2 <= len(calls) <= 6
-    assert calls[-1, 1] > begin
+    recording, summary = profile.recording, profile.summary()
+    if limit.endswith("TURNS"):
+        assert 1 <= turns_of(profile)[0, "step"] == turns_of(profile)[1, "step"] <= 3
+    else:
+        assert 2 <= len(recording.calls) <= 10
+    assert recording.workers[0].spans[-1, 1] > begin
+    assert recording.calls[-1, 1] > begin > recording.begin > begin - summary.seconds
+    assert summary.is_cut
+    assert sum(summary.busy) < 1
+    assert "incomplete: only the latest" in repr(summary)
 
 
 def test_unfinished_recording_does_not_keep_the_env_alive() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeEnv
-from fragile import EXIT, GO_ON, fragile
+from fragile import EXIT, GO_ON, WAIT, fragile, when_begun
 from modes import IN_CALLER, ORACLE, PROCESSES, here_and_in_processes, in_modes
 
 from parallelenv import ParallelEnv
@@ -181,31 +180,21 @@ def test_probing_for_repr_methods_sends_nothing_to_workers(make_env: MakeEnv, mo
         assert dir(env)
 
 
-class Slow(Counter):
-    begun: Any = None
-    may_end: Any = None
-
-    def step(self, action: int) -> Any:
-        type(self).begun.set()
-        assert type(self).may_end.wait(30)
-        return super().step(action)
-
-
 @in_modes(*IN_CALLER)
-def test_repr_is_shown_while_another_thread_steps(make_env: MakeEnv) -> None:
-    Slow.begun, Slow.may_end = threading.Event(), threading.Event()
-    env = make_env([Slow, Slow])
+def test_repr_is_shown_while_another_thread_steps(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path))
     env.reset(seed=0)
-    stepping = threading.Thread(target=env.step, args=([1, 1],))
-    stepping.start()
-    try:
-        assert Slow.begun.wait(30)
-        assert states_of(env) == ["busy", "busy"]
-        assert "2 busy" in bundle(env)["text/plain"]
-    finally:
-        Slow.may_end.set()
-        stepping.join()
-    assert states_of(env) == ["running", "running"]
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.extend([*states_of(env), bundle(env)["text/plain"]])
+        (tmp_path / "go").touch()
+
+    with when_begun(tmp_path, 0, look):
+        env.step([WAIT, GO_ON, GO_ON, GO_ON])
+    assert seen[:4] == ["busy"] * 4
+    assert "4 busy" in seen[4]
+    assert states_of(env) == ["running"] * 4
 
 
 def test_repr_of_a_closed_env_is_grey_and_keeps_its_counts(make_env: MakeEnv) -> None:
