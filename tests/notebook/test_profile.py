@@ -111,7 +111,11 @@ def test_profile_has_sent_steps_and_those_that_raise(make_env: MakeEnv) -> None:
     assert turns_of(profile) == {(env_id, "step"): 2 for env_id in range(4)}
 
 
-def test_profile_times_match_durations_of_env_steps(make_env: MakeEnv) -> None:
+def test_profile_times_match_durations_of_env_steps_and_of_the_policy(make_env: MakeEnv) -> None:
+    def think(states: Any) -> list[int]:
+        time.sleep(0.02)
+        return [1] * len(states)
+
     env = sleepers(make_env, 2, asynchronous="restart")
     with env.profile() as profile:
         for _ in range(4):
@@ -119,33 +123,19 @@ def test_profile_times_match_durations_of_env_steps(make_env: MakeEnv) -> None:
             time.sleep(0.03)
     found = profile.summary()
     quick, slow = found.envs
-    assert 0.01 <= quick.mean < 0.04
-    assert 0.05 <= slow.mean < 0.09
+    assert 0.01 <= quick.mean < 0.05 <= slow.mean <= slow.longest < 1
     assert found.slowest == slow
-    assert slow.longest >= slow.mean
     assert (quick.steps, slow.steps) == (4, 4)
     assert found.caller_share + found.transport_share + found.env_share == pytest.approx(1)
     assert 0.12 / found.seconds <= found.caller_share < 0.9
     assert found.env_share >= 0.2 / found.seconds
-    if len(found.workers) == 2:
-        assert found.straggler_loss > 0.1
-        assert found.busy[1] > found.busy[0]
-    else:
-        assert found.straggler_loss == 0
-
-
-def test_profile_of_a_rollout_has_its_policy_time(make_env: MakeEnv) -> None:
-    env = sleepers(make_env, 2, asynchronous="restart")
-
-    def slow(states: Any) -> list[int]:
-        time.sleep(0.02)
-        return [1] * len(states)
-
+    assert (found.straggler_loss > 0.1) == (len(found.workers) == 2)
+    assert list(found.busy) == sorted(found.busy)
     with env.profile() as profile:
-        env.rollout(slow, 4, progress=False)
-    found = profile.summary()
-    assert found.policy_share * found.seconds >= 0.08 * 0.9
-    assert "policy" in repr(found)
+        env.rollout(think, 4, progress=False)
+    rolled = profile.summary()
+    assert rolled.policy_share * rolled.seconds >= 0.08 * 0.9
+    assert "policy" in repr(rolled)
 
 
 def test_profile_records_steps_through_an_adapter(make_env: MakeEnv) -> None:
