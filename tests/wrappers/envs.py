@@ -16,13 +16,14 @@ class Told(gym.Env[Any, Any]):
     observation_space = Box(-np.inf, np.inf, (1,), np.float64)
     action_space = Discrete(2)
 
-    def __init__(self, rewards: Sequence[Any], states: Sequence[float] | None = None) -> None:
+    def __init__(self, rewards: Sequence[Any], states: Sequence[float] | None = None, first: float = 0.0) -> None:
+        self.first = first
         self.rewards = rewards
         self.states = states or [1.0] * len(rewards)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.count = 0
-        return np.array([0.0]), {}
+        return np.array([self.first]), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.count += 1
