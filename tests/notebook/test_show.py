@@ -145,14 +145,30 @@ def test_film_shows_all_envs_after_each_step(make_env: MakeEnv, done_policy: Any
         env.step([1] * 3)
 
 
-@pytest.mark.parametrize("video_format", ["webp", "gif", "png"])
-def test_film_is_written_to_the_given_path(video_format: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("video_format", "fps", "milliseconds"),
+    [
+        ("gif", 60, 20),
+        ("gif", 25, 40),
+        ("webp", 125, 11),
+        ("webp", np.float32(50), 20),
+        ("png", 1e9, 11),
+        ("png", 0.02, 50_000),
+    ],
+)
+def test_film_is_written_to_the_given_path(tmp_path: Path, video_format: str, fps: Any, milliseconds: int) -> None:
     path = tmp_path / f"film.{video_format}"
     with ParallelEnv([Lamp, Lamp]) as env:
-        film = env.record(stay, 2, path, id=[1], fps=5, progress=False)
+        film = env.record(stay, 2, path, id=[1], fps=fps, progress=False)
     assert film.path == path
     assert len(frames_of(path)) == 3
-    assert re.match(rf"<Film of 3 frames, 5 a second, {video_format}, [\d,]+ bytes, .*film.{video_format}>", repr(film))
+    with Image.open(path) as written:
+        written.seek(1)
+        written.load()
+        assert written.info["duration"] == milliseconds
+    assert film.fps == pytest.approx(1000 / milliseconds)
+    said = rf"<Film of 3 frames, {film.fps:g} a second, {video_format}, [\d,]+ bytes, .*film.{video_format}>"
+    assert re.fullmatch(said, repr(film))
     assert film.save(tmp_path / f"again.{video_format}").read_bytes() == film.data
     with pytest.raises(ArgumentError, match=rf"must end in .{video_format}, the format of this film"):
         film.save(tmp_path / ("film.gif" if video_format != "gif" else "film.png"))
@@ -192,7 +208,6 @@ def test_record_checks_its_arguments_before_any_reset(tmp_path: Path, monkeypatc
         ({"width": 0}, ArgumentError, "width=0 must be an int"),
         ({"fps": 0}, ArgumentError, r"fps=0 must be a number of frames per second, at least 0.02, for example fps=30."),
         ({"fps": 1e-9}, ArgumentError, "fps=1e-09 must be"),  # Pillow could not write it
-        ({"fps": "30"}, ArgumentError, "fps='30' must be"),
         ({"fps": True}, ArgumentError, "fps=True must be"),
         ({"fps": float("nan")}, ArgumentError, "fps=nan must be"),
         ({"id": []}, ArgumentError, "no envs to show"),
@@ -238,30 +253,6 @@ def test_film_is_in_partial_if_writing_fails(tmp_path: Path) -> None:
     assert len(frames_of(film.save(tmp_path / "film.gif"))) == 3
 
 
-@pytest.mark.parametrize(
-    ("video_format", "fps", "milliseconds"),
-    [
-        ("gif", 60, 20),
-        ("gif", 25, 40),
-        ("webp", 125, 11),
-        ("webp", np.float32(50), 20),
-        ("png", 1e9, 11),
-        ("png", 0.02, 50_000),
-    ],
-)
-def test_film_fps_equals_the_written_frame_duration(
-    tmp_path: Path, video_format: str, fps: Any, milliseconds: int
-) -> None:
-    path = tmp_path / f"film.{video_format}"
-    with ParallelEnv([Lamp]) as env:
-        film = env.record(stay, 2, path, fps=fps, progress=False)
-    assert film.fps == pytest.approx(1000 / milliseconds)
-    with Image.open(path) as written:
-        written.seek(1)
-        written.load()
-        assert written.info["duration"] == milliseconds
-
-
 @without_ffmpeg
 def test_frame_too_large_for_the_format_is_refused_at_the_first_frame(tmp_path: Path) -> None:
     class Tower(Lamp):
@@ -278,21 +269,6 @@ def test_frame_too_large_for_the_format_is_refused_at_the_first_frame(tmp_path: 
     assert path is not None
     with Image.open(path) as film:
         assert film.size == (2, 16_384)
-
-
-def test_failed_recording_has_finished_episodes_in_partial() -> None:
-    seen = []
-
-    def fail(states: Any) -> list[int]:
-        seen.append(1)
-        if len(seen) > 5:
-            raise ValueError("enough")
-        return stay(states)
-
-    with ParallelEnv([lambda: Lamp(0, 2)]) as env:
-        with pytest.raises(ValueError, match="enough") as caught:
-            env.record(fail, 20, progress=False)
-        assert caught.value.partial.lengths.tolist() == [2, 2]  # type: ignore[attr-defined]
 
 
 @without_ffmpeg
@@ -326,11 +302,10 @@ def test_real_envs_are_recorded_without_a_display(
 # ---------------------------------------------------------------- below a cell
 
 
-@pytest.mark.parametrize("call", ["show", "play"])
-def test_show_and_play_need_a_notebook(call: str) -> None:
+@pytest.mark.parametrize(("call", "arguments"), [("show", ()), ("play", (stay, 1))])
+def test_show_and_play_need_a_notebook(call: str, arguments: Any) -> None:
     with ParallelEnv([Lamp]) as env:
         env.reset()
-        arguments = (stay, 1) if call == "play" else ()
         with pytest.raises(UsageError, match=rf"{call}\(\) shows envs below a notebook cell.*render\(tile"):
             getattr(env, call)(*arguments)
 
@@ -394,15 +369,13 @@ def test_error_of_an_env_keeps_its_type_and_gets_a_hint_before_the_reset(make_en
 
 
 def test_show_refuses_envs_without_a_picture(shown: list[Any]) -> None:
-    with ParallelEnv([Dark, Lamp, Bare]) as env:
+    with ParallelEnv([Dark, Lamp]) as env:
         env.reset()
         with pytest.raises(ArgumentError, match=r"env 0 has render_mode=None, so it returns no picture.*'rgb_array'"):
             env.show()
-        with pytest.raises(ArgumentError, match=r"env 2 has no method render\(\), so it returns no picture"):
-            env.show([1, 2])
         assert not shown
         env.set_env_attr("render_mode", "rgb_array", 0)
-        env.show([0, 1])
+        env.show()
         assert len(shown) == 1
 
 
