@@ -31,11 +31,8 @@ def isolate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     Returns:
         A value in the environment of the kernel, and so of every process that comes from it.
     """
-    spec = {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": "Python 3",
-        "language": "python",
-    }
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": "Python 3", "language": "python"}
     kernel = folder / "jupyter" / "kernels" / "python3"
     kernel.mkdir(parents=True)
     (kernel / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
@@ -73,14 +70,13 @@ def marked(value: str) -> list[psutil.Process]:
 
 def shown(book: Any) -> str:
     """Return everything that a notebook shows, in order; a picture is a line ``[image/png]``."""
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    return "\n".join(_texts(output) for output in outputs)
-
-
-def _texts(output: Any) -> str:
-    data = output.get("data", {})
-    kinds = [f"[{kind}]" if kind.startswith("image/") else str(text) for kind, text in data.items()]
-    return "\n".join([str(output.get("text", "")), *kinds])
+    lines = []
+    for cell in book.cells:
+        for output in cell.get("outputs", ()):
+            lines.append(str(output.get("text", "")))
+            for kind, text in output.get("data", {}).items():
+                lines.append(f"[{kind}]" if kind.startswith("image/") else str(text))
+    return "\n".join(lines)
 
 
 class Notebook:
@@ -122,20 +118,16 @@ class Notebook:
             reply: dict[str, Any] = {"parent_header": {}}
             while reply["parent_header"].get("msg_id") != request:
                 reply = self._client.get_shell_msg(timeout=patience)
-            while not self.read_output(request):
-                pass
+            cell, content = "", {}
+            while (cell, content.get("execution_state")) != (request, "idle"):  # its outputs come before that
+                message = self._client.get_iopub_msg(timeout=4 * PATIENCE)
+                cell, content = message["parent_header"].get("msg_id", ""), message["content"]
+                if message["msg_type"] == "stream":
+                    self.printed[cell] += content["text"]
         except queue.Empty:
             raise AssertionError(f"the cell did not end within {patience} s") from None
-        content: dict[str, Any] = reply["content"]
-        return content
-
-    def read_output(self, request: str) -> bool:
-        """Process one message about outputs; return whether it is the last of a cell."""
-        message = self._client.get_iopub_msg(timeout=4 * PATIENCE)
-        cell = message["parent_header"].get("msg_id", "")
-        if message["msg_type"] == "stream":
-            self.printed[cell] += message["content"]["text"]
-        return bool(cell == request and message["content"].get("execution_state") == "idle")
+        answer: dict[str, Any] = reply["content"]
+        return answer
 
     def run(self, code: str, patience: float = PATIENCE) -> str:
         """Run a cell that is expected to succeed and return its request."""

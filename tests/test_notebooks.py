@@ -108,16 +108,18 @@ def assert_shown(path: Path, text: str) -> None:
         position = found.end()
 
 
+def outputs_of(book: Any) -> list[Any]:
+    return [output for cell in book.cells for output in cell.get("outputs", ())]
+
+
 def stderr_of(book: Any) -> str:
     """Return the stderr output of a notebook: progress bars, if there are no widgets, and nothing else."""
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    return "".join(output.text for output in outputs if output.get("name") == "stderr")
+    return "".join(output.text for output in outputs_of(book) if output.get("name") == "stderr")
 
 
 def uncaught(book: Any) -> list[str]:
     """Return the errors that ended a cell, as the last line of their tracebacks."""
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    return [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
+    return [f"{output.ename}: {output.evalue}" for output in outputs_of(book) if output.output_type == "error"]
 
 
 def test_expected_notebooks_exist() -> None:
@@ -151,7 +153,6 @@ def test_stored_outputs_are_small_and_from_one_clean_run(path: Path) -> None:
     assert_shown(path, shown(book))
     cells = [cell for cell in book.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    outputs = [output for cell in cells for output in cell.outputs]
-    assert outputs
+    assert outputs_of(book)
     assert uncaught(book) == UNCAUGHT.get(path.stem, [])
     assert not stderr_of(book)

@@ -6,6 +6,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +18,32 @@ from modes import PROCESSES
 
 import parallelenv
 from parallelenv import ParallelEnv, StepResult
-from parallelenv.errors import (
-    EnvContractError,
-    EnvInterruptedError,
-    InvalidEnvError,
-    ParallelEnvError,
-)
+from parallelenv.errors import EnvContractError, InvalidEnvError, ParallelEnvError
+from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import NormalizeStates
 
-STEP, WRAP, LAMBDA, CHAIN, CONTEXT, DEEP, NO_LINE = range(7)
+
+class Sly(Exception):
+    """Its attribute lookup and its description fail."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
 
 
-class Failing(gym.Env[Any, Any]):
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float64)
-    action_space = gym.spaces.Discrete(8)
+class Failing(Counter):
+    """Each of its methods fails in its own way."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        return np.zeros(2), {}
+    again = ValueError("one and the same")
 
     def step(self, action: Any) -> Any:
+        raise KeyError("it fell over")
+
+    def look_up(self) -> Any:
         empty: dict[str, int] = {}
-        deeds: dict[int, Callable[[], Any]] = {
-            STEP: lambda: None,
-            LAMBDA: lambda: 1 + empty["absent"],
-            CHAIN: self.chain,
-            CONTEXT: self.raise_within,
-            DEEP: self.recurse,
-            NO_LINE: self.raise_in_no_line,
-        }
-        deeds[int(action)]()
-        raise KeyError("it fell over") if action == STEP else ValueError
+        return sorted(["absent"], key=lambda name: empty[name])
 
     def chain(self) -> None:
         try:
@@ -68,10 +64,42 @@ class Failing(gym.Env[Any, Any]):
         code = compile("raise KeyboardInterrupt", "between_lines.py", "exec")
         exec(code.replace(co_linetable=bytes([0xFF])))  # one entry of 8 code units, without a place
 
+    def vanish(self) -> None:
+        lines = ["def fall(): raise ValueError('gone')\n", "\n", "fall()\n"]
+        linecache.cache["/far/env.py"] = 9, None, lines, "/far/env.py"  # as a file of another machine
+        exec(compile("".join(lines), "/far/env.py", "exec"), {})
+
+    def slyly(self) -> None:
+        raise Sly
+
+    def in_circles(self) -> None:
+        first, second = KeyError("first"), KeyError("second")
+        first.__cause__, second.__cause__ = second, first
+        raise first
+
+    def in_a_long_chain(self) -> None:
+        error: Exception = ValueError(0)
+        for number in range(3000):
+            error, cause = ValueError(number), error
+            error.__context__ = cause
+        raise error
+
+    def in_a_group(self) -> None:
+        errors = []
+        for call in (self.chain, self.raise_within):
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001
+                errors.append(error)
+        raise ExceptionGroup("both", errors)
+
+    def the_same_again(self) -> None:
+        raise self.again
+
 
 class Clumsy(gym.ActionWrapper[Any, Any, Any]):
     def action(self, action: Any) -> Any:
-        return 1 // (int(action) - WRAP)
+        return 1 // int(action)
 
 
 def frames(error: BaseException) -> list[str]:
@@ -83,14 +111,15 @@ def make_wrapped() -> gym.Env[Any, Any]:
     return gym.wrappers.TimeLimit(Clumsy(gym.wrappers.PassiveEnvChecker(Failing())), 10)
 
 
-@pytest.mark.parametrize("action", [STEP, LAMBDA, CHAIN, CONTEXT, DEEP])
-def test_traceback_text_is_the_same_in_every_mode(make_env: MakeEnv, action: int) -> None:
+@pytest.mark.parametrize("method", ["step", "look_up", "chain", "raise_within", "recurse"])
+def test_traceback_text_is_the_same_in_every_mode(make_env: MakeEnv, method: str) -> None:
     texts = []
     for make in (ParallelEnv, make_env):
         with make([Failing] * 2, num_cpus=1) as env:
             env.reset()
+            call = partial(env.step, [1, 1]) if method == "step" else partial(env.customized_method, method)
             with pytest.raises((KeyError, RuntimeError, LookupError)) as caught:
-                env.step([action] * 2)
+                call()
         text = "".join(traceback.format_exception(caught.value))
         # The middle of a very deep traceback is not sent; the text states how often a line was repeated.
         texts.append(re.sub(r"process \d+|repeated \d+ more times", "", text))
@@ -101,23 +130,20 @@ def test_traceback_text_is_the_same_in_every_mode(make_env: MakeEnv, action: int
 def test_interrupt_between_two_lines_is_not_another_error() -> None:
     """Python has no line for some bytecodes, such as those that end an `except` block."""
     with ParallelEnv([Failing]) as env:
-        env.reset()
         with pytest.raises((KeyboardInterrupt, TypeError)) as caught:  # pytest cannot show an error without a line
-            env.step([NO_LINE])
+            env.customized_method("raise_in_no_line")
         assert caught.type is KeyboardInterrupt
-        assert frames(caught.value)[1:] == ["step", "raise_in_no_line", "<module>"]
-        with pytest.raises(EnvInterruptedError):
-            env.recv()
+        assert frames(caught.value)[1:] == ["raise_in_no_line", "<module>"]
 
 
 def test_frames_of_wrappers_are_shown_only_if_they_fail(make_env: MakeEnv) -> None:
     env = make_env([make_wrapped] * 2)
     env.reset()
     with pytest.raises(KeyError) as caught:
-        env.step([3, 3])
+        env.step([1, 1])
     assert frames(caught.value)[1:] == ["step"]
     with pytest.raises(ZeroDivisionError) as in_wrapper:
-        env.step([WRAP, WRAP])
+        env.step([0, 0])
     assert frames(in_wrapper.value)[1:] == ["step", "action"]  # of gym.ActionWrapper, and its own
 
 
@@ -174,59 +200,12 @@ def test_internal_errors_keep_package_frames(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_source_lines_of_other_machines_are_sent_with_the_error() -> None:
-    class Far(Failing):
-        def vanish(self) -> None:
-            lines = ["def fall(): raise ValueError('gone')\n", "\n", "fall()\n"]
-            linecache.cache["/far/env.py"] = 9, None, lines, "/far/env.py"  # as a file of another machine
-            exec(compile("".join(lines), "/far/env.py", "exec"), {})
-
-    with ParallelEnv([Far], PROCESSES) as env, pytest.raises(ValueError, match="gone") as caught:
+    with ParallelEnv([Failing], PROCESSES) as env, pytest.raises(ValueError, match="gone") as caught:
         env.customized_method("vanish")
     text = "".join(traceback.format_exception(caught.value))
     assert re.search(r'File "/far/env.py", line 3, in <module>\n    fall\(\)\n', text)
     assert re.search(r'File "/far/env.py", line 1, in fall\n    def fall\(\): raise ValueError\(.gone.\)\n', text)
     assert caught.value.__cause__ is None
-
-
-class Sly(Exception):
-    """Its attribute lookup and its description fail."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise KeyError(name)
-
-    def __str__(self) -> str:
-        raise SystemExit(3)
-
-
-class Odd(Failing):
-    again = ValueError("one and the same")
-
-    def slyly(self) -> None:
-        raise Sly
-
-    def in_circles(self) -> None:
-        first, second = KeyError("first"), KeyError("second")
-        first.__cause__, second.__cause__ = second, first
-        raise first
-
-    def in_a_long_chain(self) -> None:
-        error: Exception = ValueError(0)
-        for number in range(3000):
-            error, cause = ValueError(number), error
-            error.__context__ = cause
-        raise error
-
-    def in_a_group(self) -> None:
-        errors = []
-        for call in (self.chain, self.raise_within):
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001
-                errors.append(error)
-        raise ExceptionGroup("both", errors)
-
-    def the_same_again(self) -> None:
-        raise self.again
 
 
 @pytest.mark.parametrize(
@@ -236,7 +215,7 @@ class Odd(Failing):
 def test_unusual_exceptions_are_raised_and_env_stays_usable(
     make_env: MakeEnv, method: str, expected: type[Exception]
 ) -> None:
-    env = make_env([Odd] * 2, num_cpus=1)
+    env = make_env([Failing] * 2, num_cpus=1)
     env.reset()
     with pytest.raises(expected) as caught:
         env.customized_method(method)
@@ -252,7 +231,7 @@ def test_unusual_exceptions_are_raised_and_env_stays_usable(
 
 
 def test_exception_object_raised_repeatedly_does_not_grow(make_env: MakeEnv) -> None:
-    env = make_env([Odd])
+    env = make_env([Failing])
     for _ in range(200):
         with pytest.raises(ValueError, match="one and the same") as caught:
             env.customized_method("the_same_again")
@@ -261,9 +240,9 @@ def test_exception_object_raised_repeatedly_does_not_grow(make_env: MakeEnv) -> 
 
 
 def test_handled_internal_errors_are_not_shown_as_context(make_env: MakeEnv) -> None:
-    class Wrong(Failing):
+    class Wrong(Counter):
         def step(self, action: Any) -> Any:
-            return np.zeros(3), 1.0, False, False, {}
+            return np.zeros(2), 1.0, False, False, {}
 
     env = make_env([Wrong] * 2)
     env.reset()
