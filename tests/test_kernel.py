@@ -104,31 +104,20 @@ def constructing(way: str, *, name: str = "env", options: str = "") -> str:
 def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A notebook whose kernel is shared by the whole file: starting one takes a second."""
     with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
-        start_helpers(notebook)
+        for way in START_METHODS:  # the fork server and the resource tracker, which a kernel keeps, are not leaks
+            notebook.run(constructing(way))
+        notebook.run("env.close()")
         yield notebook
-
-
-def start_helpers(notebook: Notebook) -> None:
-    """Start the fork server and the resource tracker, which a kernel keeps: they are not leaks."""
-    for way in START_METHODS:
-        notebook.run(constructing(way))
-    notebook.run("env.close()")
 
 
 @pytest.fixture
 def notebook(shared_notebook: Notebook, tmp_path: Path) -> Iterator[Notebook]:
-    """The shared notebook, with its own folder. Processes left after the test are leaks."""
+    """The shared notebook, with its own folder."""
     shared_notebook.enter(tmp_path)
     shared_notebook.printed.clear()
     yield shared_notebook
     (tmp_path / "go").touch()
-    try:
-        shared_notebook.run("ParallelEnv.close_all()")
-    except AssertionError:  # the test has failed; this must not affect the next one
-        shared_notebook.manager.restart_kernel(now=True)
-        shared_notebook.run(DEFINITIONS)
-        shared_notebook.enter(tmp_path)
-        start_helpers(shared_notebook)
+    shared_notebook.run("ParallelEnv.close_all()")
 
 
 def wait_until_empty(look: Callable[[], Collection[Item]], patience: float) -> Collection[Item]:

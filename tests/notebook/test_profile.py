@@ -283,22 +283,18 @@ def test_interrupted_step_does_not_resume_at_the_end_of_the_block() -> None:
         assert host.tracer is None
 
 
-@here_and_in_processes
-def test_second_concurrent_profile_is_refused(make_env: MakeEnv) -> None:
-    env = sleepers(make_env)
-    with env.profile() as profile:
-        with pytest.raises(EnvBusyError, match="is already being recorded"):
-            env.profile().__enter__()
-        env.step([0] * 4)
-    assert turns_of(profile) == {(env_id, "step"): 1 for env_id in range(4)}
-
-
-def test_profile_has_no_summary_before_the_block_ends() -> None:
-    with ParallelEnv([Counter]) as env, env.profile() as profile:
-        assert repr(profile) == "<Profile, still recording>"
-        for ask in (profile.summary, profile.plot, lambda: profile.save("trace.json")):
-            with pytest.raises(UsageError, match="call this after the block"):
-                ask()
+def test_profile_under_way_has_no_summary_and_excludes_another() -> None:
+    with ParallelEnv([Counter], asynchronous="restart") as env:
+        env.reset()
+        with env.profile() as profile:
+            assert repr(profile) == "<Profile, still recording>"
+            for ask in (profile.summary, profile.plot, lambda: profile.save("trace.json")):
+                with pytest.raises(UsageError, match="call this after the block"):
+                    ask()
+            with pytest.raises(EnvBusyError, match="is already being recorded"):
+                env.profile().__enter__()
+            env.step([0])
+        assert turns_of(profile) == {(0, "step"): 1}
 
 
 @pytest.mark.parametrize("limit", ["worker.tracer.MOST_TURNS", "notebook.profile.MOST_CALLS"])
