@@ -336,8 +336,9 @@ def test_unfinished_recording_does_not_keep_the_env_alive() -> None:
 def test_clock_of_another_machine_is_aligned(is_rebuilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def move(clock: str, seconds: float) -> None:
         """Let the worker run on another machine from now on."""
-        monkeypatch.setattr("parallelenv.worker.tracer.clock_id", lambda: clock)
-        monkeypatch.setattr("parallelenv.worker.tracer.perf_counter", lambda: time.perf_counter() + seconds)
+        for module in ("tracer", "host"):
+            monkeypatch.setattr(f"parallelenv.worker.{module}.clock_id", lambda: clock)
+            monkeypatch.setattr(f"parallelenv.worker.{module}.perf_counter", lambda: time.perf_counter() + seconds)
 
     move("other", -979.5)
     with ParallelEnv([Counter]) as env:
