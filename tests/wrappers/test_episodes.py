@@ -55,7 +55,7 @@ def play(env: Any) -> list[Any]:
     actions = np.array([1, 2, 3])
     env.reset(seed=2)
     told: list[Any] = []
-    for step in range(30):
+    for step in range(60):
         if step == 5 or (step > 10 and env.done[2]):
             env.reset(2, seed=4)
         if step % 3 == 0:
