@@ -118,7 +118,8 @@ class Notebook:
             reply: dict[str, Any] = {"parent_header": {}}
             while reply["parent_header"].get("msg_id") != request:
                 reply = self._client.get_shell_msg(timeout=patience)
-            cell, content = "", {}
+            cell = ""
+            content: dict[str, Any] = {}
             while (cell, content.get("execution_state")) != (request, "idle"):  # its outputs come before that
                 message = self._client.get_iopub_msg(timeout=4 * PATIENCE)
                 cell, content = message["parent_header"].get("msg_id", ""), message["content"]

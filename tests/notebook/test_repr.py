@@ -207,7 +207,7 @@ def test_repr_of_a_closed_env_is_grey_and_keeps_its_counts(make_env: MakeEnv) ->
 def test_repr_of_an_env_whose_constructor_failed() -> None:
     env = ParallelEnv.__new__(ParallelEnv)
     with pytest.raises(ZeroDivisionError):
-        env.__init__([lambda: 1 / 0])  # type: ignore[misc, arg-type]
+        env.__init__([lambda: 1 / 0])  # type: ignore[misc]
     assert env._repr_mimebundle_() == {"text/plain": "<parallelenv.ParallelEnv, not constructed>"}
 
 

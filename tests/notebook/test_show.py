@@ -20,35 +20,19 @@ from parallelenv.errors import ArgumentError, EnvBusyError, MissingDependencyErr
 from parallelenv.notebook import film as films
 from parallelenv.notebook.film import has_ffmpeg
 from parallelenv.notebook.show import Screen
-from parallelenv.testing.envs import Counter
+from parallelenv.testing.envs import Old
 
 
 class Dark(Lamp):
     render_mode = None
 
 
-class Bare:
-    """Not a gymnasium.Env, and without render()."""
-
-    count = 0
-
-    def reset(self) -> int:
-        self.count = 0
-        return 0
-
-    def step(self, action: int) -> Any:
-        self.count += action
-        return 0, 0.0, False, {}
-
-
 def stay(states: Any) -> list[int]:
     return [1] * len(states)
 
 
-class Still(Counter):
-    """Always returns the same frame."""
-
-    render_mode = "rgb_array"
+class Still(Old):
+    """Of the old API, and without a render mode. It always returns the same frame."""
 
     def __init__(self, frame: Any) -> None:
         super().__init__()
@@ -229,7 +213,7 @@ def test_record_checks_its_arguments_before_any_reset(tmp_path: Path, monkeypatc
     folder.mkdir()
     if not has_ffmpeg():
         cases.append(({"path": "film.mp4"}, MissingDependencyError, "MP4 films need the package imageio-ffmpeg"))
-    with ParallelEnv([Lamp, Dark, Bare, Odd]) as env:
+    with ParallelEnv([Lamp, Dark, Old, Odd]) as env:
         env.reset(seed=0)
         env.step([1, 1, 1, 1])
         for arguments, error, match in cases:

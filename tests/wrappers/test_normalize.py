@@ -296,23 +296,10 @@ def test_values_that_spoil_the_statistics_are_refused(wrapper: Any, wrong: float
     assert np.isfinite([*result.states, *result.rewards[:, None]]).all()
 
 
-def test_returns_that_would_overflow_are_refused() -> None:
-    with NormalizeRewards(ParallelEnv([partial(Told, [1e153] * 99)]), 1.0) as env:
-        env.reset()
-        with pytest.raises(EnvContractError, match=r"envs \[0\] would make"):
-            [env.step([0]) for _ in range(98)]
-        assert env.statistics.count > 10
-        assert np.isfinite(env.statistics.leaves[""].variance)
-
-
-def test_values_whose_sum_of_squares_overflows_are_refused() -> None:
+def test_batch_that_would_spoil_the_statistics_is_refused() -> None:
     statistics = RunningStatistics({"": ()})
     statistics.update({"": np.array([1.0, 2.0])})
-    huge = np.full(9, 1.3e154)  # their squares are finite, and the sum of these is not
-    huge[::2] *= -1
-    with pytest.raises(EnvContractError, match=r"rows \[0, 1, .*\] of the batch would make mean"):
-        statistics.update({"": huge})
-    with pytest.raises(EnvContractError, match=r"rows \[1\] of the batch"):
+    with pytest.raises(EnvContractError, match=r"rows \[1\] of the batch would make mean"):
         statistics.update({"": np.array([3.0, np.nan])})
     assert statistics.count == 2
     assert statistics.leaves[""].mean == 1.5

@@ -14,7 +14,6 @@ from films import Image, Lamp, counts, frames_of, lamps
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, MissingDependencyError
-from parallelenv.testing.envs import Old
 from parallelenv.wrappers import RecordVideo
 
 
@@ -128,16 +127,6 @@ def test_envs_with_other_render_modes_are_refused_first(render_mode: Any, tmp_pa
         with RecordVideo(env, tmp_path, video_length=1, id=0) as others:
             others.reset()
             assert len(others.paths) == 1
-
-
-def test_old_env_without_render_modes_is_recorded(tmp_path: Path) -> None:
-    class Painted(Old):
-        def render(self) -> Any:
-            return np.full((8, 8, 3), 9, np.uint8)
-
-    with RecordVideo(ParallelEnv([Painted]), tmp_path, video_length=1) as env:
-        env.reset()
-        assert len(env.paths) == 1
 
 
 def test_invalid_arguments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
