@@ -36,30 +36,25 @@ DEFINITIONS = """
 import os, signal, time
 from functools import partial
 from pathlib import Path
-import gymnasium as gym, numpy as np
 from parallelenv import ParallelEnv
+from parallelenv.testing.envs import Counter
 
 GO_ON, WAIT, PRINT, INTERRUPT = range(4)
 
-class Patient(gym.Env):
-    '''Waits when its action says so; its state tells which env it is and how often it was stepped.'''
+class Patient(Counter):
+    '''Waits when its action says so; its state begins with the number of the env and of its steps.'''
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = gym.spaces.Discrete(4)
     delay = 0.0
 
     def __init__(self, number, folder):
-        self.number, self.folder = number, folder
+        super().__init__(number, length=9999)
+        self.folder = folder
 
     def wait(self, limit=60):
         Path(self.folder, f'began-{self.number}').touch()
         deadline = time.monotonic() + limit
         while not Path(self.folder, 'go').exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-
-    def reset(self, seed=None, options=None):
-        self.steps = 0
-        return np.array([self.number, self.steps], float), {}
 
     def step(self, action):
         if action == WAIT:
@@ -72,9 +67,8 @@ class Patient(gym.Env):
             os.killpg(os.getpgrp(), signal.SIGINT)  # as Jupyter does
             self.wait(limit=2)
         if action == PRINT:
-            print('step', self.steps)
-        self.steps += 1
-        return np.array([self.number, self.steps], float), 1.0, False, False, {}
+            print('step', self.count)
+        return super().step(action)
 
     def pid(self):
         return os.getpid()
@@ -152,7 +146,7 @@ def test_reset_works_after_an_interrupted_step(notebook: Notebook, tmp_path: Pat
     assert "parallelenv/" not in "".join(reply["traceback"])
     (tmp_path / "go").touch()
     assert notebook.evaluate("env.reset()[:, 1].tolist()") == [0, 0, 0, 0]
-    assert notebook.evaluate("env.step([GO_ON] * 4)[0].tolist()") == [[0, 1], [1, 1], [2, 1], [3, 1]]
+    assert notebook.evaluate("env.step([GO_ON] * 4)[0][:, :2].tolist()") == [[0, 1], [1, 1], [2, 1], [3, 1]]
     assert notebook.evaluate("env.customized_method('pid')") == pids
 
 

@@ -9,34 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 from conftest import MakeEnv, require_mode
 from modes import IN_WORKERS, PROCESSES
 
 from parallelenv import ParallelEnv, errors
+from parallelenv.testing.envs import Counter
 
 QUIET, PRINT = range(2)
 NUM_ENVS = 4
 
 
-class Chatty(gym.Env[Any, Any]):
+class Chatty(Counter):
     """Prints text on request."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return np.zeros(1), {}
 
     def step(self, action: Any) -> Any:
         if action == PRINT:
             print(f"I am {self.number}")
-        return np.zeros(1), 1.0, False, False, {}
+        return super().step(action)
 
     def execute(self, code: str) -> None:
         exec(f"import ctypes, os, pathlib, signal, subprocess, sys, time, warnings\n{code}", {})

@@ -22,19 +22,11 @@ from parallelenv import ParallelEnv
 from parallelenv.contract.error_text import duration
 from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, UsageError, WorkerDiedError
 from parallelenv.notebook.profile import Profile
-from parallelenv.testing.envs import Counter
-
-
-class Sleepy(Counter):
-    """Each step sleeps for as many hundredths of a second as its action."""
-
-    def step(self, action: int) -> Any:
-        time.sleep(0.01 * action)
-        return super().step(action)
+from parallelenv.testing.envs import Counter, Sleeper
 
 
 def sleepers(make_env: MakeEnv, number: int = 4, **kwargs: Any) -> ParallelEnv:
-    env = make_env([lambda index=index: Sleepy(index, 3) for index in range(number)], num_cpus=2, **kwargs)
+    env = make_env([lambda index=index: Sleeper(index, 3) for index in range(number)], num_cpus=2, **kwargs)
     env.reset(seed=0)
     return env
 
@@ -351,7 +343,7 @@ def test_clock_of_another_machine_is_aligned(is_rebuilt: bool, monkeypatch: pyte
 
 @pytest.fixture(scope="module")
 def recorded() -> Profile:
-    with ParallelEnv([lambda index=index: Sleepy(index, 3) for index in range(4)], PROCESSES, "restart", 2) as env:
+    with ParallelEnv([lambda index=index: Sleeper(index, 3) for index in range(4)], PROCESSES, "restart", 2) as env:
         env.reset(seed=0)
         with env.profile() as profile:
             for _ in range(6):

@@ -1,4 +1,4 @@
-"""An env for the tests of wrappers."""
+"""An env for the tests of wrappers, and a sequence of calls."""
 
 from __future__ import annotations
 
@@ -29,3 +29,21 @@ class Told(gym.Env[Any, Any]):
         self.count += 1
         place = self.count - 1
         return np.array([self.states[place]]), self.rewards[place], self.count == len(self.rewards), False, {}
+
+
+def play(env: Any, actions: Sequence[Any]) -> list[Any]:
+    """Step all of at least three envs, or some; reset one, and sometimes those that are done; return all results."""
+    results = [env.reset(seed=5)]
+    for step in range(60):
+        if step == 3:
+            results.append(env.reset(1, seed=8))
+        if step % 6 == 5 and env.has_done():
+            results.append(env.reset(env.done, seed=9))
+        if step % 3 == 0:
+            results.append(env.step(actions))
+        elif step % 3 == 1:
+            results.append(env.step(actions[:2], id=[2, 0], align="batch"))
+        else:
+            env.step_async(actions)
+            results.append(env.step_wait())
+    return results

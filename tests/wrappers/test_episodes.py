@@ -21,7 +21,7 @@ from parallelenv.errors import ArgumentError, EnvContractError, ResetNeededError
 from parallelenv.testing.contract import DONE_POLICIES
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordEpisodeStatistics
-from wrappers.envs import Told
+from wrappers.envs import Told, play
 
 LENGTHS = [3, 4, 6]
 
@@ -50,27 +50,16 @@ def around_one(number: int) -> Any:
     return AroundOne(Plain(number, LENGTHS[number]))
 
 
-def play(env: Any) -> list[Any]:
-    """Step all, some and by send and recv, reset one in between; return the episode statistics."""
-    actions = np.array([1, 2, 3])
-    env.reset(seed=2)
-    told: list[Any] = []
-    for step in range(60):
-        if step == 5 or (step > 10 and env.done[2]):
-            env.reset(2, seed=4)
-        if step % 3 == 0:
-            result = env.step(actions)
-        elif step % 3 == 1:
-            env.send(actions[:2], id=[1, 0])
-            result = env.recv(2)
-        else:
-            result = env.step(actions[2:], id=2, align="batch")
-            episodes = [item[3]["episode"] for item in result if "episode" in item[3]]
-            told += [(2, one["r"], one["l"]) for one in episodes]
-            continue
-        pairs = zip(result.env_ids.tolist(), (info.get("episode") for info in result.infos), strict=True)
-        told += sorted((env_id, one["r"], one["l"]) for env_id, one in pairs if one)
-    return told
+def episodes_of(results: list[Any]) -> list[Any]:
+    """Return env id, return and length of the episodes that have ended."""
+    ended = []
+    for result in results:
+        if hasattr(result, "env_ids"):
+            infos = [row[3] for row in result] if isinstance(result, list) else result.infos
+            for env_id, info in zip(result.env_ids.tolist(), infos, strict=True):
+                if "episode" in info:
+                    ended.append((env_id, info["episode"]["r"], info["episode"]["l"]))
+    return ended
 
 
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart"])
@@ -82,12 +71,12 @@ def test_statistics_match_those_of_a_wrapper_around_each_env(
     theirs = make_env([partial(around_one, number) for number in range(3)], asynchronous=asynchronous)
     env_fns = [partial(Plain, number, LENGTHS[number]) for number in range(3)]
     ours = RecordEpisodeStatistics(make_env(env_fns, asynchronous=asynchronous))
-    expected, found = play(theirs), play(ours)
+    expected, found = (episodes_of(play(env, [1, 2, 3])) for env in (theirs, ours))
     assert [(env_id, length) for env_id, _, length in expected] == [(env_id, length) for env_id, _, length in found]
     returns = [episode[1] for episode in found]
     assert returns == pytest.approx([episode[1] for episode in expected])
     assert len(returns) == ours.episode_count == len(ours.length_queue) >= 3
-    assert sorted(ours.return_queue) == sorted(returns)
+    assert list(ours.return_queue) == returns
     standing = summary_of(ours.unwrapped)
     if asynchronous is None:  # the wrapper also reports episodes cut off by the end of another
         assert standing.num_episodes <= len(returns)

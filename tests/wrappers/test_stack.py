@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
@@ -15,9 +14,10 @@ from gymnasium.wrappers import FrameStackObservation
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError
 from parallelenv.results import difference
-from parallelenv.testing.contract import DONE_POLICIES
+from parallelenv.testing.contract import DONE_POLICIES, items
 from parallelenv.testing.envs import Counter, Pair, Sheet, Words
 from parallelenv.wrappers import StackStates
+from wrappers.envs import play
 
 SIZE = 3
 
@@ -34,28 +34,6 @@ def stacked_by_gymnasium(make: Any, padding_type: str) -> Any:
     return FrameStackObservation(make(), SIZE, padding_type=padding_type)
 
 
-def play(env: Any, make: Any) -> list[Any]:
-    """Step all, some and by send and recv; reset one and then those that are done; return all results."""
-    actions = [np.asarray(make().action_space.sample()) * 0 for _ in range(4)]
-    told = [env.reset(seed=5)]
-    for step in range(9):
-        if step == 3:
-            told.append(env.reset(1, seed=8))
-        if step == 6 and env.has_done():
-            told.append(env.reset(env.done, seed=9))
-        if step % 3 == 0:
-            result = env.step(actions)
-        elif step % 3 == 1:
-            result = env.step(actions[:2], id=[3, 0], align="batch")
-            told += [[item[0] for item in result], [item[3].get("ended_state") for item in result]]
-            continue
-        else:
-            env.step_async(actions)
-            result = env.step_wait()
-        told += [result.states, result.dones, [info.get("ended_state") for info in result.infos]]
-    return told
-
-
 @pytest.mark.parametrize("make", [pole, pair])
 @pytest.mark.parametrize("padding_type", ["reset", "zero"])
 @pytest.mark.parametrize("asynchronous", DONE_POLICIES)
@@ -68,7 +46,8 @@ def test_stacks_equal_those_of_a_wrapper_around_each_env(
     theirs = make_env(around, asynchronous=asynchronous)
     assert ours.single_observation_space == theirs.single_observation_space
     assert ours.observation_space == theirs.observation_space
-    expected, found = play(theirs, env_fns[0]), play(ours, env_fns[0])
+    actions = [env_fns[0]().action_space.sample() * 0 for _ in env_fns]
+    expected, found = ([items(result) for result in play(env, actions)] for env in (theirs, ours))
     assert difference(expected, found) is None
 
 
