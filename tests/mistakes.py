@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import time
 from dataclasses import dataclass
 
-from kernels import Notebook
 from modes import IN_CALLER
 
 DEFINITIONS = """
@@ -57,7 +54,6 @@ def make(mode, **options):
 ENV = "env = make({mode!r})\nstates = env.reset()"
 
 _REFUSED, _RAISED = 20, 35  # lines
-_STARTED = 100.0  # seconds in which Ray has started its processes, even on a busy machine
 
 
 @dataclass(frozen=True)
@@ -96,22 +92,8 @@ MISTAKES = {
         "raise ZeroDivisionError(reason)",
         _RAISED,
     ),
-    "16 envs refuse an action": Mistake(
-        "carts = ParallelEnv(['CartPole-v1'] * 16, {mode!r}, num_cpus=2)\ncarts.reset()\ncarts.step([7] * 16)",
-        "AssertionError",
-        "env 0 and 15 other envs",
-        "assert self.action_space.contains(action)",
-        _RAISED,
-    ),
     "an env raises in reset": Mistake(
         "env.reset(options={{'level': 3}})", "OSError", "the disk is full", 'raise OSError("the disk is full")', _RAISED
-    ),
-    "an env raises in a method": Mistake(
-        "env.customized_method('fall', {{'reason': 'on purpose'}}, id=2)",
-        "ZeroDivisionError",
-        "on purpose",
-        "raise ZeroDivisionError(reason)",
-        _RAISED,
     ),
     "an env raises in its constructor": Mistake(
         "ParallelEnv([Clumsy, partial(Clumsy, level=3)], {mode!r}, num_cpus=1)",
@@ -125,9 +107,6 @@ MISTAKES = {
     ),
     "a mistyped method": Mistake("env.customized_method('fal')", "AbsentAttributeError", "fal"),
     "actions of the wrong number": Mistake("env.step([GO_ON] * 3)", "ActionError", "3"),
-    "an action of the wrong type": Mistake("env.step(['left'] * 4)", "ActionError", "Discrete(4)"),
-    "an env id that does not exist": Mistake("env.step([GO_ON], id=[7])", "IdRangeError", "7"),
-    "a mistyped mode": Mistake("ParallelEnv([Clumsy], 'tread')", "ArgumentError", "thread"),
     "a missing argument": Mistake("env.step()", "TypeError", "action"),
     "a vector env that is stepped wrong": Mistake(
         "carts = env.to_gymnasium()\ncarts.reset()\ncarts.step([GO_ON] * 2)", "ActionError", "2 actions were given"
@@ -144,31 +123,3 @@ MISTAKES = {
         unlike=IN_CALLER,  # a call in the caller's own process cannot be given up, and would be waited for
     ),
 }
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The error shown after a mistake."""
-
-    traceback: str
-    seconds: float
-
-    @property
-    def num_lines(self) -> int:
-        """Number of lines of the traceback."""
-        return len(self.traceback.splitlines())
-
-
-def make_mistake(notebook: Notebook, mistake: Mistake, mode: str) -> Reading:
-    """Make a mistake in a kernel that has `DEFINITIONS`, and check that the next cell runs."""
-    notebook.run(ENV.format(mode=mode), _STARTED)
-    began = time.monotonic()
-    request = notebook.send(mistake.cell.format(mode=mode))
-    reply = notebook.finish(request, _STARTED)
-    seconds = time.monotonic() - began
-    # IPython prints exception groups, rather than to send them as the traceback.
-    shown = "\n".join(reply.get("traceback", ())) or notebook.printed[request]
-    traceback = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-    assert notebook.evaluate("40 + 2") == 42
-    notebook.run("ParallelEnv.close_all()")
-    return Reading(traceback, seconds)
