@@ -84,12 +84,14 @@ class Notebook:
 
     Attributes:
         manager: Interrupts and restarts the kernel, like the buttons of Jupyter.
-        printed: The output below cells, by request.
+        printed: The text below cells, by request.
+        shown: The contents of messages about other outputs, by request.
     """
 
     def __init__(self, manager: KernelManager, client: Any, mark: str) -> None:
         self.manager = manager
         self.printed: defaultdict[str, str] = defaultdict(str)
+        self.shown: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         self._client = client
         self._mark = mark
 
@@ -125,6 +127,8 @@ class Notebook:
                 cell, content = message["parent_header"].get("msg_id", ""), message["content"]
                 if message["msg_type"] == "stream":
                     self.printed[cell] += content["text"]
+                elif "data" in content:
+                    self.shown[cell].append(content)
         except queue.Empty:
             raise AssertionError(f"the cell did not end within {patience} s") from None
         answer: dict[str, Any] = reply["content"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
+from collections.abc import Iterator
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
-from kernels import isolate
-from nbclient import NotebookClient
+from kernels import Notebook, open_notebook
 
 Image = pytest.importorskip("PIL.Image")
 pytestmark = pytest.mark.slow
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.slow
 SETUP = """
 import os, sys
 os.environ['TQDM_MININTERVAL'] = '0'
-import gymnasium, numpy as np
+import numpy as np
 import parallelenv.rollouts.rollout as length
 length._BAR_DELAY = 0.0
 from parallelenv import ParallelEnv
@@ -33,53 +31,28 @@ class Lamp(Counter):
 
 stay = lambda states: [1] * len(states)
 env = ParallelEnv([lambda number=number: Lamp(number, 4) for number in range(3)], "subproc", "restart", 2)
-states = env.reset(seed=0)
 """
-CELLS = {
-    "setup": SETUP,
-    "show": "env.show()\nfor _ in range(3):\n    result = env.step([1, 1, 1])\n    env.show()",
-    "show one": "env.show([0])",
-    "play": "env.play(stay, 6)",
-    "film": "film = env.record(stay, 4, 'film.webp')\nfilm",
-    "rollout": "states = env.reset()\nenv.rollout(stay, 30)",
-    "episodes": "states = env.reset()\nenv.run_episodes(stay, 6)",
-    "no bars": "states = env.reset()\nresult = env.rollout(stay, 30, progress=False)\n"
-    "film = env.record(stay, 4, progress=False)",
-    "modules": "print('ipywidgets' in sys.modules, 'tqdm.notebook' in sys.modules)",
-    "profile": "states = env.reset()\nwith env.profile() as p:\n    result = env.step([1, 1, 1])\np.plot()",
-    "env": "env",
-}
-
-
-class Listening(NotebookClient):
-    """Keeps each text shown below a cell, even if a later one replaces it."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.texts: list[list[str]] = [[] for _ in CELLS]
-
-    def process_message(self, message: Any, cell: Any, index: int) -> Any:
-        if message["msg_type"] in ("display_data", "update_display_data"):
-            self.texts[index].append(message["content"]["data"]["text/plain"])
-        return super().process_message(message, cell, index)
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Listening:
-    """A notebook of these cells, after a run in a kernel of this interpreter."""
-    folder = tmp_path_factory.mktemp("notebook")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in CELLS.values()])  # type: ignore[no-untyped-call]
-    with pytest.MonkeyPatch.context() as patched:
-        isolate(folder, patched)
-        client = Listening(notebook, timeout=60, kernel_name="python3")
-        asyncio.run(client.async_execute(cwd=str(folder)))
-    return client
+def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with open_notebook(tmp_path_factory.mktemp("notebook"), SETUP) as notebook:
+        yield notebook
 
 
-def outputs(executed: Listening, cell: str) -> list[dict[str, str]]:
-    """Return the outputs of a cell, by MIME type, without the empty places of bars that have gone."""
-    found = [dict(output["data"]) for output in executed.nb.cells[list(CELLS).index(cell)].outputs]
-    return [output for output in found if output.get("text/html") != ""]
+@pytest.fixture
+def notebook(shared_notebook: Notebook) -> Notebook:
+    shared_notebook.run("states = env.reset(seed=0)")
+    return shared_notebook
+
+
+def outputs(notebook: Notebook, request: str) -> list[dict[str, str]]:
+    """Return what a cell shows at its end, by MIME type, without the empty places of bars that have gone."""
+    latest: dict[str, dict[str, str]] = {}
+    for number, content in enumerate(notebook.shown[request]):
+        latest[content.get("transient", {}).get("display_id", str(number))] = content["data"]
+    assert not notebook.printed[request]
+    return [data for data in latest.values() if data.get("text/html") != ""]
 
 
 def picture(output: dict[str, str]) -> Any:
@@ -87,45 +60,57 @@ def picture(output: dict[str, str]) -> Any:
         return np.asarray(image)
 
 
-def test_show_replaces_the_previous_picture_below_the_same_cell(executed: Listening) -> None:
-    (output,) = outputs(executed, "show")
+def test_show_replaces_the_previous_picture_below_the_same_cell(notebook: Notebook) -> None:
+    request = notebook.run("env.show()\nfor _ in range(3):\n    result = env.step([1, 1, 1])\n    env.show()")
+    (output,) = outputs(notebook, request)
     shown = picture(output)
     assert shown.shape == (49, 33, 3)
     assert (shown[:8, :16] == 120).all()
-    (other,) = outputs(executed, "show one")
+    (other,) = outputs(notebook, notebook.run("env.show([0])"))
     assert picture(other).shape == (8, 16, 3)
+    assert len(outputs(notebook, request)) == 1
 
 
-def test_play_leaves_the_last_frame_and_the_episodes(executed: Listening) -> None:
-    shown, episodes = outputs(executed, "play")
+def test_play_leaves_the_last_frame_and_the_episodes(notebook: Notebook) -> None:
+    shown, episodes = outputs(notebook, notebook.run("env.play(stay, 6)"))
     assert (picture(shown)[:8, :16] == 80).all()  # the second step of the second episode
     assert episodes["text/plain"].startswith("<Evaluation of 3 episodes")
 
 
-def test_film_timeline_and_env_are_shown_as_html(executed: Listening) -> None:
-    parts = {"film": 'src="data:image/webp;base64,', "profile": "<svg ", "env": 'title="env 0: running"'}
-    for cell, part in parts.items():
-        (output,) = outputs(executed, cell)
-        assert part in output["text/html"]
+@pytest.mark.parametrize(
+    ("cell", "part"),
+    [
+        ("env.record(stay, 4, 'film.webp')", 'src="data:image/webp;base64,'),
+        ("with env.profile() as p:\n    result = env.step([1, 1, 1])\np.plot()", "<svg "),
+        ("env", 'title="env 0: running"'),
+    ],
+)
+def test_film_timeline_and_env_are_shown_as_html(notebook: Notebook, cell: str, part: str) -> None:
+    (output,) = outputs(notebook, notebook.run(cell))
+    assert part in output["text/html"]
 
 
 @pytest.mark.parametrize(
-    ("cell", "name", "total", "unit"),
+    ("call", "total", "unit"),
     [
-        ("rollout", "rollout", 30, "steps"),
-        ("episodes", "run_episodes", 6, "episodes"),
-        ("play", "play", 6, "steps"),
-        ("film", "record", 4, "steps"),
+        ("rollout(stay, 30", 30, "steps"),
+        ("run_episodes(stay, 6", 6, "episodes"),
+        ("play(stay, 6", 6, "steps"),
+        ("record(stay, 4, 'film.webp'", 4, "steps"),
     ],
 )
 def test_progress_bars_show_without_ipywidgets_and_disappear(
-    executed: Listening, cell: str, name: str, total: int, unit: str
+    notebook: Notebook, call: str, total: int, unit: str
 ) -> None:
-    index = list(CELLS).index(cell)
-    bars = [text for text in executed.texts[index] if text.startswith(f"{name}: ")]
+    def bars_of(request: str) -> list[str]:
+        texts = [content["data"]["text/plain"] for content in notebook.shown[request]]
+        return [text for text in texts if text.startswith(f"{call.partition('(')[0]}: ")]
+
+    request = notebook.run(f"env.{call})")
+    bars = bars_of(request)
     assert f" 0/{total} {unit} [" in bars[0]
     assert f" {total}/{total} {unit} [" in bars[-1], "it moves"
-    assert "" in [output["data"].get("text/html") for output in executed.nb.cells[index].outputs], "and is gone"
-    assert not outputs(executed, "no bars")
-    (modules,) = executed.nb.cells[list(CELLS).index("modules")].outputs
-    assert modules.text == "False False\n"
+    assert not [output for output in outputs(notebook, request) if output["text/plain"] in bars], "and is gone"
+    notebook.run("states = env.reset()")
+    assert not bars_of(notebook.run(f"env.{call}, progress=False)"))
+    assert notebook.evaluate("'ipywidgets' in sys.modules or 'tqdm.notebook' in sys.modules") is False
