@@ -22,25 +22,21 @@ from wrappers.envs import play
 SIZE = 3
 
 
-def pole(number: int) -> Any:
-    return gym.make("CartPole-v1", max_episode_steps=2 + number)
-
-
-def pair(number: int) -> Any:
-    return Pair(number, 2 + number)
+def pole(number: int, length: int) -> Any:
+    return gym.make("CartPole-v1", max_episode_steps=length)
 
 
 def stacked_by_gymnasium(make: Any, padding_type: str) -> Any:
     return FrameStackObservation(make(), SIZE, padding_type=padding_type)
 
 
-@pytest.mark.parametrize("make", [pole, pair])
+@pytest.mark.parametrize("kind", [pole, Pair])
 @pytest.mark.parametrize("padding_type", ["reset", "zero"])
 @pytest.mark.parametrize("asynchronous", DONE_POLICIES)
 def test_stacks_equal_those_of_a_wrapper_around_each_env(
-    asynchronous: Any, padding_type: Any, make: Any, make_env: MakeEnv
+    asynchronous: Any, padding_type: Any, kind: Any, make_env: MakeEnv
 ) -> None:
-    env_fns = [partial(make, number) for number in range(4)]
+    env_fns = [partial(kind, number, 2 + number) for number in range(4)]
     around = [partial(stacked_by_gymnasium, env_fn, padding_type) for env_fn in env_fns]
     ours = StackStates(make_env(env_fns, asynchronous=asynchronous), SIZE, padding_type)
     theirs = make_env(around, asynchronous=asynchronous)
