@@ -9,17 +9,119 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import needs_ray
 from kernels import Notebook, open_notebook
-from mistakes import DEFINITIONS, ENV, MISTAKES
-from modes import MODES, ORACLE, PROCESSES
+from modes import IN_CALLER, MODES, ORACLE, PROCESSES
 
 STARTED = 100.0  # seconds in which Ray has started its processes, even on a busy machine
 SOON = 5.0  # seconds until a traceback is there; 2 are promised, but tests share the machine
 IN_RAY = ("an env raises in step", "an env raises in its constructor", "a mistyped method", "a worker that dies")
 """Mistakes that are also tried in the Ray modes, where one takes seconds because Ray has to start actors for it."""
+
+REFUSED, RAISED = 20, 35  # lines of a traceback
+
+DEFINITIONS = """
+import os, signal, time
+from functools import partial
+from parallelenv import ParallelEnv
+from parallelenv.testing.envs import Counter
+
+GO_ON, FALL, DIE, HANG = range(4)
+
+
+class Clumsy(Counter):
+    def __init__(self, number=0, level=None):
+        super().__init__(number)
+        if level is not None:
+            raise LookupError(f"there is no level {level}")
+
+    def reset(self, *, seed=None, options=None):
+        if options is not None:
+            raise OSError("the disk is full")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if action == FALL:
+            self.fall("the cart fell over")
+        if action == DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == HANG:
+            time.sleep(20)
+        return super().step(action)
+
+    def fall(self, reason):
+        raise ZeroDivisionError(reason)
+
+    def differ(self):
+        raise ValueError("even") if self.number % 2 == 0 else KeyError("odd")
+
+
+def make(mode, **options):
+    return ParallelEnv([partial(Clumsy, number) for number in range(4)], mode, num_cpus=2, **options)
+"""
+ENV = "env = make({mode!r})\nstates = env.reset()"
+
+
+class Mistake(NamedTuple):
+    """A cell that fails, and what is shown of its error."""
+
+    cell: str  # with ``{mode!r}`` for the mode
+    error: str
+    text: str  # a part of the message
+    line: str = ""  # the line of the env, if one has raised
+    limit: int = REFUSED
+    unlike: tuple[str, ...] = ()  # modes in which the mistake cannot be made
+
+
+MISTAKES = {
+    "an env raises in step": Mistake(
+        "env.step([GO_ON, FALL, GO_ON, GO_ON])",
+        "ZeroDivisionError",
+        "the cart fell over",
+        "raise ZeroDivisionError(reason)",
+        RAISED,
+    ),
+    "16 envs raise in step": Mistake(
+        "many = ParallelEnv([Clumsy] * 16, {mode!r}, num_cpus=2)\nmany.reset()\nmany.step([FALL] * 16)",
+        "ZeroDivisionError",
+        "env 0 and 15 other envs",
+        "raise ZeroDivisionError(reason)",
+        RAISED,
+    ),
+    "an env raises in reset": Mistake(
+        "env.reset(options={{'level': 3}})", "OSError", "the disk is full", 'raise OSError("the disk is full")', RAISED
+    ),
+    "an env raises in its constructor": Mistake(
+        "ParallelEnv([Clumsy, partial(Clumsy, level=3)], {mode!r}, num_cpus=1)",
+        "LookupError",
+        "there is no level 3",
+        'raise LookupError(f"there is no level {level}")',
+        RAISED,
+    ),
+    "envs raise different errors": Mistake(
+        "env.customized_method('differ')", "ExceptionGroup", "KeyError: 'odd'", 'raise ValueError("even")', RAISED
+    ),
+    "a mistyped method": Mistake("env.customized_method('fal')", "AbsentAttributeError", "fal"),
+    "actions of the wrong number": Mistake("env.step([GO_ON] * 3)", "ActionError", "3"),
+    "a missing argument": Mistake("env.step()", "TypeError", "action"),
+    "a vector env that is stepped wrong": Mistake(
+        "carts = env.to_gymnasium()\ncarts.reset()\ncarts.step([GO_ON] * 2)", "ActionError", "2 actions were given"
+    ),
+    "a step before the first reset": Mistake("make({mode!r}).step([GO_ON] * 4)", "ResetNeededError", "reset"),
+    "a step after close": Mistake("env.close()\nenv.step([GO_ON] * 4)", "ClosedError", "closed"),
+    "a worker that dies": Mistake(
+        "env.step([DIE, GO_ON, GO_ON, GO_ON])", "WorkerDiedError", "is dead", unlike=IN_CALLER
+    ),
+    "an env that hangs": Mistake(
+        "late = make({mode!r}, timeout=0.3)\nlate.reset()\nlate.step([HANG, GO_ON, GO_ON, GO_ON])",
+        "WorkerTimeoutError",
+        "0.3 s",
+        unlike=IN_CALLER,  # a call in the caller's own process cannot be given up, and would be waited for
+    ),
+}
 
 
 def start(notebook: Notebook, word: str) -> None:
@@ -33,8 +135,8 @@ def start(notebook: Notebook, word: str) -> None:
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
-        # The fork servers stay: they are not leaks.
-        notebook.run(f"{ENV.format(mode=PROCESSES)}\nenv.close()\nParallelEnv(['CartPole-v1'], {PROCESSES!r}).close()")
+        # The fork server stays: it is not a leak.
+        notebook.run(f"{ENV.format(mode=PROCESSES)}\nenv.close()")
         yield notebook
 
 
