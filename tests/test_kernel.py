@@ -1,4 +1,4 @@
-"""Interrupted and rerun cells, restarted kernels, and output below cells, with real kernels.
+"""Interrupted and rerun cells, restarted kernels, and outputs below cells, with real kernels.
 
 The fault table has Ctrl-C in every other call, also to the whole process group as Jupyter sends it, and callers that
 are killed.
@@ -6,11 +6,14 @@ are killed.
 
 from __future__ import annotations
 
+import base64
+import io
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from holdings import survivors
 from kernels import PATIENCE, Notebook, open_notebook
@@ -33,9 +36,12 @@ WORDS = {
 every_start_method = pytest.mark.parametrize("way", START_METHODS)
 
 DEFINITIONS = """
-import os, signal, time
+import os, signal, sys, time
+os.environ['TQDM_MININTERVAL'] = '0'  # bars show each step; tqdm reads this when it is imported
 from functools import partial
 from pathlib import Path
+import numpy as np
+import parallelenv.rollouts.rollout as length
 from parallelenv import ParallelEnv
 from parallelenv.testing.envs import Counter
 
@@ -72,6 +78,15 @@ class Patient(Counter):
 
     def pid(self):
         return os.getpid()
+
+class Lamp(Counter):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 200}
+    render_mode = "rgb_array"
+    def render(self):
+        return np.full((8 + 8 * self.number, 16, 3), 40 * self.count, np.uint8)
+
+stay = lambda states: [1] * len(states)
+length._BAR_DELAY = 0.0
 """
 
 INTERRUPTED_STEPS = """
@@ -218,3 +233,85 @@ def test_output_appears_below_the_cell_whose_call_printed_it(notebook: Notebook,
     assert notebook.printed[first] == "[env 3] step 0\n"
     assert sorted(notebook.printed[last].splitlines()) == ["[env 0] step 2", "[env 3] step 2"]
     assert notebook.printed[made] + notebook.printed[silent] == ""
+
+
+# ---------------------------------------------------------------- pictures, pages and progress bars
+
+
+@pytest.fixture
+def lamps(notebook: Notebook) -> Notebook:
+    """A notebook with three envs that draw."""
+    pytest.importorskip("PIL")
+    envs = "[lambda number=number: Lamp(number, 4) for number in range(3)]"
+    notebook.run(f"env = ParallelEnv({envs}, {PROCESSES!r}, 'restart', {NUM_WORKERS})\nstates = env.reset(seed=0)")
+    return notebook
+
+
+def outputs(notebook: Notebook, request: str) -> list[dict[str, str]]:
+    """Return what a cell shows at its end, by MIME type, without the empty places of bars that have gone."""
+    latest: dict[str, dict[str, str]] = {}
+    for number, content in enumerate(notebook.shown[request]):
+        latest[content.get("transient", {}).get("display_id", str(number))] = content["data"]
+    assert not notebook.printed[request]
+    return [data for data in latest.values() if data.get("text/html") != ""]
+
+
+def picture(output: dict[str, str]) -> Any:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(base64.b64decode(output["image/png"]))) as image:
+        return np.asarray(image)
+
+
+def test_show_replaces_the_previous_picture_below_the_same_cell(lamps: Notebook) -> None:
+    request = lamps.run("env.show()\nfor _ in range(3):\n    result = env.step([1, 1, 1])\n    env.show()")
+    (output,) = outputs(lamps, request)
+    shown = picture(output)
+    assert shown.shape == (49, 33, 3)
+    assert (shown[:8, :16] == 120).all()
+    (other,) = outputs(lamps, lamps.run("env.show([0])"))
+    assert picture(other).shape == (8, 16, 3)
+    assert len(outputs(lamps, request)) == 1
+
+
+def test_play_leaves_the_last_frame_and_the_episodes(lamps: Notebook) -> None:
+    shown, episodes = outputs(lamps, lamps.run("env.play(stay, 6)"))
+    assert (picture(shown)[:8, :16] == 80).all()  # the second step of the second episode
+    assert episodes["text/plain"].startswith("<Evaluation of 3 episodes")
+
+
+@pytest.mark.parametrize(
+    ("cell", "part"),
+    [
+        ("env.record(stay, 4, 'film.webp')", 'src="data:image/webp;base64,'),
+        ("with env.profile() as p:\n    result = env.step([1, 1, 1])\np.plot()", "<svg "),
+        ("env", 'title="env 0: running"'),
+    ],
+)
+def test_film_timeline_and_env_are_shown_as_html(lamps: Notebook, cell: str, part: str) -> None:
+    (output,) = outputs(lamps, lamps.run(cell))
+    assert part in output["text/html"]
+
+
+@pytest.mark.parametrize(
+    ("call", "total", "unit"),
+    [
+        ("rollout(stay, 30", 30, "steps"),
+        ("run_episodes(stay, 6", 6, "episodes"),
+        ("play(stay, 6", 6, "steps"),
+        ("record(stay, 4, 'film.webp'", 4, "steps"),
+    ],
+)
+def test_progress_bars_show_without_ipywidgets_and_disappear(lamps: Notebook, call: str, total: int, unit: str) -> None:
+    def bars_of(request: str) -> list[str]:
+        texts = [content["data"]["text/plain"] for content in lamps.shown[request]]
+        return [text for text in texts if text.startswith(f"{call.partition('(')[0]}: ")]
+
+    request = lamps.run(f"env.{call})")
+    bars = bars_of(request)
+    assert f" 0/{total} {unit} [" in bars[0]
+    assert f" {total}/{total} {unit} [" in bars[-1], "it moves"
+    assert not [output for output in outputs(lamps, request) if output["text/plain"] in bars], "and is gone"
+    lamps.run("states = env.reset()")
+    assert not bars_of(lamps.run(f"env.{call}, progress=False)"))
+    assert lamps.evaluate("'ipywidgets' in sys.modules or 'tqdm.notebook' in sys.modules") is False
