@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import sys
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
@@ -32,11 +31,8 @@ def isolate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     Returns:
         A value in the environment of the kernel, and so of every process that comes from it.
     """
-    spec = {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": "Python 3",
-        "language": "python",
-    }
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": "Python 3", "language": "python"}
     kernel = folder / "jupyter" / "kernels" / "python3"
     kernel.mkdir(parents=True)
     (kernel / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
@@ -74,14 +70,13 @@ def marked(value: str) -> list[psutil.Process]:
 
 def shown(book: Any) -> str:
     """Return everything that a notebook shows, in order; a picture is a line ``[image/png]``."""
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    return "\n".join(_texts(output) for output in outputs)
-
-
-def _texts(output: Any) -> str:
-    data = output.get("data", {})
-    kinds = [f"[{kind}]" if kind.startswith("image/") else str(text) for kind, text in data.items()]
-    return "\n".join([str(output.get("text", "")), *kinds])
+    lines = []
+    for cell in book.cells:
+        for output in cell.get("outputs", ()):
+            lines.append(str(output.get("text", "")))
+            for kind, text in output.get("data", {}).items():
+                lines.append(f"[{kind}]" if kind.startswith("image/") else str(text))
+    return "\n".join(lines)
 
 
 class Notebook:
@@ -89,12 +84,14 @@ class Notebook:
 
     Attributes:
         manager: Interrupts and restarts the kernel, like the buttons of Jupyter.
-        printed: The output below cells, by request.
+        printed: The text below cells, by request.
+        shown: The contents of messages about other outputs, by request.
     """
 
     def __init__(self, manager: KernelManager, client: Any, mark: str) -> None:
         self.manager = manager
         self.printed: defaultdict[str, str] = defaultdict(str)
+        self.shown: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         self._client = client
         self._mark = mark
 
@@ -123,20 +120,19 @@ class Notebook:
             reply: dict[str, Any] = {"parent_header": {}}
             while reply["parent_header"].get("msg_id") != request:
                 reply = self._client.get_shell_msg(timeout=patience)
-            while not self.read_output(request):
-                pass
+            cell = ""
+            content: dict[str, Any] = {}
+            while (cell, content.get("execution_state")) != (request, "idle"):  # its outputs come before that
+                message = self._client.get_iopub_msg(timeout=4 * PATIENCE)
+                cell, content = message["parent_header"].get("msg_id", ""), message["content"]
+                if message["msg_type"] == "stream":
+                    self.printed[cell] += content["text"]
+                elif "data" in content:
+                    self.shown[cell].append(content)
         except queue.Empty:
             raise AssertionError(f"the cell did not end within {patience} s") from None
-        content: dict[str, Any] = reply["content"]
-        return content
-
-    def read_output(self, request: str) -> bool:
-        """Process one message about outputs; return whether it is the last of a cell."""
-        message = self._client.get_iopub_msg(timeout=4 * PATIENCE)
-        cell = message["parent_header"].get("msg_id", "")
-        if message["msg_type"] == "stream":
-            self.printed[cell] += message["content"]["text"]
-        return bool(cell == request and message["content"].get("execution_state") == "idle")
+        answer: dict[str, Any] = reply["content"]
+        return answer
 
     def run(self, code: str, patience: float = PATIENCE) -> str:
         """Run a cell that is expected to succeed and return its request."""
@@ -150,13 +146,6 @@ class Notebook:
         answer = self.finish(self.send("", value=expression))["user_expressions"]["value"]
         assert answer["status"] == "ok", "\n".join(answer["traceback"])
         return ast.literal_eval(answer["data"]["text/plain"])
-
-    def interrupt(self, request: str, patience: float = 5.0) -> tuple[str, float]:
-        """Press the stop button; return the name of the error that ends the cell, and after how many seconds."""
-        begin = time.monotonic()
-        self.manager.interrupt_kernel()
-        error = str(self.finish(request, patience).get("ename", "no error"))
-        return error, time.monotonic() - begin
 
     def processes(self) -> set[psutil.Process]:
         """Return the kernel and the living processes that come from it, whatever their parent is now."""

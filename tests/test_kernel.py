@@ -1,14 +1,19 @@
-"""Interrupted and rerun cells, restarted and killed kernels, with real kernels."""
+"""Interrupted and rerun cells, restarted kernels, and outputs below cells, with real kernels.
+
+The fault table has Ctrl-C in every other call, also to the whole process group as Jupyter sends it, and callers that
+are killed.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
+import base64
+import io
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from holdings import survivors
 from kernels import PATIENCE, Notebook, open_notebook
@@ -28,45 +33,34 @@ WORDS = {
     THREADS: repr(THREADS),
     **{method: f"{PROCESSES!r}, start_method={method!r}" for method in START_METHODS},
 }
-here_and_in_processes = pytest.mark.parametrize("way", [ORACLE, "forkserver"])
 every_start_method = pytest.mark.parametrize("way", START_METHODS)
 
 DEFINITIONS = """
-import os, signal, time
+import os, signal, sys, time
+os.environ['TQDM_MININTERVAL'] = '0'  # bars show each step; tqdm reads this when it is imported
 from functools import partial
 from pathlib import Path
-import gymnasium as gym, numpy as np
+import numpy as np
+import parallelenv.rollouts.rollout as length
 from parallelenv import ParallelEnv
-from parallelenv.errors import EnvInterruptedError
+from parallelenv.testing.envs import Counter
 
 GO_ON, WAIT, PRINT, INTERRUPT = range(4)
 
-def hold(sign, permission, limit=60):
-    sign.touch()
-    deadline = time.monotonic() + limit
-    while not permission.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+class Patient(Counter):
+    '''Waits when its action says so; its state begins with the number of the env and of its steps.'''
 
-class Patient(gym.Env):
-    '''Waits when its action says so; its state tells which env it is and how often it was stepped.'''
+    delay = 0.0
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = gym.spaces.Discrete(4)
-
-    def __init__(self, number, folder, moment=None):
-        self.number, self.folder, self.moment = number, folder, moment
-        self.steps, self.delay = 0, 0.0
-        if moment == 'construction':
-            self.wait()
+    def __init__(self, number, folder):
+        super().__init__(number, length=9999)
+        self.folder = folder
 
     def wait(self, limit=60):
-        hold(Path(self.folder, f'began-{self.number}'), Path(self.folder, 'go'), limit)
-
-    def reset(self, seed=None, options=None):
-        self.steps = 0
-        if options:
-            self.wait()
-        return np.array([self.number, self.steps], float), {}
+        Path(self.folder, f'began-{self.number}').touch()
+        deadline = time.monotonic() + limit
+        while not Path(self.folder, 'go').exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def step(self, action):
         if action == WAIT:
@@ -79,25 +73,20 @@ class Patient(gym.Env):
             os.killpg(os.getpgrp(), signal.SIGINT)  # as Jupyter does
             self.wait(limit=2)
         if action == PRINT:
-            print('step', self.steps)
-        self.steps += 1
-        return np.array([self.number, self.steps], float), 1.0, False, False, {}
+            print('step', self.count)
+        return super().step(action)
 
     def pid(self):
         return os.getpid()
 
-    def close(self):
-        if self.moment == 'close':
-            self.wait()
-"""
+class Lamp(Counter):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 200}
+    render_mode = "rgb_array"
+    def render(self):
+        return np.full((8 + 8 * self.number, 16, 3), 40 * self.count, np.uint8)
 
-RECEIVE = """
-Path(folder, 'receiving').touch()
-try:
-    received = env.recv(min_envs=4).env_ids.tolist()
-except (EnvInterruptedError, ExceptionGroup) as error:  # the interrupted steps of this thread cannot go on
-    received = error.partial.env_ids.tolist()
-    env.reset([env_id for env_id in range(4) if env_id not in received])
+stay = lambda states: [1] * len(states)
+length._BAR_DELAY = 0.0
 """
 
 INTERRUPTED_STEPS = """
@@ -114,55 +103,30 @@ for _ in range(200):
 """
 
 
-STEP = "env.step([WAIT, GO_ON, GO_ON, GO_ON])"
-
-
-def constructing(way: str, moment: str | None = None, *, name: str = "env", options: str = "") -> str:
-    """Return a cell that assigns four envs in two workers, which wait for a file at that moment."""
-    envs = f"[partial(Patient, number, folder, {moment!r}) for number in range(4)]"
+def constructing(way: str, *, name: str = "env", options: str = "") -> str:
+    """Return a cell that assigns four envs in two workers."""
+    envs = "[partial(Patient, number, folder) for number in range(4)]"
     return f"{name} = ParallelEnv({envs}, {WORDS[way]}, num_cpus={NUM_WORKERS}{options})"
-
-
-# ---------------------------------------------------------------- kernels
 
 
 @pytest.fixture(scope="module")
 def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A notebook whose kernel is shared by the whole file: starting one takes a second."""
     with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
-        start_helpers(notebook)
+        for way in START_METHODS:  # the fork server and the resource tracker, which a kernel keeps, are not leaks
+            notebook.run(constructing(way))
+        notebook.run("env.close()")
         yield notebook
-
-
-def start_helpers(notebook: Notebook) -> None:
-    """Start the fork server and the resource tracker, which a kernel keeps: they are not leaks."""
-    for way in START_METHODS:
-        notebook.run(constructing(way))
-    notebook.run("env.close()")
 
 
 @pytest.fixture
 def notebook(shared_notebook: Notebook, tmp_path: Path) -> Iterator[Notebook]:
-    """The shared notebook, with its own folder. Processes left after the test are leaks."""
+    """The shared notebook, with its own folder."""
     shared_notebook.enter(tmp_path)
     shared_notebook.printed.clear()
     yield shared_notebook
     (tmp_path / "go").touch()
-    try:
-        shared_notebook.run("ParallelEnv.close_all()")
-    except AssertionError:  # the test has failed; this must not affect the next one
-        shared_notebook.manager.restart_kernel(now=True)
-        shared_notebook.run(DEFINITIONS)
-        shared_notebook.enter(tmp_path)
-        start_helpers(shared_notebook)
-
-
-# ---------------------------------------------------------------- waiting
-
-
-def wait_for(file: Path) -> None:
-    """Wait until an env has created its file."""
-    assert not wait_until_empty(lambda: [] if file.exists() else [file], PATIENCE)
+    shared_notebook.run("ParallelEnv.close_all()")
 
 
 def wait_until_empty(look: Callable[[], Collection[Item]], patience: float) -> Collection[Item]:
@@ -173,86 +137,32 @@ def wait_until_empty(look: Callable[[], Collection[Item]], patience: float) -> C
     return seen
 
 
-def assert_interrupted(notebook: Notebook, request: str) -> None:
-    error, seconds = notebook.interrupt(request)
-    assert error == "KeyboardInterrupt"
-    assert seconds < SOON
+def begin_step(notebook: Notebook, folder: Path, cell: str) -> str:
+    """Send a cell that waits in its last line, for a step of env 0; return its request when that step has begun."""
+    request = notebook.send(cell)
+    begun = folder / "began-0"
+    assert not wait_until_empty(lambda: [] if begun.exists() else [begun], PATIENCE)
+    return request
 
 
 # ---------------------------------------------------------------- interrupts
 
 
-@pytest.fixture
-def pids(notebook: Notebook, way: str) -> list[int]:
-    """The processes of the envs of a new ``env``, which was reset."""
+@pytest.mark.parametrize("way", [ORACLE, "forkserver"])
+def test_reset_works_after_an_interrupted_step(notebook: Notebook, tmp_path: Path, way: str) -> None:
     notebook.run(f"{constructing(way)}\nstates = env.reset()")
-    found: list[int] = notebook.evaluate("env.customized_method('pid')")
-    assert len(set(found)) == (NUM_WORKERS if way in START_METHODS else 1)
-    return found
-
-
-def assert_unharmed(notebook: Notebook, pids: list[int]) -> None:
-    """The same workers start new episodes."""
-    notebook.run("states = env.reset()")
-    assert notebook.evaluate("states[:, 1].tolist()") == [0, 0, 0, 0]
-    assert notebook.evaluate("env.step([GO_ON] * 4)[0].tolist()") == [[0, 1], [1, 1], [2, 1], [3, 1]]
-    assert notebook.evaluate("env.customized_method('pid')") == pids
-
-
-@pytest.mark.parametrize(
-    ("way", "call"),
-    [  # how workers were started does not depend on what they execute
-        *((way, STEP) for way in WORDS),
-        (ORACLE, "env.reset(options={'wait': True})"),
-        ("forkserver", "env.reset(options={'wait': True})"),
-        (ORACLE, "env.customized_method('wait')"),
-        ("forkserver", "env.customized_method('wait')"),
-    ],
-)
-def test_reset_works_after_an_interrupted_call(notebook: Notebook, tmp_path: Path, call: str, pids: list[int]) -> None:
-    request = notebook.send(call)
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, request)
-    assert survivors(pids, 0) == pids
+    pids = notebook.evaluate("env.customized_method('pid')")
+    request = begin_step(notebook, tmp_path, "env.step([WAIT, GO_ON, GO_ON, GO_ON])")
+    began = time.monotonic()
+    notebook.manager.interrupt_kernel()
+    reply = notebook.finish(request)
+    assert time.monotonic() - began < SOON
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert "parallelenv/" not in "".join(reply["traceback"])
     (tmp_path / "go").touch()
-    assert_unharmed(notebook, pids)
-
-
-@here_and_in_processes
-@pytest.mark.parametrize("again", [False, True], ids=["step", "recv, too"])
-def test_interrupted_step_and_recv_lose_no_result(
-    notebook: Notebook, tmp_path: Path, way: str, pids: list[int], again: bool
-) -> None:
-    step = notebook.send(f"env.step([WAIT, {'WAIT' if again else 'GO_ON'}, GO_ON, GO_ON])")
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, step)
-    if again:
-        receive = notebook.send(RECEIVE)
-        wait_for(tmp_path / ("began-1" if way == ORACLE else "receiving"))
-        assert_interrupted(notebook, receive)
-    assert survivors(pids, 0) == pids
-    (tmp_path / "go").touch()
-    notebook.run(RECEIVE)
-    num_lost = 0 if way != ORACLE else 2 if again else 1
-    assert sorted(notebook.evaluate("received")) == list(range(num_lost, 4))
-    steps = [1] * num_lost + [2] * (4 - num_lost)
-    assert notebook.evaluate("env.step([GO_ON] * 4)[0][:, 1].tolist()") == steps
-    assert notebook.evaluate("env.customized_method('pid')") == pids
-
-
-@here_and_in_processes
-@pytest.mark.parametrize("moment", ["construction", "close"])
-def test_interrupted_construction_and_close_leak_nothing(
-    notebook: Notebook, tmp_path: Path, way: str, moment: str
-) -> None:
-    before = notebook.processes()
-    request = notebook.send(f"{constructing(way, moment)}\nenv.close()")
-    wait_for(tmp_path / "began-0")
-    assert_interrupted(notebook, request)
-    assert moment == "construction" or notebook.evaluate("env.closed")
-    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    notebook.run(constructing(way))
     assert notebook.evaluate("env.reset()[:, 1].tolist()") == [0, 0, 0, 0]
+    assert notebook.evaluate("env.step([GO_ON] * 4)[0][:, :2].tolist()") == [[0, 1], [1, 1], [2, 1], [3, 1]]
+    assert notebook.evaluate("env.customized_method('pid')") == pids
 
 
 @pytest.mark.parametrize("way", [THREADS, "forkserver"])
@@ -266,33 +176,27 @@ def test_interrupt_at_the_start_of_a_step_is_not_missed(notebook: Notebook, way:
 # ---------------------------------------------------------------- rerun cells
 
 
-def run_three_times(notebook: Notebook, cell: str, cell_id: str | None) -> None:
-    """Run a cell three times; workers of its earlier runs are expected to be gone after each."""
+def run_three_times(notebook: Notebook, cell: str, cell_id: str | None) -> list[str]:
+    """Run a cell three times; workers of its earlier runs are gone after each. Return what each run has printed."""
     before = notebook.processes()
+    requests = []
     for _ in range(3):
-        notebook.finish(notebook.send(cell, cell_id))
+        requests.append(notebook.send(cell, cell_id))
+        notebook.finish(requests[-1])
         assert len(notebook.processes() - before) >= NUM_WORKERS
         assert not wait_until_empty(lambda: list(notebook.processes() - before)[NUM_WORKERS:], GONE)
+    return [notebook.printed[request] for request in requests]
 
 
 @every_start_method
 def test_reassigning_a_variable_ends_its_workers(notebook: Notebook, way: str) -> None:
-    run_three_times(notebook, constructing(way), cell_id=None)
+    assert run_three_times(notebook, constructing(way), cell_id=None) == ["", "", ""]
 
 
 @pytest.mark.parametrize("ending", ["env", "env.step([GO_ON])"], ids=["shown", "failed"])
 def test_rerun_cell_closes_envs_that_the_kernel_keeps(notebook: Notebook, ending: str) -> None:
-    run_three_times(notebook, f"{constructing('forkserver')}\n{ending}", cell_id="c2")
-
-
-def test_rerun_cell_prints_how_many_envs_it_closed(notebook: Notebook) -> None:
-    texts = []
-    for _ in range(3):
-        request = notebook.send(constructing(ORACLE), "c9")
-        notebook.finish(request)
-        texts.append(notebook.printed[request])
     line = "Closed 1 ParallelEnv that an earlier run of this cell had made (keep=True prevents that).\n"
-    assert texts == ["", line, line]
+    assert run_three_times(notebook, f"{constructing('forkserver')}\n{ending}", cell_id="c2") == ["", line, line]
 
 
 def test_rerun_cell_keeps_envs_of_other_cells_and_with_keep_true(notebook: Notebook) -> None:
@@ -303,27 +207,7 @@ def test_rerun_cell_keeps_envs_of_other_cells_and_with_keep_true(notebook: Noteb
     assert notebook.evaluate("[one.closed for one in (other, kept, env)]") == [False, False, False]
 
 
-# ---------------------------------------------------------------- killed and restarted kernels
-
-
-def begin_step(notebook: Notebook, folder: Path, cell: str) -> None:
-    """Send a cell that waits in its last line, for the longest step of all."""
-    notebook.send(cell)
-    wait_for(folder / "began-0")
-
-
-@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
-def test_workers_exit_when_the_kernel_is_killed(tmp_path: Path, is_busy: bool) -> None:
-    shared_before = set(os.listdir("/dev/shm"))
-    with open_notebook(tmp_path, DEFINITIONS) as notebook:
-        notebook.run(f"{constructing('forkserver')}\nstates = env.reset()")
-        assert len(notebook.processes()) > NUM_WORKERS
-        kernel = notebook.evaluate("os.getpid()")
-        if is_busy:
-            begin_step(notebook, tmp_path, STEP)
-        os.kill(kernel, signal.SIGKILL)
-        assert not wait_until_empty(notebook.processes, GONE)
-        assert not wait_until_empty(lambda: set(os.listdir("/dev/shm")) - shared_before, GONE)
+# ---------------------------------------------------------------- restarted kernels, and output
 
 
 @pytest.mark.parametrize(("is_busy", "now"), [(False, False), (True, True)], ids=["idle-graceful", "busy-now"])
@@ -340,9 +224,6 @@ def test_kernel_restart_ends_all_processes(tmp_path: Path, now: bool, is_busy: b
         assert not survivors(old, GONE)
 
 
-# ---------------------------------------------------------------- output
-
-
 @every_start_method
 def test_output_appears_below_the_cell_whose_call_printed_it(notebook: Notebook, way: str) -> None:
     made = notebook.run(f"{constructing(way)}\nstates = env.reset()")
@@ -352,3 +233,85 @@ def test_output_appears_below_the_cell_whose_call_printed_it(notebook: Notebook,
     assert notebook.printed[first] == "[env 3] step 0\n"
     assert sorted(notebook.printed[last].splitlines()) == ["[env 0] step 2", "[env 3] step 2"]
     assert notebook.printed[made] + notebook.printed[silent] == ""
+
+
+# ---------------------------------------------------------------- pictures, pages and progress bars
+
+
+@pytest.fixture
+def lamps(notebook: Notebook) -> Notebook:
+    """A notebook with three envs that draw."""
+    pytest.importorskip("PIL")
+    envs = "[lambda number=number: Lamp(number, 4) for number in range(3)]"
+    notebook.run(f"env = ParallelEnv({envs}, {PROCESSES!r}, 'restart', {NUM_WORKERS})\nstates = env.reset(seed=0)")
+    return notebook
+
+
+def outputs(notebook: Notebook, request: str) -> list[dict[str, str]]:
+    """Return what a cell shows at its end, by MIME type, without the empty places of bars that have gone."""
+    latest: dict[str, dict[str, str]] = {}
+    for number, content in enumerate(notebook.shown[request]):
+        latest[content.get("transient", {}).get("display_id", str(number))] = content["data"]
+    assert not notebook.printed[request]
+    return [data for data in latest.values() if data.get("text/html") != ""]
+
+
+def picture(output: dict[str, str]) -> Any:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(base64.b64decode(output["image/png"]))) as image:
+        return np.asarray(image)
+
+
+def test_show_replaces_the_previous_picture_below_the_same_cell(lamps: Notebook) -> None:
+    request = lamps.run("env.show()\nfor _ in range(3):\n    result = env.step([1, 1, 1])\n    env.show()")
+    (output,) = outputs(lamps, request)
+    shown = picture(output)
+    assert shown.shape == (49, 33, 3)
+    assert (shown[:8, :16] == 120).all()
+    (other,) = outputs(lamps, lamps.run("env.show([0])"))
+    assert picture(other).shape == (8, 16, 3)
+    assert len(outputs(lamps, request)) == 1
+
+
+def test_play_leaves_the_last_frame_and_the_episodes(lamps: Notebook) -> None:
+    shown, episodes = outputs(lamps, lamps.run("env.play(stay, 6)"))
+    assert (picture(shown)[:8, :16] == 80).all()  # the second step of the second episode
+    assert episodes["text/plain"].startswith("<Evaluation of 3 episodes")
+
+
+@pytest.mark.parametrize(
+    ("cell", "part"),
+    [
+        ("env.record(stay, 4, 'film.webp')", 'src="data:image/webp;base64,'),
+        ("with env.profile() as p:\n    result = env.step([1, 1, 1])\np.plot()", "<svg "),
+        ("env", 'title="env 0: running"'),
+    ],
+)
+def test_film_timeline_and_env_are_shown_as_html(lamps: Notebook, cell: str, part: str) -> None:
+    (output,) = outputs(lamps, lamps.run(cell))
+    assert part in output["text/html"]
+
+
+@pytest.mark.parametrize(
+    ("call", "total", "unit"),
+    [
+        ("rollout(stay, 30", 30, "steps"),
+        ("run_episodes(stay, 6", 6, "episodes"),
+        ("play(stay, 6", 6, "steps"),
+        ("record(stay, 4, 'film.webp'", 4, "steps"),
+    ],
+)
+def test_progress_bars_show_without_ipywidgets_and_disappear(lamps: Notebook, call: str, total: int, unit: str) -> None:
+    def bars_of(request: str) -> list[str]:
+        texts = [content["data"]["text/plain"] for content in lamps.shown[request]]
+        return [text for text in texts if text.startswith(f"{call.partition('(')[0]}: ")]
+
+    request = lamps.run(f"env.{call})")
+    bars = bars_of(request)
+    assert f" 0/{total} {unit} [" in bars[0]
+    assert f" {total}/{total} {unit} [" in bars[-1], "it moves"
+    assert not [output for output in outputs(lamps, request) if output["text/plain"] in bars], "and is gone"
+    lamps.run("states = env.reset()")
+    assert not bars_of(lamps.run(f"env.{call}, progress=False)"))
+    assert lamps.evaluate("'ipywidgets' in sys.modules or 'tqdm.notebook' in sys.modules") is False

@@ -100,24 +100,24 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return isolate(tmp_path, monkeypatch)
 
 
-def assert_shown(path: Path, text: str) -> None:
-    position = 0
-    for pattern in SHOWN.get(path.stem, ()):
-        found = re.compile(pattern, re.DOTALL).search(text, position)
-        assert found, f"{path.stem} does not show {pattern!r} where it should:\n{text[position:][:3000]}"
-        position = found.end()
+def outputs_of(book: Any) -> list[Any]:
+    return [output for cell in book.cells for output in cell.get("outputs", ())]
 
 
 def stderr_of(book: Any) -> str:
     """Return the stderr output of a notebook: progress bars, if there are no widgets, and nothing else."""
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    return "".join(output.text for output in outputs if output.get("name") == "stderr")
+    return "".join(output.text for output in outputs_of(book) if output.get("name") == "stderr")
 
 
-def uncaught(book: Any) -> list[str]:
-    """Return the errors that ended a cell, as the last line of their tracebacks."""
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    return [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
+def assert_shown(path: Path, book: Any) -> None:
+    """Fail unless a notebook shows what it should, and only these errors have ended a cell."""
+    text, position = shown(book), 0
+    for pattern in SHOWN.get(path.stem, ()):
+        found = re.compile(pattern, re.DOTALL).search(text, position)
+        assert found, f"{path.stem} does not show {pattern!r} where it should:\n{text[position:][:3000]}"
+        position = found.end()
+    errors = [f"{output.ename}: {output.evalue}" for output in outputs_of(book) if output.output_type == "error"]
+    assert errors == UNCAUGHT.get(path.stem, [])
 
 
 def test_expected_notebooks_exist() -> None:
@@ -136,8 +136,7 @@ def test_notebook_runs_and_leaks_no_process(path: Path, mark: str, tmp_path: Pat
 
     asyncio.run(client.async_execute(cwd=str(tmp_path)))  # raises an error of a cell
 
-    assert_shown(path, shown(client.nb))
-    assert uncaught(client.nb) == UNCAUGHT.get(path.stem, [])
+    assert_shown(path, client.nb)
     assert not re.search("Warning|ipywidgets", stderr_of(client.nb)), stderr_of(client.nb)
     assert len(seen) > 1, "the kernel and its workers should have been seen, or the next line proves nothing"
     psutil.wait_procs(marked(mark), timeout=10)
@@ -148,10 +147,8 @@ def test_notebook_runs_and_leaks_no_process(path: Path, mark: str, tmp_path: Pat
 def test_stored_outputs_are_small_and_from_one_clean_run(path: Path) -> None:
     assert path.stat().st_size < LARGEST
     book = read(path)
-    assert_shown(path, shown(book))
+    assert_shown(path, book)
     cells = [cell for cell in book.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    outputs = [output for cell in cells for output in cell.outputs]
-    assert outputs
-    assert uncaught(book) == UNCAUGHT.get(path.stem, [])
+    assert outputs_of(book)
     assert not stderr_of(book)

@@ -1,46 +1,37 @@
-"""Profiles: recorded steps and times, in every mode."""
+"""Profiles: recorded steps and times, in every mode, and the advice."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import json
-import os
-import threading
 import time
 import weakref
 import xml.etree.ElementTree
 from collections import Counter as Count
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from fragile import EXIT, GO_ON, RAISE, fragile
+from fragile import EXIT, GO_ON, RAISE, WAIT, fragile, when_begun
 from modes import IN_WORKERS, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.error_text import duration
-from parallelenv.contract.worker_info import ProcessInfo, clock_id, this_process
+from parallelenv.contract.worker_info import ProcessInfo, this_process
 from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, UsageError, WorkerDiedError
-from parallelenv.notebook.profile import Profile, Recorder
-from parallelenv.testing.envs import Counter
-from parallelenv.worker.tracer import HostTracer
-
-
-class Sleepy(Counter):
-    """Each step sleeps for as many hundredths of a second as its action."""
-
-    def step(self, action: int) -> Any:
-        time.sleep(0.01 * action)
-        return super().step(action)
+from parallelenv.notebook.profile import Profile, summarise
+from parallelenv.notebook.timeline import Recording
+from parallelenv.testing.envs import Counter, Sleeper
+from parallelenv.worker.tracer import WorkerRecord
 
 
 def sleepers(make_env: MakeEnv, number: int = 4, **kwargs: Any) -> ParallelEnv:
-    env = make_env([lambda index=index: Sleepy(index, 3) for index in range(number)], num_cpus=2, **kwargs)
+    env = make_env([lambda index=index: Sleeper(index, 3) for index in range(number)], num_cpus=2, **kwargs)
     env.reset(seed=0)
     return env
 
@@ -72,8 +63,6 @@ def test_profile_has_every_step_and_reset_of_every_env(make_env: MakeEnv) -> Non
     owned = sorted(env_id for worker in recording.workers for env_id in worker.env_ids)
     assert owned == [0, 1, 2, 3]
     assert recording.missing == ()
-    within = {int(owner) for worker in recording.workers for owner in worker.resets[:, 2]}
-    assert within == {0, 1, 2, 3}  # each has ended in its third step
     assert len(recording.calls) == 7
     for worker in recording.workers:
         ends = worker.turns[:, 1] - worker.turns[:, 0]
@@ -85,6 +74,24 @@ def test_profile_has_every_step_and_reset_of_every_env(make_env: MakeEnv) -> Non
         assert (worker.spans[:, 0] >= recording.begin).all()
         assert (worker.spans[:, 1] <= recording.end).all()
     env.step([1] * 4)  # after the recording
+
+
+def test_autoreset_is_recorded_with_its_step(make_env: MakeEnv) -> None:
+    env = make_env([lambda: Counter(0, 1)] * 4, num_cpus=2, asynchronous="restart")
+    env.reset(seed=0)
+    with env.profile() as profile:
+        for _ in range(10):
+            env.step([1] * 4)
+        env.rollout(lambda states: [1] * len(states), 5, progress=False)
+    assert turns_of(profile) == {(env_id, "step"): 10 + 5 for env_id in range(4)}
+    assert sum(len(worker.resets) for worker in profile.recording.workers) == 4 * (10 + 5)
+    for worker in profile.recording.workers:
+        begins, ends, owners = worker.resets.T
+        assert set(owners) == set(worker.env_ids)
+        steps = worker.spans[worker.of_operation("step")]
+        span = np.searchsorted(steps[:, 0], begins, side="right") - 1
+        assert (begins < ends).all()
+        assert (ends <= steps[span, 1]).all()
 
 
 def test_profile_has_sent_steps_and_those_that_raise(make_env: MakeEnv) -> None:
@@ -101,7 +108,11 @@ def test_profile_has_sent_steps_and_those_that_raise(make_env: MakeEnv) -> None:
     assert turns_of(profile) == {(env_id, "step"): 2 for env_id in range(4)}
 
 
-def test_profile_times_match_durations_of_env_steps(make_env: MakeEnv) -> None:
+def test_profile_times_match_durations_of_env_steps_and_of_the_policy(make_env: MakeEnv) -> None:
+    def think(states: Any) -> list[int]:
+        time.sleep(0.02)
+        return [1] * len(states)
+
     env = sleepers(make_env, 2, asynchronous="restart")
     with env.profile() as profile:
         for _ in range(4):
@@ -109,37 +120,19 @@ def test_profile_times_match_durations_of_env_steps(make_env: MakeEnv) -> None:
             time.sleep(0.03)
     found = profile.summary()
     quick, slow = found.envs
-    assert 0.01 <= quick.mean < 0.04
-    assert 0.05 <= slow.mean < 0.09
+    assert 0.01 <= quick.mean < 0.05 <= slow.mean <= slow.longest < 1
     assert found.slowest == slow
-    assert slow.longest >= slow.mean
     assert (quick.steps, slow.steps) == (4, 4)
     assert found.caller_share + found.transport_share + found.env_share == pytest.approx(1)
     assert 0.12 / found.seconds <= found.caller_share < 0.9
     assert found.env_share >= 0.2 / found.seconds
-    if len(found.workers) == 2:
-        assert found.straggler_loss > 0.1
-        assert found.busy[1] > found.busy[0]
-    else:
-        assert found.straggler_loss == 0
-
-
-def test_profile_of_a_rollout_has_its_steps_and_policy_time(make_env: MakeEnv) -> None:
-    env = sleepers(make_env, 2, asynchronous="restart")
-
-    def slow(states: Any) -> list[int]:
-        time.sleep(0.02)
-        return [1] * len(states)
-
+    assert (found.straggler_loss > 0.1) == (len(found.workers) == 2)
+    assert list(found.busy) == sorted(found.busy)
     with env.profile() as profile:
-        env.rollout(slow, 4, progress=False)
-    assert {name: number for name, number in turns_of(profile).items() if name[1] == "step"} == {
-        (0, "step"): 4,
-        (1, "step"): 4,
-    }
-    found = profile.summary()
-    assert found.policy_share * found.seconds >= 0.08 * 0.9
-    assert "policy" in repr(found)
+        env.rollout(think, 4, progress=False)
+    rolled = profile.summary()
+    assert rolled.policy_share * rolled.seconds >= 0.08 * 0.9
+    assert "policy" in repr(rolled)
 
 
 def test_profile_records_steps_through_an_adapter(make_env: MakeEnv) -> None:
@@ -172,19 +165,12 @@ def test_profile_omits_a_worker_that_died(make_env: MakeEnv) -> None:
 
 
 @in_modes(*IN_WORKERS)
-@pytest.mark.parametrize("on_failure", ["raise", "restart"])
-def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv, on_failure: Any) -> None:
-    env = make_env(fragile(Path()), num_cpus=2, asynchronous="restart", on_failure=on_failure)
+def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv) -> None:
+    env = make_env(fragile(Path()), num_cpus=2, asynchronous="restart", on_failure="restart")
     env.reset(seed=0)
     with env.profile() as profile:
         env.step([GO_ON] * 4)
-        if on_failure == "raise":
-            with pytest.raises(WorkerDiedError):
-                env.step([GO_ON, GO_ON, EXIT, GO_ON])
-            rebuilt = env.restart([2, 3])
-            env.reset(rebuilt)
-        else:
-            rebuilt = tuple(np.flatnonzero(env.step([GO_ON, GO_ON, EXIT, GO_ON]).truncated).tolist())
+        rebuilt = tuple(np.flatnonzero(env.step([GO_ON, GO_ON, EXIT, GO_ON]).truncated).tolist())
         assert {2, 3} <= set(rebuilt)
         for _ in range(5):
             env.step([GO_ON] * 4)
@@ -192,9 +178,7 @@ def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv, on
     recording = profile.recording
     assert (recording.missing, recording.rebuilt) == ((), rebuilt)
     turns = turns_of(profile)
-    assert [turns[env_id, "step"] for env_id in (2, 3)] == [5, 5]
-    if rebuilt == (2, 3):
-        assert [turns[env_id, "step"] for env_id in (0, 1)] == [7, 7]
+    assert [turns[env_id, "step"] for env_id in range(4)] == [5 if env_id in rebuilt else 7 for env_id in range(4)]
     for worker in recording.workers:
         if worker.env_ids[0] in rebuilt:
             assert recording.begin < worker.since <= worker.spans[0, 0]
@@ -233,59 +217,36 @@ def test_profile_omits_workers_that_exceed_the_collect_timeout(
     assert len(env.recv(2).env_ids) == 2
 
 
-class Gate(Counter):
-    """Its step waits until it is opened."""
-
-    is_in, is_open = threading.Event(), threading.Event()
-
-    def step(self, action: int) -> Any:
-        self.is_in.set()
-        assert self.is_open.wait(30)
-        return super().step(action)
-
-
-@contextlib.contextmanager
-def in_a_step(env: ParallelEnv) -> Iterator[None]:
-    """Run a step in another thread during the block."""
-    Gate.is_in.clear()
-    Gate.is_open.clear()
-    thread = threading.Thread(target=env.step, args=([1, 1],))
-    thread.start()
-    assert Gate.is_in.wait(30)
-    try:
-        yield
-    finally:
-        Gate.is_open.set()
-        thread.join(30)
-
-
-def test_profile_waits_at_its_end_for_a_call_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
-        env.reset(seed=0)
-        monkeypatch.setattr("parallelenv.notebook.profile.time.sleep", lambda seconds: Gate.is_open.set())
-        recorder = env.profile()
-        profile = recorder.__enter__()
-        with in_a_step(env):
-            recorder.__exit__(None, None, None)
-        assert profile.recording.missing == ()
-        assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
-
-
-def test_profile_stops_waiting_for_another_thread_after_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.notebook.profile.COLLECT_TIMEOUT", 0.05)
-    with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_profile_waits_for_a_call_of_another_thread_until_a_timeout(
+    is_patient: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    if is_patient:
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: go.touch())
+        monkeypatch.setattr("parallelenv.notebook.profile.time", clock)  # the step ends while the profile waits for it
+    else:
+        monkeypatch.setattr("parallelenv.notebook.profile.COLLECT_TIMEOUT", 0.05)
+    steps = {(env_id, "step"): 1 for env_id in range(4)}
+    with ParallelEnv(fragile(tmp_path), asynchronous="restart") as env:
         env.reset(seed=0)
         recorder = env.profile()
         profile = recorder.__enter__()
-        with in_a_step(env):
+
+        def leave() -> None:
             recorder.__exit__(None, None, None)
-        assert profile.recording.missing == (0, 1)
-        assert profile.recording.calls[-1, 1] == profile.recording.end  # of the call that has not ended
+            go.touch()
+
+        with when_begun(tmp_path, 0, leave):
+            env.step([WAIT, GO_ON, GO_ON, GO_ON])
+        assert profile.recording.missing == (() if is_patient else (0, 1, 2, 3))
+        assert turns_of(profile) == (steps if is_patient else {})
+        if not is_patient:
+            assert profile.recording.calls[-1, 1] == profile.recording.end  # of the call that has not ended
         assert not env.engine.pool.is_traced
-        Gate.is_open.set()
         with env.profile() as profile:
-            env.step([1, 1])
-        assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
+            env.step([GO_ON] * 4)
+        assert turns_of(profile) == steps
 
 
 class Interrupted(Counter):
@@ -310,69 +271,39 @@ def test_interrupted_step_does_not_resume_at_the_end_of_the_block() -> None:
         assert host.tracer is None
 
 
-@here_and_in_processes
-def test_second_concurrent_profile_is_refused(make_env: MakeEnv) -> None:
-    env = sleepers(make_env)
-    with env.profile() as profile:
-        with pytest.raises(EnvBusyError, match="is already being recorded"):
-            env.profile().__enter__()
-        env.step([0] * 4)
-    assert turns_of(profile) == {(env_id, "step"): 1 for env_id in range(4)}
+def test_profile_under_way_has_no_summary_and_excludes_another() -> None:
+    with ParallelEnv([Counter], asynchronous="restart") as env:
+        env.reset()
+        with env.profile() as profile:
+            assert repr(profile) == "<Profile, still recording>"
+            for ask in (profile.summary, profile.plot, lambda: profile.save("trace.json")):
+                with pytest.raises(UsageError, match="call this after the block"):
+                    ask()
+            with pytest.raises(EnvBusyError, match="is already being recorded"):
+                env.profile().__enter__()
+            env.step([0])
+        assert turns_of(profile) == {(0, "step"): 1}
 
 
-def test_profile_has_no_summary_before_the_block_ends() -> None:
-    with ParallelEnv([Counter]) as env, env.profile() as profile:
-        assert repr(profile) == "<Profile, still recording>"
-        for ask in (profile.summary, profile.plot, lambda: profile.save("trace.json")):
-            with pytest.raises(UsageError, match="call this after the block"):
-                ask()
-
-
-def test_full_recording_keeps_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.worker.tracer.MOST_TURNS", 3 * (1 + 2))
+@pytest.mark.parametrize("limit", ["worker.tracer.MOST_TURNS", "notebook.profile.MOST_CALLS"])
+def test_full_recording_keeps_the_latest_steps_or_calls(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"parallelenv.{limit}", 9)
     with ParallelEnv([Counter, Counter], asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
-            for _ in range(10):
+            for _ in range(20):
                 begin = time.perf_counter()
                 env.step([1, 1])
-    turns = turns_of(profile)
-    assert 1 <= turns[0, "step"] == turns[1, "step"] <= 3
-    recording = profile.recording
-    assert recording.workers[0].spans[-1, 1] > begin > recording.begin > begin - profile.summary().seconds
-    assert profile.summary().is_cut
-    assert sum(profile.summary().busy) < 1
-    assert "incomplete: only the latest" in repr(profile.summary())
-
-
-def test_full_recording_keeps_the_latest_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.notebook.profile.MOST_CALLS", 5)
-    with ParallelEnv([Counter], asynchronous="restart") as env:
-        env.reset(seed=0)
-        with env.profile() as profile:
-            for _ in range(40):
-                begin = time.perf_counter()
-                env.step([1])
-    calls = profile.recording.calls
-    assert 2 <= len(calls) <= 6
-    assert calls[-1, 1] > begin
-
-
-def test_autoreset_is_recorded_with_its_step(make_env: MakeEnv) -> None:
-    env = make_env([lambda: Counter(0, 1)] * 4, num_cpus=2, asynchronous="restart")
-    env.reset(seed=0)
-    with env.profile() as profile:
-        for _ in range(10):
-            env.step([1] * 4)
-        env.rollout(lambda states: [1] * len(states), 5, progress=False)
-    assert sum(len(worker.resets) for worker in profile.recording.workers) == 4 * (10 + 5)
-    for worker in profile.recording.workers:
-        begins, ends, owners = worker.resets.T
-        assert set(owners) == set(worker.env_ids)
-        steps = worker.spans[worker.of_operation("step")]
-        span = np.searchsorted(steps[:, 0], begins, side="right") - 1
-        assert (begins < ends).all()
-        assert (ends <= steps[span, 1]).all()
+    recording, summary = profile.recording, profile.summary()
+    if limit.endswith("TURNS"):
+        assert 1 <= turns_of(profile)[0, "step"] == turns_of(profile)[1, "step"] <= 3
+    else:
+        assert 2 <= len(recording.calls) <= 10
+    assert recording.workers[0].spans[-1, 1] > begin
+    assert recording.calls[-1, 1] > begin > recording.begin > begin - summary.seconds
+    assert summary.is_cut
+    assert sum(summary.busy) < 1
+    assert "incomplete: only the latest" in repr(summary)
 
 
 def test_unfinished_recording_does_not_keep_the_env_alive() -> None:
@@ -389,19 +320,27 @@ def test_unfinished_recording_does_not_keep_the_env_alive() -> None:
 # ---------------------------------------------------------------- clocks of other machines
 
 
-def test_clock_of_another_machine_is_aligned() -> None:
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_clock_of_another_machine_is_aligned(is_rebuilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def move(clock: str, seconds: float) -> None:
+        """Let the worker run on another machine from now on."""
+        for module in ("tracer", "host"):
+            monkeypatch.setattr(f"parallelenv.worker.{module}.clock_id", lambda: clock)
+            monkeypatch.setattr(f"parallelenv.worker.{module}.perf_counter", lambda: time.perf_counter() + seconds)
+
+    move("other", -979.5)
     with ParallelEnv([Counter]) as env:
-        recorder = Recorder(env)
-        recorder._clocks = {0: ("other", -979.5)}
-        record = HostTracer().record((0,))
-        near = dataclasses.replace(record, spans=np.array([[1000.0, 1001.0]]), operations=["step"])
-        far = dataclasses.replace(near, clock="other", now=1005.0)
-        assert recorder._aligned(near, 20.1).spans.tolist() == [[1000.0, 1001.0]]
-        assert recorder._aligned(far, 24.5).spans.tolist()[0] == pytest.approx([20.5, 21.5])
-        third = dataclasses.replace(far, clock="third")
-        assert recorder._aligned(third, 24.5).spans.tolist()[0] == pytest.approx([19.5, 20.5])  # rebuilt there
-    assert clock_id()
-    assert this_process() == ProcessInfo(os.getpid(), this_process().machine)
+        env.reset()
+        with env.profile() as profile:
+            if is_rebuilt:
+                move("third", 1e5)
+                env.restart()
+                env.reset()
+            begin = time.perf_counter()
+            env.step([1])
+            end = time.perf_counter()
+    recording = profile.recording
+    assert recording.workers[0].spans[-1].tolist() == pytest.approx([begin, end], abs=1)
 
 
 # ---------------------------------------------------------------- timeline and trace
@@ -409,7 +348,7 @@ def test_clock_of_another_machine_is_aligned() -> None:
 
 @pytest.fixture(scope="module")
 def recorded() -> Profile:
-    with ParallelEnv([lambda index=index: Sleepy(index, 3) for index in range(4)], PROCESSES, "restart", 2) as env:
+    with ParallelEnv([lambda index=index: Sleeper(index, 3) for index in range(4)], PROCESSES, "restart", 2) as env:
         env.reset(seed=0)
         with env.profile() as profile:
             for _ in range(6):
@@ -475,20 +414,9 @@ def test_summary_indents_sub_shares_and_main_shares_add_up(recorded: Profile) ->
     assert rows["  stragglers"] <= rows["workers"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 µs"),
-        (5e-6, "5 µs"),
-        (123.4e-6, "123 µs"),
-        (999.7e-6, "1 ms"),
-        (0.9999, "1 s"),
-        (12.34, "12.3 s"),
-        (86400.0, "86,400 s"),
-    ],
-)
-def test_durations_have_three_digits_and_a_suitable_unit(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_durations_have_three_digits_and_a_suitable_unit() -> None:
+    assert [duration(seconds) for seconds in (0.0, 5e-6, 123.4e-6, 999.7e-6)] == ["0 µs", "5 µs", "123 µs", "1 ms"]
+    assert [duration(seconds) for seconds in (0.9999, 12.34, 86400.0)] == ["1 s", "12.3 s", "86,400 s"]
 
 
 def test_plot_accepts_a_part_of_the_recording(recorded: Profile) -> None:
@@ -510,3 +438,83 @@ def test_timeline_of_a_long_recording_is_condensed() -> None:
     assert timeline.svg.count(">your program</text>") == 2
     assert "works for " in timeline.svg
     assert "env 7: step" in timeline.svg
+
+
+# ---------------------------------------------------------------- advice, for made-up recordings of one second
+
+
+HERE = this_process()
+AWAY = ProcessInfo(HERE.pid + 1, HERE.machine)
+ROLLOUT, MANY_STEPS, MORE_ENVS = "more steps in each rollout", "rollout(), which makes many steps", "more envs in each"
+FEWER, CALLER, DUMMY = "fewer workers (num_cpus)", "caller_steps=True", "para_mode='dummy'"
+WAYS = {ROLLOUT, MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}
+
+
+def worker(
+    seconds: float, number: int = 0, process: ProcessInfo = AWAY, operations: Sequence[str] = ("step",)
+) -> WorkerRecord:
+    """Return a worker whose operations all start at once and end with the last one."""
+    spans = np.tile([0.0, seconds], (len(operations), 1))
+    count = len(operations)
+    owners, resets = np.full(count, number), np.zeros((0, 3))
+    return WorkerRecord(
+        (number,), process, "", 0.0, 1.0, False, operations, spans, spans, owners, np.arange(count), resets
+    )
+
+
+def advice(workers: Sequence[WorkerRecord], calls: float = 1.0) -> str:
+    """Return the advice if the calls took this share of the time."""
+    return summarise(Recording(0.0, 1.0, False, np.array([[0.0, calls]]), workers, ())).advice
+
+
+@pytest.mark.parametrize(
+    ("seats", "transport", "ways"),
+    [
+        ([HERE], 0.49, {MANY_STEPS, MORE_ENVS}),
+        ([HERE, HERE], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),
+        ([AWAY, AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER, CALLER}),
+        ([HERE, AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),  # with caller_steps
+        ([AWAY, AWAY], 0.83, {MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}),
+        ([AWAY], 0.83, {MANY_STEPS, MORE_ENVS, DUMMY}),
+        ([HERE], 0.83, {MANY_STEPS, MORE_ENVS}),
+    ],
+)
+def test_advice_on_transport_time_suggests_suitable_remedies(
+    seats: list[ProcessInfo], transport: float, ways: set[str]
+) -> None:
+    said = advice([worker(1 - transport, number, process) for number, process in enumerate(seats)])
+    assert f"messages and building results take {transport:.0%} of the time" in said
+    assert {way for way in WAYS if way in said} == ways
+
+
+@pytest.mark.parametrize(("seats", "ways"), [([AWAY, AWAY], {ROLLOUT, FEWER}), ([HERE], {ROLLOUT})])
+def test_advice_on_transport_time_in_rollouts_suggests_other_remedies(seats: list[ProcessInfo], ways: set[str]) -> None:
+    said = advice([worker(0.7, number, process, ("step", "rollout")) for number, process in enumerate(seats)])
+    assert "messages and joining rollouts take 30% of the time" in said
+    assert {way for way in WAYS if way in said} == ways
+
+
+@pytest.mark.parametrize(
+    ("workers", "calls", "said"),
+    [
+        ([worker(0.3)], 0.4, "your own code takes 60% of the time"),
+        ([worker(0.5, operations=["reset"])], 1.0, "no env was stepped"),
+        ([worker(0.81, 0), worker(0.81, 1)], 1.0, "envs take 81% of the time; only faster envs"),
+        ([worker(0.76, 0), worker(0.26, 1)], 1.0, "workers wait for the slowest of them 25% of the time (env 0 takes"),
+        ([worker(0.7, 0), worker(0.2, 1)], 1.0, "messages and building results take 30%"),  # which is the greater loss
+        (
+            [worker(1.0, 0, operations=["step"] * 5), worker(0.5, 1)],
+            1.0,
+            "do not wait for each other; workers are idle for 25% of it",
+        ),
+    ],
+)
+def test_advice_names_the_greatest_loss(workers: list[WorkerRecord], calls: float, said: str) -> None:
+    assert said in advice(workers, calls)
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, "only faster"), (4, "there are 4 cores; try para_mode='subproc'")])
+def test_advice_on_busy_envs_names_idle_cores(cores: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.notebook.profile.usable_cores", lambda: cores)
+    envs = worker(0.9, operations=["step", "step"])
+    assert expected in advice([dataclasses.replace(envs, env_ids=(0, 1), owners=np.array([0, 1]))])

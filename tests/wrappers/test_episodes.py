@@ -1,7 +1,8 @@
-"""Episode statistics, compared with those of Gymnasium's wrapper around each env."""
+"""Episode statistics: those of the wrapper, and those that a `ParallelEnv` keeps itself."""
 
 from __future__ import annotations
 
+import itertools
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -12,14 +13,29 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium.wrappers import RecordEpisodeStatistics as AroundOne
-from modes import here_and_in_processes
+from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
+from parallelenv.engine.episode_stats import EpisodeSummary
 from parallelenv.errors import ArgumentError, EnvContractError, ResetNeededError
+from parallelenv.testing.contract import DONE_POLICIES
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordEpisodeStatistics
+from wrappers.envs import Told, play
 
 LENGTHS = [3, 4, 6]
+
+
+def stay(states: Any) -> list[int]:
+    return [1] * len(states)
+
+
+def summary_of(env: ParallelEnv) -> Any:
+    """Return what the display of a `ParallelEnv` shows."""
+    return env.engine.table.stats.summary()
+
+
+# ---------------------------------------------------------------- of the wrapper
 
 
 class Plain(Counter):
@@ -34,46 +50,42 @@ def around_one(number: int) -> Any:
     return AroundOne(Plain(number, LENGTHS[number]))
 
 
-def play(env: Any) -> list[Any]:
-    """Step all, some and by send and recv, reset one in between; return the episode statistics."""
-    actions = np.array([1, 2, 3])
-    env.reset(seed=2)
-    told: list[Any] = []
-    for step in range(16):
-        if step == 5 or (step > 10 and env.done[2]):
-            env.reset(2, seed=4)
-        if step % 3 == 0:
-            result = env.step(actions)
-        elif step % 3 == 1:
-            env.send(actions[:2], id=[1, 0])
-            result = env.recv(2)
-        else:
-            result = env.step(actions[2:], id=2, align="batch")
-            episodes = [item[3]["episode"] for item in result if "episode" in item[3]]
-            told.append([(2, one["r"], one["l"]) for one in episodes])
-            continue
-        pairs = zip(result.env_ids.tolist(), (info.get("episode") for info in result.infos), strict=True)
-        told.append(sorted((env_id, one["r"], one["l"]) for env_id, one in pairs if one))
-    return told
+def episodes_of(results: list[Any]) -> list[Any]:
+    """Return env id, return and length of the episodes that have ended."""
+    ended = []
+    for result in results:
+        if hasattr(result, "env_ids"):
+            infos = [row[3] for row in result] if isinstance(result, list) else result.infos
+            for env_id, info in zip(result.env_ids.tolist(), infos, strict=True):
+                if "episode" in info:
+                    ended.append((env_id, info["episode"]["r"], info["episode"]["l"]))
+    return ended
 
 
-@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart"])
-def test_statistics_match_those_of_a_wrapper_around_each_env(asynchronous: Any, make_env: MakeEnv) -> None:
+def test_statistics_match_those_of_a_wrapper_around_each_env(
+    asynchronous: Any, make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parallelenv.engine.episode_stats._ROOM", 1)  # so that sums are made now and then
+    monkeypatch.setattr("parallelenv.engine.episode_stats.LATEST", 3)
     theirs = make_env([partial(around_one, number) for number in range(3)], asynchronous=asynchronous)
     env_fns = [partial(Plain, number, LENGTHS[number]) for number in range(3)]
     ours = RecordEpisodeStatistics(make_env(env_fns, asynchronous=asynchronous))
-    expected, found = play(theirs), play(ours)
-    assert [[(i, length) for i, _, length in step] for step in expected] == [
-        [(i, length) for i, _, length in step] for step in found
-    ]
-    returns = [episode[1] for step in found for episode in step]
-    assert returns == pytest.approx([episode[1] for step in expected for episode in step])
-    assert len(returns) == ours.episode_count == len(ours.length_queue) > 0
+    expected, found = (episodes_of(play(env, [1, 2, 3])) for env in (theirs, ours))
+    assert [(env_id, length) for env_id, _, length in expected] == [(env_id, length) for env_id, _, length in found]
+    returns = [episode[1] for episode in found]
+    assert returns == pytest.approx([episode[1] for episode in expected])
+    assert len(returns) == ours.episode_count == len(ours.length_queue) >= 3
     assert list(ours.return_queue) == returns
+    standing = summary_of(ours.unwrapped)
+    if asynchronous is None:  # the wrapper also reports episodes cut off by the end of another
+        assert standing.num_episodes <= len(returns)
+    else:
+        assert standing.num_episodes == len(returns)
+        assert standing.mean_return == pytest.approx(np.mean(list(ours.return_queue)[-3:]))
+        assert standing.mean_length == pytest.approx(np.mean(list(ours.length_queue)[-3:]))
 
 
-@here_and_in_processes
 def test_episode_statistics_have_plain_types(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([Counter]), stats_key="told")
     env.reset()
@@ -84,18 +96,16 @@ def test_episode_statistics_have_plain_types(make_env: MakeEnv) -> None:
     assert 0 < told["t"] == env.time_queue[0] < 60
 
 
-@here_and_in_processes
 def test_done_policy_continue_reports_an_episode_once(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2)], asynchronous="continue"), buffer_length=1)
     for _ in range(2):
         env.reset()
         told = [env.step([1]).infos[0].get("episode") for _ in range(5)]
         assert [episode["l"] if episode else None for episode in told] == [None, 2, None, None, None]
-    assert env.episode_count == 2
+    assert env.episode_count == summary_of(env.unwrapped).num_episodes == 2
     assert len(env.return_queue) == 1
 
 
-@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
 def test_failed_step_counts_as_the_last_of_its_episode(asynchronous: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(Fragile, number) for number in range(2)]
@@ -112,18 +122,6 @@ def test_failed_step_counts_as_the_last_of_its_episode(asynchronous: Any, make_e
     assert with_others.infos[1]["episode"]["l"] == 2
 
 
-@here_and_in_processes
-def test_partial_results_are_counted(make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2), partial(Fragile, 1)], asynchronous="idle"))
-    env.reset()
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError) as caught:
-            env.step([1, RAISE], align="batch")
-    error: Any = caught.value
-    assert error.partial[0][3]["episode"]["l"] == 2
-
-
-@here_and_in_processes
 def test_clashing_keys_and_invalid_rewards_are_refused(make_env: MakeEnv) -> None:
     twice = RecordEpisodeStatistics(make_env([partial(around_one, 0)]))
     twice.reset()
@@ -139,31 +137,11 @@ def test_clashing_keys_and_invalid_rewards_are_refused(make_env: MakeEnv) -> Non
         RecordEpisodeStatistics(env, 0)
 
 
-class Says(Plain):
-    """Ends after ``length`` steps; its third step returns a given reward."""
-
-    def __init__(self, length: int, reward: Any = 1.0) -> None:
-        super().__init__(0, length)
-        self.reward = reward
-
-    def step(self, action: int) -> Any:
-        state, _, *ends, _ = super().step(action)
-        return (state, self.reward if self.count == 3 else 1.0, *ends, {})
-
-
-@here_and_in_processes
-@pytest.mark.parametrize("reward", [Fraction(5, 2), Decimal("2.5")])
-def test_rewards_of_any_number_type_are_counted(reward: Any, make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(make_env([partial(Says, 3, reward)], asynchronous="restart"))
-    env.reset(seed=0)
-    infos = [env.step([1]).infos[0] for _ in range(3)]
-    assert infos[2]["episode"]["r"] == 4.5
-
-
-@here_and_in_processes
 @pytest.mark.parametrize("reward", ["x", 1j, np.complex128(1), 10**400, None, np.zeros(2)])
 def test_rewards_that_are_not_numbers_are_refused(reward: Any, make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(make_env([partial(Says, 3), partial(Says, 3, reward)], asynchronous="restart"))
+    env = RecordEpisodeStatistics(
+        make_env([partial(Told, [1.0] * 3), partial(Told, [1.0, 1.0, reward])], asynchronous="restart")
+    )
     env.reset()
     env.step([0, 0])
     env.step([0, 0])
@@ -176,14 +154,139 @@ def test_rewards_that_are_not_numbers_are_refused(reward: Any, make_env: MakeEnv
     assert env.episode_count == 0
 
 
-@here_and_in_processes
-def test_load_state_keeps_the_buffer_length_of_the_wrapper(make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(make_env([partial(Says, 1)], asynchronous="restart"), 2)
+# ---------------------------------------------------------------- of a `ParallelEnv`
+
+
+def test_rollouts_count_as_steps(make_env: MakeEnv) -> None:
+    lengths = [3, 4, 5]
+    env = make_env([partial(Told, [2.0] * length) for length in lengths], asynchronous="restart")
+    env.reset()
+    for num_steps in (7, 1, 32):
+        env.rollout(stay, num_steps, progress=False)
+    ended = [length for length in lengths for _ in range(40 // length)]
+    mean = float(np.mean(ended))
+    assert summary_of(env) == EpisodeSummary(3 * 40, len(ended), 2 * mean, mean)
+
+
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
+def test_run_episodes_counts_each_episode_once(make_env: MakeEnv, done_policy: Any) -> None:
+    env = make_env([lambda: Counter(0, 3)] * 2, asynchronous=done_policy)
+    found = env.run_episodes(stay, 7, seed=0, progress=False)
+    standing = summary_of(env)
+    assert (standing.num_episodes, standing.mean_length) == (7, 3)
+    assert standing.mean_return == pytest.approx(found.returns.mean())
     env.reset()
     for _ in range(3):
-        env.step([0])
-    longer = RecordEpisodeStatistics(env.unwrapped, 5)
-    longer.load_state(env.save_state())
-    assert longer.return_queue.maxlen == longer.time_queue.maxlen == 5
-    longer.step([0])
-    assert list(longer.length_queue) == [1, 1, 1]
+        env.step([1, 1])
+    assert summary_of(env).num_episodes == 9
+
+
+@pytest.mark.parametrize(("autoreset_mode", "counts"), [("NextStep", (5, 4)), ("SameStep", (6, 5))])
+def test_steps_through_an_adapter_are_counted(make_env: MakeEnv, autoreset_mode: Any, counts: tuple[int, int]) -> None:
+    env = make_env([partial(Told, [2.0] * length) for length in (3, 4)])
+    vector_env = env.to_gymnasium(autoreset_mode)
+    vector_env.reset()
+    for _ in range(20):
+        vector_env.step(np.array([1, 1]))
+    standing = summary_of(env)
+    assert standing.num_episodes == sum(counts)
+    assert standing.mean_return == pytest.approx(2 * np.average([3, 4], weights=counts))
+
+
+def test_episode_without_a_recorded_start_is_not_counted(make_env: MakeEnv) -> None:
+    env = make_env([lambda: Counter(0, 3)], asynchronous="restart")
+    env.reset(seed=0)
+    env.step([1])
+    state = env.save_state()
+    env.load_state(state)
+    for _ in range(5):
+        env.step([1])
+    standing = summary_of(env)
+    assert (standing.num_episodes, standing.mean_length) == (1, 3)
+
+
+class Failing(Counter):
+    """Rewards each step with 1, and raises in the third step of its second episode."""
+
+    def step(self, action: Any) -> Any:
+        if self.episode == 2 and self.count == 2:
+            raise RuntimeError("third step of the second episode")
+        state, _, *rest = super().step(action)
+        return state, 1.0, *rest
+
+
+def test_failed_step_counts_everywhere_as_the_last_of_its_episode(make_env: MakeEnv) -> None:
+    def fresh() -> ParallelEnv:
+        return make_env([lambda: Failing(0, 4)], asynchronous="restart", on_failure="restart")
+
+    lengths, returns = [4, 3, 4], [4, 2, 4]  # the second episode ends with its failure
+    wrapped = RecordEpisodeStatistics(fresh())
+    wrapped.reset()
+    for _ in range(4 + 3 + 4):
+        wrapped.step([1])
+    assert (list(wrapped.length_queue), list(wrapped.return_queue)) == (lengths, returns)
+    standing = summary_of(wrapped.unwrapped)
+    assert (standing.mean_length, standing.mean_return) == pytest.approx((np.mean(lengths), np.mean(returns)))
+    found = fresh().run_episodes(stay, 3, progress=False)
+    assert found.lengths.tolist() == [4, 3, 3]  # the rebuilt env was reset once more
+    assert found.returns.tolist() == [4, 2, 2]
+    env = fresh()
+    env.reset()
+    rollout = env.rollout(stay, 4 + 3, progress=False)
+    assert rollout.episode_lengths.tolist() == lengths[:2]
+    assert rollout.episode_returns.tolist() == returns[:2]
+    assert summary_of(env).mean_length == pytest.approx(np.mean(lengths[:2]))
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        (Decimal("0.1"), Decimal("0.2")),
+        (Fraction(5, 2), 2),
+        (1.5, np.float32(2)),
+        (np.ones(2), np.ones(2)),
+    ],
+    ids=repr,
+)
+def test_rewards_of_any_type_are_summed(rewards: Any, make_env: MakeEnv) -> None:
+    env = make_env([partial(Told, rewards)], asynchronous="restart")
+    (total,) = env.run_episodes(stay, 1, progress=False).returns
+    assert np.array_equal(total, rewards[0] + rewards[1])
+    if np.ndim(total):
+        return  # the wrapper refuses it
+    wrapped = RecordEpisodeStatistics(env)
+    wrapped.reset()
+    wrapped.step([1])
+    assert wrapped.step([1]).infos[0]["episode"]["r"] == pytest.approx(float(total))
+
+
+def test_returns_of_one_step_are_copies_of_rewards(make_env: MakeEnv) -> None:
+    env = make_env([partial(Told, [np.zeros(2)])], asynchronous="restart")
+    env.reset()
+    rollout = env.rollout(stay, 1, progress=False)
+    rollout.episode_returns[0] += 1
+    assert rollout.rewards[0, 0].tolist() == [0, 0]
+
+
+def test_interrupt_during_summation_counts_no_step_twice() -> None:
+    for number in itertools.count(1):
+        with ParallelEnv([Counter] * 2, asynchronous="restart") as env:
+            env.reset()
+            for _ in range(3):
+                env.step([1, 1])
+            stats = env.engine.table.stats
+            outcome = interrupt_at(number, stats.sum_up, ("parallelenv/engine/episode_stats.py",))
+            assert summary_of(env).num_steps == 6
+        if not outcome.line:
+            break
+        assert outcome.is_raised
+    assert number > 1
+
+
+def test_infinite_rewards_cause_no_warning() -> None:
+    with ParallelEnv([partial(Told, [np.inf, -np.inf])], asynchronous="restart") as env:
+        env.reset()
+        for _ in range(4):
+            env.step([1])
+        standing = summary_of(env)
+    assert (standing.num_episodes, standing.mean_return, standing.mean_length) == (2, None, 2.0)

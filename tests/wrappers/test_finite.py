@@ -5,47 +5,28 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Discrete
-from modes import here_and_in_processes
 
 from parallelenv.errors import ActionError, ArgumentError, EnvContractError
 from parallelenv.testing.envs import Counter, Old, Ragged, Sheet
 from parallelenv.wrappers import CheckFinite
+from wrappers.envs import Told
 
 NAN, INF = float("nan"), float("inf")
 
 
-class Echo(gym.Env[Any, Any]):
-    """Returns given states and rewards."""
-
-    observation_space = Dict({"a": Box(-INF, INF, (2,)), "b": Box(-INF, INF, (), np.float64)})
-    action_space = Discrete(2)
-
-    def __init__(self, state: float = 0.0, reward: float = 0.0, first: float = 0.0, length: int = 9) -> None:
-        self.answers = state, reward, first
-        self.length = length
-
-    def _show(self, value: float) -> dict[str, Any]:
-        return {"a": np.array([0.0, value], np.float32), "b": np.array(0.0)}
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.count = 0
-        return self._show(self.answers[2]), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.count += 1
-        return self._show(self.answers[0]), self.answers[1], self.count == self.length, False, {}
+def told(state: float = 0.0, reward: float = 0.0, first: float = 0.0, length: int = 9) -> Any:
+    return partial(Told, [reward] * length, [state] * length, first)
 
 
-class Forces(Echo):
+class Forces(Told):
     action_space = Box(-INF, INF, (2,))  # type: ignore[assignment]
 
 
-class Parts(Echo):
+class Parts(Told):
     action_space = Dict({"push": Box(-INF, INF, (2,)), "turn": Discrete(3)})  # type: ignore[assignment]
 
 
@@ -59,35 +40,32 @@ def batch(*values: float) -> Any:
     return np.array([[0.0, value] for value in values], np.float32)
 
 
-@here_and_in_processes
 @pytest.mark.parametrize("call", ["step", "send", "step_async"])
 @pytest.mark.parametrize(
-    ("kind", "actions", "where"),
+    ("kind", "actions", "env_ids", "where"),
     [
-        (Forces, batch(0, NAN, INF), "action of envs 1, 2"),
-        (Forces, [np.zeros(2), [NAN, 0.0], np.zeros(2)], "action of env 1"),
-        (Parts, {"push": batch(0, 0, -INF), "turn": np.zeros(3, int)}, r"action\['push'\] of env 2"),
-        (Parts, [{"push": batch(value)[0], "turn": 0} for value in (NAN, 0, 0)], "action of env 0"),
+        (Forces, batch(0, NAN, INF), None, "action of envs 1, 2"),
+        (Forces, [np.zeros(2), [NAN, 0.0], np.zeros(2)], None, "action of env 1"),
+        (Forces, batch(NAN), 2, "action of env 2"),
+        (Parts, {"push": batch(0, 0, -INF), "turn": np.zeros(3, int)}, None, "action['push'] of env 2"),
+        (Parts, [{"push": batch(value)[0], "turn": 0} for value in (NAN, 0, 0)], None, "action of env 0"),
+        (Parts, [{"push": batch(NAN)[0], "turn": 0}], [2], "action of env 2"),
     ],
 )
 def test_non_finite_actions_are_refused_before_anything_is_sent(
-    kind: Any, actions: Any, where: str, call: str, make_env: MakeEnv
+    kind: Any, actions: Any, env_ids: Any, where: str, call: str, make_env: MakeEnv
 ) -> None:
-    env = env_of(kind, make_env)
-    with pytest.raises(EnvContractError, match=f"nan or infinite in: {where}. Nothing was sent") as caught:
-        getattr(env, call)(actions)
+    env = env_of(partial(kind, [0.0] * 9), make_env)
+    with pytest.raises(EnvContractError) as caught:
+        getattr(env, call)(actions, env_ids)
+    assert str(caught.value) == f"A value is nan or infinite in: {where}. Nothing was sent."
     assert caught.value.env_ids
     assert env.get_env_attr("count") == [0, 0, 0]
-    with pytest.raises(EnvContractError, match="of env 2"):
-        env.step([next(iter(actions["push"] if isinstance(actions, dict) else actions)) * 0 + NAN], id=2) if (
-            kind is Forces
-        ) else env.step([{"push": batch(NAN)[0], "turn": 0}], id=[2])
 
 
-@here_and_in_processes
 def test_tensor_actions_are_checked(make_env: MakeEnv) -> None:
     torch = pytest.importorskip("torch")
-    env = env_of(Forces, make_env)
+    env = env_of(partial(Forces, [0.0] * 9), make_env)
     actions = torch.zeros(3, 2)
     env.step(actions)
     actions[1, 0] = NAN
@@ -95,77 +73,65 @@ def test_tensor_actions_are_checked(make_env: MakeEnv) -> None:
         env.step(actions)
 
 
-@here_and_in_processes
 def test_actions_of_idle_envs_are_not_checked(make_env: MakeEnv) -> None:
-    env = CheckFinite(make_env([partial(Forces, length=1), Forces], asynchronous="idle"))
+    env = CheckFinite(make_env([partial(Forces, [0.0] * length) for length in (1, 9)], asynchronous="idle"))
     env.reset()
     env.step(batch(0, 0))
     assert env.step(batch(NAN, 0)).rewards[0] is None
-    env = CheckFinite(make_env([partial(Forces, length=1), Forces], asynchronous="continue"))
+    env = CheckFinite(make_env([partial(Forces, [0.0] * length) for length in (1, 9)], asynchronous="continue"))
     env.reset()
     env.step(batch(0, 0))
     with pytest.raises(EnvContractError, match="action of env 0"):
         env.step(batch(NAN, 0))
 
 
-@here_and_in_processes
 def test_otherwise_invalid_actions_raise_action_error(make_env: MakeEnv) -> None:
-    env = env_of(Parts, make_env)
+    env = env_of(partial(Parts, [0.0] * 9), make_env)
     wrong: Any
     for wrong in (5, {"push": batch(NAN, 0, 0)}, [3, 4, 5], "abc"):
         with pytest.raises(ActionError):
             env.step(wrong)
-    forces = env_of(Forces, make_env)
+    forces = env_of(partial(Forces, [0.0] * 9), make_env)
     for wrong in (None, batch(0, 0, 0, NAN), np.array(NAN)):
         with pytest.raises(ActionError):
             forces.step(wrong)
 
 
-@here_and_in_processes
 def test_error_names_the_envs_and_the_places(make_env: MakeEnv) -> None:
-    kinds = [partial(Echo, state=INF), partial(Echo, reward=NAN, state=NAN), partial(Echo, reward=2.0)]
+    kinds = [told(state=INF), told(reward=NAN, state=NAN), told(reward=2.0)]
     env = CheckFinite(make_env(kinds))
     env.reset()
-    places = r"in: state\['a'\] of envs 0, 1; reward of env 1\. See error\.partial"
+    places = r"in: state of envs 0, 1; reward of env 1\. See error\.partial"
     with pytest.raises(EnvContractError, match=places) as caught:
         env.step([0, 0, 0], [2, 1, 0], align="batch")
     error: Any = caught.value
     assert error.env_ids == (0, 1)
     assert error.partial.env_ids.tolist() == [2, 1, 0]
-    assert error.partial.states["a"][2].tolist() == [0, INF]
-    begun = CheckFinite(make_env([partial(Echo, first=NAN)]))
-    with pytest.raises(EnvContractError, match=r"state\['a'\] of env 0"):
+    assert error.partial.states[2].tolist() == [INF]
+    begun = CheckFinite(make_env([told(first=NAN)]))
+    with pytest.raises(EnvContractError, match=r"state of env 0"):
         begun.reset()
-
-
-@here_and_in_processes
-def test_last_states_are_checked(make_env: MakeEnv) -> None:
-    env = env_of(partial(Echo, state=NAN, length=1), make_env, asynchronous="restart")
+    ending = env_of(told(state=NAN, length=1), make_env, asynchronous="restart")
     with pytest.raises(EnvContractError, match="last state of envs 0, 1, 2"):
-        env.step([0, 0, 0])
+        ending.step([0, 0, 0])
 
 
-@here_and_in_processes
 def test_check_inf_false_allows_infinite_numbers(make_env: MakeEnv) -> None:
-    env = CheckFinite(make_env([partial(Echo, state=INF, reward=-INF)] * 2), check_inf=False)
+    env = CheckFinite(make_env([told(state=INF, reward=-INF)] * 2), check_inf=False)
     env.reset()
     assert env.step([0, 0]).rewards.tolist() == [-INF, -INF]
-    worse = CheckFinite(make_env([partial(Echo, state=NAN)] * 2), check_inf=False)
+    worse = CheckFinite(make_env([told(state=NAN)] * 2), check_inf=False)
     worse.reset()
     with pytest.raises(EnvContractError, match="A value is nan in: state"):
         worse.step([0, 0])
+    with pytest.raises(ArgumentError, match="check_inf='no' must be True or False"):
+        CheckFinite(worse, check_inf="no")  # type: ignore[arg-type]
 
 
 class Poisoned(Old):
     def step(self, action: float) -> Any:
         state, reward, done, info = super().step(action)
         return (state * NAN if action > 1 else state), reward, done, info
-
-
-@here_and_in_processes
-def test_check_inf_must_be_a_bool(make_env: MakeEnv) -> None:
-    with pytest.raises(ArgumentError, match="check_inf='no' must be True or False"):
-        CheckFinite(make_env([Echo]), check_inf="no")  # type: ignore[arg-type]
 
 
 def test_states_without_a_space_are_checked(make_env: MakeEnv) -> None:
@@ -177,12 +143,3 @@ def test_states_without_a_space_are_checked(make_env: MakeEnv) -> None:
         env.step([2.0, 0.0, 0, sheet])
     with pytest.raises(EnvContractError, match="in: action of env 1"):
         env.step([0.0, NAN, 0, sheet])
-
-
-@here_and_in_processes
-def test_finite_results_are_not_modified(make_env: MakeEnv) -> None:
-    env = CheckFinite(make_env([partial(Sheet, number, 3) for number in range(2)], asynchronous="idle"))
-    env.reset(seed=1)
-    for _ in range(5):
-        last = env.step(env.action_space.sample())
-    assert last.states.tolist() == [None, None]

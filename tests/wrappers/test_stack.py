@@ -6,74 +6,47 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium.wrappers import FrameStackObservation
-from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError
 from parallelenv.results import difference
+from parallelenv.testing.contract import DONE_POLICIES, items
 from parallelenv.testing.envs import Counter, Pair, Sheet, Words
 from parallelenv.wrappers import StackStates
+from wrappers.envs import play
 
 SIZE = 3
 
 
-def pole(number: int) -> Any:
-    return gym.make("CartPole-v1", max_episode_steps=2 + number)
-
-
-def pair(number: int) -> Any:
-    return Pair(number, 2 + number)
+def pole(number: int, length: int) -> Any:
+    return gym.make("CartPole-v1", max_episode_steps=length)
 
 
 def stacked_by_gymnasium(make: Any, padding_type: str) -> Any:
     return FrameStackObservation(make(), SIZE, padding_type=padding_type)
 
 
-def play(env: Any, make: Any) -> list[Any]:
-    """Step all, some and by send and recv; reset one and then those that are done; return all results."""
-    actions = [np.asarray(make().action_space.sample()) * 0 for _ in range(4)]
-    told = [env.reset(seed=5)]
-    for step in range(9):
-        if step == 3:
-            told.append(env.reset(1, seed=8))
-        if step == 6 and env.has_done():
-            told.append(env.reset(env.done, seed=9))
-        if step % 3 == 0:
-            result = env.step(actions)
-        elif step % 3 == 1:
-            result = env.step(actions[:2], id=[3, 0], align="batch")
-            told += [[item[0] for item in result], [item[3].get("ended_state") for item in result]]
-            continue
-        else:
-            env.step_async(actions)
-            result = env.step_wait()
-        told += [result.states, result.dones, [info.get("ended_state") for info in result.infos]]
-    return told
-
-
-@here_and_in_processes
-@pytest.mark.parametrize("make", [pole, pair])
+@pytest.mark.parametrize("kind", [pole, Pair])
 @pytest.mark.parametrize("padding_type", ["reset", "zero"])
-@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+@pytest.mark.parametrize("asynchronous", DONE_POLICIES)
 def test_stacks_equal_those_of_a_wrapper_around_each_env(
-    asynchronous: Any, padding_type: Any, make: Any, make_env: MakeEnv
+    asynchronous: Any, padding_type: Any, kind: Any, make_env: MakeEnv
 ) -> None:
-    env_fns = [partial(make, number) for number in range(4)]
+    env_fns = [partial(kind, number, 2 + number) for number in range(4)]
     around = [partial(stacked_by_gymnasium, env_fn, padding_type) for env_fn in env_fns]
     ours = StackStates(make_env(env_fns, asynchronous=asynchronous), SIZE, padding_type)
     theirs = make_env(around, asynchronous=asynchronous)
     assert ours.single_observation_space == theirs.single_observation_space
     assert ours.observation_space == theirs.observation_space
-    expected, found = play(theirs, env_fns[0]), play(ours, env_fns[0])
+    actions = [env_fns[0]().action_space.sample() * 0 for _ in env_fns]
+    expected, found = ([items(result) for result in play(env, actions)] for env in (theirs, ours))
     assert difference(expected, found) is None
 
 
-@here_and_in_processes
 def test_stacks_are_copies(make_env: MakeEnv) -> None:
     env = StackStates(make_env([Counter] * 2, copy=False), 2)
     first = env.reset(seed=1)
@@ -84,18 +57,6 @@ def test_stacks_are_copies(make_env: MakeEnv) -> None:
     assert env.step([0, 0]).states[0, :, 1].tolist() == [1, 2]
 
 
-@here_and_in_processes
-def test_failed_env_does_not_affect_stacks_of_other_envs(make_env: MakeEnv) -> None:
-    env = StackStates(make_env([partial(Fragile, number) for number in range(2)]), 2)
-    env.reset()
-    with pytest.raises(ZeroDivisionError) as caught:
-        env.step([GO_ON, RAISE])
-    partial_result: Any = caught.value
-    assert partial_result.partial.states.tolist() == [[[0, 0], [0, 1]]]
-    assert env.step([GO_ON], id=0).states.tolist() == [[[0, 1], [0, 2]]]
-
-
-@here_and_in_processes
 @pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
 def test_rebuilt_env_starts_a_new_frame_stack(asynchronous: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(Fragile, number) for number in range(2)]
@@ -115,16 +76,19 @@ def test_env_wrapped_during_an_episode_pads_with_its_next_state() -> None:
         assert late.step([0, 0]).states[0, :, 1].tolist() == [1, 1, 1]
 
 
-def test_text_states_and_invalid_arguments_are_refused() -> None:
-    with ParallelEnv([Sheet]) as env, pytest.raises(ArgumentError, match=r"state\['word'\] has no fixed shape"):
-        StackStates(env, 2)
-    with (
-        ParallelEnv([Counter, Words]) as env,
-        pytest.raises(ArgumentError, match="share no observation space.*spaces="),
-    ):
-        StackStates(env, 2)
-    with ParallelEnv([Counter]) as env:
-        with pytest.raises(ArgumentError, match="stack_size=0 must be an int of at least 1"):
-            StackStates(env, 0)
-        with pytest.raises(ArgumentError, match="padding_type='first' is not known; expected 'reset'"):
-            StackStates(env, 2, "first")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("envs", "arguments", "message"),
+    [
+        (
+            [Sheet],
+            (2,),
+            r"state\['word'\] has no fixed shape and dtype in Dict.* Remove it with a StateWrapper first\.",
+        ),
+        ([Counter, Words], (2,), "share no observation space, so their states cannot be stacked.*spaces="),
+        ([Counter], (0,), "stack_size=0 must be an int of at least 1"),
+        ([Counter], (2, "first"), "padding_type='first' is not known; expected 'reset'"),
+    ],
+)
+def test_text_states_and_invalid_arguments_are_refused(envs: Any, arguments: Any, message: str) -> None:
+    with ParallelEnv(envs) as env, pytest.raises(ArgumentError, match=message):
+        StackStates(env, *arguments)
