@@ -7,11 +7,15 @@ adapters need not imitate that.
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import threading
 import time
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 Space = gym.Space[Any]
@@ -134,6 +138,15 @@ class Slow(Looped):
         """Sleep for some seconds."""
         time.sleep(duration)
         return duration
+
+
+def interrupt_step(env: Any) -> None:
+    """Interrupt a step of three envs, of which one is `Slow`."""
+    interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(np.array([0, 1, 0]))
+    interrupt.join()
 
 
 class Drawn(Looped):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,12 @@ import pytest
 from conftest import MakeEnv
 from modes import here_and_in_processes
 
+from adapters.conftest import OF_SB3, Adapter
 from adapters.envs import Looped
 from adapters.neighbours import require
-from parallelenv import ParallelEnv
 from parallelenv.errors import EnvContractError
 
 ZEROS = np.zeros(3, np.int64)
-Adapter = Callable[[ParallelEnv], Any]
 
 
 class Paid(Looped):
@@ -36,44 +35,37 @@ class Paid(Looped):
         return state, self.reward if state[0] == 2 else 1.0, *rest
 
 
-@pytest.fixture(params=["gym", pytest.param("sb3", marks=pytest.mark.neighbours)])
-def adapted(request: pytest.FixtureRequest) -> Adapter:
-    """Return an adapter that needs numeric rewards and resets within the step."""
-    if request.param == "sb3":
-        require("stable_baselines3.common.vec_env")
-        return lambda env: env.to_sb3()
-    return lambda env: env.to_gymnasium("SameStep")
-
-
-NO_NUMBERS = {
-    "a text": ("1.5", r"env 1 '1.5' \(str\)"),
-    "several": (np.ones(3), r"env 1 of shape \(3,\) and dtype float64"),
-    "a list": ([1.0], r"env 1 \[1.0\] \(list\)"),
-    "a complex one": (np.clongdouble(1j), r"env 1 of shape \(\) and dtype complex\d+"),
-    "too much": (10**400, r"env 1 10+\.\.\. \(int\)"),
-    "far too much": (10**5000, r"env 1 <int> \(int\)"),
-}
+need_numbers = pytest.mark.parametrize("adapted", ["gymnasium", OF_SB3], indirect=True)
 
 
 @here_and_in_processes
-@pytest.mark.parametrize("what", NO_NUMBERS)
-def test_reward_that_is_not_a_number_is_refused(what: str, adapted: Adapter, make_env: MakeEnv) -> None:
-    reward, shown = NO_NUMBERS[what]
+@need_numbers
+@pytest.mark.parametrize(
+    ("reward", "shown"),
+    [
+        ("1.5", r"env 1 '1.5' \(str\)"),
+        (np.ones(3), r"env 1 of shape \(3,\) and dtype float64"),
+        ([1.0], r"env 1 \[1.0\] \(list\)"),
+        (np.clongdouble(1j), r"env 1 of shape \(\) and dtype complex\d+"),
+        (10**400, r"env 1 10+\.\.\. \(int\)"),
+        (10**5000, r"env 1 <int> \(int\)"),
+    ],
+    ids=count(),
+)
+def test_reward_that_is_not_a_number_is_refused(reward: Any, shown: str, adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Paid, partial(Paid, reward), Paid]))
     env.reset()
     env.step(ZEROS)
     with pytest.raises(EnvContractError, match=rf"and these do not: {shown}\. Return one") as caught:
         env.step(ZEROS)
     observations, rewards, *_ = caught.value.partial  # type: ignore[attr-defined]
-    assert observations.tolist() == [[2], [2]]
-    assert rewards.tolist() == [1, 1]
+    assert (observations.tolist(), rewards.tolist()) == ([[2], [2]], [1, 1])
     assert caught.value.partial.env_ids.tolist() == [0, 2]  # type: ignore[attr-defined]
-    observations, rewards, *_ = env.step(ZEROS)
-    assert observations.tolist() == [[3]] * 3  # all have stepped
-    assert rewards.tolist() == [1, 1, 1]
+    assert env.step(ZEROS)[0].tolist() == [[3]] * 3  # all have stepped
 
 
 @here_and_in_processes
+@need_numbers
 def test_one_error_names_all_envs_with_invalid_rewards(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Paid, "none"), Paid, partial(Paid, "much")]))
     env.reset()
@@ -86,6 +78,7 @@ def test_one_error_names_all_envs_with_invalid_rewards(adapted: Adapter, make_en
 
 
 @here_and_in_processes
+@need_numbers
 def test_invalid_reward_is_reported_with_other_failures(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Paid, partial(Paid, "none"), Paid]))
     env.reset()
@@ -100,6 +93,7 @@ def test_invalid_reward_is_reported_with_other_failures(adapted: Adapter, make_e
 
 
 @here_and_in_processes
+@need_numbers
 def test_rewards_of_any_number_type_are_accepted(adapted: Adapter, make_env: MakeEnv) -> None:
     given = [Fraction(1, 2), Decimal("0.25"), True, np.float16(3), np.array([[4]]), np.uint8(5), 6, None, -np.inf]
     env = adapted(make_env([partial(Paid, reward) for reward in given]))
@@ -122,6 +116,7 @@ def test_episode_end_in_step_with_invalid_reward_is_kept(autoreset_mode: str, ne
 
 
 @here_and_in_processes
+@need_numbers
 def test_on_failure_restart_applies_to_invalid_rewards(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Paid, partial(Paid, "much"), Paid], on_failure="restart"))
     env.reset()

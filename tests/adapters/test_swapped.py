@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,36 +15,11 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
 from modes import IN_CALLER, LOCAL, PROCESSES, here_and_in_processes, in_modes
 
+from adapters.conftest import Adapter
 from adapters.envs import Looped
-from adapters.neighbours import require
 from parallelenv import ParallelEnv
-from parallelenv.errors import (
-    AbsentAttributeError,
-    ActionError,
-    ClosedError,
-    EnvContractError,
-    ResetNeededError,
-)
+from parallelenv.errors import AbsentAttributeError, ActionError, ClosedError, ResetNeededError
 from parallelenv.results import difference
-
-Adapter = Callable[[ParallelEnv], Any]
-
-
-@pytest.fixture(params=["gymnasium", "tianshou", pytest.param("sb3", marks=pytest.mark.neighbours)])
-def adapted(request: pytest.FixtureRequest) -> Adapter:
-    """Return each adapter."""
-    if request.param == "sb3":
-        require("stable_baselines3.common.vec_env")
-    adapter: Adapter = getattr(ParallelEnv, f"to_{request.param}")
-    return adapter
-
-
-class Bare(Looped):
-    """Its reset accepts no arguments."""
-
-    def reset(self) -> Any:  # type: ignore[override]
-        self.state[:] = 0
-        return self.state, {}
 
 
 class Seeded(Looped):
@@ -66,7 +40,7 @@ class Strict(Looped):
 
 @here_and_in_processes
 @pytest.mark.filterwarnings("ignore::parallelenv.errors.OldApiWarning")
-@pytest.mark.parametrize("env_class", [Bare, Seeded, Strict])
+@pytest.mark.parametrize("env_class", [Seeded, Strict])
 def test_reset_gets_only_arguments_that_it_accepts(env_class: Any, adapted: Adapter, make_env: MakeEnv) -> None:
     adapted(make_env([env_class] * 2)).reset()
 
@@ -113,11 +87,8 @@ def envs_of(env: Any) -> list[Any]:
 
 @in_modes(*IN_CALLER)
 def test_envs_in_the_same_process_are_accessible(adapted: Adapter, make_env: MakeEnv) -> None:
-    wrapped = partial(gym.make, "CartPole-v1")
-    env = adapted(make_env([wrapped] * 3, num_cpus=2))
-    envs = envs_of(env)
-    assert [type(one) for one in envs] == [type(wrapped())] * 3
-    envs[1].unwrapped.gravity = 5.0
+    env = adapted(make_env(["CartPole-v1"] * 3, num_cpus=2))
+    envs_of(env)[1].unwrapped.gravity = 5.0
     assert env.parallel_env.get_env_attr("gravity") == [9.8, 5.0, 9.8]
     env.close()
     with pytest.raises(AbsentAttributeError, match="is absent: the ParallelEnv was closed"):
@@ -129,70 +100,57 @@ def test_envs_in_other_processes_are_not_accessible(adapted: Adapter, make_env: 
     env = adapted(make_env([Looped] * 2))
     with pytest.raises(AbsentAttributeError, match=r"is absent: these envs live in other processes\. Use get_"):
         envs_of(env)
-    assert not hasattr(env, "workers")
-    assert not hasattr(env, "envs")
 
 
 # -------------------------------------------------------------------- actions
 
 
-class Echo(gym.Env[Any, Any]):
-    """Returns its actions in the infos."""
+class Echo(Looped):
+    """Keeps its latest action."""
 
     def __init__(self, action_space: Any) -> None:
-        self.action_space, self.observation_space = action_space, Box(0, 9, (1,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.zeros(1, np.float32), {}
+        super().__init__(9)
+        self.action_space = action_space
 
     def step(self, action: Any) -> Any:
-        told = {"value": np.asarray(action).tolist(), "dtype": str(getattr(action, "dtype", type(action)))}
-        return np.zeros(1, np.float32), 0.0, False, False, {"told": told}
+        self.action = action
+        return super().step(0)
 
 
-def received_actions(env: Any, actions: Any) -> list[Any]:
-    """Step, and return values and dtypes of the actions that the envs got."""
-    env.reset()
-    infos = env.step(actions)[-1]
-    if isinstance(infos, dict):
-        infos = [
-            {"told": {"value": value, "dtype": dtype}}
-            for value, dtype in zip(np.asarray(infos["told"]["value"]).tolist(), infos["told"]["dtype"], strict=True)
-        ]
-    return [(info["told"]["value"], info["told"]["dtype"]) for info in infos]
+BOX = Box(-2, 2, (1,), np.float32)
+PUSHES = [np.array([[0.1], [0.2]], dtype) for dtype in (np.float64, np.float32, np.float16)]
+TWO = [np.int64(1), np.int64(2)]
 
 
 @here_and_in_processes
-def test_box_actions_keep_their_dtype(adapted: Adapter, make_env: MakeEnv) -> None:
-    env = adapted(make_env([partial(Echo, Box(-2, 2, (1,), np.float32))] * 2))
-    assert received_actions(env, np.array([[0.1], [0.2]])) == [([0.1], "float64"), ([0.2], "float64")]
-    assert received_actions(env, np.array([[0.5], [1.5]], np.float32)) == [([0.5], "float32"), ([1.5], "float32")]
-    assert received_actions(env, np.array([[0.5], [1.5]], np.float16)) == [([0.5], "float16"), ([1.5], "float16")]
+@pytest.mark.parametrize(
+    ("space", "actions", "received"),
+    [
+        *((BOX, pushes, list(pushes)) for pushes in PUSHES),
+        (Discrete(3), np.array([1.0, 2.0]), TWO),
+        (Discrete(3), np.array([1, 2], np.uint8), TWO),
+    ],
+)
+def test_box_actions_keep_their_dtype_and_discrete_actions_may_be_whole_floats(
+    space: Any, actions: Any, received: Any, adapted: Adapter, make_env: MakeEnv
+) -> None:
+    env = adapted(make_env([partial(Echo, space)] * 2))
+    env.reset()
+    env.step(actions)
+    assert difference(env.parallel_env.get_env_attr("action"), received) is None
+    if space != BOX:
+        for refused in (np.array([0.5, 1]), np.array([np.nan, 1])):
+            with pytest.raises(ActionError, match="without loss of meaning"):
+                env.step(refused)
 
 
 @here_and_in_processes
 def test_box_parts_of_dict_actions_keep_their_dtype(make_env: MakeEnv) -> None:
-    space = Dict({"push": Box(-2, 2, (1,), np.float32), "gear": Discrete(3)})
-
-    class Parts(Echo):
-        def step(self, action: Any) -> Any:
-            return *super().step(0)[:4], {"push": str(action["push"].dtype), "gear": str(action["gear"].dtype)}
-
-    env: Any = make_env([partial(Parts, space)] * 2).to_gymnasium()
+    env: Any = make_env([partial(Echo, Dict({"push": BOX, "gear": Discrete(3)}))] * 2).to_gymnasium()
     env.reset()
-    infos = env.step({"push": np.array([[0.1], [0.2]]), "gear": np.array([1.0, 2.0])})[-1]
-    assert infos["push"].tolist() == ["float64"] * 2
-    assert infos["gear"].tolist() == ["int64"] * 2
-
-
-@here_and_in_processes
-def test_discrete_actions_may_be_whole_floats(adapted: Adapter, make_env: MakeEnv) -> None:
-    env = adapted(make_env([partial(Echo, Discrete(3))] * 2))
-    assert received_actions(env, np.array([1.0, 2.0])) == [(1, "int64"), (2, "int64")]
-    assert received_actions(env, np.array([1, 2], np.uint8)) == [(1, "int64"), (2, "int64")]
-    for actions in (np.array([0.5, 1]), np.array([np.nan, 1])):
-        with pytest.raises(ActionError, match="without loss of meaning"):
-            env.step(actions)
+    env.step({"push": PUSHES[0], "gear": np.array([1.0, 2.0])})
+    received = [{"push": push, "gear": gear} for push, gear in zip(PUSHES[0], TWO, strict=True)]
+    assert difference(env.parallel_env.get_env_attr("action"), received) is None
 
 
 @here_and_in_processes
@@ -216,6 +174,8 @@ def test_every_call_after_close_is_refused(adapted: Adapter, make_env: MakeEnv) 
     for name in calls.keys() & set(dir(type(env))):
         with pytest.raises(ClosedError, match="on a closed ParallelEnv"):
             getattr(env, name)(*calls[name])
+    with pytest.raises(ClosedError, match=r"^to_gymnasium\(\), to_sb3\(\) or to_tianshou\(\) was called on a closed"):
+        env.parallel_env.to_gymnasium()
 
 
 # -------------------------------------------------------------------- episodes
@@ -315,63 +275,3 @@ def test_tianshou_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> N
         make_env([Looped] * 3, num_cpus=3).to_tianshou(timeout=1.0)
         make_env([Looped] * 3, num_cpus=2).to_tianshou()
         ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # dummy mode has one worker
-
-
-# -------------------------------------------------------------------- Stable-Baselines3
-
-
-@pytest.mark.neighbours
-@here_and_in_processes
-def test_sb3_indices_work_like_list_indices(make_env: MakeEnv) -> None:
-    env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_sb3()
-    env.reset()
-    assert env.get_attr("length", [0, -1]) == [5, 7]
-    assert env.get_attr("length", -2) == [6]
-    assert env.get_attr("length", [1, 1, 0]) == [6, 6, 5]
-    assert sorted(env.get_attr("length", {0, 2})) == [5, 7]
-    assert env.env_method("add", 1, indices=np.array([-1, -1])) == [1, 1]
-    env.set_attr("length", [9], {-1, 0})
-    assert env.get_attr("length") == [[9], 6, [9]]
-    assert env.env_is_wrapped(gym.Wrapper, [0, 0]) == [False, False]
-
-
-@pytest.mark.neighbours
-@here_and_in_processes
-@pytest.mark.parametrize("state", [np.ones((1, 2), np.float32), np.float32(3), 4.0, [1, 2]])
-def test_sb3_broadcasts_states_as_dummy_vec_env_does(state: Any, make_env: MakeEnv) -> None:
-    space = Box(0, 9, (2,), np.float32)
-    vec_env = require("stable_baselines3.common.vec_env")
-    both = make_env([partial(Typed, space, state)]).to_sb3(), vec_env.DummyVecEnv([partial(Typed, space, state)])
-    for one in both:
-        one.reset()
-    ours, theirs = (one.step(np.zeros(1, int)) for one in both)
-    assert difference(ours[3][0]["terminal_observation"], theirs[3][0]["terminal_observation"]) is None
-
-
-class Spread(Looped):
-    """States of a shape of its own."""
-
-    observation_space = Box(0, 9, (2,), np.float32)
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__(9)
-        self.state = np.zeros(shape, np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return self.state, {}
-
-    def step(self, action: Any) -> Any:
-        self.state += 1
-        return self.state, 1.0, False, False, {}
-
-
-@pytest.mark.neighbours
-@here_and_in_processes
-def test_sb3_broadcasts_states_of_smaller_shapes(make_env: MakeEnv) -> None:
-    require("stable_baselines3")
-    env: Any = make_env([partial(Spread, (1, 2)), partial(Spread, ()), partial(Spread, (1,))]).to_sb3()
-    assert env.reset().tolist() == [[0, 0]] * 3
-    assert env.step(np.zeros(3, int))[0].tolist() == [[1, 1]] * 3
-    env = make_env([partial(Spread, (3,))]).to_sb3()
-    with pytest.raises(EnvContractError, match=r"shape \(3,\)"):
-        env.reset()

@@ -10,9 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from modes import ORACLE, PROCESSES, THREADS, here_and_in_processes, in_modes
+from modes import PROCESSES, THREADS, here_and_in_processes, in_modes
 
-from adapters.dqn_loop import learn, mean_return
 from adapters.envs import Looped, Slow, Varied
 from adapters.neighbours import require
 from adapters.twins import Pair
@@ -61,25 +60,6 @@ def test_steps_and_resets_equal_those_of_dummy_vector_env(kind: str, make_env: M
     twins.get_env_attr("mean", 2)
 
 
-@pytest.mark.neighbours
-@here_and_in_processes
-def test_normalized_observations_equal_those_of_dummy_vector_env(make_env: MakeEnv) -> None:
-    env = require("tianshou.env")
-    env_fns = [partial(Varied, "vector", 4.0 + number) for number in range(NUM_ENVS)]
-    twins = Twins(*map(env.VectorEnvNormObs, (make_env(env_fns).to_tianshou(), env.DummyVectorEnv(env_fns))))
-    assert len(twins.ours) == NUM_ENVS
-    twins.seed(3)
-    twins.reset()
-    for step in range(100):
-        ids = [step % NUM_ENVS, (step + 2) % NUM_ENVS]
-        *_, terminated, truncated, infos = twins.step([1, 2], ids)
-        ended = [info["env_id"] for info in infos[terminated | truncated]]
-        if ended:
-            twins.reset(ended)
-    for name in ("mean", "var", "count"):
-        twins.compare(getattr(twins.ours.get_obs_rms(), name), getattr(twins.theirs.get_obs_rms(), name))
-
-
 @pytest.mark.filterwarnings("ignore:Using async setting")
 @pytest.mark.neighbours
 @here_and_in_processes
@@ -96,14 +76,13 @@ def test_collectors_collect_the_same_as_with_dummy_vector_env(is_async: bool, ma
             return data.Batch(act=leans, state=nothing, policy=data.Batch(nothing=nothing))
 
     options: dict[str, Any] = {"wait_num": 3} if is_async else {}
+    collector_class = data.AsyncCollector if is_async else data.Collector
     ours = make_env(["CartPole-v1"] * 4, num_cpus=4).to_tianshou(**options)
-    theirs = env.DummyVectorEnv([_cart_pole] * 4, **options)
+    theirs = env.DummyVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 4, **options)
     found = []
     for venv in (ours, theirs):
-        collector_class = data.AsyncCollector if is_async else data.Collector
         buffer = data.VectorReplayBuffer(2000, 4)
-        policy = Leaning(action_space=venv.action_space[0])
-        collector = collector_class(policy, venv, buffer)
+        collector = collector_class(Leaning(action_space=venv.action_space[0]), venv, buffer)
         venv.seed(3)
         collector.reset()
         collector.collect(n_step=400)
@@ -111,25 +90,6 @@ def test_collectors_collect_the_same_as_with_dummy_vector_env(is_async: bool, ma
         assert len(buffer) >= 400
     if not is_async:  # otherwise the result depends on which env finishes first
         assert difference(found[0], found[1]) is None
-
-
-def _cart_pole() -> Any:
-    return gymnasium.make("CartPole-v1")
-
-
-@pytest.mark.neighbours
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("mode", "num_steps"),
-    [(ORACLE, 800), (PROCESSES, 800), pytest.param(PROCESSES, 20_000, marks=pytest.mark.long)],
-    indirect=["mode"],
-)
-def test_dqn_learns_the_same_as_with_dummy_vector_env(num_steps: int, make_env: MakeEnv) -> None:
-    venvs = make_env([_cart_pole] * 8).to_tianshou(), require("tianshou.env").DummyVectorEnv([_cart_pole] * 8)
-    ours, theirs = (learn(venv, num_steps) for venv in venvs)
-    assert ours.transitions["rew"].shape == (num_steps,)
-    assert difference(ours[:2], theirs[:2]) is None
-    assert num_steps < 20_000 or mean_return(ours.policy, venvs[1], 20) >= 150
 
 
 @in_modes(THREADS, PROCESSES)
@@ -177,18 +137,12 @@ def test_step_returns_finished_envs_after_timeout(make_env: MakeEnv) -> None:
 def test_ended_env_is_not_reset_automatically(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3, asynchronous="restart").to_tianshou()
     assert len(env) == env.env_num == 3
-    assert not env.is_async
     env.reset()
     env.step(ZEROS)
-    observations, rewards, terminated, truncated, infos = env.step(ZEROS)
+    observations, _, terminated, *_ = env.step(ZEROS)
     assert observations.tolist() == [[2]] * 3
-    assert rewards.tolist() == [4, 4, 4]
     assert terminated.all()
-    assert not truncated.any()
-    assert infos.tolist() == [{"env_id": 0}, {"env_id": 1}, {"env_id": 2}]
-    observations, infos = env.reset([2, 0])
-    assert observations.tolist() == [[0], [0]]
-    assert infos.tolist() == [{}, {}]
+    env.reset([2, 0])
     assert [frame.max() for frame in env.render()] == [0, 2, 0]
     with pytest.raises(AttributeError, match="envs 0, 1, 2 have no attribute 'nonsense'"):
         env.get_env_attr("nonsense")

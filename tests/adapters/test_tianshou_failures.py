@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from conftest import MakeEnv
 from modes import LOCAL, PROCESSES, THREADS, here_and_in_processes, in_modes
 
-from adapters.envs import Fragile, Looped, Slow
+from adapters.envs import Fragile, Looped, Slow, interrupt_step
 from parallelenv.errors import ActionError, EnvBusyError, NothingInFlightError, WorkerDiedError, WorkerTimeoutError
 
 ZEROS = [0, 0, 0]
@@ -32,14 +30,6 @@ class Mortal(Looped):
         return super().step(action)
 
 
-def fail(env: Any, actions: Any, error: type[Exception]) -> None:
-    """Step until the expected failure is raised."""
-    with pytest.raises(error):  # noqa: PT012 (the order of the envs is not fixed)
-        env.step(actions)
-        while env.waiting_id:
-            env.step(None)
-
-
 def finish(env: Any, actions: Any) -> list[int]:
     """Step all envs, and return the ids in the order in which they finished."""
     ids = [info["env_id"] for info in env.step(actions)[4]]
@@ -52,7 +42,8 @@ def finish(env: Any, actions: Any) -> list[int]:
 def test_env_that_raised_is_no_longer_waiting(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Fragile, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
     env.reset()
-    fail(env, ONE_ONE, KeyError)
+    with pytest.raises(KeyError):
+        finish(env, ONE_ONE)
     while env.waiting_id:
         env.step(None)
     assert env.ready_id == [0, 1, 2]
@@ -63,7 +54,8 @@ def test_env_that_raised_is_no_longer_waiting(make_env: MakeEnv) -> None:
 def test_env_of_dead_worker_is_usable_after_restart(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Mortal, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
     env.reset()
-    fail(env, ONE_ONE, WorkerDiedError)
+    with pytest.raises(WorkerDiedError):
+        finish(env, ONE_ONE)
     assert 1 in env.ready_id
     env.parallel_env.restart(1)
     env.reset([1])
@@ -98,11 +90,7 @@ def test_interrupted_step_can_be_received_or_dropped(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou()
     env.reset()
     for end in (lambda: env.step(None)[0].tolist() == [[1], [1], [1]], lambda: not env.reset()[0].any()):
-        interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
-            env.step(ONE_ONE)
-        interrupt.join()
+        interrupt_step(env)
         assert env.waiting_id == [0, 1, 2]
         with pytest.raises(EnvBusyError, match=r"Wait for it with step\(None\), or drop all such steps with reset\(\)"):
             env.step(ZEROS)
