@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from modes import ORACLE, PROCESSES
+from modes import PROCESSES
 
 from adapters.neighbours import require
 from parallelenv import ParallelEnv, vector_entry_point
@@ -23,12 +23,11 @@ def rllib() -> Iterator[Any]:
     ParallelEnv.close_all()
 
 
-@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
-def test_env_runner_samples_episodes(mode: str, rllib: Any) -> None:
+def test_env_runner_samples_episodes(rllib: Any) -> None:
     ppo, runners = rllib
     config = (
         ppo.PPOConfig()
-        .environment(env=_make, env_config={"env": "CartPole-v1", "para_mode": mode})
+        .environment(env=_make, env_config={"env": "CartPole-v1", "para_mode": PROCESSES})
         .env_runners(num_envs_per_env_runner=4, gym_env_vectorize_mode="vector_entry_point")
     )
     runner = runners.SingleAgentEnvRunner(config=config)
