@@ -8,15 +8,10 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from gymnasium.vector import AutoresetMode
-from modes import ORACLE, PROCESSES, THREADS
+from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv, ParallelWrapper
-from parallelenv.errors import (
-    AbsentAttributeError,
-    ArgumentError,
-    InvalidEnvError,
-    ParallelEnvError,
-)
+from parallelenv.errors import AbsentAttributeError, ArgumentError, InvalidEnvError, ParallelEnvError
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import NormalizeRewards, NormalizeStates, RecordEpisodeStatistics
 
@@ -41,12 +36,11 @@ class Greedy(Counter):
 @pytest.fixture(autouse=True)
 def registered() -> Any:
     made.clear()
-    creators: dict[str, Any] = {"Noted-v0": Noted, "Greedy-v0": Greedy}
+    creators: dict[str, Any] = {"Noted-v0": Noted, "Greedy-v0": Greedy, "Lost-v0": "no_such_module:Env"}
     for name, creator in creators.items():
         gym.register(name, creator)
-    gym.register("Lost-v0", "no_such_module:Env")
     yield
-    for name in ("Noted-v0", "Greedy-v0", "Lost-v0"):
+    for name in creators:
         del gym.registry[name]
 
 
@@ -73,39 +67,25 @@ def test_argument_of_another_library_gets_a_hint(name: str, hint: str, para_mode
     assert made == []
 
 
-def test_unknown_arguments_get_no_migration_hint() -> None:
-    with pytest.raises(ArgumentError, match=r"it accepts no further options\.$"):
-        ParallelEnv([Noted], nonsense=5)
-    with pytest.raises(ArgumentError, match=r"'auto'\)\.$"):
-        ParallelEnv([Noted], "nonsense")
-    with pytest.raises(ArgumentError, match=r"'continue'\)\.$"):
-        ParallelEnv([Noted], asynchronous="nonsense")  # type: ignore[arg-type]
-
-
-def test_mode_printed_by_compare_gets_a_hint() -> None:
-    with pytest.raises(ArgumentError, match="Give para_mode='subproc', caller_steps=True"):
-        ParallelEnv(["CartPole-v1"], "subproc+caller_steps")
-
-
-@pytest.mark.parametrize(("word", "mode"), [("sync", ORACLE), ("async", PROCESSES)])
-def test_mode_of_another_library_gets_a_hint(word: str, mode: str) -> None:
-    with pytest.raises(ArgumentError, match=f"para_mode='{word}' is not known.*'{word}' is '{mode}' here"):
-        ParallelEnv([Noted], word)
-
-
 @pytest.mark.parametrize(
-    ("word", "hint"),
+    ("argument", "word", "hint"),
     [
-        ("SameStep", "is 'restart' here"),
-        ("SAME_STEP", "is 'restart' here"),
-        (AutoresetMode.SAME_STEP, "is 'restart' here"),
-        ("NextStep", r"is to_gymnasium\('NextStep'\) here"),
-        ("Disabled", "is 'continue' here"),
+        ("para_mode", "sync", f"'sync' is '{ORACLE}' here"),
+        ("para_mode", "async", f"'async' is '{PROCESSES}' here"),
+        ("para_mode", f"{PROCESSES}+caller_steps", f"Give para_mode='{PROCESSES}', caller_steps=True"),
+        ("para_mode", "nonsense", r"'auto'\)\.$"),
+        ("asynchronous", "SameStep", "is 'restart' here"),
+        ("asynchronous", "SAME_STEP", "is 'restart' here"),
+        ("asynchronous", AutoresetMode.SAME_STEP, "is 'restart' here"),
+        ("asynchronous", "NextStep", r"is to_gymnasium\('NextStep'\) here"),
+        ("asynchronous", "Disabled", "is 'continue' here"),
+        ("asynchronous", "nonsense", r"'continue'\)\.$"),
     ],
 )
-def test_autoreset_mode_of_another_library_gets_a_hint(word: Any, hint: str) -> None:
-    with pytest.raises(ArgumentError, match=f"asynchronous=.*is not known.*{hint}"):
-        ParallelEnv([Noted], asynchronous=word)
+def test_only_mode_of_another_library_gets_a_hint(argument: str, word: Any, hint: str) -> None:
+    given: dict[str, Any] = {argument: word}
+    with pytest.raises(ArgumentError, match=f"{argument}=.*is not known.*{hint}"):
+        ParallelEnv([Noted], **given)
 
 
 # ---------------------------------------------------------------- make
@@ -131,6 +111,11 @@ def test_make_refuses_foreign_arguments_before_envs_are_made(name: str, hint: st
     assert made == []
 
 
+def test_unknown_argument_gets_no_migration_hint() -> None:
+    with pytest.raises(ArgumentError, match=r"it accepts no further options\.$"):
+        ParallelEnv([Noted], nonsense=5)
+
+
 def test_make_passes_arguments_that_the_env_accepts() -> None:
     with ParallelEnv.make("Noted-v0", 2, number=3) as env:
         assert env.get_env_attr("number") == [3, 3]
@@ -145,33 +130,27 @@ def test_make_passes_arguments_that_the_env_accepts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("id", "hint"),
+    ("env", "hint"),
     [
         (Noted, r"\[Noted\] \* n"),
         (lambda: Noted(1), r"\[env_fn\] \* n"),
         (partial(Noted, 3), r"\[env_fn\] \* n"),
         (Counter(0), r"\[make\(\) for _ in range\(n\)\]"),
-        (None, "Give ParallelEnv a list; each item is"),
     ],
 )
-def test_make_accepts_only_ids(id: Any, hint: str) -> None:
+def test_single_env_error_suggests_a_list(env: Any, hint: str) -> None:
     with pytest.raises(InvalidEnvError, match=f"is neither a registered id nor an EnvSpec.*{hint}"):
-        ParallelEnv.make(id, 2)
+        ParallelEnv.make(env, 2)
+    with pytest.raises(InvalidEnvError, match=rf"is a single env( fn)?\. Give ParallelEnv a list .*: {hint}"):
+        ParallelEnv(env)
     assert made == []
 
 
-@pytest.mark.parametrize(
-    ("envs", "hint"),
-    [
-        ("CartPole-v1", r"\['CartPole-v1'\] \* n, or use ParallelEnv\.make\('CartPole-v1', num_envs=n\)"),
-        (Noted, r"single env fn\. Give ParallelEnv a list with one per env: \[Noted\] \* n"),
-        (partial(Noted, 3), r"\[env_fn\] \* n"),
-        (Counter(0), r"single env\. .*\[make\(\) for _ in range\(n\)\]"),
-    ],
-)
-def test_single_env_error_suggests_a_list(envs: Any, hint: str) -> None:
-    with pytest.raises(InvalidEnvError, match=hint):
-        ParallelEnv(envs)
+def test_id_and_env_are_not_mixed_up() -> None:
+    with pytest.raises(InvalidEnvError, match="Give ParallelEnv a list; each item is"):
+        ParallelEnv.make(None, 2)  # type: ignore[arg-type]
+    with pytest.raises(InvalidEnvError, match=r"\['CartPole-v1'\] \* n, or use ParallelEnv\.make\('CartPole-v1', num"):
+        ParallelEnv("CartPole-v1")
 
 
 # ---------------------------------------------------------------- names
@@ -227,42 +206,42 @@ def test_attribute_error_in_a_property_is_not_hidden() -> None:
         ParallelEnv.__new__(ParallelEnv).num_envs  # noqa: B018
 
 
-def test_read_only_and_unknown_attributes_cannot_be_set() -> None:
-    with ParallelEnv([Counter]) as made_env:
-        env: Any = made_env
-        with pytest.raises(
-            AbsentAttributeError, match=r"'asynchronous' to set.*ParallelEnv\(envs, asynchronous=\.\.\.\)"
-        ):
-            env.asynchronous = "restart"
-        with pytest.raises(AbsentAttributeError, match=r"'para_mode' to set.*ParallelEnv\(envs, para_mode=\.\.\.\)"):
-            env.para_mode = THREADS
-        assert (env.para_mode, env.asynchronous, env.num_workers) == (ORACLE, None, 1)
-        with pytest.raises(AttributeError, match=r"'num_cpus' to set.*another one: ParallelEnv\(envs, num_cpus="):
-            env.num_cpus = 2
-        with pytest.raises(AttributeError, match=r"'gravity' to set.*set_env_attr\('gravity', value\)"):
-            env.gravity = 5
-        with pytest.raises(AttributeError, match="done"):
-            env.done = [True]
-        env.render = lambda: "mine"  # existing attributes can be replaced
-        assert env.render() == "mine"
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("asynchronous", r"'asynchronous' to set.*ParallelEnv\(envs, asynchronous=\.\.\.\)"),
+        ("para_mode", r"'para_mode' to set.*ParallelEnv\(envs, para_mode=\.\.\.\)"),
+        ("num_cpus", r"'num_cpus' to set.*another one: ParallelEnv\(envs, num_cpus="),
+        ("gravity", r"'gravity' to set.*set_env_attr\('gravity', value\)"),
+        ("done", "done"),
+    ],
+)
+def test_read_only_and_unknown_attributes_cannot_be_set(name: str, hint: str) -> None:
+    with ParallelEnv([Counter]) as env:
+        with pytest.raises(AttributeError, match=hint):
+            setattr(env, name, "new")
+        assert getattr(env, name, None) != "new"
 
 
-def test_subclass_can_have_its_own_attributes() -> None:
+def test_attributes_can_be_replaced_and_subclasses_have_their_own() -> None:
     class Named(ParallelEnv):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.title = "mine"
 
-    env = Named([Counter])
-    with env:
-        assert env.title == "mine"
+    with Named([Counter]) as env:
+        env.render = lambda: "mine"  # type: ignore[assignment, method-assign]
+        assert env.title == env.render() == "mine"
+
+
+FREEZE = r"Set env\.frozen = True on the outermost wrapper"
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("training", r"Set env\.frozen = True on the outermost wrapper"),
-        ("update_running_mean", r"Set env\.frozen = True on the outermost wrapper"),
+        ("training", FREEZE),
+        ("update_running_mean", FREEZE),
         ("norm_reward", "Leave out NormalizeRewards"),
         ("asynchronous", "Make another one"),
     ],
