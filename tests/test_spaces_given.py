@@ -103,8 +103,8 @@ def test_python_ints_are_cast_to_unsigned_dtypes_by_value(make_env: MakeEnv) -> 
 
 def test_recommend_uses_given_spaces() -> None:
     assert "No env could be tried" in recommend([Silent]).reason
-    for env in (Silent, Old(1)):
-        assert recommend([env], spaces=SPACES).step_cost is not None
+    for tried in (Silent, Old(1)):
+        assert recommend([tried], spaces=SPACES).step_cost is not None
     with ParallelEnv([Silent] * 2, "auto", spaces=SPACES) as env:
         assert env.recommendation is not None
         assert env.recommendation.step_cost is not None

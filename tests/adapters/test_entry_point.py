@@ -1,7 +1,9 @@
-"""Registered ids whose vector entry point makes the adapter for Gymnasium."""
+"""The vector entry point, which makes the adapter for Gymnasium: in registered ids, and for RLlib."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -10,7 +12,8 @@ import pytest
 from modes import ORACLE, PROCESSES, here_and_in_processes
 
 from adapters.envs import Looped
-from parallelenv import ParallelEnvError, vector_entry_point
+from adapters.neighbours import require
+from parallelenv import ParallelEnv, ParallelEnvError, vector_entry_point
 from parallelenv.results import difference
 
 
@@ -58,3 +61,33 @@ def test_vector_entry_point_accepts_callable_with_arguments() -> None:
 def test_vector_entry_point_refuses_bad_arguments(arguments: Any, message: str) -> None:
     with pytest.raises(ParallelEnvError, match=message):
         vector_entry_point(**{"num_envs": 2, **arguments})
+
+
+# -------------------------------------------------------------------- RLlib
+
+
+@pytest.fixture
+def rllib() -> Iterator[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # RLlib's own, many
+        yield require("ray.rllib.algorithms.ppo"), require("ray.rllib.env.single_agent_env_runner")
+    ParallelEnv.close_all()
+
+
+@pytest.mark.neighbours
+def test_env_runner_of_rllib_samples_episodes(rllib: Any) -> None:
+    ppo, runners = rllib
+    config = (
+        ppo.PPOConfig()
+        .environment(env=_make, env_config={"env": "CartPole-v1", "para_mode": PROCESSES})
+        .env_runners(num_envs_per_env_runner=4, gym_env_vectorize_mode="vector_entry_point")
+    )
+    runner = runners.SingleAgentEnvRunner(config=config)
+    episodes = runner.sample(num_timesteps=400, random_actions=True)
+    assert 400 <= sum(map(len, episodes)) < 410
+    assert runner.env.unwrapped.parallel_env.num_envs == 4
+    assert all(sum(episode.get_rewards()) == len(episode) for episode in episodes)
+
+
+def _make(config: dict[str, Any]) -> Any:
+    return vector_entry_point(**config)

@@ -1,13 +1,18 @@
-"""The adapter for Gymnasium equals `SyncVectorEnv`, step for step and bit for bit."""
+"""The adapter for Gymnasium equals `SyncVectorEnv`, step for step and bit for bit, also in Gymnasium's wrappers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from gymnasium import wrappers
+from gymnasium.wrappers import vector
+from modes import here_and_in_processes
 
 from adapters.envs import SPACES, Varied
 from adapters.twins import GymnasiumTwins
@@ -41,3 +46,68 @@ def test_steps_and_resets_equal_those_of_sync_vector_env(
             twins.reset([None, 1, 2, None, 4], {"reset_mask": mask})
         elif random.random() < 0.01:
             twins.reset(options={"level": 3})
+
+
+# -------------------------------------------------------------------- wrappers
+
+
+BOUNDS = np.array([-1, 1], np.float32)
+LISTS_STATISTICS = not gym.__version__.startswith(("1.1.", "1.2.0", "1.2.1"))
+"""Whether Gymnasium's `DictInfoToList` accepts the infos that its `RecordEpisodeStatistics` adds."""
+
+
+def pendulum() -> Any:
+    """Make an env with bounded observations and actions, whose episodes are of the same length."""
+    return gym.make("Pendulum-v1", max_episode_steps=40)
+
+
+def several(env: Any) -> Any:
+    """Wrap an env in several wrappers."""
+    env = vector.RecordEpisodeStatistics(vector.NormalizeReward(vector.NormalizeObservation(env)))
+    env = vector.ClipReward(vector.RescaleAction(env, *BOUNDS), -5, 5)
+    return vector.DictInfoToList(env) if LISTS_STATISTICS else env
+
+
+WRAPPERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "RecordEpisodeStatistics": (Varied, vector.RecordEpisodeStatistics),
+    "DictInfoToList": (Varied, vector.DictInfoToList),
+    "TransformAction": (pendulum, lambda env: vector.TransformAction(env, lambda actions: actions / 2)),
+    "VectorizeTransformReward": (
+        Varied,
+        lambda env: vector.VectorizeTransformReward(env, wrappers.TransformReward, func=np.negative),
+    ),
+    "FilterObservation": (partial(Varied, "flat dict"), lambda env: vector.FilterObservation(env, ["a"])),
+    "FlattenObservation": (partial(Varied, "dict"), vector.FlattenObservation),
+    "GrayscaleObservation": (partial(Varied, "image"), vector.GrayscaleObservation),
+    "several": (pendulum, several),
+}
+"""Of each kind those that use most of what a vector env has: Gymnasium's own tests, which `make neighbours-suites` runs
+on the adapter, have them all."""
+
+
+def attempt(wrap: Callable[[Any], Any], env: Any) -> tuple[Any, Any]:
+    """Return the wrapped env, or the error of the wrapper: some do not support every autoreset mode."""
+    try:
+        return wrap(env), None
+    except (ValueError, AssertionError) as error:
+        return None, (type(error), str(error))
+
+
+@here_and_in_processes
+@pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_behave_as_on_sync_vector_env(name: str, autoreset_mode: str, make_env: MakeEnv) -> None:
+    env_fn, wrap = WRAPPERS[name]
+    ours = make_env([env_fn] * 4, num_cpus=2).to_gymnasium(autoreset_mode)
+    theirs = gym.vector.SyncVectorEnv([env_fn] * 4, autoreset_mode=autoreset_mode)
+    (our_wrapper, our_refusal), (their_wrapper, their_refusal) = attempt(wrap, ours), attempt(wrap, theirs)
+    assert our_refusal == their_refusal
+    if their_refusal is not None:
+        assert autoreset_mode == "SameStep"
+        return
+    twins = GymnasiumTwins(our_wrapper, their_wrapper)
+    twins.reset(seed=1)
+    their_wrapper.action_space.seed(5)
+    assert sum(int(twins.step(their_wrapper.action_space.sample()).sum()) for _ in range(120)) > 4
+    twins.compare(our_wrapper.observation_space, their_wrapper.observation_space)
+    twins.compare(our_wrapper.action_space, their_wrapper.action_space)

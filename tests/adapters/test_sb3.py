@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -195,7 +196,34 @@ def test_vector_envs_equal_their_envs_one_by_one(make_env: MakeEnv) -> None:
     assert twins.ours.env_method("tell", "a") == twins.theirs.env_method("tell", "a")
 
 
-# -------------------------------------------------------------------- learning
+# -------------------------------------------------------------------- wrappers and algorithms
+
+
+def several(env: Any) -> Any:
+    """Wrap an env in several wrappers."""
+    return vec_env.VecCheckNan(vec_env.VecFrameStack(vec_env.VecNormalize(vec_env.VecMonitor(env)), 2), True)
+
+
+WRAPPERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "normalize a part": ("flat dict", lambda env: vec_env.VecNormalize(env, norm_obs_keys=["a"])),
+    "stack images": ("image", lambda env: vec_env.VecFrameStack(env, 2, channels_order="last")),
+    "extract": ("flat dict", lambda env: vec_env.VecExtractDictObs(env, "a")),
+    "several": ("vector", several),
+}
+"""Of each kind those that use most of what a vec env has: their own tests, which `make neighbours-suites` runs on the
+adapter, have more."""
+
+
+@here_and_in_processes
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_behave_as_on_dummy_vec_env(name: str, make_env: MakeEnv) -> None:
+    kind, wrap = WRAPPERS[name]
+    env_fns = [partial(Varied, kind, 4.0 + number) for number in range(NUM_ENVS)]
+    twins = Sb3Twins(wrap(make_env(env_fns, num_cpus=2).to_sb3()), wrap(vec_env.DummyVecEnv(env_fns)))
+    for one in (twins.ours, twins.theirs):
+        one.seed(3)
+    assert twins.play(150) > NUM_ENVS
+    twins.compare(twins.ours.observation_space, twins.theirs.observation_space)
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
