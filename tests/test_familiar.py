@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from conftest import MakeEnv
-from fragile import GO_ON, RAISE, Fragile
 from modes import ORACLE
 
 from parallelenv import ParallelEnv
@@ -52,15 +51,6 @@ def test_step_wait_without_step_async_is_refused(make_env: MakeEnv) -> None:
     env.reset()
     with pytest.raises(NothingInFlightError, match=r"No step of envs \[0, 1, 2\] is in flight"):
         env.step_wait()
-
-
-def test_failed_step_wait_has_other_results_in_partial(make_env: MakeEnv) -> None:
-    env = make_env([partial(Fragile, number) for number in range(3)])
-    env.reset()
-    env.step_async([GO_ON, RAISE, GO_ON])
-    with pytest.raises(ZeroDivisionError) as caught:
-        env.step_wait()
-    assert caught.value.partial.env_ids.tolist() == [0, 2]  # type: ignore[attr-defined]
 
 
 def test_get_images_returns_rendered_frames(make_env: MakeEnv) -> None:

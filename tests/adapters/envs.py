@@ -88,7 +88,7 @@ def weight(action: Any) -> float:
 
 
 class Looped(gym.Env[Any, Any]):
-    """One state array, which every step overwrites, and a reward of shape (1,)."""
+    """One state array, which every step overwrites."""
 
     observation_space = Box(0, 100, (1,), np.float32)
     action_space = Discrete(2)
@@ -102,9 +102,9 @@ class Looped(gym.Env[Any, Any]):
         self.state[:] = 0
         return self.state, {}
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.state += 1
-        return self.state, self.state * 2, bool(self.state >= self.length), False, {}
+        return self.state, 2 * float(self.state[0]), bool(self.state >= self.length), False, {}
 
     def add(self, one: float, other: float = 0.0) -> float:
         """Return a sum."""
@@ -150,19 +150,24 @@ def interrupt_step(env: Any) -> None:
 
 
 class Drawn(Looped):
-    """Draws frames that are large enough for a video and show seed and step."""
+    """Draws frames that show seed and step."""
 
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
     render_mode = "rgb_array"
 
-    def __init__(self, length: int = 5) -> None:
-        super().__init__(length)
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        state, reward, *rest = super().step(action)
-        return state.copy(), float(reward[0]), *rest
-
     def render(self) -> Any:
-        frame = np.zeros((32, 32, 3), np.uint8)
-        frame[: 6 * int(self.state[0])] = self.np_random.integers(256, size=3)
-        return frame
+        return super().render() + self.np_random.integers(200, size=3).astype(np.uint8)
+
+
+class Typed(Looped):
+    """Returns a state of another type or shape than its space. Action 1 ends the episode."""
+
+    def __init__(self, observation_space: Any, state: Any) -> None:
+        super().__init__()
+        self.observation_space, self.given = observation_space, state
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.given, {}
+
+    def step(self, action: Any) -> Any:
+        return self.given, 1.0, bool(action == 1), False, {}

@@ -21,6 +21,7 @@ from adapters.twins import GymnasiumTwins
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, UsageError
 from parallelenv.results import difference
+from parallelenv.testing.envs import Old
 
 ZEROS = np.zeros(3, dtype=np.int64)
 ONE_ONE = np.array([0, 1, 0])
@@ -120,18 +121,6 @@ class Bounded(Looped):
         super().__init__()
         self.observation_space = Box(0, high, (size,), np.float32)
 
-    def step(self, action: Any) -> Any:
-        state, reward, *rest = super().step(action)
-        return state, float(reward[0]), *rest  # Gymnasium's do not take an array of one number
-
-
-class Spaceless:
-    def reset(self) -> int:
-        return 0
-
-    def step(self, action: Any) -> Any:
-        return 0, 0.0, False, {}
-
 
 @here_and_in_processes
 @pytest.mark.parametrize("observation_mode", ["different", (Box(0, 50, (3, 1), np.float32), SINGLE)])
@@ -168,7 +157,12 @@ SHAPES = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
             ArgumentError,
             "env 1 is Box.*with other shapes or dtypes",
         ),
-        ([Spaceless], {"observation_mode": "different"}, ArgumentError, "env 0 declares no observation_space.*spaces="),
+        (
+            [partial(Old, 0)],
+            {"observation_mode": "different"},
+            ArgumentError,
+            "env 0 declares no observation_space.*spaces=",
+        ),
         ([Looped, Turns], {}, RuntimeError, "The action_space of env 1 is"),
         (
             [Looped],

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from modes import here_and_in_processes
-from vector_envs import Walk, synced
 
-from adapters.envs import Drawn, Fragile, Looped, Varied
+from adapters.envs import Drawn, Fragile, Looped, Typed, Varied
 from adapters.neighbours import require, seeded
 from adapters.twins import Sb3Twins
 from parallelenv import ParallelEnv
@@ -145,55 +144,22 @@ def test_restarted_env_reports_no_terminal_observation(make_env: MakeEnv) -> Non
     assert "terminal_observation" not in infos[1]
 
 
-def test_envs_with_different_spaces_or_render_modes_are_refused() -> None:
-    other = Looped()
-    other.observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
-    with ParallelEnv([Looped(), other]) as env, pytest.raises(ArgumentError, match="env 1 is Box"):
+def test_envs_with_different_render_modes_are_refused() -> None:
+    with ParallelEnv([Looped, Drawn]) as env, pytest.raises(ArgumentError, match="render modes"):
         env.to_sb3()
-    drawn = Looped()
-    drawn.render_mode = "rgb_array"
-    with ParallelEnv([Looped(), drawn]) as env, pytest.raises(ArgumentError, match="render modes"):
-        env.to_sb3()
-
-
-def spread(state: Any) -> Any:
-    """Make an env whose states have another shape or type than its space."""
-
-    class Spread(Looped):
-        observation_space = gym.spaces.Box(0, 9, (2,), np.float32)
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            return state * 0 if isinstance(state, np.ndarray) else state, {}
-
-        def step(self, action: Any) -> Any:
-            return state, 1.0, action == 1, False, {}
-
-    return Spread()
 
 
 @here_and_in_processes
 def test_states_are_broadcast_as_dummy_vec_env_does(make_env: MakeEnv) -> None:
     states = [np.ones((1, 2), np.float32), np.ones((), np.float32), np.ones(1, np.float32), np.float32(3), 4.0, [1, 2]]
-    env_fns = [partial(spread, state) for state in states]
+    space = gym.spaces.Box(0, 9, (2,), np.float32)
+    env_fns = [partial(Typed, space, state) for state in states]
     twins = Sb3Twins(make_env(env_fns, num_cpus=2).to_sb3(), vec_env.DummyVecEnv(env_fns))
     twins.reset()
     twins.step(np.zeros(len(states), int))
     twins.step(np.ones(len(states), int))
     with pytest.raises(EnvContractError, match=r"shape \(3,\)"):
-        make_env([partial(spread, np.zeros(3))]).to_sb3().reset()
-
-
-@here_and_in_processes
-def test_vector_envs_equal_their_envs_one_by_one(make_env: MakeEnv) -> None:
-    env_fns = [partial(synced, (3, 6), "SameStep"), partial(Walk, 5), partial(synced, (4,))]
-    singles = [partial(Walk, length) for length in (3, 6, 5, 4)]
-    twins = Sb3Twins(make_env(env_fns, asynchronous="restart").to_sb3(), vec_env.DummyVecEnv(singles))
-    for one in (twins.ours, twins.theirs):
-        one.seed(3)
-    twins.reset()
-    assert sum(int(twins.step(np.zeros(4, int)).sum()) for _ in range(15)) > 8
-    assert twins.ours.get_attr("length", [1, 3]) == twins.theirs.get_attr("length", [1, 3]) == [6, 4]
-    assert twins.ours.env_method("tell", "a") == twins.theirs.env_method("tell", "a")
+        make_env([partial(Typed, space, np.zeros(3))]).to_sb3().reset()
 
 
 # -------------------------------------------------------------------- wrappers and algorithms
