@@ -11,41 +11,19 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
 from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.errors import EnvContractError, OldApiWarning
 from parallelenv.notebook.film import refuse_dark_envs
 from parallelenv.results import difference
+from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordVideo
 
 MakeEnv = Callable[..., ParallelEnv]
 
 
-class Modern(gym.Env[Any, Any]):
-    observation_space = Box(-1e6, 1e6, (3,), np.float64)
-    action_space = Discrete(5)
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self.count = 0
-
-    def _show(self) -> Any:
-        return np.array([self.number, self.count, self.np_random.random()])
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.count = 0
-        return self._show(), {}
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        ends = self.count == 3
-        return self._show(), 1.0, ends and self.number % 2 == 0, ends and self.number % 2 == 1, {"count": self.count}
-
-
-class FourItems(Modern):
+class FourItems(Counter):
     def step(self, action: Any) -> Any:
         state, reward, terminated, truncated, info = super().step(action)
         if truncated:
@@ -53,12 +31,12 @@ class FourItems(Modern):
         return state, reward, terminated or truncated, info
 
 
-class BareState(Modern):
+class BareState(Counter):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return super().reset(seed=seed)[0]
 
 
-class NoOptions(Modern):
+class NoOptions(Counter):
     def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
         return super().reset(seed=seed)
 
@@ -67,8 +45,7 @@ class Unseeded(FourItems):
     """Without ``seed(s)``: it draws from ``np_random``."""
 
     def reset(self) -> Any:  # type: ignore[override]
-        self.count = 0
-        return self._show()
+        return super().reset()[0]
 
 
 class OfOld(Unseeded):
@@ -105,7 +82,7 @@ def play(env: ParallelEnv) -> list[Any]:
 @pytest.mark.parametrize("kind", WAYS)
 def test_old_gym_env_behaves_like_a_modern_one_and_warns_once(kind: Any, make_env: MakeEnv) -> None:
     pattern = rf"^env [012], {kind.__name__}, is a gymnasium\.Env, but its {WAYS[kind]}"
-    with ParallelEnv([partial(Modern, number) for number in range(3)], asynchronous="restart") as modern:
+    with ParallelEnv([partial(Counter, number) for number in range(3)], asynchronous="restart") as modern:
         expected = play(modern)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -120,7 +97,7 @@ def test_old_gym_env_behaves_like_a_modern_one_and_warns_once(kind: Any, make_en
 
 @here_and_in_processes
 def test_old_gym_env_works_in_a_rollout(make_env: MakeEnv) -> None:
-    env = make_env([FourItems, Modern], asynchronous="restart")
+    env = make_env([partial(FourItems, 0, 3), Counter], asynchronous="restart")
     env.reset(seed=1)
     with pytest.warns(OldApiWarning, match="four items"):
         rollout = env.rollout(lambda states: [0] * len(states), 4)
@@ -138,7 +115,7 @@ def test_reset_options_that_the_env_does_not_accept_are_refused(make_env: MakeEn
 
 @here_and_in_processes
 def test_reset_result_of_wrong_length_is_refused(make_env: MakeEnv) -> None:
-    class Three(Modern):
+    class Three(Counter):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return np.zeros(3), {}, 5
 

@@ -6,36 +6,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
-from modes import ORACLE, PROCESSES, here_and_in_processes
+from modes import ORACLE, PROCESSES
 
 from adapters.envs import Looped
 from adapters.neighbours import require
 from parallelenv import ParallelEnv, ParallelEnvError, vector_entry_point
-from parallelenv.results import difference
-
-
-@here_and_in_processes
-def test_gym_register_accepts_vector_entry_point(mode: str) -> None:
-    gym.register(
-        "Varied-test-v0",
-        vector_entry_point="parallelenv:vector_entry_point",
-        max_episode_steps=3,
-        kwargs={"env": "CartPole-v1", "parallel_kwargs": {"num_cpus": 2}},
-    )
-    try:
-        env: Any = gym.make_vec("Varied-test-v0", 4, "vector_entry_point", para_mode=mode)
-        with_time_limit = gym.make_vec("CartPole-v1", 4, "sync", max_episode_steps=3)
-        assert env.spec.id == "Varied-test-v0"
-        assert difference(env.reset(seed=1), with_time_limit.reset(seed=1)) is None
-        actions = np.array([0, 1, 0, 1])
-        for _ in range(10):
-            assert difference(env.step(actions), with_time_limit.step(actions)) is None
-        env.close()
-    finally:
-        del gym.registry["Varied-test-v0"]
 
 
 def test_vector_entry_point_accepts_callable_with_arguments() -> None:

@@ -142,6 +142,7 @@ class Turns(Looped):
 
 
 THREE = [partial(Bounded, 10)] * 3
+DIFFERENT = {"observation_mode": "different"}
 SHAPES = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
 
 
@@ -151,25 +152,10 @@ SHAPES = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
         (THREE, {"observation_mode": (Box(0, 50, (2, 1), np.float32), SINGLE)}, ArgumentError, SHAPES),
         (THREE, {"observation_mode": (Box(0, 50, (3, 1), np.float64), SINGLE)}, ArgumentError, SHAPES),
         (THREE, {"observation_mode": (Discrete(3), SINGLE)}, ArgumentError, SHAPES),
-        (
-            [partial(Bounded, 9), partial(Bounded, 9, 2)],
-            {"observation_mode": "different"},
-            ArgumentError,
-            "env 1 is Box.*with other shapes or dtypes",
-        ),
-        (
-            [partial(Old, 0)],
-            {"observation_mode": "different"},
-            ArgumentError,
-            "env 0 declares no observation_space.*spaces=",
-        ),
+        ([Looped, partial(Bounded, 9, 2)], DIFFERENT, ArgumentError, "env 1 is Box.*with other shapes or dtypes"),
+        ([partial(Old, 0)], DIFFERENT, ArgumentError, "env 0 declares no observation_space.*spaces="),
         ([Looped, Turns], {}, RuntimeError, "The action_space of env 1 is"),
-        (
-            [Looped],
-            {"autoreset_mode": "nextstep"},
-            ValueError,
-            r"'nextstep' is not known; expected .*'NextStep', ",
-        ),
+        ([Looped], {"autoreset_mode": "next"}, ValueError, r"'next' is not known; expected .*'NextStep', 'SameStep'"),
         ([Looped], {"observation_mode": "any"}, ValueError, "observation_mode='any' is not known"),
     ],
 )

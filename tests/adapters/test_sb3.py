@@ -16,7 +16,7 @@ from adapters.envs import Drawn, Fragile, Looped, Typed, Varied
 from adapters.neighbours import require, seeded
 from adapters.twins import Sb3Twins
 from parallelenv import ParallelEnv
-from parallelenv.errors import ArgumentError, EnvBusyError, EnvContractError, NothingInFlightError
+from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import difference
 
 pytestmark = pytest.mark.neighbours
@@ -114,22 +114,6 @@ def test_frames_are_tiled_as_those_of_dummy_vec_env(make_env: MakeEnv) -> None:
     twins.compare(twins.ours.render_mode, twins.theirs.render_mode)
     twins.compare(twins.ours.metadata, twins.theirs.metadata)
     twins.compare(twins.ours.render(), twins.theirs.render())
-
-
-@here_and_in_processes
-def test_step_async_is_completed_by_step_wait(make_env: MakeEnv) -> None:
-    env: Any = make_env([Looped] * 3).to_sb3()
-    env.reset()
-    with pytest.raises(NothingInFlightError, match=r"step_wait\(\) was called, but step_async\(\) was not"):
-        env.step_wait()
-    env.step_async(np.zeros(3, int))
-    assert env.step_wait()[0].tolist() == [[1]] * 3
-    env.step_async(np.zeros(3, int))
-    for call in (env.step, env.step_async):
-        with pytest.raises(EnvBusyError, match=r"Get it with step_wait\(\), or drop it with reset\(\)"):
-            call(np.zeros(3, int))
-    assert env.reset().tolist() == [[0]] * 3  # drops the step
-    assert env.step(np.zeros(3, int))[0].tolist() == [[1]] * 3
 
 
 @here_and_in_processes
