@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from modes import LOCAL, THREADS, here_and_in_processes, in_modes
 
 from adapters.envs import Drawn, Fragile, Looped, Varied
-from adapters.twins import GymnasiumTwins
+from adapters.twins import Twins
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, UsageError
 from parallelenv.results import difference
@@ -130,9 +130,8 @@ def test_observation_mode_allows_different_bounds(observation_mode: Any, make_en
     with pytest.raises(ArgumentError, match=r"env 1 is Box.*give observation_mode='different'"):
         env.to_gymnasium()
     theirs = SyncVectorEnv(env_fns, observation_mode=observation_mode)
-    twins = GymnasiumTwins(env.to_gymnasium(observation_mode=observation_mode), theirs)
-    twins.compare(twins.ours.observation_space, theirs.observation_space)
-    twins.compare(twins.ours.single_observation_space, theirs.single_observation_space)
+    twins = Twins(env.to_gymnasium(observation_mode=observation_mode), theirs)
+    twins.same("observation_space", "single_observation_space")
     twins.reset(seed=1)
     twins.step(ZEROS)
 
@@ -232,12 +231,11 @@ def test_call_reaches_attributes_and_methods(make: Any) -> None:
 
 @here_and_in_processes
 def test_frames_equal_those_of_sync_vector_env(make: Any) -> None:
-    twins = GymnasiumTwins(make([Drawn] * 3), SyncVectorEnv([Drawn] * 3))
+    twins = Twins(make([Drawn] * 3), SyncVectorEnv([Drawn] * 3))
+    twins.same("render_mode", "metadata")
     twins.reset(seed=1)
     twins.step(ZEROS)
-    twins.compare(twins.ours.render_mode, twins.theirs.render_mode)
-    twins.compare(twins.ours.metadata, twins.theirs.metadata)
-    twins.compare(twins.ours.render(), twins.theirs.render())
+    twins.render()
 
 
 @in_modes(THREADS)

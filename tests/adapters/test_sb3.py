@@ -14,7 +14,7 @@ from modes import here_and_in_processes
 
 from adapters.envs import Drawn, Fragile, Looped, Typed, Varied
 from adapters.neighbours import require, seeded
-from adapters.twins import Sb3Twins
+from adapters.twins import Twins
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import difference
@@ -25,18 +25,29 @@ vec_env = require("stable_baselines3.common.vec_env")
 NUM_ENVS = 5
 
 
+def play(twins: Twins, num_steps: int) -> int:
+    """Step both with random actions, as SB3's algorithms give them; return how many episodes have ended."""
+    num_ended = 0
+    action_space = twins.theirs.action_space
+    action_space.seed(5)
+    twins.reset()
+    for _ in range(num_steps):
+        twins.same("unwrapped.reset_infos")
+        dones = twins.step(np.stack([action_space.sample() for _ in range(twins.ours.num_envs)]))[2]
+        num_ended += int(dones.sum())
+    return num_ended
+
+
 @pytest.mark.parametrize("kind", ["vector", "number", "image", "flat dict"])
 def test_steps_and_resets_equal_those_of_dummy_vec_env(kind: str, make_env: MakeEnv, num_steps: int) -> None:
     env_fns = [partial(Varied, kind, 4.0 + number, is_plain=False) for number in range(NUM_ENVS)]
-    twins = Sb3Twins(make_env(env_fns, num_cpus=2).to_sb3(), vec_env.DummyVecEnv(env_fns))
-    assert twins.ours.observation_space == twins.theirs.observation_space
-    assert twins.ours.action_space == twins.theirs.action_space
+    twins = Twins(make_env(env_fns, num_cpus=2).to_sb3(), vec_env.DummyVecEnv(env_fns))
+    twins.same("observation_space", "action_space")
     for options in ({"level": 2}, [{"level": number} if number else {} for number in range(NUM_ENVS)]):
-        for one in (twins.ours, twins.theirs):
-            one.seed(3)
-            one.set_options(options)
-        twins.play(num_steps)
-    twins.play(100)  # without seeds and options: they apply to one reset
+        twins.seed(3)
+        twins.set_options(options)
+        play(twins, num_steps)
+    play(twins, 100)  # without seeds and options: they apply to one reset
 
 
 @here_and_in_processes
@@ -106,14 +117,12 @@ def test_invalid_arguments_are_refused(make_env: MakeEnv) -> None:
 
 @here_and_in_processes
 def test_frames_are_tiled_as_those_of_dummy_vec_env(make_env: MakeEnv) -> None:
-    twins = Sb3Twins(make_env([Drawn] * 4).to_sb3(), vec_env.DummyVecEnv([Drawn] * 4))
-    for one in (twins.ours, twins.theirs):
-        one.seed(3)
+    twins = Twins(make_env([Drawn] * 4).to_sb3(), vec_env.DummyVecEnv([Drawn] * 4))
+    twins.seed(3)
     twins.reset()
     twins.step(np.zeros(4, int))
-    twins.compare(twins.ours.render_mode, twins.theirs.render_mode)
-    twins.compare(twins.ours.metadata, twins.theirs.metadata)
-    twins.compare(twins.ours.render(), twins.theirs.render())
+    twins.render()
+    twins.same("render_mode", "metadata")
 
 
 @here_and_in_processes
@@ -138,7 +147,7 @@ def test_states_are_broadcast_as_dummy_vec_env_does(make_env: MakeEnv) -> None:
     states = [np.ones((1, 2), np.float32), np.ones((), np.float32), np.ones(1, np.float32), np.float32(3), 4.0, [1, 2]]
     space = gym.spaces.Box(0, 9, (2,), np.float32)
     env_fns = [partial(Typed, space, state) for state in states]
-    twins = Sb3Twins(make_env(env_fns, num_cpus=2).to_sb3(), vec_env.DummyVecEnv(env_fns))
+    twins = Twins(make_env(env_fns, num_cpus=2).to_sb3(), vec_env.DummyVecEnv(env_fns))
     twins.reset()
     twins.step(np.zeros(len(states), int))
     twins.step(np.ones(len(states), int))
@@ -169,11 +178,10 @@ adapter, have more."""
 def test_wrappers_behave_as_on_dummy_vec_env(name: str, make_env: MakeEnv) -> None:
     kind, wrap = WRAPPERS[name]
     env_fns = [partial(Varied, kind, 4.0 + number) for number in range(NUM_ENVS)]
-    twins = Sb3Twins(wrap(make_env(env_fns, num_cpus=2).to_sb3()), wrap(vec_env.DummyVecEnv(env_fns)))
-    for one in (twins.ours, twins.theirs):
-        one.seed(3)
-    assert twins.play(150) > NUM_ENVS
-    twins.compare(twins.ours.observation_space, twins.theirs.observation_space)
+    twins = Twins(wrap(make_env(env_fns, num_cpus=2).to_sb3()), wrap(vec_env.DummyVecEnv(env_fns)))
+    twins.seed(3)
+    assert play(twins, 150) > NUM_ENVS
+    twins.same("observation_space")
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {

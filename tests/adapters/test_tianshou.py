@@ -15,7 +15,7 @@ from modes import LOCAL, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from adapters.envs import Fragile, Looped, Slow, Varied, interrupt_step
 from adapters.neighbours import require
-from adapters.twins import Pair
+from adapters.twins import Twins
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
     ArgumentError,
@@ -32,25 +32,13 @@ ONE_ONE = [0, 1, 0]
 apart = in_modes(THREADS, PROCESSES)
 
 
-class Twins(Pair):
-    """An adapter and Tianshou's own vector env, which get the same calls."""
-
-    def __getattr__(self, name: str) -> Any:
-        def both(*args: Any, **kwargs: Any) -> Any:
-            ours, theirs = (getattr(env, name)(*args, **kwargs) for env in (self.ours, self.theirs))
-            self.compare(ours, theirs)
-            return ours
-
-        return both
-
-
 @pytest.mark.neighbours
 @pytest.mark.parametrize("kind", ["vector", "number", "image", "dict", "text"])
 def test_steps_and_resets_equal_those_of_dummy_vector_env(kind: str, make_env: MakeEnv, num_steps: int) -> None:
     env_fns = [partial(Varied, kind, 4.0 + number, is_plain=False) for number in range(NUM_ENVS)]
     twins = Twins(make_env(env_fns, num_cpus=2).to_tianshou(), require("tianshou.env").DummyVectorEnv(env_fns))
     twins.seed(3)
-    assert twins.ours.action_space == twins.theirs.action_space
+    twins.same("action_space")
     samples = [[space.sample() for space in env.action_space] for env in (twins.ours, twins.theirs)]
     assert difference(samples[0], samples[1]) is None
     twins.reset(options={"level": 2})
