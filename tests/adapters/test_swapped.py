@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from adapters.conftest import Adapter
 from adapters.envs import Looped, Typed
 from adapters.twins import Twins
 from parallelenv import ParallelEnv
-from parallelenv.errors import AbsentAttributeError, ActionError, ClosedError, ResetNeededError
+from parallelenv.errors import AbsentAttributeError, ActionError, ClosedError, MissingDependencyError, ResetNeededError
 from parallelenv.results import difference
 
 
@@ -216,3 +217,26 @@ def test_tianshou_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> N
         make_env([Looped] * 3, num_cpus=3).to_tianshou(timeout=1.0)
         make_env([Looped] * 3, num_cpus=2).to_tianshou()
         ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # dummy mode has one worker
+
+
+# -------------------------------------------------------------------- a package that is not installed
+
+
+class _Nowhere:
+    """An import hook that hides Stable-Baselines3."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.split(".", maxsplit=1)[0] == "stable_baselines3":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "parallelenv.adapters.sb3", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [_Nowhere(), *sys.meta_path])
+    for name in [name for name in sys.modules if name.split(".")[0] == "stable_baselines3"]:
+        monkeypatch.delitem(sys.modules, name)
+    with ParallelEnv(["CartPole-v1"]) as env:
+        with pytest.raises(MissingDependencyError, match="pip install stable-baselines3"):
+            env.to_sb3()
+        env.reset(seed=1)  # still usable
+        env.step([0])
