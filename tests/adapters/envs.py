@@ -58,13 +58,8 @@ class Varied(gym.Env[Any, Any]):
         luck = self.np_random.random(4)
         self.total += float(luck[0])
         terminated, truncated = bool(luck[1] < 0.8 / self.mean), bool(luck[2] < 0.4 / self.mean)
-        return (
-            self.observation_space.sample(),
-            float(luck[0]) + weight(action),
-            terminated,
-            truncated,
-            self.info(float(luck[3])),
-        )
+        state, reward = self.observation_space.sample(), float(luck[0]) + weight(action)
+        return state, reward, terminated, truncated, self.info(float(luck[3]))
 
     def info(self, luck: float) -> dict[str, Any]:
         """Return an info whose keys differ from step to step."""

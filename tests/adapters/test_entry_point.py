@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ from modes import ORACLE, PROCESSES
 
 from adapters.envs import Looped
 from adapters.neighbours import require
-from parallelenv import ParallelEnv, ParallelEnvError, vector_entry_point
+from parallelenv import ParallelEnvError, vector_entry_point
 
 
 def test_vector_entry_point_accepts_callable_with_arguments() -> None:
@@ -39,31 +37,20 @@ def test_vector_entry_point_refuses_bad_arguments(arguments: Any, message: str) 
         vector_entry_point(**{"num_envs": 2, **arguments})
 
 
-# -------------------------------------------------------------------- RLlib
-
-
-@pytest.fixture
-def rllib() -> Iterator[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # RLlib's own, many
-        yield require("ray.rllib.algorithms.ppo"), require("ray.rllib.env.single_agent_env_runner")
-    ParallelEnv.close_all()
-
-
 @pytest.mark.neighbours
-def test_env_runner_of_rllib_samples_episodes(rllib: Any) -> None:
-    ppo, runners = rllib
+@pytest.mark.filterwarnings("ignore")  # RLlib's own, many
+def test_env_runner_of_rllib_samples_episodes() -> None:
+    ppo, runners = require("ray.rllib.algorithms.ppo"), require("ray.rllib.env.single_agent_env_runner")
     config = (
         ppo.PPOConfig()
-        .environment(env=_make, env_config={"env": "CartPole-v1", "para_mode": PROCESSES})
+        .environment(
+            env=lambda config: vector_entry_point(**config), env_config={"env": "CartPole-v1", "para_mode": PROCESSES}
+        )
         .env_runners(num_envs_per_env_runner=4, gym_env_vectorize_mode="vector_entry_point")
     )
     runner = runners.SingleAgentEnvRunner(config=config)
-    episodes = runner.sample(num_timesteps=400, random_actions=True)
+    with runner.env.unwrapped.parallel_env as env:
+        episodes = runner.sample(num_timesteps=400, random_actions=True)
+    assert env.num_envs == 4
     assert 400 <= sum(map(len, episodes)) < 410
-    assert runner.env.unwrapped.parallel_env.num_envs == 4
     assert all(sum(episode.get_rewards()) == len(episode) for episode in episodes)
-
-
-def _make(config: dict[str, Any]) -> Any:
-    return vector_entry_point(**config)

@@ -47,11 +47,9 @@ def test_results_equal_those_of_the_vector_env_itself(make_env: MakeEnv) -> None
         for begin, one in zip((0, 16), alone, strict=True):
             rows = slice(begin, begin + 16)
             states, rewards, terminated, truncated, infos = one.step(actions[rows])
-            assert_same(np.asarray(states), result.states[rows])
+            expected = [*map(np.asarray, (states, terminated, truncated))]
+            assert_same(expected, [result.states[rows], result.terminated[rows], result.truncated[rows]])
             assert_same(np.asarray(rewards).tolist(), result.rewards[rows].tolist())
-            assert_same(
-                [np.asarray(terminated), np.asarray(truncated)], [result.terminated[rows], result.truncated[rows]]
-            )
             found = [info["final_observation"] for info in result.infos[rows]]
             assert_same(list(np.asarray(infos["final_observation"])), found)
     for array in (first, result.states, result.rewards, result.infos[0]["final_observation"]):

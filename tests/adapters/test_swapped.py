@@ -219,9 +219,6 @@ def test_tianshou_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> N
         ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # dummy mode has one worker
 
 
-# -------------------------------------------------------------------- a package that is not installed
-
-
 class _Nowhere:
     """An import hook that hides Stable-Baselines3."""
 
