@@ -46,11 +46,6 @@ class Gambler(Paced):
     def reseed(self, seed: int) -> None:
         np.random.seed(seed)
 
-    def replace(self) -> None:
-        """Replace numpy's global generator."""
-        set_bit_generator: Any = np.random.set_bit_generator  # type: ignore[attr-defined]
-        set_bit_generator(np.random.MT19937(5))
-
 
 def play(env: ParallelEnv) -> list[Any]:
     """Return the results of resets, interleaved steps, calls, a rollout and a failure."""
@@ -64,7 +59,6 @@ def play(env: ParallelEnv) -> list[Any]:
     env.reset(1)
     answers.append(env.rollout(lambda states: [0] * len(states), 5).states)
     env.customized_method("reseed", {"seed": 9}, id=0)
-    env.customized_method("replace", id=1)
     answers += [env.step(zeros).states, env.step(zeros).states, env.reset(seed=[2**40, None, 7])]
     return answers
 

@@ -166,3 +166,15 @@ class Typed(Looped):
 
     def step(self, action: Any) -> Any:
         return self.given, 1.0, bool(action == 1), False, {}
+
+
+class Echo(Looped):
+    """Keeps its latest action."""
+
+    def __init__(self, action_space: Any) -> None:
+        super().__init__(9)
+        self.action_space = action_space
+
+    def step(self, action: Any) -> Any:
+        self.action = action
+        return super().step(0)

@@ -87,15 +87,6 @@ def test_tianshou_partial_result_has_five_arrays(make_env: MakeEnv) -> None:
     assert infos.tolist() == [{"env_id": 0}, {"env_id": 2}]
 
 
-@here_and_in_processes
-def test_tianshou_partial_result_is_empty_when_every_env_fails(make_env: MakeEnv) -> None:
-    env: Any = make_env([Fragile]).to_tianshou()
-    env.reset()
-    with pytest.raises(KeyError) as caught:
-        env.step([1])
-    assert [len(part) for part in caught.value.partial] == [0] * 5  # type: ignore[attr-defined]
-
-
 # -------------------------------------------------------------------- rewards that are not numbers
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-import warnings
 from functools import partial
 from typing import Any
 
@@ -14,12 +12,13 @@ import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
-from modes import IN_CALLER, LOCAL, PROCESSES, here_and_in_processes, in_modes
+from modes import IN_CALLER, LOCAL, ORACLE, PROCESSES, here_and_in_processes, in_modes
 
 from adapters.conftest import Adapter
-from adapters.envs import Looped, Typed
+from adapters.envs import Echo, Looped, Typed
+from adapters.neighbours import require
 from adapters.twins import Twins
-from parallelenv import ParallelEnv
+from parallelenv import ParallelEnv, ParallelEnvError, vector_entry_point
 from parallelenv.errors import AbsentAttributeError, ActionError, ClosedError, MissingDependencyError, ResetNeededError
 from parallelenv.results import difference
 
@@ -34,9 +33,6 @@ class Strict(Looped):
 @here_and_in_processes
 def test_reset_gets_all_arguments_that_it_needs(adapted: Adapter, make_env: MakeEnv) -> None:
     adapted(make_env([Strict] * 2)).reset()
-
-
-# -------------------------------------------------------------------- the envs themselves
 
 
 def envs_of(env: Any) -> list[Any]:
@@ -62,18 +58,6 @@ def test_envs_in_other_processes_are_not_accessible(adapted: Adapter, make_env: 
 
 
 # -------------------------------------------------------------------- actions
-
-
-class Echo(Looped):
-    """Keeps its latest action."""
-
-    def __init__(self, action_space: Any) -> None:
-        super().__init__(9)
-        self.action_space = action_space
-
-    def step(self, action: Any) -> Any:
-        self.action = action
-        return super().step(0)
 
 
 BOX = Box(-2, 2, (1,), np.float32)
@@ -191,34 +175,6 @@ def test_states_are_writable_with_copy_false(make_env: MakeEnv) -> None:
     parts.to_gymnasium().reset()[0]["a"][0] = 7
 
 
-# -------------------------------------------------------------------- Tianshou
-
-
-@here_and_in_processes
-def test_tianshou_accepts_negative_ids(make_env: MakeEnv) -> None:
-    env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_tianshou()
-    env.reset()
-    env.step(np.zeros(3, int))
-    assert env.reset([-1])[0].tolist() == [[0]]
-    assert env.step([0], -1)[-1][0]["env_id"] == 2
-    assert env.get_env_attr("length", [-1, 0]) == [7, 5]
-    env.set_env_attr("length", [1, 2], -1)
-    assert env.get_env_attr("length") == [5, 6, [1, 2]]
-
-
-@in_modes(PROCESSES)
-def test_tianshou_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> None:
-    message = re.escape("3 envs share 2 workers")
-    with pytest.warns(UserWarning, match=f"{message}.*num_cpus=len\\(envs\\)") as caught:
-        make_env([Looped] * 3, num_cpus=2).to_tianshou(wait_num=2)
-    assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make_env([Looped] * 3, num_cpus=3).to_tianshou(timeout=1.0)
-        make_env([Looped] * 3, num_cpus=2).to_tianshou()
-        ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # dummy mode has one worker
-
-
 class _Nowhere:
     """An import hook that hides Stable-Baselines3."""
 
@@ -237,3 +193,52 @@ def test_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> Non
             env.to_sb3()
         env.reset(seed=1)  # still usable
         env.step([0])
+
+
+# -------------------------------------------------------------------- the vector entry point
+
+
+@pytest.mark.parametrize(("env", "arguments"), [(Looped, {"length": 9}), ("CartPole-v1", {})])
+def test_vector_entry_point_makes_envs_with_a_time_limit(env: Any, arguments: Any) -> None:
+    given = {"max_episode_steps": 4, "parallel_kwargs": {"num_cpus": 1}, **arguments}
+    vector_env = vector_entry_point(2, env=env, para_mode=PROCESSES, autoreset_mode="SameStep", **given)
+    assert vector_env.parallel_env.num_workers == 1
+    vector_env.reset()
+    truncations = [vector_env.step([0, 0])[3].tolist() for _ in range(4)]
+    assert truncations[2:] == [[False, False], [True, True]]
+    vector_env.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"env": Looped, "num_envs": 0}, "num_envs=0"),
+        ({"env": Looped, "para_mode": PROCESSES, "autoreset_mode": "never"}, "autoreset_mode='never' is not known"),
+        ({"env": Looped()}, "is itself an env.*Give a registered id"),
+        ({"env": Looped, "parallel_kwargs": 5}, "parallel_kwargs=5 is not a dict"),
+        ({"env": Looped, "parallel_kwargs": {"para_mode": ORACLE}}, r"parallel_kwargs contains \['para_mode'\]"),
+        ({"env": Looped, "parallel_kwargs": {"envs": [Looped]}}, r"parallel_kwargs contains \['envs'\]"),
+    ],
+)
+def test_vector_entry_point_refuses_bad_arguments(arguments: Any, message: str) -> None:
+    with pytest.raises(ParallelEnvError, match=message):
+        vector_entry_point(**{"num_envs": 2, **arguments})
+
+
+@pytest.mark.neighbours
+@pytest.mark.filterwarnings("ignore")  # RLlib's own, many
+def test_env_runner_of_rllib_samples_episodes() -> None:
+    ppo, runners = require("ray.rllib.algorithms.ppo"), require("ray.rllib.env.single_agent_env_runner")
+    config = (
+        ppo.PPOConfig()
+        .environment(
+            env=lambda config: vector_entry_point(**config), env_config={"env": "CartPole-v1", "para_mode": PROCESSES}
+        )
+        .env_runners(num_envs_per_env_runner=4, gym_env_vectorize_mode="vector_entry_point")
+    )
+    runner = runners.SingleAgentEnvRunner(config=config)
+    with runner.env.unwrapped.parallel_env as env:
+        episodes = runner.sample(num_timesteps=400, random_actions=True)
+    assert env.num_envs == 4
+    assert 400 <= sum(map(len, episodes)) < 410
+    assert all(sum(episode.get_rewards()) == len(episode) for episode in episodes)

@@ -159,6 +159,29 @@ def test_invalid_arguments_are_refused() -> None:
             adapter.step(None)
 
 
+@here_and_in_processes
+def test_adapter_accepts_negative_ids(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_tianshou()
+    env.reset()
+    env.step(np.zeros(3, int))
+    assert env.reset([-1])[0].tolist() == [[0]]
+    assert env.step([0], -1)[-1][0]["env_id"] == 2
+    assert env.get_env_attr("length", [-1, 0]) == [7, 5]
+    env.set_env_attr("length", [1, 2], -1)
+    assert env.get_env_attr("length") == [5, 6, [1, 2]]
+
+
+@in_modes(PROCESSES)
+def test_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> None:
+    with pytest.warns(UserWarning, match=r"3 envs share 2 workers.*num_cpus=len\(envs\)") as caught:
+        make_env([Looped] * 3, num_cpus=2).to_tianshou(wait_num=2)
+    assert caught[0].filename == __file__
+    # These do not warn, or the warning would be raised.
+    make_env([Looped] * 3, num_cpus=3).to_tianshou(timeout=1.0)
+    make_env([Looped] * 3, num_cpus=2).to_tianshou()
+    ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # dummy mode has one worker
+
+
 # -------------------------------------------------------------------- after failures
 
 
