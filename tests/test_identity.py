@@ -22,16 +22,6 @@ class Opaque:
         return f"Opaque({self.value})"
 
 
-class Undecided:
-    def __eq__(self, other: object) -> bool:
-        raise ValueError("the truth value is ambiguous")
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __reduce__(self) -> str:
-        raise TypeError("cannot pickle")
-
-
 class Tensor:
     """Like tensors of other libraries: == returns a tensor, numpy can read it."""
 
@@ -47,30 +37,19 @@ class Tensor:
         return self.values
 
 
-SAME = [
-    1,
-    "text",
-    None,
-    float("nan"),
-    np.float32("nan"),
-    np.array([1.0, float("nan")]),
-    np.array([{"a": np.zeros(2)}, None], dtype=object),
-    {"a": [1, (2.5, b"x")], 3: np.int64(4)},
-    Opaque(1),
-    Tensor([1.0, 2.0]),
-    np.random.default_rng(0),
-    np.array([], dtype=object),
-]
+OBJECTS = [1, "text", None, float("nan"), np.float32("nan"), Opaque(1), Tensor([1.0, 2.0]), np.random.default_rng(0)]
+ARRAYS = {
+    "numbers": np.array([1.0, float("nan")]),
+    "objects": np.array([{"a": np.zeros(2)}, None], dtype=object),
+    3: np.array([], dtype=object),
+    "mixed": {"a": [1, (2.5, b"x")], 3: np.int64(4)},
+}
 
 
-@pytest.mark.parametrize("value", SAME, ids=lambda value: type(value).__name__)
-def test_difference_of_a_value_and_its_copy_is_none(value: Any) -> None:
-    copies = [copy_of(value), copy_of(value)]
-    assert difference(*copies) is None
-
-
-def copy_of(value: Any) -> Any:
-    return cloudpickle.loads(cloudpickle.dumps(value))
+@pytest.mark.parametrize("value", [OBJECTS, ARRAYS])
+def test_difference_of_two_copies_is_none(value: Any) -> None:
+    pickled = cloudpickle.dumps(value)
+    assert difference(cloudpickle.loads(pickled), cloudpickle.loads(pickled)) is None
 
 
 @pytest.mark.parametrize(
@@ -79,19 +58,18 @@ def copy_of(value: Any) -> Any:
         (1, 1.0, r"^x: 1 \(int\) against 1.0 \(float\)"),
         (True, 1, r"^x: True \(bool\)"),
         (0.0, -0.0, r"^x: 0.0 against -0.0"),
-        (np.float64(0.0), np.float64(-0.0), "^x: "),
         (np.zeros(2), np.zeros(2, dtype=np.float32), r"^x: float64\(2,\) against float32\(2,\)"),
         (np.zeros(2), np.zeros((2, 1)), r"against float64\(2, 1\)"),
         (np.array([[1, 2], [3, 4]]), np.array([[1, 2], [3, 5]]), r"^x\[1\]\[1\]: np.int64\(4\) against"),
         (np.array(1), np.array(2), "^x: "),
         (np.array([0.0]), np.array([-0.0]), r"^x\[0\]: "),
         (np.array([None, 1], dtype=object), np.array([None, 2], dtype=object), r"^x\[1\]: 1 against 2"),
+        (np.float64(0.0), np.float64(-0.0), "^x: "),
         ({"a": 1}, {"b": 1}, r"^x: keys \['a'\] against \['b'\]"),
         ({"a": {"b": 1}}, {"a": {"b": 2}}, r"^x\['a'\]\['b'\]: 1 against 2"),
         ([1, 2], [1], "^x: 2 items against 1"),
         ((1, 2), (1, 3), r"^x\[1\]: 2 against 3"),
         (Opaque(1), Opaque(2), r"^x: Opaque\(1\) against Opaque\(2\)"),
-        (Undecided(), Undecided(), "^x: "),
         (Tensor([1.0]), Tensor([2.0]), "^x: "),
         ("a" * 100, "b" * 100, r"^x: 'a{36}\.\.\. against 'b{36}\.\.\.$"),
     ],

@@ -1,4 +1,4 @@
-"""Hints for names and arguments of other libraries."""
+"""Names and arguments of other libraries: methods that exist here, too, and hints for the rest."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from conftest import MakeEnv
 from gymnasium.vector import AutoresetMode
-from modes import ORACLE, PROCESSES, THREADS
+from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv, ParallelWrapper
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
+    EnvBusyError,
     InvalidEnvError,
+    NothingInFlightError,
     ParallelEnvError,
 )
+from parallelenv.results import difference
+from parallelenv.testing.contract import items
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import NormalizeRewards, NormalizeStates, RecordEpisodeStatistics
 
@@ -41,12 +46,11 @@ class Greedy(Counter):
 @pytest.fixture(autouse=True)
 def registered() -> Any:
     made.clear()
-    creators: dict[str, Any] = {"Noted-v0": Noted, "Greedy-v0": Greedy}
+    creators: dict[str, Any] = {"Noted-v0": Noted, "Greedy-v0": Greedy, "Lost-v0": "no_such_module:Env"}
     for name, creator in creators.items():
         gym.register(name, creator)
-    gym.register("Lost-v0", "no_such_module:Env")
     yield
-    for name in ("Noted-v0", "Greedy-v0", "Lost-v0"):
+    for name in creators:
         del gym.registry[name]
 
 
@@ -73,39 +77,25 @@ def test_argument_of_another_library_gets_a_hint(name: str, hint: str, para_mode
     assert made == []
 
 
-def test_unknown_arguments_get_no_migration_hint() -> None:
-    with pytest.raises(ArgumentError, match=r"it accepts no further options\.$"):
-        ParallelEnv([Noted], nonsense=5)
-    with pytest.raises(ArgumentError, match=r"'auto'\)\.$"):
-        ParallelEnv([Noted], "nonsense")
-    with pytest.raises(ArgumentError, match=r"'continue'\)\.$"):
-        ParallelEnv([Noted], asynchronous="nonsense")  # type: ignore[arg-type]
-
-
-def test_mode_printed_by_compare_gets_a_hint() -> None:
-    with pytest.raises(ArgumentError, match="Give para_mode='subproc', caller_steps=True"):
-        ParallelEnv(["CartPole-v1"], "subproc+caller_steps")
-
-
-@pytest.mark.parametrize(("word", "mode"), [("sync", ORACLE), ("async", PROCESSES)])
-def test_mode_of_another_library_gets_a_hint(word: str, mode: str) -> None:
-    with pytest.raises(ArgumentError, match=f"para_mode='{word}' is not known.*'{word}' is '{mode}' here"):
-        ParallelEnv([Noted], word)
-
-
 @pytest.mark.parametrize(
-    ("word", "hint"),
+    ("argument", "word", "hint"),
     [
-        ("SameStep", "is 'restart' here"),
-        ("SAME_STEP", "is 'restart' here"),
-        (AutoresetMode.SAME_STEP, "is 'restart' here"),
-        ("NextStep", r"is to_gymnasium\('NextStep'\) here"),
-        ("Disabled", "is 'continue' here"),
+        ("para_mode", "sync", f"'sync' is '{ORACLE}' here"),
+        ("para_mode", "async", f"'async' is '{PROCESSES}' here"),
+        ("para_mode", f"{PROCESSES}+caller_steps", f"Give para_mode='{PROCESSES}', caller_steps=True"),
+        ("para_mode", "nonsense", r"'auto'\)\.$"),
+        ("asynchronous", "SameStep", "is 'restart' here"),
+        ("asynchronous", "SAME_STEP", "is 'restart' here"),
+        ("asynchronous", AutoresetMode.SAME_STEP, "is 'restart' here"),
+        ("asynchronous", "NextStep", r"is to_gymnasium\('NextStep'\) here"),
+        ("asynchronous", "Disabled", "is 'continue' here"),
+        ("asynchronous", "nonsense", r"'continue'\)\.$"),
     ],
 )
-def test_autoreset_mode_of_another_library_gets_a_hint(word: Any, hint: str) -> None:
-    with pytest.raises(ArgumentError, match=f"asynchronous=.*is not known.*{hint}"):
-        ParallelEnv([Noted], asynchronous=word)
+def test_only_mode_of_another_library_gets_a_hint(argument: str, word: Any, hint: str) -> None:
+    given: dict[str, Any] = {argument: word}
+    with pytest.raises(ArgumentError, match=f"{argument}=.*is not known.*{hint}"):
+        ParallelEnv([Noted], **given)
 
 
 # ---------------------------------------------------------------- make
@@ -131,6 +121,11 @@ def test_make_refuses_foreign_arguments_before_envs_are_made(name: str, hint: st
     assert made == []
 
 
+def test_unknown_argument_gets_no_migration_hint() -> None:
+    with pytest.raises(ArgumentError, match=r"it accepts no further options\.$"):
+        ParallelEnv([Noted], nonsense=5)
+
+
 def test_make_passes_arguments_that_the_env_accepts() -> None:
     with ParallelEnv.make("Noted-v0", 2, number=3) as env:
         assert env.get_env_attr("number") == [3, 3]
@@ -145,33 +140,27 @@ def test_make_passes_arguments_that_the_env_accepts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("id", "hint"),
+    ("env", "hint"),
     [
         (Noted, r"\[Noted\] \* n"),
         (lambda: Noted(1), r"\[env_fn\] \* n"),
         (partial(Noted, 3), r"\[env_fn\] \* n"),
         (Counter(0), r"\[make\(\) for _ in range\(n\)\]"),
-        (None, "Give ParallelEnv a list; each item is"),
     ],
 )
-def test_make_accepts_only_ids(id: Any, hint: str) -> None:
+def test_single_env_error_suggests_a_list(env: Any, hint: str) -> None:
     with pytest.raises(InvalidEnvError, match=f"is neither a registered id nor an EnvSpec.*{hint}"):
-        ParallelEnv.make(id, 2)
+        ParallelEnv.make(env, 2)
+    with pytest.raises(InvalidEnvError, match=rf"is a single env( fn)?\. Give ParallelEnv a list .*: {hint}"):
+        ParallelEnv(env)
     assert made == []
 
 
-@pytest.mark.parametrize(
-    ("envs", "hint"),
-    [
-        ("CartPole-v1", r"\['CartPole-v1'\] \* n, or use ParallelEnv\.make\('CartPole-v1', num_envs=n\)"),
-        (Noted, r"single env fn\. Give ParallelEnv a list with one per env: \[Noted\] \* n"),
-        (partial(Noted, 3), r"\[env_fn\] \* n"),
-        (Counter(0), r"single env\. .*\[make\(\) for _ in range\(n\)\]"),
-    ],
-)
-def test_single_env_error_suggests_a_list(envs: Any, hint: str) -> None:
-    with pytest.raises(InvalidEnvError, match=hint):
-        ParallelEnv(envs)
+def test_id_and_env_are_not_mixed_up() -> None:
+    with pytest.raises(InvalidEnvError, match="Give ParallelEnv a list; each item is"):
+        ParallelEnv.make(None, 2)  # type: ignore[arg-type]
+    with pytest.raises(InvalidEnvError, match=r"\['CartPole-v1'\] \* n, or use ParallelEnv\.make\('CartPole-v1', num"):
+        ParallelEnv("CartPole-v1")
 
 
 # ---------------------------------------------------------------- names
@@ -227,42 +216,42 @@ def test_attribute_error_in_a_property_is_not_hidden() -> None:
         ParallelEnv.__new__(ParallelEnv).num_envs  # noqa: B018
 
 
-def test_read_only_and_unknown_attributes_cannot_be_set() -> None:
-    with ParallelEnv([Counter]) as made_env:
-        env: Any = made_env
-        with pytest.raises(
-            AbsentAttributeError, match=r"'asynchronous' to set.*ParallelEnv\(envs, asynchronous=\.\.\.\)"
-        ):
-            env.asynchronous = "restart"
-        with pytest.raises(AbsentAttributeError, match=r"'para_mode' to set.*ParallelEnv\(envs, para_mode=\.\.\.\)"):
-            env.para_mode = THREADS
-        assert (env.para_mode, env.asynchronous, env.num_workers) == (ORACLE, None, 1)
-        with pytest.raises(AttributeError, match=r"'num_cpus' to set.*another one: ParallelEnv\(envs, num_cpus="):
-            env.num_cpus = 2
-        with pytest.raises(AttributeError, match=r"'gravity' to set.*set_env_attr\('gravity', value\)"):
-            env.gravity = 5
-        with pytest.raises(AttributeError, match="done"):
-            env.done = [True]
-        env.render = lambda: "mine"  # existing attributes can be replaced
-        assert env.render() == "mine"
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("asynchronous", r"'asynchronous' to set.*ParallelEnv\(envs, asynchronous=\.\.\.\)"),
+        ("para_mode", r"'para_mode' to set.*ParallelEnv\(envs, para_mode=\.\.\.\)"),
+        ("num_cpus", r"'num_cpus' to set.*another one: ParallelEnv\(envs, num_cpus="),
+        ("gravity", r"'gravity' to set.*set_env_attr\('gravity', value\)"),
+        ("done", "done"),
+    ],
+)
+def test_read_only_and_unknown_attributes_cannot_be_set(name: str, hint: str) -> None:
+    with ParallelEnv([Counter]) as env:
+        with pytest.raises(AttributeError, match=hint):
+            setattr(env, name, "new")
+        assert getattr(env, name, None) != "new"
 
 
-def test_subclass_can_have_its_own_attributes() -> None:
+def test_attributes_can_be_replaced_and_subclasses_have_their_own() -> None:
     class Named(ParallelEnv):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.title = "mine"
 
-    env = Named([Counter])
-    with env:
-        assert env.title == "mine"
+    with Named([Counter]) as env:
+        env.render = str  # type: ignore[assignment, method-assign]
+        assert (env.title, env.render()) == ("mine", "")
+
+
+FREEZE = r"Set env\.frozen = True on the outermost wrapper"
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("training", r"Set env\.frozen = True on the outermost wrapper"),
-        ("update_running_mean", r"Set env\.frozen = True on the outermost wrapper"),
+        ("training", FREEZE),
+        ("update_running_mean", FREEZE),
         ("norm_reward", "Leave out NormalizeRewards"),
         ("asynchronous", "Make another one"),
     ],
@@ -291,3 +280,51 @@ def test_frozen_must_be_a_bool() -> None:
             env.frozen = "yes"  # type: ignore[assignment]
         with pytest.raises(ArgumentError, match="frozen=None must be True or False"):
             NormalizeRewards(env, frozen=None)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- methods with the names of other libraries
+
+
+ENV_FNS = [partial(Counter, number, 3) for number in range(3)]
+
+
+@pytest.mark.parametrize("asynchronous", [None, "idle", "restart"])
+def test_step_async_and_step_wait_equal_step(asynchronous: Any, make_env: MakeEnv) -> None:
+    plain, env = ParallelEnv(ENV_FNS, ORACLE, asynchronous), make_env(ENV_FNS, asynchronous=asynchronous)
+    plain.reset(seed=1)
+    env.reset(seed=1)
+    for step in range(5):
+        id: Any = [2, 0] if step % 2 else None
+        actions = [step % 4] * (2 if id else 3)
+        align: Any = "batch" if step == 2 else "item"
+        env.step_async(actions, id)
+        expected, found = plain.step(actions, id, align), env.step_wait(align=align)
+        assert difference(items(expected), items(found)) is None
+    plain.close()
+
+
+def test_step_wait_without_step_async_is_refused(make_env: MakeEnv) -> None:
+    env = make_env(ENV_FNS)
+    env.reset(seed=1)
+    with pytest.raises(NothingInFlightError, match=r"Call step_async\(\) first"):
+        env.step_wait()
+    env.step_async([0, 0, 0])
+    with pytest.raises(EnvBusyError, match=r"recv\(min_envs=3\), or drop it with reset"):
+        env.step_async([0, 0, 0])
+    with pytest.raises(ArgumentError, match="timeout=-1"):
+        env.step_wait(-1)
+    env.step_wait(30)
+    with pytest.raises(NothingInFlightError, match="step_async"):
+        env.step_wait()
+    env.step_async([0, 0, 0])
+    env.reset()
+    with pytest.raises(NothingInFlightError, match=r"No step of envs \[0, 1, 2\] is in flight"):
+        env.step_wait()
+
+
+def test_get_images_returns_rendered_frames(make_env: MakeEnv) -> None:
+    env = make_env([lambda: gym.make("CartPole-v1", render_mode="rgb_array")] * 2)
+    env.reset(seed=1)
+    assert difference(env.get_images(), env.render()) is None
+    assert len(env.get_images(1)) == 1
+    assert env.unwrapped is env

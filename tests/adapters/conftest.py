@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from conftest import MakeEnv
 
 from adapters.envs import Looped
+from adapters.neighbours import require
+from parallelenv import ParallelEnv
+
+Adapter = Callable[[ParallelEnv], Any]
+OF_SB3 = pytest.param("sb3", marks=pytest.mark.neighbours)
 
 
 @pytest.fixture
@@ -18,6 +24,15 @@ def make(make_env: MakeEnv) -> Any:
         return make_env(list(env_fns), num_cpus=2, **kwargs).to_gymnasium(autoreset_mode)
 
     return made
+
+
+@pytest.fixture(params=["gymnasium", "tianshou", OF_SB3])
+def adapted(request: pytest.FixtureRequest) -> Adapter:
+    """Each adapter in turn."""
+    if request.param == "sb3":
+        require("stable_baselines3.common.vec_env")
+    adapter: Adapter = getattr(ParallelEnv, f"to_{request.param}")
+    return adapter
 
 
 @pytest.fixture(params=["a hundred", pytest.param("thousands", marks=[pytest.mark.neighbours, pytest.mark.long])])

@@ -7,11 +7,15 @@ adapters need not imitate that.
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import threading
 import time
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 Space = gym.Space[Any]
@@ -54,13 +58,8 @@ class Varied(gym.Env[Any, Any]):
         luck = self.np_random.random(4)
         self.total += float(luck[0])
         terminated, truncated = bool(luck[1] < 0.8 / self.mean), bool(luck[2] < 0.4 / self.mean)
-        return (
-            self.observation_space.sample(),
-            float(luck[0]) + weight(action),
-            terminated,
-            truncated,
-            self.info(float(luck[3])),
-        )
+        state, reward = self.observation_space.sample(), float(luck[0]) + weight(action)
+        return state, reward, terminated, truncated, self.info(float(luck[3]))
 
     def info(self, luck: float) -> dict[str, Any]:
         """Return an info whose keys differ from step to step."""
@@ -84,7 +83,7 @@ def weight(action: Any) -> float:
 
 
 class Looped(gym.Env[Any, Any]):
-    """One state array, which every step overwrites, and a reward of shape (1,)."""
+    """One state array, which every step overwrites."""
 
     observation_space = Box(0, 100, (1,), np.float32)
     action_space = Discrete(2)
@@ -98,9 +97,9 @@ class Looped(gym.Env[Any, Any]):
         self.state[:] = 0
         return self.state, {}
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.state += 1
-        return self.state, self.state * 2, bool(self.state >= self.length), False, {}
+        return self.state, 2 * float(self.state[0]), bool(self.state >= self.length), False, {}
 
     def add(self, one: float, other: float = 0.0) -> float:
         """Return a sum."""
@@ -136,20 +135,46 @@ class Slow(Looped):
         return duration
 
 
-class Drawn(Looped):
-    """Draws frames that are large enough for a video and show seed and step."""
+def interrupt_step(env: Any) -> None:
+    """Interrupt a step of three envs, of which one is `Slow`."""
+    interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(np.array([0, 1, 0]))
+    interrupt.join()
 
+
+class Drawn(Looped):
+    """Draws frames that show seed and step."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
     render_mode = "rgb_array"
 
-    def __init__(self, length: int = 5) -> None:
-        super().__init__(length)
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        state, reward, *rest = super().step(action)
-        return state.copy(), float(reward[0]), *rest
-
     def render(self) -> Any:
-        frame = np.zeros((32, 32, 3), np.uint8)
-        frame[: 6 * int(self.state[0])] = self.np_random.integers(256, size=3)
-        return frame
+        return super().render() + self.np_random.integers(200, size=3).astype(np.uint8)
+
+
+class Typed(Looped):
+    """Returns a state of another type or shape than its space. Action 1 ends the episode."""
+
+    def __init__(self, observation_space: Any, state: Any) -> None:
+        super().__init__()
+        self.observation_space, self.given = observation_space, state
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.given, {}
+
+    def step(self, action: Any) -> Any:
+        return self.given, 1.0, bool(action == 1), False, {}
+
+
+class Echo(Looped):
+    """Keeps its latest action."""
+
+    def __init__(self, action_space: Any) -> None:
+        super().__init__(9)
+        self.action_space = action_space
+
+    def step(self, action: Any) -> Any:
+        self.action = action
+        return super().step(0)

@@ -11,13 +11,10 @@ from adapters.neighbours import require, seeded
 pytestmark = pytest.mark.neighbours
 
 
-def test_ppo_on_gymnasium_calls_learns() -> None:
-    require("torch")
+@pytest.mark.parametrize(
+    ("example", "package", "enough"), [("ppo", "torch", 150), ("sb3_ppo", "stable_baselines3", 300)]
+)
+def test_training_learns(example: str, package: str, enough: float) -> None:
+    require(package)
     with seeded(0):
-        assert load("docs/examples/ppo.py").main(PROCESSES) > 150
-
-
-def test_ppo_of_stable_baselines_learns() -> None:
-    require("stable_baselines3")
-    with seeded(0):
-        assert load("docs/examples/sb3_ppo.py").main(PROCESSES) > 300
+        assert load(f"docs/examples/{example}.py").main(PROCESSES) > enough

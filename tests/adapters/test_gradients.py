@@ -18,7 +18,6 @@ from parallelenv.errors import ActionError
 pytestmark = pytest.mark.neighbours
 torch = require("torch")
 in_this_process = in_modes(*IN_CALLER)
-in_other_processes = in_modes(PROCESSES)
 TRAVELS = r"requires grad.*copied to another process.*tensor\.detach\(\).*torch\.no_grad\(\).*para_mode='dummy'"
 
 
@@ -38,9 +37,7 @@ class Learns:
 
 
 class LearnsDeclared(Learns):
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
 def innermost(action: Any) -> Any:
@@ -108,7 +105,7 @@ def test_env_may_modify_its_action_row_in_place(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"caller_steps": True}], ids=["", "caller steps"])
-@in_other_processes
+@in_modes(PROCESSES)
 def test_only_detached_actions_are_sent_to_other_processes(make_env: MakeEnv, options: Any) -> None:
     net = torch.nn.Linear(2, 2)
     env = make_env([Learns, LearnsDeclared], num_cpus=2, **options)

@@ -16,10 +16,12 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from modes import LOCAL, THREADS, here_and_in_processes, in_modes
 
-from adapters.envs import Fragile, Looped, Varied
+from adapters.envs import Drawn, Echo, Fragile, Looped, Varied
+from adapters.twins import Twins
 from parallelenv import ParallelEnv
-from parallelenv.errors import ArgumentError, ClosedError, UsageError
+from parallelenv.errors import ArgumentError, UsageError
 from parallelenv.results import difference
+from parallelenv.testing.envs import Old
 
 ZEROS = np.zeros(3, dtype=np.int64)
 ONE_ONE = np.array([0, 1, 0])
@@ -28,26 +30,12 @@ ONE_ONE = np.array([0, 1, 0])
 # -------------------------------------------------------------------- basics
 
 
-def test_adapter_is_a_vector_env_in_every_mode(make: Any) -> None:
+@here_and_in_processes
+def test_adapter_is_a_vector_env(make: Any) -> None:
     env = make(autoreset_mode=AutoresetMode.SAME_STEP)
     assert issubclass(type(env), gym.vector.VectorEnv)
     assert env.unwrapped is env
-    assert env.num_envs == 3
-    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     assert "autoreset_mode" not in Looped.metadata
-    assert env.single_observation_space == Looped.observation_space
-    assert env.observation_space.shape == (3, 1)
-    assert env.action_space == gym.spaces.MultiDiscrete([2, 2, 2])
-    assert env.render_mode is None
-    assert env.spec is None
-    observations, infos = env.reset(seed=1)
-    assert observations.tolist() == [[0], [0], [0]]
-    assert infos == {}
-    observations, rewards, terminations, truncations, infos = env.step(ZEROS)
-    assert observations.tolist() == [[1], [1], [1]]
-    assert (rewards.dtype, terminations.dtype, truncations.dtype) == (np.float64, np.bool_, np.bool_)
-    assert rewards.tolist() == [2, 2, 2]
-    assert infos == {}
     env.close()
     assert env.closed
     assert env.parallel_env.closed
@@ -72,17 +60,6 @@ def test_adapter_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
         ours.to_gymnasium("Disabled")
 
 
-@here_and_in_processes
-def test_autoreset_infos_match_reset_infos_of_the_parallel_env(make: Any) -> None:
-    env = make([partial(Varied, mean=2.0)] * 3)
-    env.reset(seed=1)
-    while not (ended := env.parallel_env.done).any():
-        env.step(ZEROS)
-    *_, infos = env.step(ZEROS)
-    told = [info["first"] for info in env.parallel_env.reset_infos]
-    assert [first for first, is_new in zip(told, ended, strict=True) if is_new] == infos["first"][ended].tolist()
-
-
 def test_rollout_is_refused_in_next_step_mode(make: Any) -> None:
     env = make()
     env.reset()
@@ -91,26 +68,21 @@ def test_rollout_is_refused_in_next_step_mode(make: Any) -> None:
 
 
 @here_and_in_processes
-def test_saved_state_restores_pending_autoresets(make: Any) -> None:
+def test_pending_autoresets_are_saved_and_reported_in_reset_infos(make: Any) -> None:
     env, other = make([partial(Varied, mean=2.0)] * 3), make([partial(Varied, mean=2.0)] * 3)
     env.reset(seed=1)
-    while not env.parallel_env.has_done():
+    while not (ended := env.parallel_env.done).any():
         env.step(ZEROS)
     assert other.parallel_env.load_state(env.parallel_env.save_state()) == ()
+    answer = env.step(ZEROS)
+    assert difference(answer, other.step(ZEROS)) is None
+    told = np.array([info["first"] for info in env.parallel_env.reset_infos])
+    assert told[ended].tolist() == answer[-1]["first"][ended].tolist()
     for _ in range(20):
         assert difference(env.step(ZEROS), other.step(ZEROS)) is None
 
 
-# -------------------------------------------------------------------- errors of Gymnasium's own vector envs
-
-
-@here_and_in_processes
-def test_reset_mask_keeps_statistics_of_other_envs(make: Any) -> None:
-    env = gym.wrappers.vector.RecordEpisodeStatistics(make([partial(Looped, 9)] * 3, "Disabled"))
-    env.reset()
-    env.step(ZEROS)
-    env.reset(options={"reset_mask": np.array([True, False, False])})
-    assert env.episode_returns.tolist() == [0, 2, 2]
+# -------------------------------------------------------------------- masks, seeds and options
 
 
 @in_modes(*LOCAL)
@@ -128,84 +100,44 @@ def test_stepping_an_ended_env_without_reset_raises(make: Any) -> None:
 
 
 @here_and_in_processes
-def test_final_observations_are_not_overwritten_by_the_reset(make: Any) -> None:
-    env = make(autoreset_mode="SameStep")
-    env.reset()
-    env.step(ZEROS)
-    observations, _, _, _, infos = env.step(ZEROS)
-    assert observations.tolist() == [[0], [0], [0]]
-    assert [final.tolist() for final in infos["final_obs"]] == [[2], [2], [2]]
-    assert infos["_final_obs"].all()
-
-
-# -------------------------------------------------------------------- masks, seeds and options
-
-
-@here_and_in_processes
 def test_reset_mask_does_not_modify_the_options_dict(make: Any) -> None:
     env = make([Varied] * 3)
-    first, _ = env.reset(seed=1)
+    env.reset(seed=1)
     mask = np.array([False, True, False])
     options = {"reset_mask": mask, "level": 2}
-    observations, infos = env.reset(seed=[None, 5, None], options=options)
+    _, infos = env.reset(options=options)
     assert options == {"reset_mask": mask, "level": 2}
     assert infos["told"].tolist() == [None, "{'level': 2}", None]
-    assert infos["_first"].tolist() == mask.tolist()
-    assert difference(observations[[0, 2]], first[[0, 2]]) is None
-    assert not np.array_equal(observations[1], first[1])
 
 
 # -------------------------------------------------------------------- spaces
 
 
+SINGLE = Box(0, 50, (1,), np.float32)
+
+
 class Bounded(Looped):
-    def __init__(self, high: float, shape: tuple[int, ...] = (1,)) -> None:
+    def __init__(self, high: float, size: int = 1) -> None:
         super().__init__()
-        self.observation_space = Box(0, high, shape, np.float32)
-
-    def step(self, action: Any) -> Any:
-        state, reward, *rest = super().step(action)
-        return state, float(reward[0]), *rest  # Gymnasium's do not take an array of one number
-
-
-class Spaceless:
-    def reset(self) -> int:
-        return 0
-
-    def step(self, action: Any) -> Any:
-        return 0, 0.0, False, {}
+        self.observation_space = Box(0, high, (size,), np.float32)
 
 
 @here_and_in_processes
-def test_observation_mode_different_allows_different_bounds(make_env: MakeEnv) -> None:
+@pytest.mark.parametrize("observation_mode", ["different", (Box(0, 50, (3, 1), np.float32), SINGLE)])
+def test_observation_mode_allows_different_bounds(observation_mode: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(Bounded, 10 + number) for number in range(3)]
-    theirs = SyncVectorEnv(env_fns, observation_mode="different")
-    ours = make_env(env_fns)
+    env = make_env(env_fns)
     with pytest.raises(ArgumentError, match=r"env 1 is Box.*give observation_mode='different'"):
-        ours.to_gymnasium()
-    env: Any = ours.to_gymnasium(observation_mode="different")
-    assert env.observation_space == theirs.observation_space
-    assert env.single_observation_space == theirs.single_observation_space
-    assert difference(env.reset(seed=1), theirs.reset(seed=1)) is None
-    assert difference(env.step(ZEROS)[0], theirs.step(ZEROS)[0]) is None
+        env.to_gymnasium()
+    theirs = SyncVectorEnv(env_fns, observation_mode=observation_mode)
+    twins = Twins(env.to_gymnasium(observation_mode=observation_mode), theirs)
+    twins.same("observation_space", "single_observation_space")
+    twins.reset(seed=1)
+    twins.step(ZEROS)
 
 
-def test_observation_mode_accepts_given_spaces(make_env: MakeEnv) -> None:
-    single, batched = Box(0, 50, (1,), np.float32), Box(0, 50, (3, 1), np.float32)
-    env: Any = make_env([partial(Bounded, 10 + number) for number in range(3)]).to_gymnasium(
-        observation_mode=(batched, single)
-    )
-    assert env.observation_space == batched
-    assert env.single_observation_space == single
-    assert env.reset()[0] in batched
-
-
-class Turns(Looped):
-    action_space = Discrete(3)
-
-
-SINGLE = Box(0, 50, (1,), np.float32)
 THREE = [partial(Bounded, 10)] * 3
+DIFFERENT = {"observation_mode": "different"}
 SHAPES = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
 
 
@@ -215,25 +147,10 @@ SHAPES = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
         (THREE, {"observation_mode": (Box(0, 50, (2, 1), np.float32), SINGLE)}, ArgumentError, SHAPES),
         (THREE, {"observation_mode": (Box(0, 50, (3, 1), np.float64), SINGLE)}, ArgumentError, SHAPES),
         (THREE, {"observation_mode": (Discrete(3), SINGLE)}, ArgumentError, SHAPES),
-        (
-            [partial(Bounded, 9), partial(Bounded, 9, (2,))],
-            {"observation_mode": "different"},
-            ArgumentError,
-            "env 1 is Box.*with other shapes or dtypes",
-        ),
-        (
-            [Spaceless, Spaceless],
-            {"observation_mode": "different"},
-            ArgumentError,
-            "env 0 declares no observation_space.*give ParallelEnv spaces=",
-        ),
-        ([Looped, Turns], {}, RuntimeError, "The action_space of env 1 is"),
-        (
-            [Looped],
-            {"autoreset_mode": "nextstep"},
-            ValueError,
-            r"'nextstep' is not known; expected one of \('NextStep', 'SameStep'",
-        ),
+        ([Looped, partial(Bounded, 9, 2)], DIFFERENT, ArgumentError, "env 1 is Box.*with other shapes or dtypes"),
+        ([partial(Old, 0)], DIFFERENT, ArgumentError, "env 0 declares no observation_space.*spaces="),
+        ([Looped, partial(Echo, Discrete(3))], {}, RuntimeError, "The action_space of env 1 is"),
+        ([Looped], {"autoreset_mode": "next"}, ValueError, r"'next' is not known; expected .*'NextStep', 'SameStep'"),
         ([Looped], {"observation_mode": "any"}, ValueError, "observation_mode='any' is not known"),
     ],
 )
@@ -263,7 +180,6 @@ SOME = np.array([True, True, False])
 OURS: dict[str, Refused] = {
     "seeds for a mask": (ValueError, "2 seeds", lambda env: env.reset(seed=[1, 2], options={"reset_mask": SOME})),
     "options that are a number": (ArgumentError, "is not a dict. Give a dict", lambda env: env.reset(options=5)),
-    "options for each env": (ArgumentError, "is not a dict. Give a dict", lambda env: env.reset(options=[{}] * 3)),
     "reset by call": (ValueError, BYPASS + "reset", lambda env: env.call("reset")),
     "step by call": (ValueError, BYPASS + "step", lambda env: env.call("step")),
     "close by call": (ValueError, BYPASS + "close", lambda env: env.call("close")),
@@ -292,21 +208,18 @@ def test_bad_arguments_are_refused_with_the_errors_of_sync_vector_env(what: str,
 
 
 @here_and_in_processes
-def test_call_reaches_attributes_and_methods(make: Any) -> None:
-    env = make()
-    env.reset(seed=7)
-    env.step(ZEROS)
-    assert env.call("add", 1, other=0.5) == (2.5, 2.5, 2.5)
-    assert env.call("length") == env.get_attr("length") == (2, 2, 2)
-    env.set_attr("length", [5, 6, 7])
-    assert env.get_attr("length") == (5, 6, 7)
-    env.set_attr("length", 9)
-    assert env.get_attr("length") == (9, 9, 9)
-    assert env.np_random_seed == (7, 8, 9)
-    assert [generator.random() for generator in env.np_random] == [
-        np.random.default_rng(seed).random() for seed in (7, 8, 9)
-    ]
-    assert [frame.max() for frame in env.render()] == [1, 1, 1]
+def test_attributes_methods_and_frames_equal_those_of_sync_vector_env(make: Any) -> None:
+    twins = Twins(make([Drawn] * 3), SyncVectorEnv([Drawn] * 3))
+    twins.same("render_mode", "metadata")
+    twins.reset(seed=7)
+    twins.step(ZEROS)
+    twins.render()
+    twins.call("add", 1, other=0.5)
+    for values in (9, [5, 6, 7]):
+        twins.set_attr("length", values)
+        twins.call("length")
+        twins.get_attr("length")
+    twins.same("np_random_seed", "np_random")
 
 
 @in_modes(THREADS)
@@ -343,19 +256,11 @@ def test_episode_of_restarted_env_is_truncated(autoreset_mode: str, make: Any) -
 
 
 @here_and_in_processes
-@pytest.mark.parametrize("timeout", ["x", -1, float("nan"), True])
-def test_close_timeout_must_be_a_number(timeout: Any, make: Any) -> None:
+def test_close_timeout_must_be_a_number(make: Any) -> None:
     env = make()
-    with pytest.raises(ArgumentError, match="a number of seconds, 0 or more, or None for 3 s. Nothing was closed"):
-        env.close(timeout)
+    for timeout in ("x", -1, float("nan"), True):
+        with pytest.raises(ArgumentError, match="a number of seconds, 0 or more, or None for 3 s. Nothing was closed"):
+            env.close(timeout)
     assert not env.closed
     env.close(0)
     assert env.closed
-
-
-@here_and_in_processes
-def test_to_gymnasium_of_a_closed_env_is_refused(make_env: MakeEnv) -> None:
-    env = make_env([Looped])
-    env.close()
-    with pytest.raises(ClosedError, match=r"^to_gymnasium\(\), to_sb3\(\) or to_tianshou\(\) was called on a closed"):
-        env.to_gymnasium()

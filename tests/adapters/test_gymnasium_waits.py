@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,11 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AsyncVectorEnv
 from modes import PROCESSES, THREADS, here_and_in_processes, in_modes
 
-from adapters.envs import Looped, Slow
+from adapters.envs import Looped, Slow, interrupt_step
 from parallelenv.errors import ArgumentError, WorkerTimeoutError
 
 ZEROS = np.zeros(3, dtype=np.int64)
 ONE_ONE = np.array([0, 1, 0])
-
-
-@here_and_in_processes
-def test_async_calls_are_completed_by_their_waits(make: Any) -> None:
-    env = make()
-    env.reset_async(seed=1)
-    assert env.reset_wait()[0].tolist() == [[0], [0], [0]]
-    env.step_async(ZEROS)
-    assert env.step_wait(timeout=60)[0].tolist() == [[1], [1], [1]]
-    env.call_async("add", 1)
-    assert env.call_wait() == (2, 2, 2)
 
 
 BEGIN: dict[str, Callable[[Any], Any]] = {
@@ -53,17 +40,19 @@ ANYTHING: dict[str, Callable[[Any], Any]] = {
     "generators": lambda env: env.np_random,
     "seeds": lambda env: env.np_random_seed,
 }
-WAIT: dict[str, Callable[[Any], Any]] = {
-    "reset": lambda env: env.reset_wait(),
-    "step": lambda env: env.step_wait(),
-    "call": lambda env: env.call_wait(),
-}
+WAIT: dict[str, Callable[[Any], Any]] = {name: methodcaller(f"{name}_wait") for name in BEGIN}
 REFUSALS = (AlreadyPendingCallError, NoAsyncCallError, ClosedEnvironmentError)
 
 
+def values(answer: Any) -> Any:
+    """Return the observations of a reset or step, or the results of a call, of three envs."""
+    is_call = len(answer) == 3
+    return np.ravel(answer if is_call else answer[0]).tolist()
+
+
 @here_and_in_processes
-@pytest.mark.parametrize("name", WAIT)
-def test_wait_with_invalid_timeout_keeps_the_call_pending(name: str, make: Any) -> None:
+@pytest.mark.parametrize(("name", "expected"), [("reset", 0), ("step", 1), ("call", 1)])
+def test_wait_with_invalid_timeout_keeps_the_call_pending(name: str, expected: int, make: Any) -> None:
     env = make()
     env.reset()
     BEGIN[name](env)
@@ -71,7 +60,7 @@ def test_wait_with_invalid_timeout_keeps_the_call_pending(name: str, make: Any) 
         getattr(env, f"{name}_wait")("x")
     with pytest.raises(AlreadyPendingCallError, match=rf"while {name}_async\(\) waits for {name}_wait\(\)"):
         env.get_attr("length")
-    WAIT[name](env)
+    assert values(getattr(env, f"{name}_wait")(timeout=60)) == [expected] * 3
 
 
 @here_and_in_processes
@@ -138,51 +127,43 @@ def test_to_gymnasium_of_a_busy_env_raises_timeout_error(make_env: MakeEnv, tmp_
 
 
 @in_modes(PROCESSES, THREADS)
-@pytest.mark.parametrize(("name", "expected"), [("step", [1, 1, 1]), ("reset", [0, 0, 0]), ("call", [0.3, 0.3, 0.3])])
-def test_waits_can_be_repeated_after_timeout(name: str, expected: list[float], make: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "begin", "expected"),
+    [
+        ("step", methodcaller("step_async", ONE_ONE), 1),
+        ("reset", methodcaller("reset_async", options={"rest": 0.3}), 0),
+        ("call", methodcaller("call_async", "rest", 0.3), 0.3),
+    ],
+)
+def test_waits_can_be_repeated_after_timeout(name: str, begin: Any, expected: float, make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
     env.reset()
-    begin: dict[str, Callable[[], Any]] = {
-        "step": lambda: env.step_async(ONE_ONE),
-        "reset": lambda: env.reset_async(options={"rest": 0.3}),
-        "call": lambda: env.call_async("rest", 0.3),
-    }
-    begin[name]()
+    begin(env)
     wait = getattr(env, f"{name}_wait")
     message = rf"did not answer within 0.05 s\. Continue to wait with {name}_wait\(\), give a longer timeout"
     with pytest.raises(multiprocessing.TimeoutError, match=message) as caught:
         wait(timeout=0.05)
     assert isinstance(caught.value, WorkerTimeoutError)
-    assert np.ravel(wait() if name == "call" else wait()[0]).tolist() == expected
+    assert values(wait()) == [expected] * 3
     with pytest.raises(NoAsyncCallError):
         wait()
     assert env.step(ZEROS)[0].tolist() == [[2 if name == "step" else 1]] * 3
 
 
-@in_modes(PROCESSES, THREADS)
-def test_late_step_can_be_dropped(make: Any) -> None:
-    env = make([partial(Slow, 9)] * 3)
-    env.reset()
+def time_out(env: Any) -> None:
     env.step_async(ONE_ONE)
     with pytest.raises(TimeoutError):
         env.step_wait(timeout=0.05)
-    with pytest.raises(AlreadyPendingCallError, match=r"Get it with step_wait\(\), or drop it with reset\(\)"):
-        env.step(ZEROS)
-    assert env.reset()[0].tolist() == [[0], [0], [0]]
-    assert env.step(ZEROS)[0].tolist() == [[1], [1], [1]]
 
 
 @in_modes(PROCESSES, THREADS)
-def test_interrupted_step_can_be_received_or_dropped(make: Any) -> None:
+@pytest.mark.parametrize("leave", [time_out, interrupt_step])
+def test_late_or_interrupted_step_can_be_received_or_dropped(leave: Callable[[Any], None], make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
     env.reset()
-    for end in (lambda: env.step_wait()[0].tolist() == [[1], [1], [1]], lambda: not env.reset()[0].any()):
-        interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
-            env.step(ONE_ONE)
-        interrupt.join()
-        with pytest.raises(AlreadyPendingCallError, match="interrupted"):
+    for end, expected in ((env.step_wait, 1), (env.reset, 0)):
+        leave(env)
+        with pytest.raises(AlreadyPendingCallError, match=r"Get it with step_wait\(\), or drop it with reset\(\)"):
             env.step(ZEROS)
-        assert end()
-    env.step(ZEROS)
+        assert end()[0].tolist() == [[expected]] * 3
+    assert env.step(ZEROS)[0].tolist() == [[1]] * 3

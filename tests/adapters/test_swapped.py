@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Callable
+import sys
 from functools import partial
 from typing import Any
 
@@ -14,96 +12,27 @@ import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
-from modes import IN_CALLER, LOCAL, PROCESSES, here_and_in_processes, in_modes
+from modes import IN_CALLER, LOCAL, ORACLE, PROCESSES, here_and_in_processes, in_modes
 
-from adapters.envs import Looped
+from adapters.conftest import Adapter
+from adapters.envs import Echo, Looped, Typed
 from adapters.neighbours import require
-from parallelenv import ParallelEnv
-from parallelenv.errors import (
-    AbsentAttributeError,
-    ActionError,
-    ClosedError,
-    EnvContractError,
-    ResetNeededError,
-)
+from adapters.twins import Twins
+from parallelenv import ParallelEnv, ParallelEnvError, vector_entry_point
+from parallelenv.errors import AbsentAttributeError, ActionError, ClosedError, MissingDependencyError, ResetNeededError
 from parallelenv.results import difference
-
-Adapter = Callable[[ParallelEnv], Any]
-
-
-@pytest.fixture(params=["gymnasium", "tianshou", pytest.param("sb3", marks=pytest.mark.neighbours)])
-def adapted(request: pytest.FixtureRequest) -> Adapter:
-    """Return each adapter."""
-    if request.param == "sb3":
-        require("stable_baselines3.common.vec_env")
-    adapter: Adapter = getattr(ParallelEnv, f"to_{request.param}")
-    return adapter
-
-
-class Bare(Looped):
-    """Its reset accepts no arguments."""
-
-    def reset(self) -> Any:  # type: ignore[override]
-        self.state[:] = 0
-        return self.state, {}
-
-
-class Seeded(Looped):
-    """Its reset accepts only a seed."""
-
-    def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
-        self.state[:] = 0 if seed is None else seed
-        return self.state, {}
 
 
 class Strict(Looped):
     """Its reset has no defaults."""
 
     def reset(self, seed: int | None, options: Any) -> Any:  # type: ignore[override]
-        self.state[:] = 0
-        return self.state, {}
+        return super().reset(seed=seed, options=options)
 
 
 @here_and_in_processes
-@pytest.mark.filterwarnings("ignore::parallelenv.errors.OldApiWarning")
-@pytest.mark.parametrize("env_class", [Bare, Seeded, Strict])
-def test_reset_gets_only_arguments_that_it_accepts(env_class: Any, adapted: Adapter, make_env: MakeEnv) -> None:
-    adapted(make_env([env_class] * 2)).reset()
-
-
-@here_and_in_processes
-@pytest.mark.filterwarnings("ignore::parallelenv.errors.OldApiWarning")
-def test_options_raise_type_error_if_reset_does_not_accept_them(make_env: MakeEnv) -> None:
-    env: Any = make_env([Seeded] * 2).to_gymnasium()
-    assert env.reset(seed=4)[0].tolist() == [[4], [5]]
-    with pytest.raises(TypeError, match="options"):
-        env.reset(options={"level": 2})
-
-
-class Grumpy(Looped):
-    """Raises a given error."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(9)
-        self.error = error
-
-    def step(self, action: Any) -> Any:
-        raise self.error
-
-    def fail(self) -> None:
-        raise self.error
-
-
-@here_and_in_processes
-def test_error_of_the_first_env_is_raised_if_several_fail(adapted: Adapter, make_env: MakeEnv) -> None:
-    env = adapted(make_env([partial(Grumpy, KeyError("one")), partial(Grumpy, OSError("two"))]))
-    env.reset()
-    with pytest.raises(KeyError, match="one") as caught:
-        env.step(np.zeros(2, int))
-    assert "Also: OSError: two" in caught.value.__notes__[-1]
-
-
-# -------------------------------------------------------------------- the envs themselves
+def test_reset_gets_all_arguments_that_it_needs(adapted: Adapter, make_env: MakeEnv) -> None:
+    adapted(make_env([Strict] * 2)).reset()
 
 
 def envs_of(env: Any) -> list[Any]:
@@ -113,11 +42,8 @@ def envs_of(env: Any) -> list[Any]:
 
 @in_modes(*IN_CALLER)
 def test_envs_in_the_same_process_are_accessible(adapted: Adapter, make_env: MakeEnv) -> None:
-    wrapped = partial(gym.make, "CartPole-v1")
-    env = adapted(make_env([wrapped] * 3, num_cpus=2))
-    envs = envs_of(env)
-    assert [type(one) for one in envs] == [type(wrapped())] * 3
-    envs[1].unwrapped.gravity = 5.0
+    env = adapted(make_env(["CartPole-v1"] * 3, num_cpus=2))
+    envs_of(env)[1].unwrapped.gravity = 5.0
     assert env.parallel_env.get_env_attr("gravity") == [9.8, 5.0, 9.8]
     env.close()
     with pytest.raises(AbsentAttributeError, match="is absent: the ParallelEnv was closed"):
@@ -129,70 +55,45 @@ def test_envs_in_other_processes_are_not_accessible(adapted: Adapter, make_env: 
     env = adapted(make_env([Looped] * 2))
     with pytest.raises(AbsentAttributeError, match=r"is absent: these envs live in other processes\. Use get_"):
         envs_of(env)
-    assert not hasattr(env, "workers")
-    assert not hasattr(env, "envs")
 
 
 # -------------------------------------------------------------------- actions
 
 
-class Echo(gym.Env[Any, Any]):
-    """Returns its actions in the infos."""
-
-    def __init__(self, action_space: Any) -> None:
-        self.action_space, self.observation_space = action_space, Box(0, 9, (1,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        told = {"value": np.asarray(action).tolist(), "dtype": str(getattr(action, "dtype", type(action)))}
-        return np.zeros(1, np.float32), 0.0, False, False, {"told": told}
-
-
-def received_actions(env: Any, actions: Any) -> list[Any]:
-    """Step, and return values and dtypes of the actions that the envs got."""
-    env.reset()
-    infos = env.step(actions)[-1]
-    if isinstance(infos, dict):
-        infos = [
-            {"told": {"value": value, "dtype": dtype}}
-            for value, dtype in zip(np.asarray(infos["told"]["value"]).tolist(), infos["told"]["dtype"], strict=True)
-        ]
-    return [(info["told"]["value"], info["told"]["dtype"]) for info in infos]
+BOX = Box(-2, 2, (1,), np.float32)
+PUSHES = [np.array([[0.1], [0.2]], dtype) for dtype in (np.float64, np.float32, np.float16)]
+TWO = [np.int64(1), np.int64(2)]
 
 
 @here_and_in_processes
-def test_box_actions_keep_their_dtype(adapted: Adapter, make_env: MakeEnv) -> None:
-    env = adapted(make_env([partial(Echo, Box(-2, 2, (1,), np.float32))] * 2))
-    assert received_actions(env, np.array([[0.1], [0.2]])) == [([0.1], "float64"), ([0.2], "float64")]
-    assert received_actions(env, np.array([[0.5], [1.5]], np.float32)) == [([0.5], "float32"), ([1.5], "float32")]
-    assert received_actions(env, np.array([[0.5], [1.5]], np.float16)) == [([0.5], "float16"), ([1.5], "float16")]
+@pytest.mark.parametrize(
+    ("space", "actions", "received"),
+    [
+        *((BOX, pushes, list(pushes)) for pushes in PUSHES),
+        (Discrete(3), np.array([1.0, 2.0]), TWO),
+        (Discrete(3), np.array([1, 2], np.uint8), TWO),
+    ],
+)
+def test_box_actions_keep_their_dtype_and_discrete_actions_may_be_whole_floats(
+    space: Any, actions: Any, received: Any, adapted: Adapter, make_env: MakeEnv
+) -> None:
+    env = adapted(make_env([partial(Echo, space)] * 2))
+    env.reset()
+    env.step(actions)
+    assert difference(env.parallel_env.get_env_attr("action"), received) is None
+    if space != BOX:
+        for refused in (np.array([0.5, 1]), np.array([np.nan, 1])):
+            with pytest.raises(ActionError, match="without loss of meaning"):
+                env.step(refused)
 
 
 @here_and_in_processes
 def test_box_parts_of_dict_actions_keep_their_dtype(make_env: MakeEnv) -> None:
-    space = Dict({"push": Box(-2, 2, (1,), np.float32), "gear": Discrete(3)})
-
-    class Parts(Echo):
-        def step(self, action: Any) -> Any:
-            return *super().step(0)[:4], {"push": str(action["push"].dtype), "gear": str(action["gear"].dtype)}
-
-    env: Any = make_env([partial(Parts, space)] * 2).to_gymnasium()
+    env: Any = make_env([partial(Echo, Dict({"push": BOX, "gear": Discrete(3)}))] * 2).to_gymnasium()
     env.reset()
-    infos = env.step({"push": np.array([[0.1], [0.2]]), "gear": np.array([1.0, 2.0])})[-1]
-    assert infos["push"].tolist() == ["float64"] * 2
-    assert infos["gear"].tolist() == ["int64"] * 2
-
-
-@here_and_in_processes
-def test_discrete_actions_may_be_whole_floats(adapted: Adapter, make_env: MakeEnv) -> None:
-    env = adapted(make_env([partial(Echo, Discrete(3))] * 2))
-    assert received_actions(env, np.array([1.0, 2.0])) == [(1, "int64"), (2, "int64")]
-    assert received_actions(env, np.array([1, 2], np.uint8)) == [(1, "int64"), (2, "int64")]
-    for actions in (np.array([0.5, 1]), np.array([np.nan, 1])):
-        with pytest.raises(ActionError, match="without loss of meaning"):
-            env.step(actions)
+    env.step({"push": PUSHES[0], "gear": np.array([1.0, 2.0])})
+    received = [{"push": push, "gear": gear} for push, gear in zip(PUSHES[0], TWO, strict=True)]
+    assert difference(env.parallel_env.get_env_attr("action"), received) is None
 
 
 @here_and_in_processes
@@ -216,6 +117,8 @@ def test_every_call_after_close_is_refused(adapted: Adapter, make_env: MakeEnv) 
     for name in calls.keys() & set(dir(type(env))):
         with pytest.raises(ClosedError, match="on a closed ParallelEnv"):
             getattr(env, name)(*calls[name])
+    with pytest.raises(ClosedError, match=r"^to_gymnasium\(\), to_sb3\(\) or to_tianshou\(\) was called on a closed"):
+        env.parallel_env.to_gymnasium()
 
 
 # -------------------------------------------------------------------- episodes
@@ -242,22 +145,6 @@ def test_reset_mask_that_skips_env_without_state_is_refused(make_env: MakeEnv) -
         make_env([Looped] * 2).step([0, 0])
 
 
-class Typed(Looped):
-    """Returns a state of another type than its space, and overwrites it in the next reset."""
-
-    def __init__(self, observation_space: Any, state: Any) -> None:
-        super().__init__(1)
-        self.observation_space, self.given = observation_space, state
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        if isinstance(self.given, np.ndarray):
-            self.given *= 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> Any:
-        return self.given, 1.0, True, False, {}
-
-
 @here_and_in_processes
 @pytest.mark.parametrize(
     ("space", "state"),
@@ -270,12 +157,11 @@ class Typed(Looped):
     ],
 )
 def test_final_obs_has_the_type_that_the_env_returned(space: Any, state: Any, make_env: MakeEnv) -> None:
-    env: Any = make_env([partial(Typed, space, state)]).to_gymnasium("SameStep")
-    theirs = SyncVectorEnv([partial(Typed, space, state)], autoreset_mode="SameStep")
-    for one in (env, theirs):
-        one.reset()
-    expected = theirs.step([0])[-1]["final_obs"][0] if not isinstance(state, np.ndarray) else state
-    assert difference(env.step([0])[-1]["final_obs"][0], expected) is None
+    env_fns = [partial(Typed, space, state)]
+    theirs = SyncVectorEnv(env_fns, autoreset_mode="SameStep")
+    twins = Twins(make_env(env_fns).to_gymnasium("SameStep"), theirs)
+    twins.reset()
+    twins.step([1])
 
 
 @in_modes(*LOCAL)
@@ -289,89 +175,70 @@ def test_states_are_writable_with_copy_false(make_env: MakeEnv) -> None:
     parts.to_gymnasium().reset()[0]["a"][0] = 7
 
 
-# -------------------------------------------------------------------- Tianshou
+class _Nowhere:
+    """An import hook that hides Stable-Baselines3."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.split(".", maxsplit=1)[0] == "stable_baselines3":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-@here_and_in_processes
-def test_tianshou_accepts_negative_ids(make_env: MakeEnv) -> None:
-    env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_tianshou()
-    env.reset()
-    env.step(np.zeros(3, int))
-    assert env.reset([-1])[0].tolist() == [[0]]
-    assert env.step([0], -1)[-1][0]["env_id"] == 2
-    assert env.get_env_attr("length", [-1, 0]) == [7, 5]
-    env.set_env_attr("length", [1, 2], -1)
-    assert env.get_env_attr("length") == [5, 6, [1, 2]]
+def test_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "parallelenv.adapters.sb3", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [_Nowhere(), *sys.meta_path])
+    for name in [name for name in sys.modules if name.split(".")[0] == "stable_baselines3"]:
+        monkeypatch.delitem(sys.modules, name)
+    with ParallelEnv(["CartPole-v1"]) as env:
+        with pytest.raises(MissingDependencyError, match="pip install stable-baselines3"):
+            env.to_sb3()
+        env.reset(seed=1)  # still usable
+        env.step([0])
 
 
-@in_modes(PROCESSES)
-def test_tianshou_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> None:
-    message = re.escape("3 envs share 2 workers")
-    with pytest.warns(UserWarning, match=f"{message}.*num_cpus=len\\(envs\\)") as caught:
-        make_env([Looped] * 3, num_cpus=2).to_tianshou(wait_num=2)
-    assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make_env([Looped] * 3, num_cpus=3).to_tianshou(timeout=1.0)
-        make_env([Looped] * 3, num_cpus=2).to_tianshou()
-        ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # dummy mode has one worker
+# -------------------------------------------------------------------- the vector entry point
 
 
-# -------------------------------------------------------------------- Stable-Baselines3
+@pytest.mark.parametrize(("env", "arguments"), [(Looped, {"length": 9}), ("CartPole-v1", {})])
+def test_vector_entry_point_makes_envs_with_a_time_limit(env: Any, arguments: Any) -> None:
+    given = {"max_episode_steps": 4, "parallel_kwargs": {"num_cpus": 1}, **arguments}
+    vector_env = vector_entry_point(2, env=env, para_mode=PROCESSES, autoreset_mode="SameStep", **given)
+    assert vector_env.parallel_env.num_workers == 1
+    vector_env.reset()
+    truncations = [vector_env.step([0, 0])[3].tolist() for _ in range(4)]
+    assert truncations[2:] == [[False, False], [True, True]]
+    vector_env.close()
 
 
-@pytest.mark.neighbours
-@here_and_in_processes
-def test_sb3_indices_work_like_list_indices(make_env: MakeEnv) -> None:
-    env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_sb3()
-    env.reset()
-    assert env.get_attr("length", [0, -1]) == [5, 7]
-    assert env.get_attr("length", -2) == [6]
-    assert env.get_attr("length", [1, 1, 0]) == [6, 6, 5]
-    assert sorted(env.get_attr("length", {0, 2})) == [5, 7]
-    assert env.env_method("add", 1, indices=np.array([-1, -1])) == [1, 1]
-    env.set_attr("length", [9], {-1, 0})
-    assert env.get_attr("length") == [[9], 6, [9]]
-    assert env.env_is_wrapped(gym.Wrapper, [0, 0]) == [False, False]
-
-
-@pytest.mark.neighbours
-@here_and_in_processes
-@pytest.mark.parametrize("state", [np.ones((1, 2), np.float32), np.float32(3), 4.0, [1, 2]])
-def test_sb3_broadcasts_states_as_dummy_vec_env_does(state: Any, make_env: MakeEnv) -> None:
-    space = Box(0, 9, (2,), np.float32)
-    vec_env = require("stable_baselines3.common.vec_env")
-    both = make_env([partial(Typed, space, state)]).to_sb3(), vec_env.DummyVecEnv([partial(Typed, space, state)])
-    for one in both:
-        one.reset()
-    ours, theirs = (one.step(np.zeros(1, int)) for one in both)
-    assert difference(ours[3][0]["terminal_observation"], theirs[3][0]["terminal_observation"]) is None
-
-
-class Spread(Looped):
-    """States of a shape of its own."""
-
-    observation_space = Box(0, 9, (2,), np.float32)
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__(9)
-        self.state = np.zeros(shape, np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return self.state, {}
-
-    def step(self, action: Any) -> Any:
-        self.state += 1
-        return self.state, 1.0, False, False, {}
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"env": Looped, "num_envs": 0}, "num_envs=0"),
+        ({"env": Looped, "para_mode": PROCESSES, "autoreset_mode": "never"}, "autoreset_mode='never' is not known"),
+        ({"env": Looped()}, "is itself an env.*Give a registered id"),
+        ({"env": Looped, "parallel_kwargs": 5}, "parallel_kwargs=5 is not a dict"),
+        ({"env": Looped, "parallel_kwargs": {"para_mode": ORACLE}}, r"parallel_kwargs contains \['para_mode'\]"),
+        ({"env": Looped, "parallel_kwargs": {"envs": [Looped]}}, r"parallel_kwargs contains \['envs'\]"),
+    ],
+)
+def test_vector_entry_point_refuses_bad_arguments(arguments: Any, message: str) -> None:
+    with pytest.raises(ParallelEnvError, match=message):
+        vector_entry_point(**{"num_envs": 2, **arguments})
 
 
 @pytest.mark.neighbours
-@here_and_in_processes
-def test_sb3_broadcasts_states_of_smaller_shapes(make_env: MakeEnv) -> None:
-    require("stable_baselines3")
-    env: Any = make_env([partial(Spread, (1, 2)), partial(Spread, ()), partial(Spread, (1,))]).to_sb3()
-    assert env.reset().tolist() == [[0, 0]] * 3
-    assert env.step(np.zeros(3, int))[0].tolist() == [[1, 1]] * 3
-    env = make_env([partial(Spread, (3,))]).to_sb3()
-    with pytest.raises(EnvContractError, match=r"shape \(3,\)"):
-        env.reset()
+@pytest.mark.filterwarnings("ignore")  # RLlib's own, many
+def test_env_runner_of_rllib_samples_episodes() -> None:
+    ppo, runners = require("ray.rllib.algorithms.ppo"), require("ray.rllib.env.single_agent_env_runner")
+    config = (
+        ppo.PPOConfig()
+        .environment(
+            env=lambda config: vector_entry_point(**config), env_config={"env": "CartPole-v1", "para_mode": PROCESSES}
+        )
+        .env_runners(num_envs_per_env_runner=4, gym_env_vectorize_mode="vector_entry_point")
+    )
+    runner = runners.SingleAgentEnvRunner(config=config)
+    with runner.env.unwrapped.parallel_env as env:
+        episodes = runner.sample(num_timesteps=400, random_actions=True)
+    assert env.num_envs == 4
+    assert 400 <= sum(map(len, episodes)) < 410
+    assert all(sum(episode.get_rewards()) == len(episode) for episode in episodes)

@@ -1,7 +1,8 @@
-"""The adapter for Tianshou equals `DummyVectorEnv`, and collectors accept it."""
+"""The adapter for Tianshou equals `DummyVectorEnv`, collectors accept it, and it can be used after failures."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,30 +11,25 @@ import gymnasium
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from modes import ORACLE, PROCESSES, THREADS, here_and_in_processes, in_modes
+from modes import LOCAL, PROCESSES, THREADS, here_and_in_processes, in_modes
 
-from adapters.dqn_loop import learn, mean_return
-from adapters.envs import Looped, Slow, Varied
+from adapters.envs import Fragile, Looped, Slow, Varied, interrupt_step
 from adapters.neighbours import require
-from adapters.twins import Pair
+from adapters.twins import Twins
 from parallelenv import ParallelEnv
-from parallelenv.errors import ArgumentError, EnvBusyError, InvalidEnvError, NothingInFlightError
+from parallelenv.errors import (
+    ArgumentError,
+    EnvBusyError,
+    InvalidEnvError,
+    NothingInFlightError,
+    WorkerTimeoutError,
+)
 from parallelenv.results import difference
 
 NUM_ENVS = 5
-ZEROS = np.zeros(3, np.int64)
-
-
-class Twins(Pair):
-    """An adapter and Tianshou's own vector env, which get the same calls."""
-
-    def __getattr__(self, name: str) -> Any:
-        def both(*args: Any, **kwargs: Any) -> Any:
-            ours, theirs = (getattr(env, name)(*args, **kwargs) for env in (self.ours, self.theirs))
-            self.compare(ours, theirs)
-            return ours
-
-        return both
+ZEROS = [0, 0, 0]
+ONE_ONE = [0, 1, 0]
+apart = in_modes(THREADS, PROCESSES)
 
 
 @pytest.mark.neighbours
@@ -42,7 +38,7 @@ def test_steps_and_resets_equal_those_of_dummy_vector_env(kind: str, make_env: M
     env_fns = [partial(Varied, kind, 4.0 + number, is_plain=False) for number in range(NUM_ENVS)]
     twins = Twins(make_env(env_fns, num_cpus=2).to_tianshou(), require("tianshou.env").DummyVectorEnv(env_fns))
     twins.seed(3)
-    assert twins.ours.action_space == twins.theirs.action_space
+    twins.same("action_space")
     samples = [[space.sample() for space in env.action_space] for env in (twins.ours, twins.theirs)]
     assert difference(samples[0], samples[1]) is None
     twins.reset(options={"level": 2})
@@ -61,25 +57,6 @@ def test_steps_and_resets_equal_those_of_dummy_vector_env(kind: str, make_env: M
     twins.get_env_attr("mean", 2)
 
 
-@pytest.mark.neighbours
-@here_and_in_processes
-def test_normalized_observations_equal_those_of_dummy_vector_env(make_env: MakeEnv) -> None:
-    env = require("tianshou.env")
-    env_fns = [partial(Varied, "vector", 4.0 + number) for number in range(NUM_ENVS)]
-    twins = Twins(*map(env.VectorEnvNormObs, (make_env(env_fns).to_tianshou(), env.DummyVectorEnv(env_fns))))
-    assert len(twins.ours) == NUM_ENVS
-    twins.seed(3)
-    twins.reset()
-    for step in range(100):
-        ids = [step % NUM_ENVS, (step + 2) % NUM_ENVS]
-        *_, terminated, truncated, infos = twins.step([1, 2], ids)
-        ended = [info["env_id"] for info in infos[terminated | truncated]]
-        if ended:
-            twins.reset(ended)
-    for name in ("mean", "var", "count"):
-        twins.compare(getattr(twins.ours.get_obs_rms(), name), getattr(twins.theirs.get_obs_rms(), name))
-
-
 @pytest.mark.filterwarnings("ignore:Using async setting")
 @pytest.mark.neighbours
 @here_and_in_processes
@@ -96,14 +73,13 @@ def test_collectors_collect_the_same_as_with_dummy_vector_env(is_async: bool, ma
             return data.Batch(act=leans, state=nothing, policy=data.Batch(nothing=nothing))
 
     options: dict[str, Any] = {"wait_num": 3} if is_async else {}
+    collector_class = data.AsyncCollector if is_async else data.Collector
     ours = make_env(["CartPole-v1"] * 4, num_cpus=4).to_tianshou(**options)
-    theirs = env.DummyVectorEnv([_cart_pole] * 4, **options)
+    theirs = env.DummyVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 4, **options)
     found = []
     for venv in (ours, theirs):
-        collector_class = data.AsyncCollector if is_async else data.Collector
         buffer = data.VectorReplayBuffer(2000, 4)
-        policy = Leaning(action_space=venv.action_space[0])
-        collector = collector_class(policy, venv, buffer)
+        collector = collector_class(Leaning(action_space=venv.action_space[0]), venv, buffer)
         venv.seed(3)
         collector.reset()
         collector.collect(n_step=400)
@@ -113,26 +89,7 @@ def test_collectors_collect_the_same_as_with_dummy_vector_env(is_async: bool, ma
         assert difference(found[0], found[1]) is None
 
 
-def _cart_pole() -> Any:
-    return gymnasium.make("CartPole-v1")
-
-
-@pytest.mark.neighbours
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("mode", "num_steps"),
-    [(ORACLE, 800), (PROCESSES, 800), pytest.param(PROCESSES, 20_000, marks=pytest.mark.long)],
-    indirect=["mode"],
-)
-def test_dqn_learns_the_same_as_with_dummy_vector_env(num_steps: int, make_env: MakeEnv) -> None:
-    venvs = make_env([_cart_pole] * 8).to_tianshou(), require("tianshou.env").DummyVectorEnv([_cart_pole] * 8)
-    ours, theirs = (learn(venv, num_steps) for venv in venvs)
-    assert ours.transitions["rew"].shape == (num_steps,)
-    assert difference(ours[:2], theirs[:2]) is None
-    assert num_steps < 20_000 or mean_return(ours.policy, venvs[1], 20) >= 150
-
-
-@in_modes(THREADS, PROCESSES)
+@apart
 def test_step_returns_when_wait_num_envs_have_finished(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(wait_num=2)
     assert env.is_async
@@ -156,11 +113,11 @@ def test_step_returns_when_wait_num_envs_have_finished(make_env: MakeEnv) -> Non
     assert [info["env_id"] for info in infos] == [1]
     assert observations.tolist() == [[1]]
     assert env.waiting_id == []
-    with pytest.raises(NothingInFlightError):
+    with pytest.raises(NothingInFlightError, match="No step is in flight to wait for"):
         env.step(None)
 
 
-@in_modes(THREADS, PROCESSES)
+@apart
 def test_step_returns_finished_envs_after_timeout(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(timeout=0.2)
     env.reset()
@@ -177,19 +134,12 @@ def test_step_returns_finished_envs_after_timeout(make_env: MakeEnv) -> None:
 def test_ended_env_is_not_reset_automatically(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3, asynchronous="restart").to_tianshou()
     assert len(env) == env.env_num == 3
-    assert not env.is_async
     env.reset()
-    env.step(ZEROS)
-    observations, rewards, terminated, truncated, infos = env.step(ZEROS)
-    assert observations.tolist() == [[2]] * 3
-    assert rewards.tolist() == [4, 4, 4]
-    assert terminated.all()
-    assert not truncated.any()
-    assert infos.tolist() == [{"env_id": 0}, {"env_id": 1}, {"env_id": 2}]
-    observations, infos = env.reset([2, 0])
-    assert observations.tolist() == [[0], [0]]
-    assert infos.tolist() == [{}, {}]
-    assert [frame.max() for frame in env.render()] == [0, 2, 0]
+    for _ in range(3):
+        observations, *_ = env.step(ZEROS)
+    assert observations.tolist() == [[3]] * 3
+    env.reset([2, 0])
+    assert [frame.max() for frame in env.render()] == [0, 3, 0]
     with pytest.raises(AttributeError, match="envs 0, 1, 2 have no attribute 'nonsense'"):
         env.get_env_attr("nonsense")
 
@@ -207,3 +157,83 @@ def test_invalid_arguments_are_refused() -> None:
         adapter.reset()
         with pytest.raises(ArgumentError, match="action=None only waits"):
             adapter.step(None)
+
+
+@here_and_in_processes
+def test_adapter_accepts_negative_ids(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_tianshou()
+    env.reset()
+    env.step(np.zeros(3, int))
+    assert env.reset([-1])[0].tolist() == [[0]]
+    assert env.step([0], -1)[-1][0]["env_id"] == 2
+    assert env.get_env_attr("length", [-1, 0]) == [7, 5]
+    env.set_env_attr("length", [1, 2], -1)
+    assert env.get_env_attr("length") == [5, 6, [1, 2]]
+
+
+@in_modes(PROCESSES)
+def test_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> None:
+    with pytest.warns(UserWarning, match=r"3 envs share 2 workers.*num_cpus=len\(envs\)") as caught:
+        make_env([Looped] * 3, num_cpus=2).to_tianshou(wait_num=2)
+    assert caught[0].filename == __file__
+    # These do not warn, or the warning would be raised.
+    make_env([Looped] * 3, num_cpus=3).to_tianshou(timeout=1.0)
+    make_env([Looped] * 3, num_cpus=2).to_tianshou()
+    ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # dummy mode has one worker
+
+
+# -------------------------------------------------------------------- after failures
+
+
+def finish(env: Any, actions: Any) -> list[int]:
+    """Step all envs, and return the ids in the order in which they finished."""
+    ids = [info["env_id"] for info in env.step(actions)[4]]
+    while env.waiting_id:
+        ids += [info["env_id"] for info in env.step(None)[4]]
+    return ids
+
+
+@in_modes(*LOCAL)
+def test_env_that_raised_is_no_longer_waiting(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Fragile, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
+    env.reset()
+    with pytest.raises(KeyError):
+        finish(env, ONE_ONE)
+    while env.waiting_id:
+        env.step(None)
+    assert env.ready_id == [0, 1, 2]
+    assert sorted(finish(env, ZEROS)) == [0, 1, 2]
+
+
+@apart
+def test_interrupted_step_can_be_received_or_dropped(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou()
+    env.reset()
+    for end in (lambda: env.step(None)[0].tolist() == [[1], [1], [1]], lambda: not env.reset()[0].any()):
+        interrupt_step(env)
+        assert env.waiting_id == [0, 1, 2]
+        with pytest.raises(EnvBusyError, match=r"Wait for it with step\(None\), or drop all such steps with reset\(\)"):
+            env.step(ZEROS)
+        assert end()
+        assert env.waiting_id == []
+
+
+@apart
+def test_late_step_can_be_received_with_action_none(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3, timeout=0.1).to_tianshou()
+    env.reset()
+    with pytest.raises(WorkerTimeoutError, match=r"Continue to wait with step\(None\), give a longer timeout"):
+        env.step(ONE_ONE)
+    while env.waiting_id:
+        with contextlib.suppress(WorkerTimeoutError):
+            assert env.step(None)[0].tolist() == [[1], [1], [1]]
+
+
+@here_and_in_processes
+def test_step_with_no_envs_returns_empty_arrays(make_env: MakeEnv) -> None:
+    env: Any = make_env([Looped] * 2, copy=False).to_tianshou()
+    env.reset()
+    assert [len(part) for part in env.step([], [])] == [0] * 5
+    first = env.step([0, 0])[0]
+    env.step([0, 0])
+    assert first.tolist() == [[1], [1]]  # copies, even with `copy=False`

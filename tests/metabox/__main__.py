@@ -20,10 +20,7 @@ from modes import IN_CALLER, MODES, ON_RAY, ORACLE
 
 from .train import DIFFERENTIATED, UNSEEDED, same
 
-NAMES = (
-    *("DEDDQN", "RLPSO", "GLEET", "RLDAS", "QLPSO", "RLHPSDE", "RLEPSO", "SYMBOL"),
-    *(*DIFFERENTIATED, "Tester"),
-)
+NAMES = ("DEDDQN", "RLPSO", "GLEET", "RLDAS", "QLPSO", "RLHPSDE", "RLEPSO", "SYMBOL", *DIFFERENTIATED)
 REFUSED = "gradients refused"
 DRAWN = "other random numbers"
 UNUSED = ("openai", "tianshou", "xgboost")
@@ -32,18 +29,22 @@ LIMIT = 900.0  # seconds for one run; Ray's workers each import MetaBox
 
 
 def main() -> int:
-    """Run everything, print the table and return whether all is as expected."""
+    """Run everything, print a table in Markdown and return whether all is as expected."""
     parser = argparse.ArgumentParser(prog="python -m tests.metabox", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME")  # [] is the value without any
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
     parser.add_argument("--keep", type=Path, help="keep what the runs print and write in this folder")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        root = given.keep or Path(folder)
-        bench = Bench(root)
-        rows = [bench.row(name, given.modes) for name in given.names or NAMES]
-    print(table(rows, given.modes))
-    wrong = [name for name, own, cells in rows if own["moved"] == 0 or not all(map(is_right, cells.values()))]
+    wrong = []
+    print("| | arrays that it changes | MetaBox's own, dummy |", *(f"ours, {mode} |" for mode in given.modes))
+    print("|" + " --- |" * (3 + len(given.modes)))
+    with tempfile.TemporaryDirectory() as temporary:
+        bench = Bench(given.keep or Path(temporary))
+        for name in given.names or NAMES:
+            own, cells = bench.row(name, given.modes)
+            print(f"| {name} | {own['moved']} | {own['took']} |", *(f"{cell} |" for cell in cells), flush=True)
+            if own["moved"] == 0 or not all(cell.startswith("same") or cell in (REFUSED, DRAWN) for cell in cells):
+                wrong.append(name)
     print(f"\nNot as in MetaBox's own: {', '.join(wrong)}" if wrong else "\nAll as in MetaBox's own.")
     return bool(wrong)
 
@@ -61,8 +62,8 @@ class Bench:
         # One thread each: with more, sums of torch differ, and small networks gain nothing.
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
-    def row(self, name: str, modes: Any) -> tuple[str, dict[str, Any], dict[str, str]]:
-        """Run a trainer with MetaBox's own class and with ours in these modes; return the results."""
+    def row(self, name: str, modes: Any) -> tuple[dict[str, Any], list[str]]:
+        """Run a trainer with MetaBox's own class and with ours in these modes; return the result, and comparisons."""
         light = [("own", ORACLE), *(("ours", mode) for mode in modes if mode not in ON_RAY)]
         with ThreadPoolExecutor(2) as pool:
             found = dict(zip(light, pool.map(lambda one: self.run(name, *one), light), strict=True))
@@ -70,9 +71,7 @@ class Bench:
             if mode in ON_RAY:  # Ray's start keeps the cores busy
                 found["ours", mode] = self.run(name, "ours", mode)
         own = found["own", ORACLE]
-        cells = {mode: self._compare(name, own, found["ours", mode], mode) for mode in modes}
-        print(f"{name}: {own.get('error') or own}, {cells}", flush=True)
-        return name, own, cells
+        return own, [self._compare(name, own, found["ours", mode], mode) for mode in modes]
 
     def run(self, name: str, whose: str, mode: str) -> dict[str, Any]:
         """Run one trainer; return the place of its arrays and the number of those it has changed, or its error."""
@@ -91,7 +90,8 @@ class Bench:
         results = [json.loads(line.partition(" ")[2]) for line in lines if line.startswith("RESULT ")]
         if ended == 0 and results:
             return {"out": out, **results[0]}
-        return {"moved": 0, "error": f"took longer than {LIMIT:g} s" if ended is None else lines[-1]}
+        error = f"longer than {LIMIT:g} s" if ended is None else lines[-1]
+        return {"moved": 0, "took": f"ERROR: {error}", "error": error}
 
     def _compare(self, name: str, own: dict[str, Any], ours: dict[str, Any], mode: str) -> str:
         if name in DIFFERENTIATED and mode not in IN_CALLER:
@@ -104,24 +104,7 @@ class Bench:
                 return DRAWN
             if unlike or set(found) != set(expected):
                 return f"OTHER in {len(unlike)} of {len(set(expected))}"
-        return f"same, {ours['seconds']:.1f} s"
-
-
-def is_right(cell: str) -> bool:
-    """Return whether the result of a run is as expected."""
-    return cell.startswith("same") or cell in (REFUSED, DRAWN)
-
-
-def table(rows: Any, modes: Any) -> str:
-    """Return the rows as a table in Markdown."""
-    lines = [
-        "| | arrays that it changes | MetaBox's own, dummy | " + " | ".join(f"ours, {mode}" for mode in modes) + " |",
-        "| --- | --- | --- |" + " --- |" * len(modes),
-    ]
-    for name, own, cells in rows:
-        first = "ERROR" if "error" in own else f"{own['seconds']:.1f} s"
-        lines.append(f"| {name} | {own['moved']} | {first} | " + " | ".join(cells[mode] for mode in modes) + " |")
-    return "\n".join(lines)
+        return f"same, {ours['took']}"
 
 
 if __name__ == "__main__":

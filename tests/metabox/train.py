@@ -1,12 +1,11 @@
 """One run of MetaBox in a process of its own: ``python -m tests.metabox.train NAME MODE own|ours OUT``.
 
-NAME is a trainer, or ``Tester``. The results are written to OUT. MetaBox is used as it is installed; with ``ours`` the
-name ``ParallelEnv`` in its modules is ours, as if the line that imports it had been changed.
+NAME is a trainer. The weights are written to OUT. MetaBox is used as it is installed; with ``ours`` the name
+``ParallelEnv`` in its modules is ours, as if the line that imports it had been changed.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import os
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from modes import RAY, THREADS
+from modes import THREADS
 
 NUM_ENVS = 4
 BUDGET = 1000  # evaluations of an episode: 20,000 are usual, and take minutes
@@ -26,27 +25,23 @@ DIFFERENTIATED = ("RNNOPT", "GLHF", "B2OPT")
 """Their gradients go through the envs, so their problems are in torch."""
 UNSEEDED = ("RLDAS", "SYMBOL", "RLHPSDE")
 """Their envs also draw from NumPy's generator of the process (`scipy.stats.cauchy.rvs`): no env's seed reaches it."""
-TESTED = "RLPSO"
-"""The trainer whose agent the tester tests, together with two optimizers that learn nothing."""
 
 
 def main(name: str, mode: str, whose: str, out: str) -> None:
-    """Train or test, and write the results to a file."""
+    """Train, and write the weights to a file."""
     import metaevobox
     import metaevobox.baseline.metabbo as agents
     import metaevobox.environment.optimizer as optimizers
     from metaevobox.environment.problem.utils import construct_problem_set
 
-    if mode == THREADS and name in (*DIFFERENTIATED, *UNSEEDED, "Tester"):
+    if mode == THREADS and name in (*DIFFERENTIATED, *UNSEEDED):
         # On several threads at once envs draw from the generators of the process, and add gradients up, in any order.
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    is_test = name == "Tester"
-    trainer = TESTED if is_test else name
     if whose == "ours":
-        swap_import(mode if is_test else None)
+        swap_import()
     config = metaevobox.Config(
         {
-            "train_problem": "bbob-torch-10D" if trainer in DIFFERENTIATED else "bbob-10D",
+            "train_problem": "bbob-torch-10D" if name in DIFFERENTIATED else "bbob-10D",
             "user_train_problem_list": [1, 3, 8, 15],
             "user_test_problem_list": [6, 20],
             "train_batch_size": NUM_ENVS,
@@ -55,54 +50,35 @@ def main(name: str, mode: str, whose: str, out: str) -> None:
             "max_epoch": 1,
             "n_checkpoint": 1,
             "no_tb": True,
-            "test_run": 2,
-            "test_parallel_mode": "Full" if whose == "ours" else "Serial",
         }
     )
-    config.maxFEs = BUDGETS.get(trainer, BUDGET)
+    config.maxFEs = BUDGETS.get(name, BUDGET)
     config.log_interval = max(1, config.maxFEs // config.n_logpoint)
     config, datasets = construct_problem_set(config)
-    agent = getattr(agents, trainer)(config)
-    optimizer = getattr(optimizers, f"{trainer}_Optimizer")(config)
+    agent = getattr(agents, name)(config)
+    optimizer = getattr(optimizers, f"{name}_Optimizer")(config)
     if hasattr(agent, "warm_up_size"):
         agent.warm_up_size = min(agent.warm_up_size, 128)  # transitions before it learns: 10,000 are usual
     random.seed(0)  # it draws transitions to replay from this generator, but does not seed it
     before = dict(learned(agent))
     began = time.perf_counter()
-    if is_test:
-        tester = metaevobox.Tester(config, ([agent], [optimizer], [], [trainer]), datasets)
-        tester.test(log=False)
-        after = dict(measured(tester.test_results))
-    else:
-        metaevobox.Trainer(config, agent, optimizer, datasets).train()
-        after = dict(learned(agent))
+    metaevobox.Trainer(config, agent, optimizer, datasets).train()
     seconds = time.perf_counter() - began
-    moved = sum(name not in before or not same(before[name], value) for name, value in after.items())
+    after = dict(learned(agent))
+    moved = sum(key not in before or not same(before[key], value) for key, value in after.items())
     with open(out, "wb") as file:
         np.savez(file, **after)
-    print("\nRESULT", json.dumps({"arrays": len(after), "moved": moved, "seconds": round(seconds, 2)}))
+    print("\nRESULT", json.dumps({"moved": moved, "took": f"{seconds:.1f} s"}))
 
 
-def swap_import(mode: str | None) -> None:
-    """Give every module of MetaBox our class where it has imported its own.
-
-    Args:
-        mode: The mode that replaces the one requested by MetaBox: its tester always requests ``"ray"``.
-    """
+def swap_import() -> None:
+    """Give every module of MetaBox our class where it has imported its own."""
     import parallelenv
 
     own = importlib.import_module("metaevobox.environment.parallelenv.parallelenv").ParallelEnv
-    ours: Any = parallelenv.ParallelEnv
     for name, module in list(sys.modules.items()):
         if name.startswith("metaevobox") and getattr(module, "ParallelEnv", None) is own:
-            module.ParallelEnv = ours if mode is None else functools.partial(_in_mode, mode)  # type: ignore[attr-defined]
-
-
-def _in_mode(mode: str, envs: Any, para_mode: str, **arguments: Any) -> Any:
-    from parallelenv import ParallelEnv
-
-    assert para_mode == RAY, "MetaBox's tester asks for another mode than it did"
-    return ParallelEnv(envs, mode, **arguments)
+            module.ParallelEnv = parallelenv.ParallelEnv  # type: ignore[attr-defined]
 
 
 def learned(agent: Any) -> Iterator[tuple[str, Any]]:
@@ -117,17 +93,6 @@ def learned(agent: Any) -> Iterator[tuple[str, Any]]:
             yield name, value.detach().cpu().numpy().copy()
         elif isinstance(value, np.ndarray) and value.dtype != object:
             yield name, value.copy()
-
-
-def measured(results: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the measurements of a tester, without times, by name."""
-    for what, by_problem in results.items():
-        if what in ("T0", "T1", "T2") or not isinstance(by_problem, dict):
-            continue
-        for problem, by_agent in by_problem.items():
-            for agent, runs in by_agent.items():
-                for run, value in enumerate(runs if agent != "CMAES" else ()):  # it is seeded by the clock
-                    yield f"{what}.{problem}.{agent}.{run}", np.asarray(value)
 
 
 def same(one: Any, other: Any) -> bool:
