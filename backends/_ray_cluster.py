@@ -42,11 +42,11 @@ Ray). Of 60 groups that were removed without waiting, one lost a core; of 61 gro
 class Cluster:
     """A connection of this process to Ray. All pools of the process share one connection.
 
-    Callers check `is_connected` before they use an actor or object of a connection. If that connection has ended,
-    the use would make Ray start again.
+    Check `is_connected` before you use an actor or object of a connection: if that connection has ended, using the
+    actor or object would start Ray again.
 
     Args:
-        arguments: Arguments of ``ray.init``, used if Ray is not running.
+        arguments: Arguments of ``ray.init``, which is called if this process is not connected to Ray.
 
     Attributes:
         is_own: Whether this process has started the cluster, instead of only joining it.
@@ -101,8 +101,8 @@ class Cluster:
     def join(cls, arguments: dict[str, Any]) -> Cluster:
         """Return the connection to Ray, and count the calling pool as a member of it.
 
-        If there is no connection, join the running cluster or start one with ``arguments``. An existing connection that
-        was made with different arguments is ended first if it has no members any more.
+        First, a connection that was made with different arguments is ended if no pool uses it any more. If there is now
+        no connection, ``ray.init`` joins a running cluster or starts one.
 
         Args:
             arguments: Arguments of ``ray.init``.
@@ -121,9 +121,9 @@ class Cluster:
             return cls._present
 
     def leave(self) -> None:
-        """End the membership of a pool.
+        """End a pool's membership in this connection.
 
-        When the last member leaves, the connection to a joined cluster ends. A cluster that this process has started
+        When the last pool leaves, a connection to a joined cluster ends. A cluster that this process has started
         continues to run.
         """
         with self._lock, DeferSigint():
@@ -158,7 +158,7 @@ def _connection_ids() -> tuple[str, str] | None:
 
 
 def _connect(arguments: dict[str, Any]) -> None:
-    """Start or join Ray without its dashboard and log lines. Afterwards, restore the SIGTERM handler and `random`.
+    """Start or join Ray without its dashboard and log lines, then restore the SIGTERM handler and the random state.
 
     Ray uses `random` to choose ports. If the state of `random` were not restored, a seeded training script would draw
     different numbers than in other modes.
@@ -205,11 +205,11 @@ def cores_of_nodes() -> list[int]:
 
 
 class Reservation:
-    """A placement group of Ray, which reserves the resources of all actors or of none. Each actor has one bundle.
+    """A placement group of Ray, which reserves resources for all actors or for none. Each actor has one bundle.
 
     Ray keeps a placement group until the program ends, even if nothing refers to the group. If Ctrl-C made a pool lose
-    its group, the group would hold its cores for that time. Therefore, the group is removed when this object is
-    garbage-collected.
+    its group, the cores of the group would stay reserved until then. Therefore, the group is removed when this object
+    is garbage-collected.
 
     Args:
         options: The options of each actor.
@@ -217,7 +217,7 @@ class Reservation:
         cluster: The connection to Ray.
 
     Attributes:
-        give_back: Callable without arguments that removes the group, which ends the actors in it.
+        give_back: Function without arguments that removes the group and thereby ends the actors in it.
     """
 
     def __init__(self, options: Sequence[ActorOptions], strategy: str, cluster: Cluster) -> None:
@@ -254,7 +254,7 @@ class Reservation:
 
 
 def _release(group: Any, cluster: Cluster) -> None:
-    """Remove a placement group, which ends the actors in it. Do nothing if the connection to Ray has ended."""
+    """Remove a placement group, and thereby end the actors in it. Do nothing if the connection to Ray has ended."""
     from ray.util import remove_placement_group
 
     if cluster.is_connected:
@@ -263,7 +263,7 @@ def _release(group: Any, cluster: Cluster) -> None:
 
 
 def bundle_of(options: ActorOptions) -> dict[str, float]:
-    """Return the resources that an actor with these options needs, by Ray's names."""
+    """Return the amount of each resource that an actor with these options needs. The keys are Ray's resource names."""
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus")}
     named |= {name: options.get(name) for name in ("memory", "object_store_memory")}
     if options.get("accelerator_type"):
@@ -272,12 +272,14 @@ def bundle_of(options: ActorOptions) -> dict[str, float]:
 
 
 def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
-    """Return text that lists the resources that one of these actors needs and that are missing; empty if none are.
+    """Return text that lists the resources of which one of these actors needs more than there is.
+
+    The text is empty if there are no such resources.
 
     Args:
         options: The options of each actor.
-        kind: ``"cluster_resources"`` to compare with all resources of the cluster, or ``"available_resources"`` to
-            compare with those that are not in use.
+        kind: The resources to compare with: ``"cluster_resources"`` for all resources of the cluster, or
+            ``"available_resources"`` for those that are not in use.
     """
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
     lacking = {
@@ -292,7 +294,8 @@ def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
     """Split ``total`` into one part for each weight, in proportion to the weights. Each part is at least 1.
 
-    After each part has got 1, every further 1 goes to the part whose quotient of size and weight stays the smallest.
+    Each part starts as 1. The rest is given out in units of 1. Each unit goes to the part that, with this unit, has the
+    smallest ratio of size to weight.
     """
     shares = [1] * len(weights)
     loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # (size with one more) / weight

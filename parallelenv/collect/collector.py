@@ -67,19 +67,19 @@ class CollectorBase(ShortTracebacks):
     ) -> tuple[Rollout, Info]:
         """Step the envs with the policy, and return the steps. Episodes continue from one collection to the next.
 
-        A `CollectorSet` runs all of its collectors. Its result includes the steps of collections that are still in
-        flight, for example after Ctrl-C or an abandoned `stream`.
+        A `CollectorSet` runs all of its collectors. Its result includes the steps of collections that earlier calls
+        left in flight, for example after Ctrl-C or an abandoned `stream`.
 
         Args:
             num_steps: Steps of each env. ``None`` means ``start_steps`` for the first collection and ``num_steps``
                 for all others, as given to the constructor.
             listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as an event is set or
-                a function returns ``True``, the collection stops at its next step and returns the steps so far. A set
-                checks the events and functions about every 0.05 s.
+                a function returns ``True``, the collection stops at its next step and returns the steps so far. A
+                `CollectorSet` checks the events and functions about every 0.05 s.
             progress: Whether to show a progress bar, on a terminal or in a notebook, after the first second.
 
         Returns:
-            ``data``, a `Rollout`, and ``info``, a dict of
+            ``data``, a `Rollout`, and ``info``, a dict with
 
             * ``episode_returns`` and ``episode_lengths``, ``(num_ended,)``: returns and lengths of the episodes that
               ended, including their steps in earlier collections, in the order of ``data.ended_states``;
@@ -88,19 +88,19 @@ class CollectorBase(ShortTracebacks):
             * ``seconds``: time that the collection took;
             * ``version``: version of the policy.
 
-            For a set, ``data`` has all envs: those of the first collector, then those of the second, and so on.
-            ``data.valid`` is ``False`` for steps that a collector did not make. If a collector died and was replaced,
-            its open episodes are truncated at that point and count as ended. If `replace` changed the number of envs or
-            the nesting of their data, the steps made before the change come first, in a collection of their own.
-            ``num_steps`` and ``version`` (the oldest version used) are arrays with one item per collector,
-            ``(num_workers,)``, and ``info`` also has
+            For a `CollectorSet`, ``data`` has all envs: those of the first collector, then those of the second, and so
+            on. ``data.valid`` is ``False`` for steps that a collector did not make. If a collector died and was
+            replaced, its running episodes are truncated at that point and count as ended. If `replace` changed the
+            number of envs or the nesting of their data, the steps made before the change are returned first, as a
+            collection of their own. ``num_steps`` and ``version`` (the oldest version used) are arrays with one item
+            per collector, ``(num_workers,)``, and ``info`` also has
 
             * ``staleness``, ``(num_workers,)``: the set's latest version minus the oldest version that the collector
               used;
             * ``lost_samples``: upper bound on the number of samples that were lost because collectors died before
               sending them. All samples that were requested from a dead collector are counted: about 0.5 s of work or,
               in `stream`, a whole collection;
-            * ``num_bytes`` and ``num_bytes_sent``, only with ``compress_data``: size of the data before and after
+            * ``num_bytes`` and ``num_bytes_sent``, only with ``compress_data``: sizes of the data before and after
               compression.
 
         Raises:
@@ -136,23 +136,23 @@ class CollectorBase(ShortTracebacks):
 
     @single_threaded
     def set_weights(self, weights: object, version: int | None = None) -> None:
-        """Set the policy's weights through its ``set_weights(weights)`` or torch's ``load_state_dict``.
+        """Set the policy's weights with its method ``set_weights(weights)`` or ``load_state_dict(weights)``.
 
-        A `Collector` passes the weights on without a copy. A set pickles them once and sends each collector a copy;
-        busy collectors get their copies before their next collection. With Ray, collectors on other nodes fetch the
-        weights from the object store, once per node.
+        A `Collector` passes the weights on without a copy. A `CollectorSet` pickles them once and sends each collector
+        a copy; busy collectors get their copies before their next collection. With Ray, collectors on other nodes fetch
+        the weights from the object store, once per node.
 
         Args:
             weights: Passed to the policy.
-            version: Version of the weights, for infos: an int of at least 0. ``None`` means the current version plus
-                one.
+            version: Version of the weights, as reported in the ``info`` of collections: an int of at least 0. ``None``
+                means the current version plus one.
 
         Raises:
             ArgumentError: If the policy has neither of these methods, or ``version`` is invalid.
             UnpicklableError: If a `CollectorSet` cannot pickle the weights. The earlier weights stay in use.
-            KeyboardInterrupt, WorkerTimeoutError: On Ctrl-C, or if a policy in a set takes too long to load the
-                weights. The weights are set anyway: collectors that do not have them yet load them before their next
-                collection.
+            KeyboardInterrupt, WorkerTimeoutError: In a `CollectorSet`, on Ctrl-C, or if a policy takes too long to load
+                the weights. The weights are set anyway: collectors that do not have them yet load them before their
+                next collection.
             ClosedError: After `stop`.
         """
         if version is not None and (not is_int(version) or version < 0):
@@ -163,8 +163,8 @@ class CollectorBase(ShortTracebacks):
     def update_policy(self, name: str, value: object) -> None:
         """Set an existing attribute of the policy to a copy of ``value``.
 
-        The name ``"a.b"`` sets the attribute ``b`` of the policy's attribute ``a``. A set updates the policies of all
-        of its collectors, those of busy collectors once they have finished their current work.
+        The name ``"a.b"`` sets the attribute ``b`` of the policy's attribute ``a``. A `CollectorSet` updates the
+        policies of all of its collectors. A busy collector updates its policy once it has finished its current work.
 
         Raises:
             ArgumentError: If ``name`` is invalid.
@@ -178,16 +178,17 @@ class CollectorBase(ShortTracebacks):
     def replace(self, component: str, make: Callable[..., object]) -> None:
         """Replace the policy, the envs or the test envs.
 
-        The old envs are closed. The number of envs may change. A set replaces the component in all of its collectors,
-        in busy collectors once they have finished their current work.
+        The old envs are closed. The number of envs may change. A `CollectorSet` replaces the component in all of its
+        collectors. A busy collector replaces it once it has finished its current work.
 
         Args:
             component: ``"policy"``, ``"envs"`` or ``"test_envs"``. A new policy keeps the weights that it was made
-                with. New envs start new episodes with the collector's seed.
-            make: Function that returns the new component, like ``make_policy``, ``make_envs`` and ``make_test_envs``.
+                with. New envs start new episodes, seeded with the collector's seed.
+            make: Function that returns the new component. It works like the constructor's ``make_policy``,
+                ``make_envs`` or ``make_test_envs``.
 
         Raises:
-            ArgumentError: If the component is unknown, or ``make`` returns an object of the wrong type. In that case,
+            ArgumentError: If ``component`` is unknown, or ``make`` returns an object of the wrong type. In both cases,
                 nothing is replaced.
             ClosedError: After `stop`.
         """
@@ -222,7 +223,6 @@ class CollectorBase(ShortTracebacks):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Call `stop`."""
         self.stop()
 
 
@@ -303,7 +303,10 @@ class Collector(CollectorBase):
         self._rnn_state: Any = None
 
     def _make_envs(self, component: str, make: Callable[[], ParallelEnv], name: str) -> None:
-        """Make ``"envs"`` or ``"test_envs"`` and close the former ones. Error messages call the function ``name``."""
+        """Make ``"envs"`` or ``"test_envs"`` and close the previous ones.
+
+        Error messages refer to ``make`` as ``name``.
+        """
         check_maker(name, make)
         env = make()
         if not isinstance(env, ParallelEnv):
@@ -369,7 +372,7 @@ class Collector(CollectorBase):
 
     @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None, progress: bool = True) -> Evaluation:
-        """Run whole episodes in the test envs, with ``deterministic=True`` if the policy has that parameter.
+        """Run the policy in the test envs for whole episodes, with ``deterministic=True`` if it has that parameter.
 
         Args:
             num_episodes: Number of episodes of all test envs together.
@@ -449,7 +452,6 @@ class Collector(CollectorBase):
         return len(self._envs["envs"])
 
     def __repr__(self) -> str:
-        """Return a one-line description."""
         state = "stopped" if self.closed else f"version {self.version}"
         return f"<parallelenv.Collector of {count(self.num_envs, 'env')}, {state}>"
 
@@ -473,19 +475,22 @@ def _with_collector_hints(component: str) -> Iterator[None]:
 
 
 def check_optional(**counts: object) -> None:
-    """Check that each number is an int of at least 1, or ``None``."""
+    """Check that each count is an int of at least 1, or ``None``."""
     for name, value in counts.items():
         if value is not None:
             check_positive(name, value)
 
 
 def derived_seed(seed: int, *key: int) -> int:
-    """Return a new seed derived from a seed and a key."""
+    """Return a new seed derived from ``seed`` and ``key``."""
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
 
 
 def check_maker(name: str, make: object) -> None:
-    """Check that ``make`` can be called without arguments; ``make_policy`` may require rank, world_size and seed."""
+    """Check that ``make`` can be called without arguments.
+
+    If ``name`` is ``"make_policy"``, the function may require rank, world_size and seed.
+    """
     is_policy = name == "make_policy"
     way_out = _POLICY_MAKER if is_policy else ENV_MAKER
     if not callable(make):

@@ -1,6 +1,6 @@
-"""Facts that an env can query about its worker, and facts about processes.
+"""Facts that an env can query about itself and its worker while one of its methods runs.
 
-An env can query these facts while its constructor, reset, step or other method runs.
+Also facts about processes.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _CALLERS_OF_ENVS: set[CodeType] = set()
 def calls_envs(function: _Function) -> _Function:
     """Mark a function whose first argument is a host. While it runs, `get_worker_info` queries this host.
 
-    The host is found on the call stack. A variable would have to be set and later reset, and Ctrl-C in between could
-    leave it set permanently. A call leaves the stack, however the call ends.
+    `get_worker_info` finds the host on the call stack, which each call leaves, however it ends. If a variable held the
+    host instead, Ctrl-C could prevent the variable from being reset.
     """
     _CALLERS_OF_ENVS.add(function.__code__)
     return function
@@ -104,13 +104,13 @@ UNKNOWN_PROCESS = ProcessInfo()
 
 
 def this_process() -> ProcessInfo:
-    """Return the info of this process."""
+    """Return information about this process."""
     return ProcessInfo(os.getpid(), platform.node())
 
 
 @functools.cache
 def clock_id() -> str:
-    """Return an id that processes share if and only if they share one `time.perf_counter`."""
+    """Return an id that is equal in two processes if and only if `time.perf_counter` reads the same clock in both."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # not Linux

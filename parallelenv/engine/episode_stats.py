@@ -1,4 +1,4 @@
-"""Sums up the returns and lengths of episodes, for ``repr``, evaluations, collectors, wrappers and rollouts.
+"""Computes the returns and lengths of episodes, for ``repr``, evaluations, collectors, wrappers and rollouts.
 
 A step in which an env failed and was restarted counts as the last step of the env's episode, with reward 0.
 """
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 LATEST = 100
 """Number of latest episodes over which means are taken."""
 _ROOM = 16384
-"""Approximate number of rows, one for each env and step, that are kept before they are summed."""
+"""Approximate number of rows, one for each env and step, that the log holds before they are summed."""
 
 
 class EndedEpisodes(NamedTuple):
-    """Episodes that have ended. Each array has one item per episode, sorted by step and then by column."""
+    """Episodes that have ended.
+
+    Each array has one item per episode, sorted by the step that ended the episode, and then by column.
+    """
 
     returns: Array  #: Sums of rewards: float64, or object if some rewards are not numbers.
     lengths: Array  #: int64, numbers of steps.
@@ -54,7 +57,7 @@ class OpenEpisodes:
         return other
 
     def begin(self, rows: Index) -> None:
-        """Start an episode of each of these envs."""
+        """Start a new episode of each of these envs."""
         self.returns[rows], self.lengths[rows], self.are_whole[rows] = 0, 0, True
 
     def add(self, rows: Index, rewards: Array) -> None:
@@ -70,10 +73,10 @@ class OpenEpisodes:
         """Count many steps of ``k`` envs, and return the episodes that ended.
 
         Args:
-            rows: ``(k,)`` int: the envs.
+            rows: ``(k,)`` int: the rows of the envs.
             rewards: ``(num_steps, k)``.
             ended: ``(num_steps, k)`` bool: whether the episode ended with this step.
-            valid: ``(num_steps, k)`` bool: whether the step counts; ``None``: all steps count.
+            valid: ``(num_steps, k)`` bool: whether the step counts; ``None`` means that all steps count.
             begun: ``(num_begun, 2)`` int: for each episode that starts, the step before which it starts (``num_steps``
                 if it starts after the last step), and the column of its env.
             goes_on: Whether an env whose episode ends starts the next episode by itself.
@@ -168,7 +171,7 @@ class EpisodeSummary:
 
 @dataclass(slots=True)
 class _Totals:
-    """Sums over the steps so far: those of the running episodes, and the counts of an `EpisodeSummary`."""
+    """Sums over the steps so far: for each running episode, and for an `EpisodeSummary`."""
 
     running: OpenEpisodes
     num_steps: int
@@ -195,8 +198,8 @@ _NONE_BEGUN: Array = np.zeros((0, 2), np.int64)
 class EpisodeStats:
     """Counts the episodes of the envs ``0 .. num_envs-1`` as the envs are stepped.
 
-    During a step, only the rewards and flags are copied to a log, which takes 0.2 us. The steps in the log are summed
-    when there are many of them, or when the sums are read.
+    During a step, this class only copies the rewards and flags to a log, which takes 0.2 us. It sums the steps in the
+    log when there are many of them, or when the sums are read.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -208,12 +211,12 @@ class EpisodeStats:
         self._begun: list[tuple[int, Any]] = []
 
     def set_autoreset(self, goes_on: bool) -> None:
-        """Set whether an ended env starts its next episode by itself."""
+        """Set whether an env whose episode ends starts the next episode by itself."""
         self.sum_up()
         self._goes_on = goes_on
 
     def add_step(self, outcome: bytes, rows: Index | None = None) -> None:
-        """Add a step: a `Batch.outcome`, and the rows of the envs that were stepped (``None``: all)."""
+        """Add a step, given as a `Batch.outcome` and the rows of the envs that were stepped (``None`` means all)."""
         self._log.append((rows, outcome))
         if len(self._log) == self._room:
             self.sum_up()
@@ -230,7 +233,7 @@ class EpisodeStats:
         self._sums.running.are_whole[:] = False
 
     def add_chunk(self, chunk: RolloutChunk) -> None:
-        """Add the steps of a rollout."""
+        """Add the steps of a chunk of a rollout."""
         self.sum_up()
         ended = np.zeros(chunk.valid.shape, bool)
         ended[chunk.ended.steps, chunk.ended.columns] = True
@@ -259,7 +262,7 @@ class EpisodeStats:
             self._begun.clear()
 
     def _pending(self) -> tuple[Array, Array, Array, Array | None, Array]:
-        """Return the steps in the log as arguments of `OpenEpisodes.add_steps`."""
+        """Return the steps in the log, as arguments for `OpenEpisodes.add_steps`."""
         n, log = self._num_envs, self._log.copy()
         every = np.arange(n)
         steps, chosen = zip(*self._begun.copy(), strict=True) if self._begun else ((), ())

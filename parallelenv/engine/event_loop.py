@@ -10,7 +10,10 @@ from collections.abc import Callable
 from parallelenv.contract.interrupts import DeferSigint
 
 HEARTBEAT = 0.25
-"""Seconds after which a sleep ends in any case, so that output and deaths that no reply reports are found."""
+"""Seconds after which a sleep ends in any case.
+
+Then the caller notices workers' output, and deaths of workers that no reply reports.
+"""
 SHORTEST_NAP = 5e-4
 _NAP = 1 / 8
 """Length of a nap as a fraction of the time waited so far. The fraction bounds how late a result is found."""
@@ -20,11 +23,11 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
     """Sleep until a descriptor is readable or the waker of this task is called, but no longer than `HEARTBEAT`.
 
     Args:
-        fileno: The descriptor; ``None``: there is none.
-        wakers: Contains the waker of this task during the sleep. It may be called in any thread.
-        waited: Seconds waited so far. If the descriptor cannot be watched, the sleep is a nap, whose length is a
-            fraction of this time.
-        left: Seconds after which to wake up in any case.
+        fileno: The descriptor, or ``None`` if there is none.
+        wakers: Set that contains the waker of this task during the sleep. Any thread may call the waker.
+        waited: Seconds that this task has waited so far. If the descriptor cannot be watched, the task sleeps only for
+            a fraction of this time.
+        left: Maximum length of the sleep, in seconds.
     """
     nap = min(HEARTBEAT, max(SHORTEST_NAP, waited * _NAP), left)
     loop = asyncio.get_running_loop()

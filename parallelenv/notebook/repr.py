@@ -1,4 +1,4 @@
-"""The display of a `ParallelEnv`, which is made without contacting a worker."""
+"""Displays a `ParallelEnv` as text or HTML, without contacting a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StateStyle(NamedTuple):
-    """The style in which a state of envs is displayed."""
+    """The style in which envs in a certain state are displayed."""
 
     colour: str  # colour of the squares, distinct with any colour vision, on white and on black
     sign: str  # letter in the squares, for readers and printers without colours
@@ -89,7 +89,7 @@ class ReprData:
         return facts
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """Return the rows of the table of workers; the last one may give the number of omitted workers."""
+        """Return the rows of the worker table. If workers are left out, the last row says how many."""
         rows = []
         for env_ids, process, memory in self.workers[:_MOST_WORKERS]:
             pid = str(process.pid) if process.is_near else f"{process.pid} on {process.machine}"
@@ -144,7 +144,7 @@ def _html_table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> st
 
 
 def repr_data(env: ParallelEnv, title: str) -> ReprData:
-    """Return the facts about a `ParallelEnv`, open or closed, even while it is busy or another thread uses it."""
+    """Return the facts about a `ParallelEnv`, which may be closed, busy, or in use by another thread."""
     engine, table, pool = env.engine, env.engine.table, env.engine.pool
     if env.closed:
         states = ["closed"] * env.num_envs

@@ -43,12 +43,12 @@ class Recording:
 
     @property
     def rebuilt(self) -> tuple[int, ...]:
-        """Ids of envs whose worker was rebuilt during the recording; the record of the former worker is lost."""
+        """Ids of envs whose worker was rebuilt during the recording. The records of the previous workers are lost."""
         rebuilt = (worker for worker in self.workers if worker.since > self.begin)
         return tuple(env_id for worker in rebuilt for env_id in worker.env_ids)
 
     def share(self, spans: Array) -> float:
-        """Return the share of the recording's duration, from 0 to 1, that ``spans``, ``(m, 2)``, cover."""
+        """Return the fraction of the recording's duration that the spans, ``(m, 2)``, cover."""
         return float(np.diff(merge(spans).clip(self.begin, self.end)).sum()) / (self.end - self.begin)
 
     def tracks(self) -> Iterator[Track]:
@@ -95,7 +95,7 @@ class Recording:
 
 
 def merge(spans: Array) -> Array:
-    """Return spans, ``(m, 2)``, in order of their starts, with overlapping spans merged."""
+    """Merge overlapping spans, ``(m, 2)``, and return the result, sorted by start."""
     if not len(spans):
         return np.zeros((0, 2))
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
@@ -106,7 +106,7 @@ def merge(spans: Array) -> Array:
 
 
 def checked_path(path: object, suffix: str) -> Path:
-    """Return ``path`` as a `Path`. Raise an `ArgumentError` unless its name ends in ``suffix``."""
+    """Return ``path`` as a `Path`. Raise an `ArgumentError` unless it is a file name that ends in ``suffix``."""
     target = Path(path) if isinstance(path, (str, Path)) else None
     if target is None or target.suffix.lower() != suffix or "\0" in str(target):
         raise ArgumentError(f"path={show(path)} must be the name of a file that ends in {suffix}.")
@@ -138,7 +138,7 @@ _LEGEND = {
 
 
 class Timeline:
-    """A picture of a recording. A notebook displays it.
+    """A recording, drawn as a timeline that a notebook can display.
 
     Attributes:
         svg: The picture as self-contained SVG for light and dark backgrounds.
@@ -196,7 +196,6 @@ class Timeline:
         return target
 
     def __repr__(self) -> str:
-        """Return a one-line summary."""
         return f"<Timeline, {len(self.svg):,} bytes of SVG>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
@@ -205,7 +204,7 @@ class Timeline:
 
 
 def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
-    """Yield start, end, colour, tooltip and opacity of each event in an interval."""
+    """Yield the start, end, colour, tooltip and opacity of each event in an interval."""
     inside = np.flatnonzero((track.spans[:, 1] > begin) & (track.spans[:, 0] < end))
     for index, (first, last) in zip(inside.tolist(), track.spans[inside].clip(begin, end).tolist(), strict=True):
         kind = str(track.kinds[index])
@@ -214,9 +213,9 @@ def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, flo
 
 
 def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
-    """Yield start, end, colour, tooltip and opacity of blocks of equal length in an interval.
+    """Cut an interval into blocks of equal length; yield their start, end, colour, tooltip and opacity.
 
-    The opacity of a block is the share of its time that events of one kind take.
+    Each kind of event has its own blocks. A block's opacity is the fraction of its time that events of its kind take.
     """
     edges, width = np.linspace(begin, end, _BINS + 1), (end - begin) / _BINS
     for kind, (colour, label) in _SHADES.items():
@@ -229,7 +228,7 @@ def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, flo
 
 
 def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[list[str], int]:
-    """Return the SVG elements of a panel that starts at the height ``top``, and the height at which it ends."""
+    """Return the SVG elements of a panel with its upper edge at y = ``top``, and the y of its lower edge."""
     scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
     parts = []
     y = top + 30

@@ -19,7 +19,7 @@ from parallelenv.wrappers.batching import States
 
 
 class RecordVideo(ParallelWrapper):
-    """Records videos that show the envs in one picture. Except for ``"mp4"``, this needs only Pillow.
+    """Records videos that show the envs in one picture. All formats except ``"mp4"`` need only Pillow.
 
     Each `reset`, `step` and `recv` adds one frame, which shows the envs after the call. To render them, the call waits
     for envs that are in the middle of a step. Frames stay in memory until the video is full, or `close` or `save` ends
@@ -103,9 +103,9 @@ class RecordVideo(ParallelWrapper):
         return result
 
     def _film(self) -> None:
-        """Start a video if the trigger returns True.
+        """Start a video if there is none and the trigger returns True.
 
-        Add a frame to the current video, unless an env in it needs a reset.
+        Then add a frame to the current video, if any, unless one of the recorded envs needs a reset.
         """
         if self._frames is None and self._asked < self._steps:
             self._asked = self._steps
@@ -121,7 +121,7 @@ class RecordVideo(ParallelWrapper):
             self.save()
 
     def save(self) -> Path | None:
-        """End the current video and return its path, or ``None`` if there is no video.
+        """End and write the current video. Return its path, or ``None`` if there is no video.
 
         Raises:
             OSError: If the video cannot be written. The video is kept; the next call to `save` or `close` tries again,
@@ -158,7 +158,8 @@ class RecordVideo(ParallelWrapper):
         """Write the current video, and close the `ParallelEnv`.
 
         Raises:
-            OSError: If the video cannot be written; everything is closed anyway, and `save` can be called again.
+            OSError: If the video cannot be written. The `ParallelEnv` is closed anyway, and you can call `save` to try
+                again.
         """
         try:
             self.save()
