@@ -153,14 +153,14 @@ class BellChannel(PipeChannel):
 class BellStep:
     """A `RepeatedStep` of workers that the bell wakes.
 
-    Ctrl-C may interrupt any method of this class, because words can be written and read again and the bell can be rung
-    again.
+    It is safe for Ctrl-C to interrupt any method of this class, because words can be written and read again, and the
+    bell can be rung again.
 
     Args:
         group: The group of the workers' channels.
         bell: The bell that wakes the workers.
-        parts: The channel of each worker, with the message of the worker's step. The number in this message is not
-            used.
+        parts: The channel of each worker, with the message for that worker's step. The number in the message is
+            ignored.
     """
 
     def __init__(self, group: ChannelGroup, bell: Bell, parts: Sequence[tuple[BellChannel, Message]]) -> None:

@@ -133,7 +133,7 @@ class RayBackend:
         return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"
 
     def distribute(self, num_workers: int) -> list[int]:
-        """Return the number of workers of each actor."""
+        """Return how many of the workers each actor gets."""
         return [1] * num_workers
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -326,15 +326,15 @@ class RayBackend:
         return self._group.prepare_step(commands) if is_near else None
 
     def flush(self) -> None:
-        """Send the queued messages to all actors. See `SubprocBackend.flush`."""
+        """Send all queued messages to the actors. See `SubprocBackend.flush`."""
         for calls in self._relays:
             calls.flush()
         self._group.flush()
 
     def fileno(self) -> int | None:
-        """Return a descriptor as `Backend` describes.
+        """Return the descriptor that `Backend.fileno` describes.
 
-        The result is ``None`` if a living actor is reached through Ray calls, because these have no descriptor.
+        The result is ``None`` if any living actor is reached through Ray calls, because Ray calls have no descriptor.
         """
         return None if any(not one.actor.is_terminated for one in self._relays) else self._group.fileno()
 

@@ -68,17 +68,20 @@ class Pool:
         layout: The layout of the batch.
         batch: The arrays that all hosts read and write.
         backend: Places and reaches the workers.
-        timeout: Seconds that a call may take if its caller gives no other limit; ``None`` if there is no limit. There
-            is no limit while the envs are built for the first time.
+        timeout: Seconds that a call may take if its caller gives no other limit; ``None`` means no limit. The first
+            build of the envs is never limited.
         number: Number of the next command.
-        is_settled: Becomes False when an operation other than a step is sent, and True again when a wait finds no
-            pending command. It stays False if the wait for the operation is interrupted or never starts.
+        is_settled: Becomes False when an operation other than a step is sent, and True again when `wait` returns and no
+            command is pending. It stays False if nobody waits for the operation, or if the caller's wait is
+            interrupted.
         generation: Changes when the batch is replaced, and when a worker is replaced or dies.
-        planned: The plan whose step is in flight and has no ticket yet; ``None`` if there is none.
-        dead: The error for each env whose worker is dead, or was replaced and has not built the env yet.
+        planned: The step plan whose step is in flight and has no ticket yet; ``None`` if there is none.
+        dead: The errors, by env id, of envs whose worker is dead, or was replaced by one that has not built the env
+            yet.
         is_traced: Whether the hosts record what their envs do.
-        waits_by: The call with which an adapter continues the wait for a step; ``None``: `ParallelEnv.recv`.
-        wakers: Functions that wake tasks of event loops; they are called when replies arrive.
+        waits_by: The call, as text for messages, with which a user of an adapter continues to wait for a step; ``None``
+            stands for `ParallelEnv.recv`.
+        wakers: Functions that wake tasks waiting in event loops; called when replies arrive.
         shield: Delays Ctrl-C.
     """
 
@@ -192,7 +195,7 @@ class Pool:
         return getattr(channel, "host", None) if len(self._workers) == 1 and channel.in_caller else None
 
     def envs_here(self) -> tuple[Any, ...] | None:
-        """Return the envs themselves, in env id order, if they live in this process."""
+        """Return the envs themselves, in env id order, if they live in this process; ``None`` otherwise."""
         hosts: list[Any] = [getattr(worker.channel, "host", None) for worker in self._workers]
         return None if None in hosts else tuple(env for host in hosts for env in host.envs)
 
@@ -210,11 +213,11 @@ class Pool:
         """Execute an operation of `Host` on envs, wait until it is done, and return its ticket.
 
         ``each`` has one argument per env; ``common`` is the same for every env. With ``raises=False``, failures of envs
-        are in the ticket instead of being raised.
+        are not raised, but left in the ticket.
 
         Raises:
             BaseException: Any exception raised by an env; ``error.partial`` has the values of the other envs.
-            WorkerDiedError: If a worker is found dead, or was found dead before.
+            WorkerDiedError: If a worker of these envs dies, or is already known to be dead.
             WorkerTimeoutError: If not all hosts replied within the pool's timeout; later replies are dropped.
         """
         ticket = self.submit(operation, env_ids, each, common)
@@ -391,8 +394,8 @@ class Pool:
     def late(self, env_ids: Sequence[int], timeout: float | None, call: str) -> WorkerTimeoutError:
         """Return the error that names the late envs and says what the user can do.
 
-        ``call`` is the name of the operation that waits for the envs. If there is specific advice for the method that
-        the user called, it is the name of that method.
+        ``call`` is the name of the method that the user called, if there is specific advice for that method, or else
+        the name of the operation that did not finish in time.
         """
         ids = tuple(sorted(env_ids))
         wait_on = self.ways_to_wait(len(ids)) if call == "step" else f"{call}()"
@@ -478,7 +481,7 @@ class Pool:
 
     @property
     def is_idle(self) -> bool:
-        """True if all workers live, as far as is known, and none of them has a pending command."""
+        """True if no worker is known to be dead and none has a pending command."""
         return not self.dead and not any(worker.pending for worker in self._workers)
 
     @property
@@ -504,7 +507,7 @@ class Pool:
             raise self.dead[dead[0]].about(dead)
 
     def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
-        """End a host that is dead or being replaced, and fail its pending commands, which would never get a reply.
+        """Record that a worker is dead or is being replaced; end its host, and make its pending commands fail.
 
         Raises:
             ClosedError: If another thread has closed the pool.
@@ -626,11 +629,11 @@ class Pool:
     # ---------------------------------------------------------------- closing
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End all hosts, which have ``timeout`` seconds to close their envs. May be called repeatedly.
+        """End all hosts, giving them ``timeout`` seconds to close their envs. May be called repeatedly.
 
         Raises:
-            KeyboardInterrupt: If the close is interrupted. By the time it is raised, all hosts have been ended, without
-                waiting for the rest of ``timeout``.
+            KeyboardInterrupt: If this method is interrupted. All remaining hosts are then ended at once, before the
+                exception is raised.
         """
         workers = self._workers
         if os.getpid() != self._pid:  # a forked child must not end its parent's workers

@@ -1,8 +1,8 @@
 """Task samplers as envs: one episode is one task.
 
 A sampler returns tasks until it has no more. `TaskEnv` turns the sampler into a `gymnasium.Env`, so the rest of the
-package handles tasks like episodes. When there are no more tasks, ``reset`` raises `ExhaustedError`, which any env may
-do.
+package can treat each task as an episode. When there are no more tasks, ``reset`` raises `ExhaustedError`, as the
+``reset`` of any env may.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from parallelenv.worker.env_adapter import split_done
 
 
 class TaskStep(NamedTuple):
-    """A return value of a task's ``step``. Any object with these four attributes works as well.
+    """A possible return value of a task's ``step``. Any object with these four attributes works as well.
 
     Attributes:
         observation: The observation after the step.
         reward: Reward of the step.
-        done: Whether the task has ended. It counts as truncated if ``info["TimeLimit.truncated"]`` is true.
+        done: Whether the task has ended. An ended task counts as truncated if ``info["TimeLimit.truncated"]`` is true,
+            and as terminated otherwise.
         info: Further information.
     """
 
@@ -49,7 +50,7 @@ class Task(Protocol):
         ...
 
     def is_done(self) -> bool:
-        """Return whether the task has ended. If ``step`` has not reported this, the task counts as truncated."""
+        """Return whether the task has ended. If ``step`` has not reported the end, the task counts as truncated."""
         ...
 
     def get_observations(self) -> State:
@@ -156,7 +157,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
         Raises:
             ResetNeededError: If there is no task.
-            EnvContractError: If the task's ``step`` returns something other than four or five items or an object like
+            EnvContractError: If the task's ``step`` returns neither a tuple of four or five items nor an object like
                 `TaskStep`.
         """
         if self.task is None:
