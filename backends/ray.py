@@ -1,7 +1,7 @@
 """The mode ``ray``: long-lived Ray actors, which may be anywhere in a cluster, step several envs each.
 
 In a step, the caller sends one message to each actor, with the actions for the actor's envs, and the actor returns one
-message with the results. The envs themselves are sent only once, when the actor starts.
+message with the results. The envs themselves are sent only once, when an actor starts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _ActorSlot:
 
 
 class RayBackend:
-    """A backend with one actor per core of the cluster. Each actor has several envs.
+    """A backend that runs envs in Ray actors, by default with one actor per core of the cluster.
 
     Args:
         ray_init: Arguments of ``ray.init``, used if Ray is not running.
@@ -196,7 +196,7 @@ class RayBackend:
             raise
 
     def _start_actors(self, slots: Sequence[_ActorSlot], cluster: Cluster) -> None:
-        """Start an actor for each of these slots, and wait until `RayActor.introduce` has returned in each."""
+        """Start an actor for each of these slots, and wait until `RayActor.introduce` has returned in all of them."""
         import ray
 
         options: list[ActorOptions] = []
@@ -232,9 +232,9 @@ class RayBackend:
     def _start_workers(
         self, slots: Sequence[_ActorSlot], packed: Mapping[tuple[int, ...], PackedSpec]
     ) -> list[tuple[ActorHandle, list[StartedWorker]]]:
-        """Start those workers of slots whose env ids are in ``packed``.
+        """Start the workers for which ``packed`` has a spec, in the actors of the slots.
 
-        Return pairs of an actor and the workers that have been started in it.
+        Return each actor together with the workers that were started in it.
         """
         import ray
 

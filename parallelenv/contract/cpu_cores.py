@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The limits on the cores of this process."""
+    """The limits on the number of cores that this process may use."""
 
     machine: int  # logical cores
     affinity: int  # cores this process may be scheduled on; all of them if the system has no affinity (macOS)
@@ -35,7 +35,7 @@ def usable_cores() -> int:
 
 
 def describe_cores(root: Path = Path("/")) -> Cores:
-    """Return the limits on the cores of this process.
+    """Return the limits on the number of cores that this process may use.
 
     ``root`` is the parent folder of ``proc`` and ``sys``; tests pass a temporary folder.
     """

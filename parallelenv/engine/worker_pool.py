@@ -72,8 +72,8 @@ class Pool:
             build of the envs is never limited.
         number: Number of the next command.
         is_settled: Becomes False when an operation other than a step is sent, and True again when `wait` returns and no
-            command is pending. It stays False if nobody waits for the operation, or if the caller's wait is
-            interrupted.
+            command is pending. It stays False if the caller never waits for the operation, or is interrupted while it
+            waits.
         generation: Changes when the batch is replaced, and when a worker is replaced or dies.
         planned: The step plan whose step is in flight and has no ticket yet; ``None`` if there is none.
         dead: The errors, by env id, of envs whose worker is dead, or was replaced by one that has not built the env
@@ -241,10 +241,11 @@ class Pool:
         """Send an operation to the hosts and return without waiting. See `ask` and `Command` for the other arguments.
 
         ``announce`` is called with the ticket once nothing can fail any more, just before the first command is sent.
-        ``failed`` are failures of envs to which nothing can be sent; the failures stand in for replies of these envs.
+        ``failed`` has the failures of envs to which nothing can be sent; these failures take the place of replies.
 
         Raises:
-            WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing has been sent.
+            WorkerDiedError: If a worker of the envs is known to be dead and the operation is not ``build``; nothing has
+                been sent.
             UnpicklableError: If an argument cannot be copied; nothing has been sent.
         """
         self.enter_planned()
@@ -320,7 +321,7 @@ class Pool:
                 self.wait(self.submit("manage", firsts, [forms] * len(firsts), "set_info_forms"), _IDLE_REPLY_TIME)
 
     def enter_planned(self) -> None:
-        """If a planned step is in flight, because its call was interrupted, give the step a ticket."""
+        """If a planned step is still in flight because its call was interrupted, give the step a ticket."""
         if self.planned is not None:
             self.planned.enter()
 
@@ -497,7 +498,7 @@ class Pool:
     # ---------------------------------------------------------------- dead workers
 
     def death_failures(self, env_ids: Sequence[int]) -> dict[int, Failure]:
-        """Return the failure of each of these envs whose worker is known to be dead."""
+        """Return, by env id, the failures of those of these envs whose worker is known to be dead."""
         return {env_id: Failure(self.dead[env_id], env_id, "") for env_id in env_ids if env_id in self.dead}
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
@@ -616,8 +617,8 @@ class Pool:
         """Replace the batch with one that has a different layout. All states in the old batch are lost.
 
         Raises:
-            WorkerTimeoutError: If, within the pool's timeout, hosts do not finish their pending commands, whose replies
-                have the old layout; nothing has been changed.
+            WorkerTimeoutError: If hosts do not finish their pending commands, whose replies have the old layout, within
+                the pool's timeout. Nothing has been changed.
         """
         self.enter_planned()
         self._let_finish(self._workers)

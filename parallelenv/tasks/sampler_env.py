@@ -45,7 +45,8 @@ class Task(Protocol):
         """Step the task.
 
         Returns:
-            Gymnasium's five items of a step, an object like `TaskStep`, or a tuple of the four fields of `TaskStep`.
+            The five items that the ``step`` of a Gymnasium env returns, an object like `TaskStep`, or a tuple with the
+            four fields of `TaskStep`.
         """
         ...
 
@@ -72,8 +73,8 @@ class TaskSampler(Protocol):
     A sampler may have further methods.
 
     Attributes:
-        observation_space: Gymnasium space of all tasks; ``None`` if not declared.
-        action_space: Gymnasium space of actions; ``None`` if not declared.
+        observation_space: Space of the observations of all tasks; ``None`` if not declared.
+        action_space: Space of the actions of all tasks; ``None`` if not declared.
         length: Total number of tasks; ``None`` or ``math.inf`` if unlimited. The package does not use this attribute.
     """
 
@@ -186,7 +187,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
         return render() if callable(render) else None
 
     def close(self) -> None:
-        """Close the task and the sampler, even if the task's ``close`` raises."""
+        """Close the task, then the sampler. The sampler is closed even if the task's ``close`` raises."""
         try:
             self._leave()
         finally:
@@ -209,9 +210,9 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
 
 def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mapping[str, object]) -> TaskEnv:
-    """Return an env of a new sampler.
+    """Return an env with a new sampler.
 
-    The sampler gets copies of the arguments, because it may change them and the originals are needed to rebuild it.
+    The sampler gets copies of the arguments: it may change them, and the originals are needed to rebuild the sampler.
     """
     try:
         copies = deep_copy(dict(arguments))
@@ -224,7 +225,7 @@ def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mappin
 
 
 def _check(candidate: object, what: str, kind: str, *names: str) -> None:
-    """Raise an `InvalidEnvError` if a sampler or task is a class, not an instance, or lacks one of the methods."""
+    """Raise an `InvalidEnvError` if a sampler or task is a class instead of an instance, or lacks a method."""
     missing = [f"{name}()" for name in names if not callable(getattr(candidate, name, None))]
     shown, lacks = type(candidate).__name__, f"lacks {', '.join(missing)}"
     if isinstance(candidate, type):

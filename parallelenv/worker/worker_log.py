@@ -131,7 +131,7 @@ class EnvStream(io.TextIOWrapper):
         self.env_of = env_of
 
     def write(self, text: str) -> int:
-        """Write text and its marks in one piece."""
+        """Write the text together with its marks, in a single write."""
         env_id = self.env_of()
         super().write(text if env_id is None else f"\x1e{env_id}\x1f{text}\x1e\x1f")
         return len(text)
