@@ -128,7 +128,7 @@ class RayBackend:
 
     @property
     def placement(self) -> str:
-        """Text with the number of living actors that the caller reaches directly instead of through Ray calls."""
+        """Text that says how many of the living actors the caller reaches directly instead of through Ray calls."""
         living = [actor for actor in self._started if not actor.is_terminated]
         return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"
 
@@ -139,7 +139,8 @@ class RayBackend:
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Put arrays into Ray's object store. Hosts read the arrays there; each node has one copy.
 
-        The result is empty, because `launch` passes Ray's reference to the arrays instead of the arrays themselves.
+        The result is empty, because `launch` sends the hosts Ray's reference to the arrays instead of the arrays
+        themselves.
         """
         import ray
 
@@ -259,7 +260,7 @@ class RayBackend:
         return RayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
-        """Return channels to workers of an actor on this machine. These channels do not use Ray calls.
+        """Return channels that reach the workers of an actor on this machine without Ray calls.
 
         In this class, an actor has only one worker, because the actor is the worker itself.
         """
@@ -321,7 +322,7 @@ class RayBackend:
                 return ready
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
-        """Prepare a step if all of its hosts are in actors that the caller reaches directly. See `Backend`."""
+        """Prepare a step if the caller reaches all of its actors directly; return ``None`` otherwise. See `Backend`."""
         is_near = all(isinstance(channel, PipeChannel) for channel, _ in commands)
         return self._group.prepare_step(commands) if is_near else None
 

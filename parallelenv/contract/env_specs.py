@@ -156,8 +156,8 @@ def registered(
     """Return the spec of a registered id, for ``gymnasium.make``.
 
     Raises an `ArgumentError` if the env does not accept one of the user's ``make_kwargs`` and there is a hint for that
-    keyword. There is a hint if the keyword is known from other libraries, or if it equals or resembles one of
-    ``option_names``, the options of the mode, or ``own_arguments``, the arguments of ``ParallelEnv.make``.
+    keyword. There is a hint if the keyword is known from other libraries, or if it equals or resembles a name in
+    ``option_names`` (the options of the mode) or ``own_arguments`` (the arguments of ``ParallelEnv.make``).
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
@@ -183,7 +183,7 @@ def registered(
 
 
 def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
-    """Pickle the source of each factory separately for another process, so that envs share nothing."""
+    """Pickle the source of each factory for another process, each by itself, so that envs share no objects."""
     packed: dict[int, bytes] = {}  # an env fn that occurs many times is pickled once
     for factory in factories:
         source = factory.source
@@ -228,7 +228,7 @@ def _loses_state(env: object) -> bool:
 def modules_of(packed: Iterable[bytes]) -> list[str]:
     """Return the modules that pickles of envs and env fns refer to, without duplicates.
 
-    Modules of registered ids in the pickles are included.
+    The modules of registered ids that occur in the pickles are included.
     """
     found: dict[str, None] = {}
     left = iter(range(_MOST_OPCODES))
@@ -274,7 +274,7 @@ def is_env(candidate: object) -> bool:
 
 
 def is_for_calls(candidate: object) -> bool:
-    """Return whether an object without ``step`` has a public method to call and is not plain data."""
+    """Return whether an object without ``step`` can be used for calls: it has a public method and is not plain data."""
     kind = type(candidate)
     if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
         return False

@@ -1,7 +1,7 @@
 """Closes the objects that earlier runs of a notebook cell left open, before the cell makes a new object.
 
 IPython keeps references to the objects that a cell displayed and to the frames of an exception's traceback. Without
-this module, five runs of a cell would therefore leave five sets of workers running, although no variable refers to
+this module, five runs of a cell could therefore leave five sets of workers running, although no variable refers to
 them.
 """
 

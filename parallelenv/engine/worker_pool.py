@@ -154,7 +154,7 @@ class Pool:
             self._whole.append((worker, ids, slice(ids[0], ids[-1] + 1)))
 
     def build(self, done_policy: DonePolicy, spaces: Spaces | None = None) -> None:
-        """Build all envs, and allocate a batch that has the arrays that the done policy needs.
+        """Build all envs, and allocate a batch with the arrays that the done policy needs.
 
         Raises:
             BaseException: Any exception raised by an env's constructor; the pool is then closed.
@@ -300,11 +300,11 @@ class Pool:
         return None if repeated is None else (repeated, shards)
 
     def learn_infos(self, values: Mapping[int, Extra], num_envs: int) -> None:
-        """Make hosts write infos to columns while the form of infos stays the same.
+        """Make hosts write infos to columns of the batch if the infos of successive steps have the same form.
 
         ``values`` are the `Ticket.values` of the latest step, which was a step of ``num_envs`` envs. All results in the
-        columns must have been returned, because the columns are emptied. Hosts and caller must agree on the form, so an
-        interrupt is delayed until the hosts, which are idle, have replied.
+        columns must have been returned before, because this method may empty the columns. Hosts and caller must agree
+        on the form, so Ctrl-C is delayed until the hosts, which are idle, have replied.
         """
         num_steps = (self.number - self._learned_at) // len(self._workers)
         self._learned_at = self.number
@@ -349,7 +349,9 @@ class Pool:
     # ---------------------------------------------------------------- replies
 
     def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
-        """Wait until all hosts have replied to a call. The timeout counts from ``start``; ``None`` means from now.
+        """Wait until all hosts have replied to a call.
+
+        The timeout counts from ``start``, or from now if ``start`` is ``None``.
 
         Raises:
             WorkerTimeoutError: If the hosts have not replied within ``timeout`` seconds.
@@ -362,7 +364,7 @@ class Pool:
             self.is_settled = not any(worker.pending for worker in self._workers)
 
     def wait_or_give_up(self, ticket: Ticket, start: float | None = None) -> bool:
-        """Wait for replies within the pool's timeout, after which late envs count as failed.
+        """Wait for the replies to a call, but no longer than the pool's timeout. Late envs then count as failed.
 
         Returns:
             Whether all envs replied in time.
@@ -375,9 +377,9 @@ class Pool:
         return True
 
     def give_up(self, ticket: Ticket, error: Exception) -> None:
-        """Give up the pending commands of a call, and all other pending commands of the same hosts.
+        """Give up the pending commands of a call and all other pending commands of the hosts concerned.
 
-        The envs of these commands count as failed.
+        The envs of these commands fail with ``error``.
         """
         for worker in self._workers:
             if not ticket.pending.keys() & worker.pending.keys():
@@ -389,7 +391,7 @@ class Pool:
                     waiting.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
 
     def ways_to_wait(self, num_envs: int) -> str:
-        """Return, for messages, the call with which the user can continue to wait for steps of ``num_envs`` envs."""
+        """Return the text of the call with which the user can continue to wait for the steps of ``num_envs`` envs."""
         return self.waits_by or f"recv(min_envs={num_envs})"
 
     def late(self, env_ids: Sequence[int], timeout: float | None, call: str) -> WorkerTimeoutError:
@@ -413,9 +415,9 @@ class Pool:
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
     def pump(self, deadline: float | None, wanted: int = 1) -> bool:
-        """Wait for replies of hosts, at most until a deadline, and record them.
+        """Wait for replies from hosts, at most until a deadline, and record the replies.
 
-        ``deadline`` is a time of `time.monotonic`; see `Backend.wait` for ``wanted``.
+        ``deadline`` is a time on the clock of `time.monotonic`; see `Backend.wait` for ``wanted``.
 
         Returns:
             Whether any reply arrived before the deadline.
@@ -487,7 +489,7 @@ class Pool:
 
     @property
     def is_held_up(self) -> bool:
-        """True if an interrupted command in the caller's thread will resume at the next wait."""
+        """True if a command that runs in the caller's thread was interrupted and will resume at the next wait."""
         return any(worker.channel.in_caller and worker.pending for worker in self._workers)
 
     @property
@@ -498,7 +500,7 @@ class Pool:
     # ---------------------------------------------------------------- dead workers
 
     def death_failures(self, env_ids: Sequence[int]) -> dict[int, Failure]:
-        """Return, by env id, the failures of those of these envs whose worker is known to be dead."""
+        """Return, by env id, the failures of the given envs whose worker is known to be dead."""
         return {env_id: Failure(self.dead[env_id], env_id, "") for env_id in env_ids if env_id in self.dead}
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
@@ -530,20 +532,20 @@ class Pool:
     # ---------------------------------------------------------------- rebuilding envs
 
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
-        """Build envs anew from their factories, and return the finished ticket, which has all envs that were built.
+        """Build envs anew from their factories, and return the finished ticket, which covers all envs that were built.
 
         A host that is dead, was given up, or is busy with one of these envs is replaced, and all its envs are built
-        anew. A host with pending commands for other envs may finish these commands; if that takes longer than the
+        anew. A host with pending commands only for other envs may finish these commands; if that takes longer than the
         pool's timeout, the host is replaced as well.
 
         Args:
             env_ids: The envs.
-            announce: Called with the ids of all envs to build, just before the build is sent. At that time,
-                `death_failures` still has the envs of dead workers.
+            announce: Called with the ids of all envs to build, just before the first command is sent. At that time,
+                `death_failures` still reports the envs of dead workers.
 
         Raises:
-            InvalidEnvError: If an env was given as a live instance that never left this process; nothing has been
-                changed.
+            InvalidEnvError: If an env was given as a live instance and lives in this process, so that it cannot be
+                built again. Nothing has been changed.
         """
         self.enter_planned()
         env_ids = self.groups.complete(env_ids)

@@ -128,7 +128,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
                 setattr(self, name, getattr(sampler, name))
 
     def attribute_owners(self) -> tuple[object, ...]:
-        """Return the objects in which to look for names that this env does not have, in the order of the search."""
+        """Return the objects to search, in this order, for an attribute that this env does not have."""
         return self.task, self.sampler
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
