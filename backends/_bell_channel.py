@@ -1,4 +1,4 @@
-"""Channels to hosts that the bell can wake in addition to their pipes, and a step of several of these hosts.
+"""Channels to hosts that can be woken by the bell as well as over their pipes, and a step of several such hosts.
 
 `_eventfd_bell` describes the bell and its words.
 """
@@ -51,11 +51,11 @@ class BellChannel(PipeChannel):
     Args:
         group: The group that the channel belongs to.
         bell: The bell.
-        arguments: The other arguments of `PipeChannel`.
+        arguments: The remaining arguments of `PipeChannel`.
 
     Attributes:
-        line: Index of the first word in the worker's line.
-        word: The word of the step that the bell has announced and that has no reply yet; 0 if there is no such step.
+        line: Index of the first of the worker's words in the bell's shared memory.
+        word: The word of the step that was announced by the bell and has no reply yet; 0 if there is no such step.
     """
 
     def __init__(self, group: ChannelGroup, bell: Bell, *arguments: Any) -> None:
@@ -90,8 +90,8 @@ class BellChannel(PipeChannel):
     def is_behind(self) -> bool:
         """True if the pipe may contain a message that the host must read before it executes the next command.
 
-        The next command must then be sent over the pipe too, because the host looks for a step that the bell announces
-        before it reads the pipe.
+        If so, the next command must be sent over the pipe too. A step announced by the bell would overtake the message,
+        because the host checks for such a step before it reads the pipe.
         """
         return self._is_behind or self._num_unread > 0
 
@@ -111,7 +111,7 @@ class BellChannel(PipeChannel):
 
     @property
     def has_finished(self) -> bool:
-        """True if the worker has finished the step in ``word`` and has no reply in the pipe."""
+        """True if the worker has finished the step in ``word`` without sending a reply over the pipe."""
         return self.word != 0 and self._bell.words[self.line + DONE] == self.word
 
     def tell(self) -> None:
@@ -141,7 +141,7 @@ class BellChannel(PipeChannel):
         return message
 
     def _take(self) -> int:
-        """Reset ``word``, whose step is done, and return the number of the step."""
+        """Set ``word`` to 0, now that its step is done, and return the step's number."""
         word, self.word = self.word, 0
         return word >> OTHER_BITS
 
@@ -153,14 +153,14 @@ class BellChannel(PipeChannel):
 class BellStep:
     """A `RepeatedStep` of workers that the bell wakes.
 
-    Ctrl-C may interrupt any method of this class, because words can be written and read again and the bell can be rung
-    again.
+    It is safe for Ctrl-C to interrupt any method of this class, because words can be written and read again, and the
+    bell can be rung again.
 
     Args:
         group: The group of the workers' channels.
         bell: The bell that wakes the workers.
-        parts: The channel of each worker, with the message of the worker's step. The number in this message is not
-            used.
+        parts: The channel of each worker, with the message for that worker's step. The number in the message is
+            ignored.
     """
 
     def __init__(self, group: ChannelGroup, bell: Bell, parts: Sequence[tuple[BellChannel, Message]]) -> None:
@@ -206,9 +206,9 @@ class BellStep:
         return True
 
     def _sleep(self, until: float) -> bool:
-        """Sleep until a worker may have finished its step or the time ``until`` has come.
+        """Sleep until a worker may have finished its step, but no longer than the time ``until``.
 
-        Return ``False`` if a worker has sent a message or died, or if the time is over.
+        Return ``False`` if a worker has sent a message or died, or if the time ``until`` has come.
         """
         words = self._words
         if not self._has_told:

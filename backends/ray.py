@@ -1,7 +1,7 @@
 """The mode ``ray``: long-lived Ray actors, which may be anywhere in a cluster, step several envs each.
 
 In a step, the caller sends one message to each actor, with the actions for the actor's envs, and the actor returns one
-message with the results. The envs themselves are sent only once, when the actor starts.
+message with the results. The envs themselves are sent only once, when an actor starts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _ActorSlot:
 
 
 class RayBackend:
-    """A backend with one actor per core of the cluster. Each actor has several envs.
+    """A backend that runs envs in Ray actors, by default with one actor per core of the cluster.
 
     Args:
         ray_init: Arguments of ``ray.init``, used if Ray is not running.
@@ -128,18 +128,19 @@ class RayBackend:
 
     @property
     def placement(self) -> str:
-        """Text with the number of living actors that the caller reaches directly instead of through Ray calls."""
+        """Text that says how many of the living actors the caller reaches directly instead of through Ray calls."""
         living = [actor for actor in self._started if not actor.is_terminated]
         return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"
 
     def distribute(self, num_workers: int) -> list[int]:
-        """Return the number of workers of each actor."""
+        """Return how many of the workers each actor gets."""
         return [1] * num_workers
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Put arrays into Ray's object store. Hosts read the arrays there; each node has one copy.
 
-        The result is empty, because `launch` passes Ray's reference to the arrays instead of the arrays themselves.
+        The result is empty, because `launch` sends the hosts Ray's reference to the arrays instead of the arrays
+        themselves.
         """
         import ray
 
@@ -196,7 +197,7 @@ class RayBackend:
             raise
 
     def _start_actors(self, slots: Sequence[_ActorSlot], cluster: Cluster) -> None:
-        """Start an actor for each of these slots, and wait until `RayActor.introduce` has returned in each."""
+        """Start an actor for each of these slots, and wait until `RayActor.introduce` has returned in all of them."""
         import ray
 
         options: list[ActorOptions] = []
@@ -232,9 +233,9 @@ class RayBackend:
     def _start_workers(
         self, slots: Sequence[_ActorSlot], packed: Mapping[tuple[int, ...], PackedSpec]
     ) -> list[tuple[ActorHandle, list[StartedWorker]]]:
-        """Start those workers of slots whose env ids are in ``packed``.
+        """Start the workers for which ``packed`` has a spec, in the actors of the slots.
 
-        Return pairs of an actor and the workers that have been started in it.
+        Return each actor together with the workers that were started in it.
         """
         import ray
 
@@ -259,7 +260,7 @@ class RayBackend:
         return RayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
-        """Return channels to workers of an actor on this machine. These channels do not use Ray calls.
+        """Return channels that reach the workers of an actor on this machine without Ray calls.
 
         In this class, an actor has only one worker, because the actor is the worker itself.
         """
@@ -321,20 +322,20 @@ class RayBackend:
                 return ready
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
-        """Prepare a step if all of its hosts are in actors that the caller reaches directly. See `Backend`."""
+        """Prepare a step if the caller reaches all of its actors directly; return ``None`` otherwise. See `Backend`."""
         is_near = all(isinstance(channel, PipeChannel) for channel, _ in commands)
         return self._group.prepare_step(commands) if is_near else None
 
     def flush(self) -> None:
-        """Send the queued messages to all actors. See `SubprocBackend.flush`."""
+        """Send all queued messages to the actors. See `SubprocBackend.flush`."""
         for calls in self._relays:
             calls.flush()
         self._group.flush()
 
     def fileno(self) -> int | None:
-        """Return a descriptor as `Backend` describes.
+        """Return the descriptor that `Backend.fileno` describes.
 
-        The result is ``None`` if a living actor is reached through Ray calls, because these have no descriptor.
+        The result is ``None`` if any living actor is reached through Ray calls, because Ray calls have no descriptor.
         """
         return None if any(not one.actor.is_terminated for one in self._relays) else self._group.fileno()
 

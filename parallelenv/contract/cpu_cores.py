@@ -1,9 +1,9 @@
 """The number of CPU cores that this process may use, and the limits that determine it.
 
-`os.cpu_count` counts the machine's cores. A process may be allowed to use fewer, because of its CPU affinity (set
-by `taskset`, a batch scheduler or a cpuset) or a cgroup's CPU quota (a container started with "1.5 CPUs" still sees
-every core of the machine). ``loky.cpu_count`` reads only the quota of the topmost cgroup, not that of a batch job,
-and imports all of loky.
+`os.cpu_count` counts the machine's cores. A process may be allowed to use fewer, because of its CPU affinity (set by
+`taskset`, a batch scheduler or a cpuset) or a cgroup's CPU quota (a container started with "1.5 CPUs" still sees every
+core of the machine). ``loky.cpu_count`` is not used here: it reads only the quota of the topmost cgroup, not that of a
+batch job, and it requires an import of all of loky.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The limits on the cores of this process."""
+    """The limits on the number of cores that this process may use."""
 
     machine: int  # logical cores
     affinity: int  # cores this process may be scheduled on; all of them if the system has no affinity (macOS)
@@ -25,7 +25,7 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """The smaller of affinity and quota, at least 1; a fraction of a core is rounded up, as in Go and Java."""
+        """Number of usable cores: the smaller of affinity and quota, rounded up as in Go and Java, and at least 1."""
         return max(1, min(self.affinity, math.ceil(self.quota or self.affinity)))
 
 
@@ -35,7 +35,7 @@ def usable_cores() -> int:
 
 
 def describe_cores(root: Path = Path("/")) -> Cores:
-    """Return the limits on the cores of this process.
+    """Return the limits on the number of cores that this process may use.
 
     ``root`` is the parent folder of ``proc`` and ``sys``; tests pass a temporary folder.
     """

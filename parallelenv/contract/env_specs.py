@@ -156,8 +156,8 @@ def registered(
     """Return the spec of a registered id, for ``gymnasium.make``.
 
     Raises an `ArgumentError` if the env does not accept one of the user's ``make_kwargs`` and there is a hint for that
-    keyword. There is a hint if the keyword is known from other libraries, or if it equals or resembles one of
-    ``option_names``, the options of the mode, or ``own_arguments``, the arguments of ``ParallelEnv.make``.
+    keyword. There is a hint if the keyword is known from other libraries, or if it equals or resembles a name in
+    ``option_names`` (the options of the mode) or ``own_arguments`` (the arguments of ``ParallelEnv.make``).
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
@@ -183,7 +183,7 @@ def registered(
 
 
 def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
-    """Pickle the source of each factory separately for another process, so that envs share nothing."""
+    """Pickle the source of each factory for another process, each by itself, so that envs share no objects."""
     packed: dict[int, bytes] = {}  # an env fn that occurs many times is pickled once
     for factory in factories:
         source = factory.source
@@ -211,7 +211,7 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
 
 
 def _loses_state(env: object) -> bool:
-    """Return whether a live env has been reset and `EzPickle` would lose its state when the env is pickled.
+    """Return whether an env has been reset and would lose its state if pickled, because its class is an `EzPickle`.
 
     For a vector env, return whether this is the case for any of its sub-envs.
     """
@@ -228,7 +228,7 @@ def _loses_state(env: object) -> bool:
 def modules_of(packed: Iterable[bytes]) -> list[str]:
     """Return the modules that pickles of envs and env fns refer to, without duplicates.
 
-    Modules of registered ids in the pickles are included.
+    The modules of registered ids that occur in the pickles are included.
     """
     found: dict[str, None] = {}
     left = iter(range(_MOST_OPCODES))
@@ -274,7 +274,7 @@ def is_env(candidate: object) -> bool:
 
 
 def is_for_calls(candidate: object) -> bool:
-    """Return whether an object without ``step`` has a public method to call and is not plain data."""
+    """Return whether an object without ``step`` can be used for calls: it has a public method and is not plain data."""
     kind = type(candidate)
     if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
         return False
@@ -302,7 +302,7 @@ def refuse_foreign(env: object, env_id: int) -> None:
 
 
 def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
-    """Raise an `InvalidEnvError` if two env fns called in one process returned the same object."""
+    """Raise an `InvalidEnvError` if two env fns returned the same object in the same process."""
     seen: dict[tuple[ProcessInfo, int], int] = {}
     for env_id, one in sorted(facts.items()):
         first = seen.setdefault((one.process, one.instance), env_id)
@@ -323,10 +323,10 @@ def refuse_live(factories: Iterable[EnvFactory]) -> None:
 
 
 def registered_by_user() -> dict[str, bytes]:
-    """Return, by id, the pickles of specs that were registered in addition to Gymnasium's own.
+    """Return the pickled specs that were registered in addition to Gymnasium's own, by id.
 
-    Specs that cannot be pickled are left out. Making an env by such an id raises Gymnasium's own error in a worker
-    process; users can give an env fn instead.
+    Specs that cannot be pickled are left out. If a worker process makes an env from such a spec's id, Gymnasium raises
+    an error; users can give an env fn instead.
     """
     packed = {}
     for name, spec in gymnasium.registry.items():
@@ -355,7 +355,7 @@ def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
 
 
 def bind_arguments(env_fn: Callable[..., Env], rank: int, num_envs: int, seed: int | None) -> EnvFn:
-    """Bind those parameters of ``env_fn`` that are named ``rank``, ``world_size`` or ``seed``; return the result."""
+    """Return ``env_fn`` with its parameters ``rank``, ``world_size`` and ``seed``, if it has them, bound to values."""
     known = {"rank": rank, "world_size": num_envs, "seed": None if seed is None else seed + rank}
     bound = env_fn.keywords if isinstance(env_fn, functools.partial) else {}
     try:

@@ -1,7 +1,7 @@
 """Closes the objects that earlier runs of a notebook cell left open, before the cell makes a new object.
 
 IPython keeps references to the objects that a cell displayed and to the frames of an exception's traceback. Without
-this module, five runs of a cell would therefore leave five sets of workers running, although no variable refers to
+this module, five runs of a cell could therefore leave five sets of workers running, although no variable refers to
 them.
 """
 
@@ -26,7 +26,7 @@ _made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: the run's 
 
 
 def current_run() -> CellRun | None:
-    """Return the cell run in progress; ``None`` outside of a notebook."""
+    """Return the run of a notebook cell that is in progress; ``None`` outside of a notebook."""
     kernel = kernel_of_notebook()
     if kernel is None:
         return None
@@ -52,7 +52,7 @@ def close_earlier() -> None:
 
 
 def register(env: Any) -> None:
-    """Record an object that the current cell run made. The object must have ``closed`` and ``close()``."""
+    """Record an object that the current run of a notebook cell made. It must have ``closed`` and ``close()``."""
     run = current_run()
     if run is not None:
         _made.setdefault(run.cell, []).append((run.message, weakref.ref(env)))

@@ -68,17 +68,20 @@ class Pool:
         layout: The layout of the batch.
         batch: The arrays that all hosts read and write.
         backend: Places and reaches the workers.
-        timeout: Seconds that a call may take if its caller gives no other limit; ``None`` if there is no limit. There
-            is no limit while the envs are built for the first time.
+        timeout: Seconds that a call may take if its caller gives no other limit; ``None`` means no limit. The first
+            build of the envs is never limited.
         number: Number of the next command.
-        is_settled: Becomes False when an operation other than a step is sent, and True again when a wait finds no
-            pending command. It stays False if the wait for the operation is interrupted or never starts.
+        is_settled: Becomes False when an operation other than a step is sent, and True again when `wait` returns and no
+            command is pending. It stays False if the caller never waits for the operation, or is interrupted while it
+            waits.
         generation: Changes when the batch is replaced, and when a worker is replaced or dies.
-        planned: The plan whose step is in flight and has no ticket yet; ``None`` if there is none.
-        dead: The error for each env whose worker is dead, or was replaced and has not built the env yet.
+        planned: The step plan whose step is in flight and has no ticket yet; ``None`` if there is none.
+        dead: The errors, by env id, of envs whose worker is dead, or was replaced by one that has not built the env
+            yet.
         is_traced: Whether the hosts record what their envs do.
-        waits_by: The call with which an adapter continues the wait for a step; ``None``: `ParallelEnv.recv`.
-        wakers: Functions that wake tasks of event loops; they are called when replies arrive.
+        waits_by: The call, as text for messages, with which a user of an adapter continues to wait for a step; ``None``
+            stands for `ParallelEnv.recv`.
+        wakers: Functions that wake tasks waiting in event loops; called when replies arrive.
         shield: Delays Ctrl-C.
     """
 
@@ -151,7 +154,7 @@ class Pool:
             self._whole.append((worker, ids, slice(ids[0], ids[-1] + 1)))
 
     def build(self, done_policy: DonePolicy, spaces: Spaces | None = None) -> None:
-        """Build all envs, and allocate a batch that has the arrays that the done policy needs.
+        """Build all envs, and allocate a batch with the arrays that the done policy needs.
 
         Raises:
             BaseException: Any exception raised by an env's constructor; the pool is then closed.
@@ -192,7 +195,7 @@ class Pool:
         return getattr(channel, "host", None) if len(self._workers) == 1 and channel.in_caller else None
 
     def envs_here(self) -> tuple[Any, ...] | None:
-        """Return the envs themselves, in env id order, if they live in this process."""
+        """Return the envs themselves, in env id order, if they live in this process; ``None`` otherwise."""
         hosts: list[Any] = [getattr(worker.channel, "host", None) for worker in self._workers]
         return None if None in hosts else tuple(env for host in hosts for env in host.envs)
 
@@ -210,11 +213,11 @@ class Pool:
         """Execute an operation of `Host` on envs, wait until it is done, and return its ticket.
 
         ``each`` has one argument per env; ``common`` is the same for every env. With ``raises=False``, failures of envs
-        are in the ticket instead of being raised.
+        are not raised, but left in the ticket.
 
         Raises:
             BaseException: Any exception raised by an env; ``error.partial`` has the values of the other envs.
-            WorkerDiedError: If a worker is found dead, or was found dead before.
+            WorkerDiedError: If a worker of these envs dies, or is already known to be dead.
             WorkerTimeoutError: If not all hosts replied within the pool's timeout; later replies are dropped.
         """
         ticket = self.submit(operation, env_ids, each, common)
@@ -238,10 +241,11 @@ class Pool:
         """Send an operation to the hosts and return without waiting. See `ask` and `Command` for the other arguments.
 
         ``announce`` is called with the ticket once nothing can fail any more, just before the first command is sent.
-        ``failed`` are failures of envs to which nothing can be sent; the failures stand in for replies of these envs.
+        ``failed`` has the failures of envs to which nothing can be sent; these failures take the place of replies.
 
         Raises:
-            WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing has been sent.
+            WorkerDiedError: If a worker of the envs is known to be dead and the operation is not ``build``; nothing has
+                been sent.
             UnpicklableError: If an argument cannot be copied; nothing has been sent.
         """
         self.enter_planned()
@@ -296,11 +300,11 @@ class Pool:
         return None if repeated is None else (repeated, shards)
 
     def learn_infos(self, values: Mapping[int, Extra], num_envs: int) -> None:
-        """Make hosts write infos to columns while the form of infos stays the same.
+        """Make hosts write infos to columns of the batch if the infos of successive steps have the same form.
 
         ``values`` are the `Ticket.values` of the latest step, which was a step of ``num_envs`` envs. All results in the
-        columns must have been returned, because the columns are emptied. Hosts and caller must agree on the form, so an
-        interrupt is delayed until the hosts, which are idle, have replied.
+        columns must have been returned before, because this method may empty the columns. Hosts and caller must agree
+        on the form, so Ctrl-C is delayed until the hosts, which are idle, have replied.
         """
         num_steps = (self.number - self._learned_at) // len(self._workers)
         self._learned_at = self.number
@@ -317,7 +321,7 @@ class Pool:
                 self.wait(self.submit("manage", firsts, [forms] * len(firsts), "set_info_forms"), _IDLE_REPLY_TIME)
 
     def enter_planned(self) -> None:
-        """If a planned step is in flight, because its call was interrupted, give the step a ticket."""
+        """If a planned step is still in flight because its call was interrupted, give the step a ticket."""
         if self.planned is not None:
             self.planned.enter()
 
@@ -345,7 +349,9 @@ class Pool:
     # ---------------------------------------------------------------- replies
 
     def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
-        """Wait until all hosts have replied to a call. The timeout counts from ``start``; ``None`` means from now.
+        """Wait until all hosts have replied to a call.
+
+        The timeout counts from ``start``, or from now if ``start`` is ``None``.
 
         Raises:
             WorkerTimeoutError: If the hosts have not replied within ``timeout`` seconds.
@@ -358,7 +364,7 @@ class Pool:
             self.is_settled = not any(worker.pending for worker in self._workers)
 
     def wait_or_give_up(self, ticket: Ticket, start: float | None = None) -> bool:
-        """Wait for replies within the pool's timeout, after which late envs count as failed.
+        """Wait for the replies to a call, but no longer than the pool's timeout. Late envs then count as failed.
 
         Returns:
             Whether all envs replied in time.
@@ -371,9 +377,9 @@ class Pool:
         return True
 
     def give_up(self, ticket: Ticket, error: Exception) -> None:
-        """Give up the pending commands of a call, and all other pending commands of the same hosts.
+        """Give up the pending commands of a call and all other pending commands of the hosts concerned.
 
-        The envs of these commands count as failed.
+        The envs of these commands fail with ``error``.
         """
         for worker in self._workers:
             if not ticket.pending.keys() & worker.pending.keys():
@@ -385,14 +391,14 @@ class Pool:
                     waiting.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
 
     def ways_to_wait(self, num_envs: int) -> str:
-        """Return, for messages, the call with which the user can continue to wait for steps of ``num_envs`` envs."""
+        """Return the text of the call with which the user can continue to wait for the steps of ``num_envs`` envs."""
         return self.waits_by or f"recv(min_envs={num_envs})"
 
     def late(self, env_ids: Sequence[int], timeout: float | None, call: str) -> WorkerTimeoutError:
         """Return the error that names the late envs and says what the user can do.
 
-        ``call`` is the name of the operation that waits for the envs. If there is specific advice for the method that
-        the user called, it is the name of that method.
+        ``call`` is the name of the method that the user called, if there is specific advice for that method, or else
+        the name of the operation that did not finish in time.
         """
         ids = tuple(sorted(env_ids))
         wait_on = self.ways_to_wait(len(ids)) if call == "step" else f"{call}()"
@@ -409,9 +415,9 @@ class Pool:
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
     def pump(self, deadline: float | None, wanted: int = 1) -> bool:
-        """Wait for replies of hosts, at most until a deadline, and record them.
+        """Wait for replies from hosts, at most until a deadline, and record the replies.
 
-        ``deadline`` is a time of `time.monotonic`; see `Backend.wait` for ``wanted``.
+        ``deadline`` is a time on the clock of `time.monotonic`; see `Backend.wait` for ``wanted``.
 
         Returns:
             Whether any reply arrived before the deadline.
@@ -478,12 +484,12 @@ class Pool:
 
     @property
     def is_idle(self) -> bool:
-        """True if all workers live, as far as is known, and none of them has a pending command."""
+        """True if no worker is known to be dead and none has a pending command."""
         return not self.dead and not any(worker.pending for worker in self._workers)
 
     @property
     def is_held_up(self) -> bool:
-        """True if an interrupted command in the caller's thread will resume at the next wait."""
+        """True if a command that runs in the caller's thread was interrupted and will resume at the next wait."""
         return any(worker.channel.in_caller and worker.pending for worker in self._workers)
 
     @property
@@ -494,7 +500,7 @@ class Pool:
     # ---------------------------------------------------------------- dead workers
 
     def death_failures(self, env_ids: Sequence[int]) -> dict[int, Failure]:
-        """Return the failure of each of these envs whose worker is known to be dead."""
+        """Return, by env id, the failures of the given envs whose worker is known to be dead."""
         return {env_id: Failure(self.dead[env_id], env_id, "") for env_id in env_ids if env_id in self.dead}
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
@@ -504,7 +510,7 @@ class Pool:
             raise self.dead[dead[0]].about(dead)
 
     def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
-        """End a host that is dead or being replaced, and fail its pending commands, which would never get a reply.
+        """Record that a worker is dead or is being replaced; end its host, and make its pending commands fail.
 
         Raises:
             ClosedError: If another thread has closed the pool.
@@ -526,20 +532,20 @@ class Pool:
     # ---------------------------------------------------------------- rebuilding envs
 
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
-        """Build envs anew from their factories, and return the finished ticket, which has all envs that were built.
+        """Build envs anew from their factories, and return the finished ticket, which covers all envs that were built.
 
         A host that is dead, was given up, or is busy with one of these envs is replaced, and all its envs are built
-        anew. A host with pending commands for other envs may finish these commands; if that takes longer than the
+        anew. A host with pending commands only for other envs may finish these commands; if that takes longer than the
         pool's timeout, the host is replaced as well.
 
         Args:
             env_ids: The envs.
-            announce: Called with the ids of all envs to build, just before the build is sent. At that time,
-                `death_failures` still has the envs of dead workers.
+            announce: Called with the ids of all envs to build, just before the first command is sent. At that time,
+                `death_failures` still reports the envs of dead workers.
 
         Raises:
-            InvalidEnvError: If an env was given as a live instance that never left this process; nothing has been
-                changed.
+            InvalidEnvError: If an env was given as a live instance and lives in this process, so that it cannot be
+                built again. Nothing has been changed.
         """
         self.enter_planned()
         env_ids = self.groups.complete(env_ids)
@@ -613,8 +619,8 @@ class Pool:
         """Replace the batch with one that has a different layout. All states in the old batch are lost.
 
         Raises:
-            WorkerTimeoutError: If, within the pool's timeout, hosts do not finish their pending commands, whose replies
-                have the old layout; nothing has been changed.
+            WorkerTimeoutError: If hosts do not finish their pending commands, whose replies have the old layout, within
+                the pool's timeout. Nothing has been changed.
         """
         self.enter_planned()
         self._let_finish(self._workers)
@@ -626,11 +632,11 @@ class Pool:
     # ---------------------------------------------------------------- closing
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End all hosts, which have ``timeout`` seconds to close their envs. May be called repeatedly.
+        """End all hosts, giving them ``timeout`` seconds to close their envs. May be called repeatedly.
 
         Raises:
-            KeyboardInterrupt: If the close is interrupted. By the time it is raised, all hosts have been ended, without
-                waiting for the rest of ``timeout``.
+            KeyboardInterrupt: If this method is interrupted. All remaining hosts are then ended at once, before the
+                exception is raised.
         """
         workers = self._workers
         if os.getpid() != self._pid:  # a forked child must not end its parent's workers

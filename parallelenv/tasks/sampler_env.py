@@ -1,8 +1,8 @@
 """Task samplers as envs: one episode is one task.
 
 A sampler returns tasks until it has no more. `TaskEnv` turns the sampler into a `gymnasium.Env`, so the rest of the
-package handles tasks like episodes. When there are no more tasks, ``reset`` raises `ExhaustedError`, which any env may
-do.
+package can treat each task as an episode. When there are no more tasks, ``reset`` raises `ExhaustedError`, as the
+``reset`` of any env may.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from parallelenv.worker.env_adapter import split_done
 
 
 class TaskStep(NamedTuple):
-    """A return value of a task's ``step``. Any object with these four attributes works as well.
+    """A possible return value of a task's ``step``. Any object with these four attributes works as well.
 
     Attributes:
         observation: The observation after the step.
         reward: Reward of the step.
-        done: Whether the task has ended. It counts as truncated if ``info["TimeLimit.truncated"]`` is true.
+        done: Whether the task has ended. An ended task counts as truncated if ``info["TimeLimit.truncated"]`` is true,
+            and as terminated otherwise.
         info: Further information.
     """
 
@@ -44,12 +45,13 @@ class Task(Protocol):
         """Step the task.
 
         Returns:
-            Gymnasium's five items of a step, an object like `TaskStep`, or a tuple of the four fields of `TaskStep`.
+            The five items that the ``step`` of a Gymnasium env returns, an object like `TaskStep`, or a tuple with the
+            four fields of `TaskStep`.
         """
         ...
 
     def is_done(self) -> bool:
-        """Return whether the task has ended. If ``step`` has not reported this, the task counts as truncated."""
+        """Return whether the task has ended. If ``step`` has not reported the end, the task counts as truncated."""
         ...
 
     def get_observations(self) -> State:
@@ -71,8 +73,8 @@ class TaskSampler(Protocol):
     A sampler may have further methods.
 
     Attributes:
-        observation_space: Gymnasium space of all tasks; ``None`` if not declared.
-        action_space: Gymnasium space of actions; ``None`` if not declared.
+        observation_space: Space of the observations of all tasks; ``None`` if not declared.
+        action_space: Space of the actions of all tasks; ``None`` if not declared.
         length: Total number of tasks; ``None`` or ``math.inf`` if unlimited. The package does not use this attribute.
     """
 
@@ -126,7 +128,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
                 setattr(self, name, getattr(sampler, name))
 
     def attribute_owners(self) -> tuple[object, ...]:
-        """Return the objects in which to look for names that this env does not have, in the order of the search."""
+        """Return the objects to search, in this order, for an attribute that this env does not have."""
         return self.task, self.sampler
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
@@ -156,7 +158,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
         Raises:
             ResetNeededError: If there is no task.
-            EnvContractError: If the task's ``step`` returns something other than four or five items or an object like
+            EnvContractError: If the task's ``step`` returns neither a tuple of four or five items nor an object like
                 `TaskStep`.
         """
         if self.task is None:
@@ -185,7 +187,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
         return render() if callable(render) else None
 
     def close(self) -> None:
-        """Close the task and the sampler, even if the task's ``close`` raises."""
+        """Close the task, then the sampler. The sampler is closed even if the task's ``close`` raises."""
         try:
             self._leave()
         finally:
@@ -208,9 +210,9 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
 
 def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mapping[str, object]) -> TaskEnv:
-    """Return an env of a new sampler.
+    """Return an env with a new sampler.
 
-    The sampler gets copies of the arguments, because it may change them and the originals are needed to rebuild it.
+    The sampler gets copies of the arguments: it may change them, and the originals are needed to rebuild the sampler.
     """
     try:
         copies = deep_copy(dict(arguments))
@@ -223,7 +225,7 @@ def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mappin
 
 
 def _check(candidate: object, what: str, kind: str, *names: str) -> None:
-    """Raise an `InvalidEnvError` if a sampler or task is a class, not an instance, or lacks one of the methods."""
+    """Raise an `InvalidEnvError` if a sampler or task is a class instead of an instance, or lacks a method."""
     missing = [f"{name}()" for name in names if not callable(getattr(candidate, name, None))]
     shown, lacks = type(candidate).__name__, f"lacks {', '.join(missing)}"
     if isinstance(candidate, type):

@@ -31,9 +31,9 @@ _OWN_FRAMES = re.compile(
 
 
 class WorkerLog:
-    """An open unnamed file. A worker process appends to the file, and the caller reads it.
+    """An open unnamed file that a worker process appends to and the caller reads.
 
-    Each of the two processes has its own `WorkerLog`, which owns a descriptor of the file.
+    Each of the two processes has its own `WorkerLog`, which owns a descriptor for the file.
     """
 
     def __init__(self, fileno: int) -> None:
@@ -43,7 +43,7 @@ class WorkerLog:
 
     @classmethod
     def create(cls) -> WorkerLog | None:
-        """Return a new log; ``None`` on systems where descriptors cannot be sent."""
+        """Return a new log; ``None`` on systems where descriptors cannot be sent to other processes."""
         if os.name != "posix":
             return None
         import fcntl
@@ -121,7 +121,7 @@ class WorkerLog:
 class EnvStream(io.TextIOWrapper):
     """A replacement for standard output or error, which marks text with the id of the env that prints the text.
 
-    C code writes to the same ``fileno``, without marks. ``env_of`` returns the id of the env that is running, or
+    C code writes to the same descriptor, but without marks. ``env_of`` returns the id of the env that is running, or
     ``None`` if no env is running.
     """
 
@@ -131,7 +131,7 @@ class EnvStream(io.TextIOWrapper):
         self.env_of = env_of
 
     def write(self, text: str) -> int:
-        """Write text and its marks in one piece."""
+        """Write the text together with its marks, in a single write."""
         env_id = self.env_of()
         super().write(text if env_id is None else f"\x1e{env_id}\x1f{text}\x1e\x1f")
         return len(text)
@@ -145,7 +145,7 @@ def redirect_descriptors(log: WorkerLog) -> None:
 
 
 def redirect_streams(env_of: Callable[[], int | None], filenos: tuple[int, int]) -> None:
-    """Replace standard output and standard error with an `EnvStream` on each of these descriptors."""
+    """Replace ``sys.stdout`` and ``sys.stderr`` with `EnvStream` objects that write to these descriptors."""
     for name, fileno in zip(("stdout", "stderr"), filenos, strict=True):
         stream = getattr(sys, name)
         if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # it may be in use, for example by a logger
