@@ -80,14 +80,17 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
     return moves
 
 
-def crowd(pids: list[int]) -> int:
-    """Move processes to one core without pinning them, and return it; not the core of this process if possible."""
-    ours = _cpu_balancer._core_if_awake(os.getpid())
-    core = next(core for core in sorted(USABLE) if core != ours)
+def crowd(pids: list[int], core: int) -> None:
+    """Move processes to one core without pinning them."""
     for cores in ({core}, USABLE):
         for pid in pids:
             set_affinity(pid, cores)
-    return core
+
+
+def other_core() -> int:
+    """Return a core that is not the one of this process."""
+    ours = _cpu_balancer._core_if_awake(os.getpid())
+    return next(core for core in sorted(USABLE) if core != ours)
 
 
 def look_until(moves: Moves, pids: list[int]) -> int:
@@ -97,20 +100,25 @@ def look_until(moves: Moves, pids: list[int]) -> int:
     """
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        core = crowd(pids)
+        core = other_core()
+        crowd(pids, core)
         CpuBalancer(caller_steps=False).balance(pids)
         if moves:
             return core
     pytest.fail("no worker was moved")
 
 
-def test_balancer_moves_one_of_two_busy_workers_off_a_shared_core(start: Start, moves: Moves) -> None:
-    pids = [start(SPIN), start(SPIN)]
-    shared = look_until(moves, pids)
+@pytest.fixture
+def busy(start: Start) -> list[int]:
+    return [start(SPIN), start(SPIN)]
+
+
+def test_balancer_moves_one_of_two_busy_workers_off_a_shared_core(busy: list[int], moves: Moves) -> None:
+    shared = look_until(moves, busy)
     other = min(USABLE - {shared})
-    assert moves == [(pids[1], {other}), (pids[1], USABLE)]
+    assert moves == [(busy[1], {other}), (busy[1], USABLE)]
     assert moves.landed == other
-    assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2  # not pinned
+    assert [os.sched_getaffinity(pid) for pid in busy] == [USABLE] * 2  # not pinned
 
 
 @pytest.mark.parametrize("caller_steps", [False, True])
@@ -123,17 +131,15 @@ def test_balancer_moves_worker_off_the_core_of_a_caller_that_steps(
     try:
         deadline = time.monotonic() + (PATIENCE if caller_steps else 0.2)
         while not moves and time.monotonic() < deadline:
-            set_affinity(pid, {ours})
-            set_affinity(pid, USABLE)
+            crowd([pid], ours)
             CpuBalancer(caller_steps).balance([pid])
     finally:
         set_affinity(0, USABLE)
     assert moves == ([(pid, {other}), (pid, USABLE)] if caller_steps else [])
-    assert os.sched_getaffinity(pid) == USABLE
 
 
 def test_ctrl_c_during_a_move_does_not_pin_the_worker(
-    start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch
+    busy: list[int], moves: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def move_and_interrupt(pid: int, cores: set[int]) -> None:
         moves.record(pid, cores)
@@ -141,25 +147,21 @@ def test_ctrl_c_during_a_move_does_not_pin_the_worker(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "sched_setaffinity", move_and_interrupt)
-    pids = [start(SPIN), start(SPIN)]
     with pytest.raises(KeyboardInterrupt):
-        look_until(moves, pids)
-    assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2
+        look_until(moves, busy)
+    assert [os.sched_getaffinity(pid) for pid in busy] == [USABLE] * 2
 
 
 def test_balancer_moves_no_process_while_other_processes_are_runnable(
-    start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch
+    busy: list[int], moves: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pids = [start(SPIN), start(SPIN)]
-    look_until(moves, pids)  # check that the balancer does move them otherwise
-    del moves[:]
     pretend_runnable(monkeypatch, 4)  # these two, this one, and another
     for _ in range(50):
-        crowd(pids)
-        CpuBalancer(caller_steps=False).balance(pids)
+        crowd(busy, other_core())
+        CpuBalancer(caller_steps=False).balance(busy)
     assert moves == []
     pretend_runnable(monkeypatch, 3)
-    look_until(moves, pids)
+    look_until(moves, busy)
 
 
 def test_balancer_does_not_move_sleeping_workers(start: Start, moves: Moves) -> None:
@@ -167,45 +169,41 @@ def test_balancer_does_not_move_sleeping_workers(start: Start, moves: Moves) -> 
     deadline = time.monotonic() + PATIENCE
     while any(psutil.Process(pid).status() != psutil.STATUS_SLEEPING for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
-    crowd(pids)
-    assert [_cpu_balancer._core_if_awake(pid) for pid in pids] == [None, None]
+    crowd(pids, other_core())
     for caller_steps in (False, True):
         CpuBalancer(caller_steps).balance(pids)
     assert moves == []
 
 
-def test_balancer_does_not_move_workers_pinned_by_the_user(start: Start, moves: Moves) -> None:
-    pids = [start(SPIN), start(SPIN)]
+def test_balancer_does_not_move_workers_pinned_by_the_user(busy: list[int], moves: Moves) -> None:
     core = max(USABLE)
-    for pid in pids:
+    for pid in busy:
         set_affinity(pid, {core})
     for _ in range(20):
-        CpuBalancer(caller_steps=False).balance(pids)
+        CpuBalancer(caller_steps=False).balance(busy)
     assert moves == []
-    assert [os.sched_getaffinity(pid) for pid in pids] == [{core}] * 2
+    assert [os.sched_getaffinity(pid) for pid in busy] == [{core}] * 2
 
 
-def test_balancer_ignores_dead_workers(start: Start, moves: Moves) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
+def test_balancer_ignores_dead_workers(busy: list[int], moves: Moves) -> None:
+    gone, zombie = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
     gone.wait()
-    zombie = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    pids = [start(SPIN), start(SPIN)]
     for dead in (gone.pid, zombie.pid):
-        crowd(pids)
+        crowd(busy, other_core())
         CpuBalancer(caller_steps=True).balance([dead])
-        CpuBalancer(caller_steps=False).balance([dead, *pids])
-    assert {pid for pid, _ in moves} <= {*pids}
+        CpuBalancer(caller_steps=False).balance([dead, *busy])
+    assert {pid for pid, _ in moves} <= {*busy}
     zombie.wait()
 
 
-@pytest.mark.parametrize("what", ["sched_setaffinity", "/proc/loadavg"])
+@pytest.mark.parametrize("what", ["sched_setaffinity", LOADAVG])
 def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        if what == "sched_setaffinity":
-            patch.delattr(os, what)
-        else:
+        if what == LOADAVG:
             patch.setattr(Path, "exists", lambda self: str(self) != what)
-        spreader = CpuBalancer(caller_steps=False)
+        else:
+            patch.delattr(os, what)
+        balancer = CpuBalancer(caller_steps=False)
     monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: pytest.fail("it looked"))
-    spreader.balance([os.getpid()])
+    balancer.balance([os.getpid()])
