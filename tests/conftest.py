@@ -90,7 +90,7 @@ _ONLY_IN_RAY = {
     "test_actor_that_cannot_be_scheduled_raises",
     "test_cluster_started_by_a_pool_is_quiet_and_reused_by_the_next",
     "test_every_mode_gives_identical_results",  # of test_cli.py; `make demo` compares both
-    "test_interrupted_construction_releases_its_placement_group",
+    "test_failed_construction_releases_its_placement_group",
 }
 
 

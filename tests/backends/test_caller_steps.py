@@ -119,9 +119,7 @@ def step_in_a_daemon(pipe: Any) -> None:
         pipe.send((multiprocessing.current_process().daemon, env.step([1] * NUM_ENVS).states[:, :2].tolist()))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)  # newer Pythons warn about fork
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
 def test_caller_steps_works_in_a_daemonic_process() -> None:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()

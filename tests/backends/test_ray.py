@@ -123,7 +123,7 @@ def test_invalid_arguments_are_refused(mode: str, arguments: dict[str, Any], mes
 
 
 @in_ray_modes
-def test_interrupted_construction_releases_its_placement_group(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_construction_releases_its_placement_group(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray.util
 
     make_group = ray.util.placement_group
@@ -134,6 +134,9 @@ def test_interrupted_construction_releases_its_placement_group(mode: str, monkey
         return group
 
     with monkeypatch.context() as patched:
+        patched.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
+        with pytest.raises(WorkerStartError, match=r"flux=1.*the cluster has 0.*ray_options"):
+            ParallelEnv([Small] * 2, mode, num_cpus=2, ray_options={"resources": {"flux": 1}})
         patched.setattr(ray.util, "placement_group", make_group_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             ParallelEnv([Small], mode, num_cpus=1)
