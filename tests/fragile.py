@@ -15,11 +15,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from faults.envs import Holding, OnlyKeywords, TwoArguments
-from modes import IN_WORKERS, ORACLE
 
 GO_ON, RAISE, WAIT, EXIT = range(4)
-CAN_DIE = IN_WORKERS
-IN_CALLER = (ORACLE,)  # modes in which an interrupted step cannot be resumed
 
 
 class Fragile(gym.Env[Any, Any]):
@@ -53,9 +50,8 @@ class Fragile(gym.Env[Any, Any]):
 
     def wait(self) -> None:
         """Signal the start, and wait for a file."""
-        Path(self.folder, f"began-{self.number}").mkdir(
-            exist_ok=True
-        )  # in `touch` an interrupt would leave a file open
+        # in `touch` an interrupt would leave a file open
+        Path(self.folder, f"began-{self.number}").mkdir(exist_ok=True)
         deadline = time.monotonic() + 30
         while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -78,12 +74,6 @@ class Fragile(gym.Env[Any, Any]):
             self.raise_this("os")
         except FileNotFoundError as error:
             raise RuntimeError("no level") from error
-
-    def lock(self) -> Any:
-        return threading.Lock()
-
-    def recurse(self) -> None:
-        self.recurse()
 
 
 def fragile(folder: Path) -> list[Any]:

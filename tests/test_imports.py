@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from modes import ON_RAY, PROCESSES, RAY, RAY_POOLS
+from modes import PROCESSES, RAY_POOLS
 
 from parallelenv import registry
 
@@ -23,10 +23,8 @@ class Looking:
     def modules(self):
         return sorted(name for name in sys.modules if name.startswith("parallelenv."))
 
-names = set()
-for mode in {modes!r}:
-    with ParallelEnv([Looking, Looking], mode, num_cpus=2, **{options!r}) as env:
-        names.update(env.customized_method("modules")[1])
+with ParallelEnv([Looking, Looking], {mode!r}, num_cpus=2, start_method={start_method!r}) as env:
+    names = env.customized_method("modules")[1]
 """
 
 
@@ -61,16 +59,8 @@ def test_each_public_name_can_be_imported() -> None:
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_worker_imports_only_contract_worker_and_backend(start_method: str) -> None:
-    modules = found(_LOOK.format(modes=[PROCESSES], options={"start_method": start_method}))
+    modules = found(_LOOK.format(mode=PROCESSES, start_method=start_method))
     assert rings(modules) == {"backends", "contract", "errors", "worker"}
-
-
-@pytest.mark.parametrize("modes", [ON_RAY], ids=[RAY])  # one test, for one start of Ray
-def test_ray_actors_import_no_user_facing_modules(modes: tuple[str, ...]) -> None:
-    pytest.importorskip("ray")
-    modules = found(_LOOK.format(modes=modes, options={}))
-    assert rings(modules).isdisjoint(_OF_USERS)
-    assert "parallelenv.worker.host" in modules
 
 
 def test_pyproject_lists_all_packages() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import multiprocessing
 import random
@@ -61,18 +60,6 @@ def test_slow_start_is_announced_on_the_terminal(monkeypatch: pytest.MonkeyPatch
         assert threading.active_count() <= threads + 1  # tqdm has one of its own
         assert terminal.getvalue().split("\r")[-1] == ""
         assert bool(terminal.getvalue()) == is_shown
-
-
-@in_ray_modes
-def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
-    async def play() -> Any:
-        env.send([1] * 3)
-        return await env.arecv(3)
-
-    with ParallelEnv([Small] * 3, mode, direct=False) as env:
-        env.reset()
-        assert env.engine.pool.backend.fileno() is None
-        assert asyncio.run(play()).states[:, 1].tolist() == [1] * 3
 
 
 @in_ray_modes

@@ -123,10 +123,6 @@ class Notebook:
         self.page.keyboard.press("Control+Enter")
         self.await_run(cell, before)
 
-    def interrupt(self) -> None:
-        """Press the stop button."""
-        self.page.locator('[data-command="notebook:interrupt-kernel"]').first.click()
-
     def output(self, cell: Any) -> str:
         """Return the output text of a cell."""
         text: str = cell.locator(".jp-OutputArea").inner_text()
