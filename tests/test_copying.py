@@ -19,6 +19,8 @@ def test_deep_copy_shares_no_objects_and_keeps_references(kind: Any) -> None:
     assert type(copied) is kind
     assert copied[0] is copied[1][0] is copied[2] is not array
     assert copied[3] is not parts[3]
+    pair = deep_copy({"a": array, "b": array})  # arrays alone have code of their own
+    assert pair["a"] is pair["b"] is not array
 
 
 def test_deep_copy_copies_everything_that_can_be_pickled() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -91,3 +92,9 @@ def test_subset_announced_twice_keeps_the_numbers_of_the_others(channel: Direct)
     channel.ask(2, "set", 5, "extra")
     assert channel.receive().number == 2  # so everything before it was read
     assert channel.host.subsets[1:] == [(0,), (4, 5), (6,)]
+
+
+def test_spec_has_the_environment_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLELENV_SEEN", "yes")
+    (packed,) = PackedSpec.pack([WorkerSpec((0,), make_factories([Counter]))])
+    assert packed.environment == dict(os.environ)

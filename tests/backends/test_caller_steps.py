@@ -14,7 +14,7 @@ import pytest
 from parallelenv import ParallelEnv
 from parallelenv.errors import EnvBusyError, EnvInterruptedError, WorkerDiedError
 from parallelenv.testing import BackendContract
-from parallelenv.testing.contract import NUM_ENVS, Make, five_env_fns
+from parallelenv.testing.contract import NUM_ENVS, Make, drain, five_env_fns
 from parallelenv.testing.envs import Counter, Sleeper, SteppedEnv
 
 HERE = os.getpid()
@@ -141,6 +141,16 @@ def test_restart_rebuilds_envs_in_the_same_process(env_ids: list[int]) -> None:
         assert env.get_env_attr("pid") == pids
         env.reset(env_ids)
         assert env.step([1] * NUM_ENVS).states[:, 1].tolist() == [1] * NUM_ENVS
+
+
+def test_restart_of_busy_env_of_the_caller_rebuilds_only_that_env() -> None:
+    with make(homes()) as env:
+        env.reset()
+        env.send([1, 1], [4, 0])
+        assert env.restart(4) == (4,)
+        assert sorted(drain(env)) == [0]
+        env.reset(4)
+        assert env.step([1] * NUM_ENVS).states[:, 1].tolist() == [2, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("interrupted", [3, 4])  # the caller's first and last

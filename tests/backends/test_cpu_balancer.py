@@ -18,7 +18,6 @@ from parallelenv.backends._cpu_balancer import CpuBalancer
 USABLE: set[int] = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 LOADAVG = "/proc/loadavg"
 CALLER = os.getpid()
-ASLEEP = None
 
 pytestmark = pytest.mark.skipif(
     not Path(LOADAVG).exists(), reason="no /proc/loadavg to count the processes that are ready to run"
@@ -29,16 +28,16 @@ class Machine:
     """A machine on which the caller and workers run.
 
     Attributes:
-        cores: The core of each process that is awake.
+        cores: State and core of each process, such as ``"R0"``; it runs, or sleeps (``S``).
         allowed: The cores that each process may use.
         num_runnable: Number of processes that are ready to run.
         moves: Every ``sched_setaffinity``.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: dict[int, int | None], others: int = 0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: dict[int, str], others: int = 0) -> None:
         self.cores = cores
         self.allowed = {pid: {0, 1, 2} for pid in cores}
-        self.num_runnable = others + sum(core is not ASLEEP for core in cores.values())
+        self.num_runnable = others + sum(core.startswith("R") for core in cores.values())
         self.moves: list[tuple[int, set[int]]] = []
         monkeypatch.setattr(_cpu_balancer, "_read", self.read)
         monkeypatch.setattr(os, "sched_getaffinity", self.allowed.__getitem__, raising=False)
@@ -50,9 +49,8 @@ class Machine:
         pid = int(path.split("/")[2])
         if pid not in self.cores:
             raise FileNotFoundError(path)
-        core = self.cores[pid]
-        # Its name could be parsed as another process state.
-        return b"%d (w) S 1 (x) %c %s %d" % (pid, b"S" if core is ASLEEP else b"R", b"0 " * 35, core or 0)
+        state, core = self.cores[pid]
+        return f"{pid} (w) S 1 (x) {state} {'0 ' * 35}{core}".encode()  # a name like another process's state
 
     def move(self, pid: int, cores: set[int]) -> None:
         self.moves.append((pid, set(cores)))
@@ -62,12 +60,12 @@ class Machine:
 @pytest.mark.parametrize(
     ("cores", "caller_steps", "others", "moved"),
     [
-        ({CALLER: 0, 1: 1, 2: 1}, False, 0, {2: 0}),
-        ({CALLER: 0, 1: 1, 2: 1}, True, 0, {2: 2}),  # not to the core of the caller, which is busy itself
-        ({CALLER: 0, 1: 0, 2: 1}, True, 0, {1: 2}),
-        ({CALLER: 0, 1: 0, 2: 1}, False, 0, {}),  # it only waits
-        ({CALLER: 0, 1: 1, 2: 1}, False, 1, {}),  # another process needs a core
-        ({CALLER: 0, 1: 1, 2: ASLEEP}, False, 0, {}),
+        ({CALLER: "R0", 1: "R1", 2: "R1"}, False, 0, {2: 0}),
+        ({CALLER: "R0", 1: "R1", 2: "R1"}, True, 0, {2: 2}),  # not to the core of the caller, which is busy itself
+        ({CALLER: "R0", 1: "R0", 2: "R1"}, True, 0, {1: 2}),
+        ({CALLER: "R0", 1: "R0", 2: "R1"}, False, 0, {}),  # it only waits
+        ({CALLER: "R0", 1: "R1", 2: "R1"}, False, 1, {}),  # another process needs a core
+        ({CALLER: "R0", 1: "R1", 2: "S1"}, False, 0, {}),
     ],
 )
 def test_balancer_moves_a_worker_off_a_shared_core(
@@ -79,21 +77,21 @@ def test_balancer_moves_a_worker_off_a_shared_core(
 
 
 def test_balancer_does_not_move_workers_pinned_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, {CALLER: 0, 1: 1, 2: 1})
+    machine = Machine(monkeypatch, {CALLER: "R0", 1: "R1", 2: "R1"})
     machine.allowed.update({1: {1}, 2: {1}})
     CpuBalancer(caller_steps=False).balance([1, 2])
     assert machine.moves == []
 
 
 def test_dead_worker_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, {CALLER: 0, 1: 1, 2: 1})
+    machine = Machine(monkeypatch, {CALLER: "R0", 1: "R1", 2: "R1"})
     CpuBalancer(caller_steps=True).balance([1, 2, 3])
     assert machine.moves == []
 
 
 @pytest.mark.parametrize("what", ["sched_setaffinity", LOADAVG])
 def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, {CALLER: 0, 1: 1, 2: 1})
+    machine = Machine(monkeypatch, {CALLER: "R0", 1: "R1", 2: "R1"})
     with monkeypatch.context() as patch:
         if what == LOADAVG:
             patch.setattr(Path, "exists", lambda self: str(self) != what)

@@ -28,13 +28,19 @@ def listener() -> Iterator[socket.socket]:
         yield opened
 
 
-def test_forked_child_does_not_keep_the_connection_open(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_ray_actors, "_END_TIMEOUT", 0.01)
+@pytest.fixture
+def actor() -> ActorHandle:
+    """The handle of an actor, which is this process."""
     handle: Any = None
     actor = ActorHandle(handle, handle)
     actor.pid = os.getpid()
+    return actor
+
+
+def test_forked_child_does_not_keep_the_connection_open(
+    actor: ActorHandle, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ray_actors, "_END_TIMEOUT", 0.01)
     lifeline, _ = connect_to_caller((listener.getsockname(), machine()))
     admit(listener, [actor])
     reading, writing = os.pipe()
@@ -50,16 +56,28 @@ def test_forked_child_does_not_keep_the_connection_open(
     os.close(reading)
 
 
+def test_other_processes_are_not_admitted(actor: ActorHandle, listener: socket.socket) -> None:
+    address = listener.getsockname(), machine()
+    child = os.fork()
+    if not child:
+        os._exit(len(connect_to_caller(address)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    lifeline, commands = connect_to_caller(address)
+    admit(listener, [actor])
+    commands.send("mine")
+    assert actor.commands.recv() == "mine"
+    lifeline.close()
+    actor.close()
+
+
 def test_actors_on_another_machine_do_not_connect(listener: socket.socket) -> None:
     assert connect_to_caller(None) == []
     assert connect_to_caller((listener.getsockname(), "elsewhere")) == []
 
 
 def test_wait_for_an_actor_that_does_not_connect_can_be_interrupted_and_ends(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    actor: ActorHandle, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle: Any = None
-    actor = ActorHandle(handle, handle)
     interrupting = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     interrupting.start()
     begin = time.monotonic()

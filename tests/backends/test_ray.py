@@ -195,6 +195,7 @@ def test_death_of_actor_fails_all_of_its_workers(mode: str, direct: bool, tmp_pa
 def test_a_step_is_one_call_of_each_remote_actor_and_none_of_a_near_one(mode: str, direct: bool) -> None:
     with ParallelEnv([Small] * 4, mode, num_cpus=2, direct=direct) as env:
         env.reset()
+        assert (env.engine.pool.backend.fileno() is None) == (not direct)
         actors = env.engine.pool.backend._started  # type: ignore[attr-defined]
         before = [one.calls._next_call for one in actors]
         for _ in range(3):  # no episode ends
