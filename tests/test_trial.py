@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import recommend as recommending
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.errors import ExhaustedError
+from parallelenv.testing import envs as zoo
 
 MS = 1e-3
 
@@ -114,35 +116,21 @@ def try_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recommending, "_LIMIT", 100.0)
 
 
-class Counted(Witness):
-    """Computes for a millisecond, and counts the calls of all processes in files."""
+class Counted(zoo.Witness):
+    """Computes for a millisecond, and writes the calls of all processes into a file."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-        self.note("made")
+        super().__init__(0, str(folder), length=10**9)
 
-    def note(self, what: str) -> None:
-        with open(self.folder / what, "a") as file:
-            file.write(".")
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.note("reset")
-        return super().reset(seed=seed)
-
-    def step(self, action: Any) -> Any:
-        self.note("step")
+    def _reward(self, action: int) -> float:
         end = time.thread_time() + MS
         while time.thread_time() < end:
             pass
-        return (*super().step(action)[:2], False, False, {})
-
-    def close(self) -> None:
-        self.note("close")
+        return 1.0
 
 
-def counted(folder: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_size for file in folder.iterdir()}
+def counted(folder: Path) -> Counter[str]:
+    return Counter((folder / "0").read_text().split())
 
 
 def test_number_of_envs_made_does_not_grow_with_the_list(try_all: None, tmp_path: Path) -> None:
@@ -150,7 +138,7 @@ def test_number_of_envs_made_does_not_grow_with_the_list(try_all: None, tmp_path
     assert found.label == "subproc, caller_steps"
     counts = counted(tmp_path)
     assert counts["made"] == 2 + 2 + 2 + 1  # in this thread, in two threads, in two processes, next to the caller
-    assert counts["close"] == counts["made"]
+    assert counts["closed"] == counts["made"]
     assert counts["reset"] == counts["made"] - 1  # all except the one that was made to check that it is new
     assert not recommending._SHARED
 
@@ -163,8 +151,8 @@ def test_one_slow_env_is_made_and_hardly_stepped(
     monkeypatch.setattr(recommending, "_QUICK_BUILD", 0.0)
     found = recommend([partial(Counted, tmp_path)] * 16)
     counts = counted(tmp_path)
-    assert counts["made"] == counts["reset"] == counts["close"] == 1
-    assert counts["step"] <= most_steps
+    assert counts["made"] == counts["reset"] == counts["closed"] == 1
+    assert counts["stepped"] <= most_steps
     assert found.arguments == {"para_mode": PROCESSES, "num_cpus": 2}
     assert "are estimated for subproc with 2 workers, which was not tried because these envs are slow." in found.reason
 
@@ -321,4 +309,4 @@ def test_busy_caller_is_part_of_the_trial(try_all: None, tmp_path: Path) -> None
     assert ", with the caller busy." in found.reason
     assert "caller_steps" not in found.reason
     counts = counted(tmp_path)
-    assert counts["close"] == counts["made"]
+    assert counts["closed"] == counts["made"]

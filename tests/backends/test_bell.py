@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
+from interrupting import Counting
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _channel_group
@@ -26,24 +26,15 @@ from parallelenv.errors import WorkerStartError, WorkerTimeoutError
 pytestmark = pytest.mark.skipif(not _bell.HAS_BELL, reason="there is no bell on this system")
 
 
-class Meddler(gym.Env[Any, Any]):
+class Meddler(Counting):
     """Counts its steps. An action above 0 first disturbs its worker's side of the bell.
 
     Actions: 1 counts once more, 2 fills the counter, 3 writes the word without counting.
     """
 
-    observation_space = Box(0, np.inf, (1,), np.float64)
     action_space = Discrete(4)
 
-    def __init__(self) -> None:
-        self.count = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.count = 0
-        return np.zeros(1), {}
-
     def step(self, action: Any) -> Any:
-        self.count += 1
         if action:
             end = next(one for one in gc.get_objects() if isinstance(one, BellEnd))
             if action == 3:
@@ -51,23 +42,22 @@ class Meddler(gym.Env[Any, Any]):
             else:
                 with contextlib.suppress(BlockingIOError):  # it is full already
                     os.eventfd_write(end._counter, 1 if action == 1 else 2**64 - 2)
-        return np.full(1, float(self.count)), 1.0, False, False, {}
+        return super().step(action)
 
     def pid(self) -> int:
         return os.getpid()
 
 
-class Gated(Meddler):
+class Gated(Counting):
     """With action 1 it waits for a file."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
         self.path = path
 
     def step(self, action: Any) -> Any:
         while action and not self.path.exists():
             pass
-        return super().step(0)
+        return super().step(action)
 
 
 def finish_without_counting(end: BellEnd, *, has_message: bool) -> None:

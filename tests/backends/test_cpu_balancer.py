@@ -49,7 +49,7 @@ class Machine:
         pid = int(path.split("/")[2])
         if pid not in self.cores:
             raise FileNotFoundError(path)
-        state, core = self.cores[pid]
+        state, core = self.cores[pid][0], self.cores[pid][1:]
         return f"{pid} (w) S 1 (x) {state} {'0 ' * 35}{core}".encode()  # a name like another process's state
 
     def move(self, pid: int, cores: set[int]) -> None:
