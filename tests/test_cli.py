@@ -17,7 +17,6 @@ from unittest.mock import Mock
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Discrete
 from modes import ORACLE, PROCESSES, THREADS
 
 import parallelenv
@@ -31,6 +30,7 @@ from parallelenv.backends.dummy import DummyBackend
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.errors import ArgumentError, MissingDependencyError, WorkerStartError
 from parallelenv.registry import known_modes
+from parallelenv.testing.envs import Counter
 
 QUICK = "--num-envs 3 --steps 40 --seconds 0.05"
 OTHER = known_modes()[1]
@@ -62,25 +62,20 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     return call
 
 
-class Env(gymnasium.Env[Any, Any]):
-    observation_space = Discrete(1000)
-    action_space = Discrete(2)
-
+class Env(Counter):
     def __init__(self, mood: str = "good") -> None:
+        super().__init__()
         if mood == "unmade":
             raise RuntimeError("no simulator\nat this address")
         self.mood = mood
-        self.chance = np.random.default_rng()  # not seeded by reset: an irreproducible env draws from it
+        self.chance = np.random.default_rng()  # not seeded by reset
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
-        return 0, {}
-
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+    def _reward(self, action: int) -> float:
         if self.mood == "talking":
             print("a step")
         if self.mood == "broken":
             raise ZeroDivisionError("it broke")
-        return int(self.chance.integers(1000)) if self.mood == "irreproducible" else 1, 1.0, False, False, {}
+        return float(self.chance.random()) if self.mood == "irreproducible" else 1.0
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import psutil
 import pytest
 from holdings import fork_server_pids
@@ -19,22 +17,15 @@ from modes import ON_RAY, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.backends._process import start_methods
+from parallelenv.testing.envs import Counter
 
 SECRET = "open-sesame-4711"
 
 
-class Discreet(gym.Env[Any, Any]):
-    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
+class Discreet(Counter):
     def __init__(self, secret: str) -> None:
+        super().__init__()
         self.secret = secret
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.ones(2, np.float32), 1.0, False, False, {}
 
     def tell(self, word: str) -> tuple[int, str]:
         return os.getpid(), word + self.secret
@@ -97,4 +88,4 @@ def test_socket_for_ray_actors_is_private_and_removed_after_start(mode: str, mon
         assert len(paths) == 1
         assert not paths[0].parent.exists()
         assert "actors reached directly" in repr(env)
-        assert env.reset().shape == (4, 2)
+        assert env.reset().shape == (4, 3)

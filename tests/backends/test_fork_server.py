@@ -115,15 +115,6 @@ def test_packages_of_lambdas_and_env_ids_are_imported_once(make_package: MakePac
     assert len(package.imported_in()) == len(named.imported_in()) == 1
 
 
-def test_restarted_worker_does_not_import_the_package_again(make_package: MakePackage) -> None:
-    package = make_package()
-    with ParallelEnv([package.env()] * 2, "subproc", num_cpus=2, on_failure="restart") as env:
-        env.reset()
-        os.kill(env.customized_method("evaluate", {"text": "os.getpid()"})[1], signal.SIGKILL)
-        env.reset()
-    assert len(package.imported_in()) == 1
-
-
 def test_preload_imports_modules_that_envs_import_later(make_package: MakePackage) -> None:
     package, late = make_package(), make_package()
     text = f"__import__({late.name!r}) and None"
@@ -272,10 +263,13 @@ def test_workers_have_cwd_and_argv_of_caller_and_leak_no_descriptors(
 # ---------------------------------------------------------------- exit
 
 
-def test_killed_fork_servers_are_replaced_and_workers_keep_running(make_package: MakePackage) -> None:
+def test_killed_workers_and_fork_servers_are_replaced_and_other_workers_keep_running(make_package: MakePackage) -> None:
     package = make_package()
-    with ParallelEnv([package.env()] * 2, "subproc", num_cpus=2) as env:
+    with ParallelEnv([package.env()] * 2, "subproc", num_cpus=2, on_failure="restart") as env:
         env.reset()
+        os.kill(env.customized_method("evaluate", {"text": "os.getpid()"})[1], signal.SIGKILL)
+        env.reset()
+        assert len(package.imported_in()) == 1
         for pid in fork_server_pids():
             os.kill(pid, signal.SIGKILL)
         for _ in range(3):

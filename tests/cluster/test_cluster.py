@@ -80,14 +80,11 @@ def test_each_node_has_one_actor_with_its_own_workers(nodes: Any, direct: bool) 
         assert len(set(pids)) == 4
         assert env.num_workers == 4
         assert f"{2 if direct else 0} of 2 actors reached directly" in repr(env)
+    with ParallelEnv(settled(), RAY_POOLS, num_cpus=4, hosts_per_node=2, direct=direct) as env:
+        assert sorted(places(env)) == ["a"] * 4 + ["b"] * 4
     nodes.add("c", 1)
     with ParallelEnv(settled(), RAY_POOLS, num_cpus=3, direct=direct) as env:
         assert set(places(env)) == {"a", "b", "c"}
-
-
-def test_hosts_per_node_spreads_actors_evenly_over_nodes(nodes: Any) -> None:
-    with ParallelEnv(settled(), RAY_POOLS, num_cpus=4, hosts_per_node=2) as env:
-        assert sorted(places(env)) == ["a"] * 4 + ["b"] * 4
 
 
 def test_nodes_get_envs_and_workers_in_proportion_to_their_cores(nodes: Any) -> None:
