@@ -165,8 +165,8 @@ ABROAD = f"if os.getpid() != {os.getpid()}:\n    "  # the caller imports it as w
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("import threading, time; threading.Thread(target=time.sleep, args=(3600,)).start()", "starts a thread"),
-        ("import subprocess; child = subprocess.Popen(['sleep', '3600'])", "starts a process"),
+        ("import threading, time; threading.Thread(target=time.sleep, args=(30,)).start()", "starts a thread"),
+        ("import subprocess; child = subprocess.Popen(['sleep', '30'])", "starts a process"),
         ("import socket; ends = socket.socketpair()", "opens a connection"),
     ],
 )
