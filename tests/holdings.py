@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from multiprocessing import forkserver, resource_tracker
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -119,19 +118,8 @@ def _listing(folder: str) -> dict[str, str]:
 
 
 def _shared_memory() -> dict[str, str]:
-    """Return the entries of /dev/shm without semaphores of other processes, which this one has not mapped."""
-    found = _listing("/dev/shm")
-    semaphores = [name for name in found if name.startswith("sem.")]
-    if semaphores:  # mapped under a temporary name, so they are compared by inode
-        inodes = {
-            line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/sem." in line
-        }
-        for name in semaphores:
-            with contextlib.suppress(FileNotFoundError):
-                if str(os.stat(f"/dev/shm/{name}").st_ino) in inodes:
-                    continue
-            del found[name]
-    return found
+    """Return the entries of /dev/shm without semaphores, which only other libraries and other processes make."""
+    return {name: target for name, target in _listing("/dev/shm").items() if not name.startswith("sem.")}
 
 
 def is_alive(pid: int) -> bool:

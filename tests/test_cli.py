@@ -11,13 +11,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Discrete
 from modes import ORACLE, PROCESSES, THREADS
 
 import parallelenv
@@ -31,44 +30,62 @@ from parallelenv.backends.dummy import DummyBackend
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.errors import ArgumentError, MissingDependencyError, WorkerStartError
 from parallelenv.registry import known_modes
+from parallelenv.testing.envs import Counter
 
-QUICK = ["--num-envs", "3", "--steps", "40", "--seconds", "0.05"]
-OTHER, THIRD = known_modes()[1:3]
+QUICK = "--num-envs 3 --steps 40 --seconds 0.05"
+OTHER = known_modes()[1]
 
 
-class Env(gymnasium.Env[Any, Any]):
-    observation_space = Discrete(1000)
-    action_space = Discrete(2)
+class Ended(NamedTuple):
+    """What a command has returned and printed."""
 
+    code: Any
+    out: str
+    err: str
+
+
+Call = Callable[[str], Ended]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command."""
+
+    def call(words: str) -> Ended:
+        capsys.readouterr()
+        try:
+            code: Any = main(words.split())
+        except SystemExit as ended:  # of argparse
+            code = ended.code
+        return Ended(code, *capsys.readouterr())
+
+    return call
+
+
+class Env(Counter):
     def __init__(self, mood: str = "good") -> None:
+        super().__init__()
         if mood == "unmade":
             raise RuntimeError("no simulator\nat this address")
         self.mood = mood
-        self.chance = np.random.default_rng()  # not seeded by reset: an irreproducible env draws from it
+        self.chance = np.random.default_rng()  # not seeded by reset
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
-        return 0, {}
-
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+    def _reward(self, action: int) -> float:
         if self.mood == "talking":
             print("a step")
         if self.mood == "broken":
             raise ZeroDivisionError("it broke")
-        return int(self.chance.integers(1000)) if self.mood == "irreproducible" else 1, 1.0, False, False, {}
+        return float(self.chance.random()) if self.mood == "irreproducible" else 1.0
 
 
-@pytest.fixture
-def registered() -> Iterator[Callable[[str], str]]:
-    """Register an env with some behaviour and return its id."""
-    names: list[str] = []
-
-    def register(mood: str) -> str:
-        names.append(f"test-{mood}-v0")
-        gymnasium.register(names[-1], partial(Env, mood), disable_env_checker=True)
-        return names[-1]
-
-    yield register
-    for name in names:
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """Register envs with some behaviour."""
+    names = {mood: f"test-{mood}-v0" for mood in ("unmade", "broken", "talking", "irreproducible")}
+    for mood, name in names.items():
+        gymnasium.register(name, partial(Env, mood), disable_env_checker=True)
+    yield
+    for name in names.values():
         del gymnasium.registry[name]
 
 
@@ -88,20 +105,18 @@ class WrongBackend(DummyBackend):
         return ready
 
 
-class CrampedBackend(DummyBackend):
-    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
-        raise WorkerStartError("The cluster is\ntoo small.")
-
-
-class UninstalledBackend(DummyBackend):
-    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
-        raise MissingDependencyError("It needs the package 'rocket'. Install it with: pip install rocket")
+def failing(error: Exception) -> type[DummyBackend]:
+    return type("Failing", (DummyBackend,), {"plan_workers": Mock(side_effect=error)})
 
 
 @pytest.fixture
 def odd_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that other packages have added modes."""
-    kinds = {"cramped": CrampedBackend, "uninstalled": UninstalledBackend, "wrong": WrongBackend}
+    kinds = {
+        "cramped": failing(WorkerStartError("The cluster is\ntoo small.")),
+        "uninstalled": failing(MissingDependencyError("It needs the package 'rocket'. Install it with: pip install")),
+        "wrong": WrongBackend,
+    }
     monkeypatch.setattr(
         registry, "_foreign", lambda: {word: Mock(load=lambda kind=kind: kind) for word, kind in kinds.items()}
     )
@@ -116,11 +131,10 @@ def row_of(output: str, mode: str) -> list[str]:
 # ------------------------------------------------------------------ compare
 
 
-def test_every_mode_gives_identical_results(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["compare", "CartPole-v1", "FrozenLake-v1", "--modes", mode, "--num-cpus", "2", *QUICK])
-    output = capsys.readouterr().out
-    assert code == 0, output
-    tables = output.strip().split("\n\n")[:2]
+def test_every_mode_gives_identical_results(mode: str, call: Call) -> None:
+    ended = call(f"compare CartPole-v1 FrozenLake-v1 --modes {mode} --num-cpus 2 {QUICK}")
+    assert ended.code == 0, ended
+    tables = ended.out.strip().split("\n\n")[:2]
     assert [table.partition(":")[0] for table in tables] == ["CartPole-v1", "FrozenLake-v1"]
     for table in tables:
         assert row_of(table, mode)[-1] == "yes"
@@ -128,107 +142,103 @@ def test_every_mode_gives_identical_results(mode: str, capsys: pytest.CaptureFix
         assert re.search(r"^Recommended for \S+: .*para_mode='[a-z-]+'.* \(", table, re.MULTILINE)
 
 
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let matplotlib open its font file, which it keeps open."""
+    pytest.importorskip("matplotlib")
+    compare.plot([Comparison("Env-v0", (LOOP,))], tmp_path_factory.mktemp("drawing") / "out.png")
+
+
+@pytest.mark.usefixtures("drawing", "odd_modes")
+def test_compare_continues_after_a_mode_fails_recommends_a_correct_one_and_draws_all(
+    call: Call, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.png"
+    ended = call(f"compare CartPole-v1 --modes uninstalled,{OTHER},cramped,wrong --plot {path} {QUICK}")
+    assert ended.code == 1
+    for word, last_cell in {
+        "uninstalled": "It needs the package 'rocket'. Install it with: pip install",
+        "cramped": "The cluster is too small.",
+        "wrong": "first differs at step 1['rewards'][0]: ",
+    }.items():
+        assert row_of(ended.out, word)[-1].startswith(last_cell)
+        assert f"para_mode={word!r}" not in ended.out
+    assert row_of(ended.out, OTHER)[-1] == "yes"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert f"Picture: {path}" in ended.out
+
+
+def test_compare_distinguishes_irreproducible_envs_from_incorrect_modes(call: Call) -> None:
+    ended = call(f"compare test-irreproducible-v0 --modes {OTHER} {QUICK}")
+    assert ended.code == 0
+    assert row_of(ended.out, ORACLE)[-2] == "no"
+    assert "is not reproducible from its seeds" in ended.out
+    assert "Recommended for" in ended.out
+
+
 @pytest.mark.parametrize(
-    ("word", "code", "last_cell"),
+    ("words", "message"),
     [
-        ("uninstalled", 0, "It needs the package 'rocket'. Install it with: pip install rocket"),
-        ("cramped", 1, "The cluster is too small."),
-        ("wrong", 1, "first differs at step 1['rewards'][0]: "),
+        ("CartPole-v1 test-unmade-v0", r"The env .* cannot be made: RuntimeError: no simulator at this address"),
+        ("CartPole-v1 NoSuchEnv-v0", r"The env 'NoSuchEnv-v0' cannot be made: .*"),
+        ("test-broken-v0", r"The env 'test-broken-v0' fails in a plain loop: ZeroDivisionError: it broke.*"),
+        ("Env --modes tread", r"--modes tread is not known; expected some of dummy, .*\. Did you mean 'thread'\?"),
+        ("Env --plot nowhere/out.png", "--plot nowhere/out.png: the folder nowhere does not exist."),
+        ("Env --plot out.exe", r"--plot out.exe: the name must end in one of \..*, \.png, \..*"),
+        ("Env --plot out.png", r"--plot out.png needs the package 'matplotlib', .*pip install 'parallelenv\[plot\]'"),
     ],
 )
-def test_compare_continues_after_a_mode_fails_and_recommends_a_correct_one(
-    word: str, code: int, last_cell: str, odd_modes: None, capsys: pytest.CaptureFixture[str]
+def test_impossible_requests_are_refused_in_one_line_before_any_env_is_measured(
+    words: str, message: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["compare", "CartPole-v1", "--modes", f"{word},{OTHER}", *QUICK]) == code
-    output = capsys.readouterr().out
-    assert row_of(output, word)[-1].startswith(last_cell)
-    assert row_of(output, OTHER)[-1] == "yes"
-    assert f"para_mode={word!r}" not in output
-
-
-def test_compare_distinguishes_irreproducible_envs_from_incorrect_modes(
-    registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", registered("irreproducible"), "--modes", OTHER, *QUICK]) == 0
-    output = capsys.readouterr().out
-    assert row_of(output, ORACLE)[-2] == "no"
-    assert "is not reproducible from its seeds" in output
-    assert "Recommended for" in output
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("unmade", "The env 'test-unmade-v0' cannot be made: RuntimeError: no simulator at this address"),
-        ("broken", "The env 'test-broken-v0' fails in a plain loop: ZeroDivisionError: it broke"),
-        ("NoSuchEnv-v0", "The env 'NoSuchEnv-v0' cannot be made: "),
-        ("no_such_module:Env-v0", "The env 'no_such_module:Env-v0' cannot be made: "),
-    ],
-)
-def test_env_that_cannot_run_gives_a_one_line_error(
-    name: str, message: str, registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = name if "v0" in name else registered(name)
-    words = ["CartPole-v1", name] if "cannot be made" in message else [name]  # found before any mode is measured
-    assert main(["compare", *words, "--modes", OTHER, *QUICK]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith(f"parallelenv: {message}")
-    assert printed.err.count("\n") == 1
-
-
-def test_unknown_mode_error_suggests_the_nearest_mode(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "CartPole-v1", "--modes", "tread"]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert re.fullmatch(
-        r"parallelenv: --modes tread is not known; expected some of dummy, .*\. Did you mean 'thread'\?\n",
-        printed.err,
-    )
+    if "package" in message:
+        monkeypatch.setattr(compare, "find_spec", lambda _: None)
+    elif "--plot" in words:
+        pytest.importorskip("matplotlib")
+    ended = call(f"compare {words} {QUICK}")
+    assert (ended.code, ended.out) == (2, "")
+    assert re.fullmatch(f"parallelenv: {message}\n", ended.err)
 
 
 @pytest.mark.parametrize(
     "words",
     ["--num-envs 0", "--num-cpus two", "--steps 1.5", "--seconds 0", "--seconds nan", "--seconds soon", "--seed -3"],
 )
-def test_invalid_numbers_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_numbers_are_refused(words: str, call: Call) -> None:
     option, value = words.split()
-    with pytest.raises(SystemExit) as ended:
-        main(["compare", "CartPole-v1", option, value])
-    assert ended.value.code == 2
-    assert f"argument {option}: {value!r} must be " in capsys.readouterr().err.replace("\n", " ")
+    ended = call(f"compare CartPole-v1 {words}")
+    assert ended.code == 2
+    assert f"argument {option}: {value!r} must be " in ended.err.replace("\n", " ")
 
 
-def test_modes_are_listed_once_after_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_are_listed_once_after_the_oracle(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Mock(side_effect=ArgumentError("seen"))
     monkeypatch.setattr(compare, "ComparisonSettings", settings)
-    for words, expected in (["--modes", f"{OTHER},dummy", OTHER], (ORACLE, OTHER)), ([], compare.comparable_words()):
-        assert main(["compare", "CartPole-v1", *words]) == 2
+    for words, expected in (f"--modes {OTHER},dummy {OTHER}", (ORACLE, OTHER)), ("", compare.comparable_words()):
+        assert call(f"compare CartPole-v1 {words}").code == 2
         assert settings.call_args.kwargs["modes"] == expected
     assert [word for word in compare.comparable_words() if word != "subproc+caller_steps"] == list(known_modes())
 
 
-def test_interrupt_exits_without_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_exits_without_traceback(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "recommend", Mock(side_effect=KeyboardInterrupt))
-    assert main(["recommend", "CartPole-v1"]) == 130
-    assert capsys.readouterr().err == "parallelenv: interrupted\n"
+    assert call("recommend CartPole-v1") == (130, "", "parallelenv: interrupted\n")
 
 
-@pytest.mark.parametrize("option", [[], ["--no-progress"]])
-def test_progress_bar_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, option: list[str]) -> None:
+@pytest.mark.parametrize("option", ["", "--no-progress"])
+def test_progress_bar_is_shown_on_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    assert main(["compare", "CartPole-v1", "--modes", OTHER, *option, *QUICK]) == 0
+    assert call(f"compare CartPole-v1 --modes {OTHER} {option} {QUICK}").code == 0
     for mode in ORACLE, OTHER:
         assert (f"CartPole-v1: {mode} " in terminal.getvalue()) == (not option)
 
 
-def test_busy_machine_is_mentioned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_busy_machine_is_mentioned(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for load, is_mentioned in (0.1, False), (1000.0, True):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
-        assert main(["compare", "CartPole-v1", "--modes", ORACLE, *QUICK]) == 0
-        assert ("keep cores busy" in capsys.readouterr().out) == is_mentioned
+        assert ("keep cores busy" in call(f"compare CartPole-v1 --modes {ORACLE} {QUICK}").out) == is_mentioned
 
 
 # ------------------------------------------------------------------ measuring and judging
@@ -253,13 +263,9 @@ def test_mode_and_oracle_are_timed_alternately_and_compared_per_round() -> None:
     assert "".join(order) == "lmmllmmllm"
 
 
-def test_compare_uses_the_number_of_workers_that_recommend_chooses(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_uses_the_number_of_workers_that_recommend_chooses(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "recommend", lambda envs, num_cpus: Recommendation(THREADS, 3))
-    words = ["compare", "CartPole-v1", "--num-cpus", "2", "--modes", THREADS, "subproc+caller_steps", *QUICK]
-    assert main(words) == 0
-    output = capsys.readouterr().out
+    output = call(f"compare CartPole-v1 --num-cpus 2 --modes {THREADS} subproc+caller_steps {QUICK}").out
     assert [row_of(output, mode)[1] for mode in (ORACLE, THREADS, "subproc+caller_steps")] == ["1", "3", "3"]
 
 
@@ -296,56 +302,14 @@ def test_choice_of_recommend_is_kept_unless_a_correct_mode_is_clearly_faster(
     assert (f"recommend(), after a short trial, chose para_mode='{chosen}" in str(compared)) == (best != chosen)
 
 
-# ------------------------------------------------------------------ pictures
-
-
-@pytest.fixture(scope="module")
-def drawing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let matplotlib open its font file, which it keeps open."""
-    pytest.importorskip("matplotlib")
-    compare.plot([Comparison("Env-v0", (LOOP,))], tmp_path_factory.mktemp("drawing") / "out.png")
-
-
-@pytest.mark.usefixtures("drawing")
-def test_plot_option_writes_a_picture_of_modes_that_failed_too(
-    tmp_path: Path, odd_modes: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "out.png"
-    words = ["compare", "CartPole-v1", "FrozenLake-v1", "--modes", f"{OTHER},cramped,uninstalled,wrong"]
-    assert main([*words, "--plot", str(path), *QUICK]) == 1
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert f"Picture: {path}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("nowhere/out.png", "the folder nowhere does not exist"),
-        ("out.exe", r"must end in one of \..*, \.png, \."),
-        ("out.png", r"pip install 'parallelenv\[plot\]'"),
-    ],
-)
-def test_impossible_plot_is_refused_first(
-    path: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    if message.startswith("pip"):
-        monkeypatch.setattr(compare, "find_spec", lambda _: None)
-    assert main(["compare", "CartPole-v1", "--plot", path]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert re.search(message, printed.err)
-
-
 # ------------------------------------------------------------------ the commands themselves
 
 
-def test_compare_json_prints_only_json(
-    registered: Callable[[str], str], odd_modes: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["compare", "CartPole-v1", registered("talking"), "--modes", "uninstalled,subproc+caller_steps"]
-    assert main([*words, "--json", *QUICK]) == 0
-    first, second = json.loads(capsys.readouterr().out)
+def test_compare_json_prints_only_json(odd_modes: None, call: Call) -> None:
+    modes = "uninstalled,subproc+caller_steps"
+    ended = call(f"compare CartPole-v1 test-talking-v0 --modes {modes} --json {QUICK}")
+    assert ended.code == 0
+    first, second = json.loads(ended.out)
     assert (first["env"], second["env"]) == ("CartPole-v1", "test-talking-v0")
     assert set(first) == documented("compare")
     plain, missing, caller = first["modes"]
@@ -367,9 +331,8 @@ def documented(heading: str) -> set[str]:
     return set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
 
 
-def test_doctor_json_prints_only_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_doctor_json_prints_only_json(call: Call) -> None:
+    found = json.loads(call("doctor --json").out)
     assert set(found) == documented("doctor")
     assert found["cores"]["usable"] == usable_cores()
     assert found["versions"]["python"] == platform.python_version()
@@ -385,11 +348,10 @@ def test_doctor_json_prints_only_json(capsys: pytest.CaptureFixture[str]) -> Non
         ("", 2, ""),
     ],
 )
-def test_version_and_help_are_printed(words: str, code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words.split())
-    assert ended.value.code == code
-    assert text in capsys.readouterr().out
+def test_version_and_help_are_printed(words: str, code: int, text: str, call: Call) -> None:
+    ended = call(words)
+    assert ended.code == code
+    assert text in ended.out
 
 
 def test_python_m_parallelenv_returns_the_exit_code() -> None:

@@ -11,43 +11,37 @@ from parallelenv.contract import cpu_cores
 from parallelenv.contract.cpu_cores import Cores, describe_cores, usable_cores
 
 
-def quota(root: Path, group: str, limits: dict[str, str]) -> float | None:
-    """Return the quota on a machine with a ``/proc/self/cgroup`` and these files in ``/sys/fs/cgroup``."""
-    for name, text in {"proc/self/cgroup": group, **{f"sys/fs/cgroup/{name}": limits[name] for name in limits}}.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text + "\n")
-    return describe_cores(root).quota
+def v1(folder: str, microseconds: str) -> dict[str, str]:
+    """Return the files of a quota of cgroups of version 1."""
+    return {f"{folder}/cpu.cfs_quota_us": microseconds, f"{folder}/cpu.cfs_period_us": "100000"}
 
 
-def test_smallest_quota_of_all_parent_cgroups_applies(tmp_path: Path) -> None:
-    limits = {"jobs/a/cpu.max": "max 100000", "jobs/cpu.max": "150000 100000", "cpu.max": "800000 100000"}
-    assert quota(tmp_path, "0::/jobs/a", limits) == 1.5
-
-
-@pytest.mark.parametrize(("microseconds", "expected"), [("50000", 0.5), ("-1", None)])
-def test_cgroup_v1_quota_is_read(tmp_path: Path, microseconds: str, expected: float | None) -> None:
-    limits = {"cpu/jobs/cpu.cfs_quota_us": microseconds, "cpu/jobs/cpu.cfs_period_us": "100000"}
-    assert quota(tmp_path, "4:cpu,cpuacct:/jobs\n1:name=systemd:/x\n0::/", limits) == expected
-
-
-def test_container_with_cgroup_path_of_the_host_reads_its_own_mount(tmp_path: Path) -> None:
-    limits = {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}
-    assert quota(tmp_path, "4:cpu,cpuacct:/docker/abc", limits) == 3.0
-
-
-def test_cgroup_outside_the_namespace_reads_the_mount(tmp_path: Path) -> None:
-    limits = {"cpu.max": "400000 100000", "../cpu.max": "100000 100000"}
-    assert quota(tmp_path, "0::/../other", limits) == 4.0
-
-
-@pytest.mark.parametrize("text", ["", "max", "x y", "0 100000", "100000 0", "1 2 3"])
-def test_unreadable_quota_is_none(tmp_path: Path, text: str) -> None:
-    assert quota(tmp_path, "0::/", {"cpu.max": text}) is None
-
-
-@pytest.mark.parametrize("group", ["", "0::/"])
-def test_machine_without_cgroups_has_no_quota(tmp_path: Path, group: str) -> None:
-    assert quota(tmp_path, group, {}) is None
+@pytest.mark.parametrize(
+    ("group", "limits", "expected"),
+    [
+        # the smallest quota of all levels
+        (
+            "0::/jobs/a",
+            {"jobs/a/cpu.max": "max 100000", "jobs/cpu.max": "150000 100000", "cpu.max": "800000 100000"},
+            1.5,
+        ),
+        ("4:cpu,cpuacct:/jobs\n1:name=systemd:/x\n0::/", v1("cpu/jobs", "50000"), 0.5),
+        ("4:cpu,cpuacct:/jobs\n1:name=systemd:/x\n0::/", v1("cpu/jobs", "-1"), None),
+        ("4:cpu,cpuacct:/docker/abc", v1("cpu", "300000"), 3.0),  # a container that sees the path of the host
+        ("0::/../other", {"cpu.max": "400000 100000", "../cpu.max": "100000 100000"}, 4.0),  # outside the namespace
+        *[("0::/", {"cpu.max": text}, None) for text in ("", "max", "x y", "0 100000", "100000 0", "1 2 3")],
+        ("0::/", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_quota_of_the_cgroup_is_read(
+    tmp_path: Path, group: str, limits: dict[str, str], expected: float | None
+) -> None:
+    files = {"proc/self/cgroup": group, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert describe_cores(tmp_path).quota == expected
 
 
 @pytest.mark.parametrize(
@@ -64,7 +58,3 @@ def test_all_cores_count_without_sched_getaffinity(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert describe_cores(Path("/nowhere")) == Cores(machine=7, affinity=7, quota=None)
-
-
-def test_usable_cores_is_between_one_and_all_cores_of_the_machine() -> None:
-    assert 1 <= usable_cores() <= describe_cores().machine

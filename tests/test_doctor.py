@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,16 +46,14 @@ def test_doctor_shows_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert line("usable").startswith(f"{cores.usable} (the default")
 
 
-def test_doctor_shows_versions_and_how_to_install_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert line("python") == ".".join(map(str, sys.version_info[:3]))
-    assert line("gymnasium")[0].isdigit()
+def test_doctor_shows_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert line("running") == "no; a Ray mode starts it by itself"
     monkeypatch.setattr(doctor, "_version", lambda _: None)
     assert "pip install ray" in line("installed")
     assert line("numpy") == "not installed"
-
-
-def test_doctor_reports_that_ray_starts_automatically() -> None:
-    assert line("running") == "no; a Ray mode starts it by itself"
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    assert line("batches live in") == str(tmp_path)
 
 
 def test_doctor_detects_a_cluster_that_has_ended(no_cluster: Path) -> None:
@@ -74,15 +71,7 @@ def test_doctor_detects_a_running_cluster(monkeypatch: pytest.MonkeyPatch, schem
         assert (line("running"), line("answers")) == (address, "yes")
 
 
-@pytest.mark.parametrize(("address", "answers"), [("auto", {}), ("host:what", {"answers": False})])
-def test_doctor_shows_unparsable_ray_address_unchanged(
-    monkeypatch: pytest.MonkeyPatch, address: str, answers: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("address", ["auto", "host:what"])
+def test_doctor_shows_unparsable_ray_address_unchanged(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    assert doctor._ray_cluster() == {"running": address, **answers}
-
-
-def test_doctor_shows_shared_memory_directory_without_memfd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delattr(os, "memfd_create", raising=False)
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    assert line("batches live in") == str(tmp_path)
+    assert line("running") == address

@@ -9,85 +9,58 @@ import sys
 from pathlib import Path
 
 import pytest
-from modes import ON_RAY, PROCESSES, RAY, RAY_POOLS
+from modes import PROCESSES, RAY_POOLS
 
 from parallelenv import registry
 
+_OF_USERS = {"adapters", "autotune", "collect", "notebook", "tasks", "testing", "wrappers"}
+
 # An env that is pickled by value, so that its worker imports only modules that this package needs, none of the tests.
-_SCRIPT = """
-import json, sys
+_LOOK = """
 from parallelenv import ParallelEnv
 
 class Looking:
     def modules(self):
         return sorted(name for name in sys.modules if name.startswith("parallelenv."))
 
-found = set()
-for mode in {modes!r}:
-    with ParallelEnv([Looking, Looking], mode, num_cpus=2, **{options!r}) as env:
-        found.update(env.customized_method("modules")[1])
-print("FOUND", json.dumps(list(found)))
+with ParallelEnv([Looking, Looking], {mode!r}, num_cpus=2, start_method={start_method!r}) as env:
+    names = env.customized_method("modules")[1]
 """
-_OF_USERS = {"adapters", "autotune", "collect", "notebook", "tasks", "testing", "wrappers"}
 
 
-def found(code: str) -> set[str]:
+def found(code: str, names: str = "names") -> set[str]:
+    """Run code, and return the names in an expression."""
+    code = f"import json, sys\n{code}\nprint('FOUND', json.dumps(list({names})))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
     return {str(name) for name in json.loads(line.removeprefix("FOUND "))}
 
 
 def rings(modules: set[str]) -> set[str]:
-    return {name.split(".")[1] for name in modules}
+    return {name.split(".")[1] for name in modules if name.startswith("parallelenv.")}
 
 
 def test_importing_the_package_imports_no_submodules() -> None:
-    code = "import sys, json, parallelenv; print('FOUND', json.dumps(list(sys.modules)))"
-    modules = found(code)
-    assert [name for name in modules if name.startswith("parallelenv.")] == []
+    modules = found("import parallelenv", "sys.modules")
+    assert rings(modules) == set()
     assert modules.isdisjoint({"numpy", "gymnasium", "cloudpickle", "asyncio"})
 
 
 def test_parallel_env_imports_neither_higher_layers_nor_backends() -> None:
-    code = """
-import json, sys
-from parallelenv import ParallelEnv
-print("FOUND", json.dumps([name for name in sys.modules if name.startswith("parallelenv.")]))
-"""
-    assert rings(found(code)).isdisjoint({"backends", "cli", *_OF_USERS})
+    modules = found("from parallelenv import ParallelEnv, registry; registry.known_words()", "sys.modules")
+    assert rings(modules).isdisjoint({"backends", "cli", *_OF_USERS})
+    assert RAY_POOLS in registry.known_words()
 
 
 def test_each_public_name_can_be_imported() -> None:
-    code = """
-import json, parallelenv
-print("FOUND", json.dumps([name for name in dir(parallelenv) if getattr(parallelenv, name) is None]))
-"""
-    assert found(code) == set()
+    unset = "name for name in dir(parallelenv) if getattr(parallelenv, name) is None"
+    assert found("import parallelenv", f"({unset})") == set()
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_worker_imports_only_contract_worker_and_backend(start_method: str) -> None:
-    modules = found(_SCRIPT.format(modes=[PROCESSES], options={"start_method": start_method}))
+    modules = found(_LOOK.format(mode=PROCESSES, start_method=start_method))
     assert rings(modules) == {"backends", "contract", "errors", "worker"}
-
-
-@pytest.mark.parametrize("modes", [ON_RAY], ids=[RAY])  # one test, for one start of Ray
-def test_ray_actors_import_no_user_facing_modules(modes: tuple[str, ...]) -> None:
-    pytest.importorskip("ray")
-    modules = found(_SCRIPT.format(modes=modes, options={}))
-    assert rings(modules).isdisjoint(_OF_USERS)
-    assert "parallelenv.worker.host" in modules
-
-
-def test_mode_names_are_known_before_a_backend_is_imported() -> None:
-    code = """
-import json, sys
-from parallelenv import registry
-registry.known_words()
-print("FOUND", json.dumps([name for name in sys.modules if name.startswith("parallelenv.backends")]))
-"""
-    assert found(code) == set()
-    assert RAY_POOLS in registry.known_words()
 
 
 def test_pyproject_lists_all_packages() -> None:

@@ -122,17 +122,9 @@ class Machine(RuleBasedStateMachine):
         self.both("send_reset", env_ids, seed=seed)
         self.in_flight |= self.unpaused if env_ids is None else set(env_ids)
 
-    @rule(seed=st.integers(0, 99))
-    def seed(self, seed: int) -> None:
-        self.both("seed", seed)
-
-    @rule(action=action, align=st.sampled_from(["item", "batch"]))
-    def step(self, action: list[int], align: str) -> None:
-        self.both("step", action[: len(self.unpaused)], align=align)
-
-    @rule(env_ids=env_ids, action=action, align=st.sampled_from(["item", "batch"]))
-    def step_some(self, env_ids: list[int], action: list[int], align: str) -> None:
-        self.both("step", np.array(action[: len(env_ids)]), env_ids, align=align)
+    @rule(env_ids=st.none() | env_ids, action=action, align=st.sampled_from(["item", "batch"]))
+    def step(self, env_ids: Any, action: list[int], align: str) -> None:
+        self.both("step", np.array(action[: len(self.unpaused if env_ids is None else env_ids)]), env_ids, align=align)
 
     @rule(env_ids=env_ids, action=action)
     def send(self, env_ids: list[int], action: list[int]) -> None:
@@ -177,32 +169,45 @@ class Machine(RuleBasedStateMachine):
         self.both("resume", env_ids)
         self.unpaused.update(range(NUM_ENVS) if env_ids is None else env_ids)
 
+    @rule(data=st.data())
+    def call(self, data: st.DataObject) -> None:
+        """Make one of the `calls`."""
+        name = data.draw(st.sampled_from([*self.calls]))
+        self.both(name, *data.draw(self.calls[name]))
+
+    calls: ClassVar[dict[str, st.SearchStrategy[Any]]] = {"seed": st.tuples(st.integers(0, 99))}
+
+
+some = st.none() | env_ids
+names = st.sampled_from(["name", "own_box", "uncopyable", "part.double", "notes.clear", "nowhere"])
+boxes = st.lists(values, min_size=NUM_ENVS, max_size=NUM_ENVS)
+
 
 class ToolboxMachine(Machine):
     """Also sets attributes and calls methods."""
 
-    @rule(key=st.sampled_from(["box", "count", "part.level", "nowhere"]), env_ids=st.none() | env_ids, default=values)
-    def get(self, key: str, env_ids: Any, default: Any) -> None:
-        self.both("get_env_attr", key, env_ids, default)
+    calls: ClassVar[dict[str, st.SearchStrategy[Any]]] = {
+        **Machine.calls,
+        "get_env_attr": st.tuples(st.sampled_from(["box", "count", "part.level", "nowhere"]), some, values),
+        "set_env_attr": st.tuples(st.just("length"), st.integers(1, 6), some),
+        "customized_method": st.tuples(names, st.none(), some),
+    }
 
-    @rule(env_ids=env_ids, values=st.lists(values, min_size=NUM_ENVS, max_size=NUM_ENVS))
+    @rule(env_ids=env_ids, values=boxes)
     def set_each(self, env_ids: list[int], values: list[Any]) -> None:
         self.both("set_env_attr", "box", id=env_ids, values=values[: len(env_ids)])
-
-    @rule(env_ids=st.none() | env_ids, length=st.integers(1, 6))
-    def set_all(self, env_ids: Any, length: int) -> None:
-        self.both("set_env_attr", "length", length, env_ids)
-
-    @rule(
-        method=st.sampled_from(["name", "own_box", "uncopyable", "part.double", "notes.clear", "nowhere"]),
-        env_ids=st.none() | env_ids,
-    )
-    def call(self, method: str, env_ids: Any) -> None:
-        self.both("customized_method", method, None, env_ids)
 
 
 class TaskMachine(Machine):
     """Also calls the methods of task pools."""
+
+    calls: ClassVar[dict[str, st.SearchStrategy[Any]]] = {
+        **Machine.calls,
+        "set_seeds": st.tuples(st.integers(0, 99) | st.lists(seeds, min_size=NUM_ENVS, max_size=NUM_ENVS)),
+        "get_observations": st.tuples(some),
+        "attr": st.tuples(st.sampled_from(["task.number", "sampler.given", "nowhere"]), some),
+        "command": st.tuples(st.just("turn"), st.just([1, 2]), env_ids),
+    }
 
     @rule(env_ids=st.none() | env_ids, arguments=st.sampled_from([{}, {"length": 2}]))
     def next_task(self, env_ids: Any, arguments: dict[str, Any]) -> None:
@@ -213,22 +218,6 @@ class TaskMachine(Machine):
     def reset_all(self) -> None:
         self.both("reset_all")
         self.in_flight.clear()
-
-    @rule(seeds=st.integers(0, 99) | st.lists(seeds, min_size=NUM_ENVS, max_size=NUM_ENVS))
-    def set_seeds(self, seeds: Any) -> None:
-        self.both("set_seeds", seeds)
-
-    @rule(env_ids=st.none() | env_ids)
-    def get_observations(self, env_ids: Any) -> None:
-        self.both("get_observations", env_ids)
-
-    @rule(name=st.sampled_from(["task.number", "sampler.given", "nowhere"]), env_ids=st.none() | env_ids)
-    def attr(self, name: str, env_ids: Any) -> None:
-        self.both("attr", name, env_ids)
-
-    @rule(env_ids=env_ids)
-    def command(self, env_ids: list[int]) -> None:
-        self.both("command", "turn", [1, 2], env_ids)
 
 
 def prepare_toolboxes(env: ParallelEnv) -> None:

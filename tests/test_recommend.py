@@ -19,6 +19,7 @@ from parallelenv.autotune import recommend as recommending
 from parallelenv.autotune.recommend import Candidate, Recommendation, Trial
 from parallelenv.errors import ArgumentError, InvalidEnvError
 from parallelenv.results import difference
+from parallelenv.testing.contract import items
 
 US, MS = 1e-6, 1e-3
 
@@ -92,50 +93,37 @@ Pretend = Callable[..., list[str]]
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_envs", "cores", "num_cpus", "label"),
+    ("kind", "num_envs", "cores", "options", "label"),
     [
-        (BRIEF, 4, 2, None, "dummy 1"),
-        (BRIEF, 16, 2, None, "subproc 2 caller_steps"),
-        (BRIEF, 256, 2, None, "subproc 2"),
-        (BRIEF, 64, 64, None, "subproc 8 caller_steps"),
-        (LONG, 1, 2, None, "dummy 1"),
-        (LONG, 16, 2, None, "subproc 2"),
-        (LONG, 64, 16, None, "subproc 16"),
-        (LONG, 16, 8, 3, "subproc 3"),
-        (LONG, 16, 2, 1, "dummy 1"),
-        (RELEASING, 16, 4, None, "thread 4"),
-        (WAITING, 16, 2, None, "thread 16"),
-        (WAITING, 1000, 2, None, f"thread {recommending.MOST_WORKERS}"),
-        (WAITING, 16, 2, 4, "thread 4"),
-        (WAITING_WITH_LOCK, 16, 2, None, "subproc 16"),
-        (SLOW, 16, 2, None, "subproc 2"),
-        (SLOW_WAITING, 16, 2, None, "thread 16"),
-        (SLOW_TO_MAKE, 16, 2, None, "subproc 2"),
-        (replace(BRIEF, making=5.0), 16, 2, None, "subproc 2"),
+        (BRIEF, 4, 2, {}, "dummy 1"),
+        (BRIEF, 16, 2, {}, "subproc 2 caller_steps"),
+        (BRIEF, 256, 2, {}, "subproc 2"),
+        (BRIEF, 64, 64, {}, "subproc 8 caller_steps"),
+        (LONG, 1, 2, {}, "dummy 1"),
+        (LONG, 64, 16, {}, "subproc 16"),
+        (LONG, 16, 8, {"num_cpus": 3}, "subproc 3"),
+        (LONG, 16, 2, {"num_cpus": 1}, "dummy 1"),
+        (RELEASING, 16, 4, {}, "thread 4"),
+        (WAITING, 16, 2, {}, "thread 16"),
+        (WAITING, 16, 2, {"num_cpus": 5}, "thread 5"),
+        (WAITING, 1000, 2, {}, f"thread {recommending.MOST_WORKERS}"),
+        (WAITING_WITH_LOCK, 16, 2, {}, "subproc 16"),
+        (SLOW, 16, 2, {}, "subproc 2"),
+        (SLOW_WAITING, 16, 2, {}, "thread 16"),
+        (SLOW_TO_MAKE, 16, 2, {}, "subproc 2"),
+        (replace(BRIEF, making=5.0), 16, 2, {}, "subproc 2"),
+        # a busy caller keeps a core
+        (BRIEF, 2, 2, {"caller_busy": True}, "dummy 1"),
+        (LONG, 1, 2, {"caller_busy": True}, "subproc 1"),
+        (LONG, 16, 2, {"caller_busy": True}, "subproc 1"),
+        (LONG, 16, 4, {"caller_busy": True}, "subproc 3"),
     ],
 )
 def test_fastest_mode_and_number_of_workers_are_chosen(
-    kind: Kind, num_envs: int, cores: int, num_cpus: int | None, label: str, pretend: Pretend
+    kind: Kind, num_envs: int, cores: int, options: dict[str, Any], label: str, pretend: Pretend
 ) -> None:
     pretend(kind, cores)
-    assert name(recommend(["CartPole-v1"] * num_envs, num_cpus=num_cpus)) == label
-
-
-@pytest.mark.parametrize(
-    ("kind", "num_envs", "cores", "label"),
-    [
-        (BRIEF, 2, 2, "dummy 1"),
-        (LONG, 1, 2, "subproc 1"),
-        (LONG, 16, 2, "subproc 1"),
-        (LONG, 16, 4, "subproc 3"),
-    ],
-)
-def test_busy_caller_keeps_a_core(kind: Kind, num_envs: int, cores: int, label: str, pretend: Pretend) -> None:
-    pretend(kind, cores)
-    assert name(recommend(["CartPole-v1"] * num_envs, caller_busy=True)) == label
-    with ParallelEnv(["CartPole-v1"] * num_envs, "auto", caller_busy=True) as env:
-        assert env.recommendation is not None
-        assert name(env.recommendation) == label
+    assert name(recommend(["CartPole-v1"] * num_envs, **options)) == label
 
 
 def test_no_further_pool_is_opened_after_the_time_limit(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,12 +156,6 @@ def test_mode_must_be_clearly_faster_than_a_simpler_one(
             {"para_mode": PROCESSES, "num_cpus": 2, "caller_steps": True},
             r"A step takes 5\.62 µs\. 16 envs made 235,000 steps/s in subproc with caller_steps and 2 workers, 211,000 "
             r"in subproc with 2 workers, 178,000 in dummy\. The caller steps some of the envs itself; those .*",
-        ),
-        (
-            LONG,
-            {"para_mode": PROCESSES, "num_cpus": 2},
-            r"A step takes 1 ms\. 16 envs made 1,990 steps/s in subproc with 2 workers, 999 in dummy, 993 in thread "
-            r"with 2 workers\.",
         ),
         (
             WAITING,
@@ -214,24 +196,21 @@ def test_reason_mentions_copies_of_instances(pretend: Pretend) -> None:
     assert recommend([Witness()]).reason.endswith(" Copies of them were tried.")
 
 
-def test_num_cpus_of_the_user_is_kept(pretend: Pretend) -> None:
-    pretend(WAITING)
-    assert recommend(["CartPole-v1"] * 16, num_cpus=5).num_cpus == 5
-    with ParallelEnv(["CartPole-v1"] * 3, "auto", num_cpus=5) as env:
-        assert env.num_workers == 3
-    with pytest.raises(ArgumentError, match="num_cpus=-1 must be an int of at least 1"):
-        recommend(["CartPole-v1"], num_cpus=-1)
+@pytest.mark.parametrize(
+    ("envs", "num_cpus", "error", "message"),
+    [
+        ("CartPole-v1", None, InvalidEnvError, "single env"),
+        ([42], None, InvalidEnvError, "42"),
+        (["CartPole-v1"], -1, ArgumentError, "num_cpus=-1 must be an int of at least 1"),
+    ],
+)
+def test_recommend_refuses_invalid_arguments(envs: Any, num_cpus: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        recommend(envs, num_cpus=num_cpus)
 
 
-def test_recommend_refuses_invalid_envs() -> None:
-    with pytest.raises(InvalidEnvError, match="single env"):
-        recommend("CartPole-v1")
-    with pytest.raises(InvalidEnvError):
-        recommend([42])
-
-
-@pytest.mark.parametrize("kind", [LONG, RELEASING])
-def test_unpicklable_envs_get_an_in_process_mode(kind: Kind, pretend: Pretend) -> None:
+@pytest.mark.parametrize(("kind", "mode"), [(LONG, ORACLE), (RELEASING, THREADS)])
+def test_unpicklable_envs_get_an_in_process_mode(kind: Kind, mode: str, pretend: Pretend) -> None:
     pretend(kind)
     lock = threading.Lock()
 
@@ -240,8 +219,8 @@ def test_unpicklable_envs_get_an_in_process_mode(kind: Kind, pretend: Pretend) -
             return Witness()
 
     found = recommend([make] * 16)
-    assert found.mode == (THREADS if kind.releases_gil else ORACLE)
-    if found.mode == ORACLE:
+    assert found.mode == mode
+    if mode == ORACLE:
         assert "Other processes cannot be used: they cannot be pickled (TypeError: cannot" in found.reason
 
 
@@ -259,41 +238,29 @@ def test_recommendation_in_a_daemonic_process_starts_no_process(
 # -------------------------------------------------------------------- para_mode="auto"
 
 
-def play(env: ParallelEnv) -> list[Any]:
-    answers = [env.reset(seed=7)]
-    for number in range(20):
-        result = env.step([number % 2] * len(env))
-        answers.append((result.states, result.rewards, result.terminated, result.truncated, list(result.infos)))
-    return answers
-
-
-@pytest.mark.parametrize(
-    ("kind", "label"),
-    [
-        (None, None),  # any result of a trial
-        (LONG, PROCESSES),
-        (BRIEF, "subproc, caller_steps"),
-        (WAITING, THREADS),
-    ],
-)
 @pytest.mark.parametrize("source", ["CartPole-v1", Witness])
-def test_results_of_auto_mode_equal_those_of_dummy_mode(
-    kind: Kind | None, label: str | None, source: Any, pretend: Pretend
-) -> None:
-    with ParallelEnv([source] * 16, ORACLE, "restart") as loop:
-        assert loop.recommendation is None
-        expected = play(loop)
-    if kind is not None:
-        pretend(kind)
-    with ParallelEnv([source] * 16, "auto", "restart") as env:
-        assert difference(expected, play(env)) is None
-        assert env.recommendation is not None
-        assert label in (None, env.recommendation.label)
-        assert (env.para_mode, env.asynchronous) == (env.recommendation.mode, "restart")
-        begin = f"<parallelenv.ParallelEnv of 16 envs, para_mode='auto' ({env.recommendation.label}), asynchronous="
+def test_trial_of_auto_mode_does_not_change_results(source: Any) -> None:
+    def play(mode: str) -> list[Any]:
+        with ParallelEnv([source] * 16, mode, "restart") as env:
+            assert (env.recommendation is None) == (mode == ORACLE)
+            return [env.reset(seed=7), *(items(env.step([number % 2] * 16)) for number in range(20))]
+
+    assert difference(play(ORACLE), play(registry.AUTO)) is None
+
+
+def test_auto_mode_uses_and_shows_the_recommendation(pretend: Pretend) -> None:
+    pretend(BRIEF)
+    with ParallelEnv(["CartPole-v1"] * 16, "auto", "restart") as env:
+        assert (env.para_mode, env.asynchronous) == (PROCESSES, "restart")
+        begin = "<parallelenv.ParallelEnv of 16 envs, para_mode='auto' (subproc, caller_steps), asynchronous="
         assert repr(env).startswith(begin)
         assert "\n" not in repr(env)
     assert env.recommendation is not None  # after close too
+    assert env.recommendation.label == "subproc, caller_steps"
+    pretend(LONG)
+    for options, num_workers in ({"caller_busy": True}, 1), ({"num_cpus": 5}, 3):  # a busy caller keeps a core
+        with ParallelEnv(["CartPole-v1"] * 3, "auto", **options) as env:
+            assert env.num_workers == num_workers
 
 
 @pytest.mark.parametrize(

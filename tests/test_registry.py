@@ -34,9 +34,7 @@ def test_backend_class_can_be_given_as_para_mode() -> None:
 
 
 def test_class_that_is_not_a_backend_is_refused() -> None:
-    class SubprocVecEnv:
-        def __init__(self, env_fns: Any) -> None:
-            raise TypeError("not to be called")
+    class SubprocVecEnv: ...
 
     with pytest.raises(
         ArgumentError,
@@ -46,12 +44,8 @@ def test_class_that_is_not_a_backend_is_refused() -> None:
 
 
 def test_entry_point_adds_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("louder", f"{__name__}:Louder", registry.ENTRY_POINT_GROUP)
-
-    def entry_points(group: str) -> list[EntryPoint]:
-        return [point] if group == registry.ENTRY_POINT_GROUP else []
-
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    points = {registry.ENTRY_POINT_GROUP: [EntryPoint("louder", f"{__name__}:Louder", registry.ENTRY_POINT_GROUP)]}
+    monkeypatch.setattr(registry, "entry_points", lambda group: points[group])
     assert registry.known_modes() == (*MODES, "louder")
     with ParallelEnv(["CartPole-v1"] * 2, "louder", volume=2) as env:
         assert env.reset(seed=0).shape == (2, 4)

@@ -23,6 +23,16 @@ from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import NormalizeStates
 
 
+class Sly(Exception):
+    """Its attribute lookup and its description fail."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
 class Failing(Counter):
     """Each of its methods fails in its own way."""
 
@@ -58,6 +68,14 @@ class Failing(Counter):
         lines = ["def fall(): raise ValueError('gone')\n", "\n", "fall()\n"]
         linecache.cache["/far/env.py"] = 9, None, lines, "/far/env.py"  # as a file of another machine
         exec(compile("".join(lines), "/far/env.py", "exec"), {})
+
+    def slyly(self) -> None:
+        raise Sly
+
+    def in_circles(self) -> None:
+        first, second = KeyError("first"), KeyError("second")
+        first.__cause__, second.__cause__ = second, first
+        raise first
 
     def in_a_long_chain(self) -> None:
         error: Exception = ValueError(0)
@@ -190,7 +208,10 @@ def test_source_lines_of_other_machines_are_sent_with_the_error() -> None:
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize(("method", "expected"), [("in_a_long_chain", ValueError), ("in_a_group", ExceptionGroup)])
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [("slyly", Sly), ("in_circles", KeyError), ("in_a_long_chain", ValueError), ("in_a_group", ExceptionGroup)],
+)
 def test_unusual_exceptions_are_raised_and_env_stays_usable(
     make_env: MakeEnv, method: str, expected: type[Exception]
 ) -> None:

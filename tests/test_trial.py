@@ -7,6 +7,8 @@ import random
 import threading
 import time
 import warnings
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
-from gymnasium.utils import EzPickle
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import recommend as recommending
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.errors import ExhaustedError
+from parallelenv.testing import envs as zoo
 
 MS = 1e-3
 
@@ -63,11 +65,16 @@ class Witness(gymnasium.Env[Any, Any]):
         self.notes.append("close")
 
 
-def assert_one_life(notes: list[str]) -> None:
-    assert notes[:2] == ["made", "reset"]
-    assert notes.count("step") >= 3
-    assert notes.count("close") == 1
-    assert notes[-1] == "close"
+class Acting(Witness):
+    """Calls a function in each step."""
+
+    def __init__(self, act: Callable[[], Any], notes: list[str] | None = None) -> None:
+        super().__init__(notes)
+        self.act = act
+
+    def step(self, action: Any) -> Any:
+        self.act()
+        return super().step(action)
 
 
 def test_tried_env_is_made_stepped_and_closed() -> None:
@@ -79,8 +86,11 @@ def test_tried_env_is_made_stepped_and_closed() -> None:
 
     found = recommend([make] * 8)
     assert lives.pop(1) == ["made", "close"]  # to check that the env fn makes a new env each time
-    for life in lives:  # one, or three if the machine was so slow that threads were tried
-        assert_one_life(life)
+    for notes in lives:  # one, or three if the machine was so slow that threads were tried
+        assert notes[:2] == ["made", "reset"]
+        assert notes.count("step") >= 3
+        assert notes.count("close") == 1
+        assert notes[-1] == "close"
     assert found.step_cost is not None
     assert found.step_cost > 0
 
@@ -106,35 +116,21 @@ def try_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recommending, "_LIMIT", 100.0)
 
 
-class Counted(Witness):
-    """Computes for a millisecond, and counts the calls of all processes in files."""
+class Counted(zoo.Witness):
+    """Computes for a millisecond, and writes the calls of all processes into a file."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-        self.note("made")
+        super().__init__(0, str(folder), length=10**9)
 
-    def note(self, what: str) -> None:
-        with open(self.folder / what, "a") as file:
-            file.write(".")
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.note("reset")
-        return super().reset(seed=seed)
-
-    def step(self, action: Any) -> Any:
-        self.note("step")
+    def _reward(self, action: int) -> float:
         end = time.thread_time() + MS
         while time.thread_time() < end:
             pass
-        return (*super().step(action)[:2], False, False, {})
-
-    def close(self) -> None:
-        self.note("close")
+        return 1.0
 
 
-def counted(folder: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_size for file in folder.iterdir()}
+def counted(folder: Path) -> Counter[str]:
+    return Counter((folder / "0").read_text().split())
 
 
 def test_number_of_envs_made_does_not_grow_with_the_list(try_all: None, tmp_path: Path) -> None:
@@ -142,7 +138,7 @@ def test_number_of_envs_made_does_not_grow_with_the_list(try_all: None, tmp_path
     assert found.label == "subproc, caller_steps"
     counts = counted(tmp_path)
     assert counts["made"] == 2 + 2 + 2 + 1  # in this thread, in two threads, in two processes, next to the caller
-    assert counts["close"] == counts["made"]
+    assert counts["closed"] == counts["made"]
     assert counts["reset"] == counts["made"] - 1  # all except the one that was made to check that it is new
     assert not recommending._SHARED
 
@@ -155,8 +151,8 @@ def test_one_slow_env_is_made_and_hardly_stepped(
     monkeypatch.setattr(recommending, "_QUICK_BUILD", 0.0)
     found = recommend([partial(Counted, tmp_path)] * 16)
     counts = counted(tmp_path)
-    assert counts["made"] == counts["reset"] == counts["close"] == 1
-    assert counts["step"] <= most_steps
+    assert counts["made"] == counts["reset"] == counts["closed"] == 1
+    assert counts["stepped"] <= most_steps
     assert found.arguments == {"para_mode": PROCESSES, "num_cpus": 2}
     assert "are estimated for subproc with 2 workers, which was not tried because these envs are slow." in found.reason
 
@@ -164,11 +160,16 @@ def test_one_slow_env_is_made_and_hardly_stepped(
 @pytest.mark.parametrize("is_hidden", [False, True])
 def test_trial_does_not_modify_env_instances(is_hidden: bool) -> None:
     env = Witness()
-    envs: list[Any] = [lambda: env] if is_hidden else [env]
-    found = recommend(envs)
+    found = recommend([lambda: env] if is_hidden else [env])
     assert env.notes == ["made"]
     assert env._np_random is None
     assert found.step_cost is not None  # a copy was tried
+
+
+def test_trial_of_an_instance_does_not_warn_of_lost_state() -> None:
+    env = gymnasium.make("LunarLander-v3").unwrapped  # an EzPickle
+    env.reset(seed=0)
+    assert recommend([env]).step_cost is not None
 
 
 def test_uncopyable_instance_is_not_tried() -> None:
@@ -182,14 +183,13 @@ def test_uncopyable_instance_is_not_tried() -> None:
     assert "they cannot be pickled (TypeError: cannot pickle '_thread.lock' object)" in found.reason
 
 
-class Broken(Witness):
-    def step(self, action: Any) -> Any:
-        raise ValueError("it\nbroke")
+def break_down() -> None:
+    raise ValueError("it\nbroke")
 
 
 def test_env_that_fails_in_the_trial_is_closed() -> None:
     notes: list[str] = []
-    recommend([partial(Broken, notes)] * 3)
+    recommend([partial(Acting, break_down, notes)] * 3)
     assert notes.count("close") == notes.count("made") == 2
 
 
@@ -198,18 +198,13 @@ def fail() -> Any:
 
 
 class Spaceless:
-    """An old env without spaces, and without `close`."""
+    """An old env without spaces, and without `close`. Of old envs with spaces test_old_gym has a trial."""
 
     def reset(self) -> int:
         return 0
 
     def step(self, action: Any) -> tuple[int, float, bool, dict[str, Any]]:
         return 1, 0.0, True, {"action": action}
-
-
-class Hanging(Witness):
-    def step(self, action: Any) -> Any:
-        time.sleep(60)
 
 
 class Finite(Witness):
@@ -222,12 +217,12 @@ class Finite(Witness):
 @pytest.mark.parametrize(
     ("envs", "why"),
     [
-        ([Broken], "ValueError: it broke."),
+        ([partial(Acting, break_down)], "ValueError: it broke."),
         ([fail], "ZeroDivisionError: no such level."),
         ([lambda: 3], "An env fn returned 3, which has no reset() and step()"),
         ([Spaceless], "it declares no action space to draw random actions from."),
         ([Finite], "it has too few episodes for a trial"),
-        ([Hanging()], "0.5 s"),  # a copy of it, in another process
+        ([Acting(partial(time.sleep, 60))], "0.5 s"),  # a copy of it, in another process
     ],
 )
 def test_env_that_cannot_be_tried_gets_dummy_mode(envs: list[Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +238,6 @@ def test_auto_mode_raises_the_error_of_an_env_fn() -> None:
         ParallelEnv([fail], "auto")
 
 
-class Old(Spaceless):
-    action_space = Discrete(3)
-
-
 class Talkative(Witness):
     observation_space: Any = Dict({"text": Text(10), "picture": Box(0, 255, (4, 4), np.uint8)})
 
@@ -254,84 +245,58 @@ class Talkative(Witness):
         return {"text": "hello", "picture": np.zeros((4, 4), np.uint8)}
 
 
-@pytest.mark.parametrize("envs", [[Old] * 2, ["CartPole-v1", "Acrobot-v1", Old], [Talkative]])
+@pytest.mark.parametrize("envs", [["CartPole-v1", "Acrobot-v1"], [Talkative]])
 def test_envs_of_other_kinds_are_tried(envs: list[Any]) -> None:
     assert recommend(envs).step_cost is not None
 
 
-class Disturbing(Witness):
-    """Draws from the generators of the whole process, and warns."""
-
-    def step(self, action: Any) -> Any:
-        np.random.random()
-        random.random()
-        warnings.warn("step by step", stacklevel=1)
-        return super().step(action)
+def disturb() -> None:
+    """Draw from the generators of the whole process, and warn."""
+    np.random.random()
+    random.random()
+    warnings.warn("step by step", stacklevel=1)
 
 
 def test_trial_does_not_change_generators_or_spaces() -> None:
     def state() -> list[Any]:
-        space: Any = Disturbing.action_space
+        space: Any = Witness.action_space
         return [random.getstate(), np.random.get_state()[1].tolist(), space.np_random.bit_generator.state]  # type: ignore[index]
 
-    Disturbing.action_space.seed(3)
+    Witness.action_space.seed(3)
     before = state()
-    assert recommend([Disturbing]).step_cost is not None
+    assert recommend([partial(Acting, disturb)]).step_cost is not None
     assert state() == before
 
 
-class Sleepy(Witness):
-    def step(self, action: Any) -> Any:
-        time.sleep(MS)
-        return super().step(action)
+sleepy = partial(Acting, partial(time.sleep, MS))
 
 
 def test_waiting_is_distinguished_from_computing(try_all: None, tmp_path: Path) -> None:
-    waiting = recommend([Sleepy] * 4, num_cpus=4)
+    waiting = recommend([sleepy] * 4, num_cpus=4)
     assert ", mostly waiting." in waiting.reason
     assert waiting.releases_gil is not None
     assert "waiting" not in recommend([partial(Counted, tmp_path)] * 4).reason
     assert recommend([Witness]).releases_gil is None  # no other mode was tried with one env
 
 
-class Choosy(Sleepy):
-    """Works in some places only."""
-
-    def __init__(self, pid: int, thread: int | None) -> None:
-        super().__init__()
-        self.place = pid, thread
-
-    def step(self, action: Any) -> Any:
-        pid, thread = self.place
-        if os.getpid() != pid or thread not in (None, threading.get_ident()):
-            raise OSError("the licence server refused")
-        return super().step(action)
+def work_only_in(pid: int, thread: int) -> None:
+    time.sleep(MS)
+    if (os.getpid(), threading.get_ident()) != (pid, thread):
+        raise OSError("the licence server refused")
 
 
 def test_mode_that_fails_is_not_chosen(try_all: None) -> None:
-    found = recommend([partial(Choosy, os.getpid(), threading.get_ident())] * 4)
+    found = recommend([partial(Acting, partial(work_only_in, os.getpid(), threading.get_ident()))] * 4)
     assert found.mode == ORACLE
     for what in ("Threads", "Other processes"):
         text = f"{what} cannot be used: a trial of them failed (OSError: the licence server refused)."
         assert text in found.reason
 
 
-class Rebuilt(Witness, EzPickle):
-    def __init__(self) -> None:
-        super().__init__()
-        EzPickle.__init__(self)
-
-
-def test_trial_of_an_instance_does_not_warn_of_lost_state() -> None:
-    env = Rebuilt()
-    env.reset(seed=0)
-    assert recommend([env]).step_cost is not None
-
-
 class Nesting(Witness):
     def __init__(self) -> None:
         super().__init__()
-        self.reason = recommend([Sleepy] * 2).reason
+        self.reason = recommend([sleepy] * 2).reason
 
 
 def test_trial_can_run_inside_an_env() -> None:
@@ -344,4 +309,4 @@ def test_busy_caller_is_part_of_the_trial(try_all: None, tmp_path: Path) -> None
     assert ", with the caller busy." in found.reason
     assert "caller_steps" not in found.reason
     counts = counted(tmp_path)
-    assert counts["close"] == counts["made"]
+    assert counts["closed"] == counts["made"]

@@ -6,11 +6,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from parallelenv.backends import _cpu_balancer
@@ -18,194 +17,134 @@ from parallelenv.backends._cpu_balancer import CpuBalancer
 
 USABLE: set[int] = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 LOADAVG = "/proc/loadavg"
-read = _cpu_balancer._read
-set_affinity: Any = getattr(os, "sched_setaffinity", None)  # not counted among the moves
-PATIENCE = 20.0  # seconds until a worker must have been moved; on a quiet machine it takes one look
+CALLER = os.getpid()
 
-pytestmark = [
-    pytest.mark.skipif(
-        not Path(LOADAVG).exists(), reason="no /proc/loadavg to count the processes that are ready to run"
-    ),
-    pytest.mark.skipif(len(USABLE) < 2, reason="nothing can be moved apart on one core, or where cores cannot be set"),
-]
+pytestmark = pytest.mark.skipif(
+    not Path(LOADAVG).exists(), reason="no /proc/loadavg to count the processes that are ready to run"
+)
 
-# It gives itself a name that could be parsed as another process state, and prints a line when it is ready.
-SPIN = "open('/proc/self/comm', 'w').write('w) S 1 (x'); print(flush=True)\nwhile True: pass"
-SLEEP = "import time; print(flush=True); time.sleep(60)"
-Start = Callable[[str], int]
+
+class Machine:
+    """A machine on which the caller and workers run.
+
+    Attributes:
+        cores: State and core of each process, such as ``"R0"``; it runs, or sleeps (``S``).
+        allowed: The cores that each process may use.
+        num_runnable: Number of processes that are ready to run.
+        moves: Every ``sched_setaffinity``.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: dict[int, str], others: int = 0) -> None:
+        self.cores = cores
+        self.allowed = {pid: {0, 1, 2} for pid in cores}
+        self.num_runnable = others + sum(core.startswith("R") for core in cores.values())
+        self.moves: list[tuple[int, set[int]]] = []
+        monkeypatch.setattr(_cpu_balancer, "_read", self.read)
+        monkeypatch.setattr(os, "sched_getaffinity", self.allowed.__getitem__, raising=False)
+        monkeypatch.setattr(os, "sched_setaffinity", self.move, raising=False)
+
+    def read(self, path: str) -> bytes:
+        if path == LOADAVG:
+            return b"0.00 0.00 0.00 %d/99 9" % self.num_runnable
+        pid = int(path.split("/")[2])
+        if pid not in self.cores:
+            raise FileNotFoundError(path)
+        state, core = self.cores[pid][0], self.cores[pid][1:]
+        return f"{pid} (w) S 1 (x) {state} {'0 ' * 35}{core}".encode()  # a name like another process's state
+
+    def move(self, pid: int, cores: set[int]) -> None:
+        self.moves.append((pid, set(cores)))
+        self.allowed[pid] = set(cores)
+
+
+@pytest.mark.parametrize(
+    ("cores", "caller_steps", "others", "moved"),
+    [
+        ({CALLER: "R0", 1: "R1", 2: "R1"}, False, 0, {2: 0}),
+        ({CALLER: "R0", 1: "R1", 2: "R1"}, True, 0, {2: 2}),  # not to the core of the caller, which is busy itself
+        ({CALLER: "R0", 1: "R0", 2: "R1"}, True, 0, {1: 2}),
+        ({CALLER: "R0", 1: "R0", 2: "R1"}, False, 0, {}),  # it only waits
+        ({CALLER: "R0", 1: "R1", 2: "R1"}, False, 1, {}),  # another process needs a core
+        ({CALLER: "R0", 1: "R1", 2: "S1"}, False, 0, {}),
+    ],
+)
+def test_balancer_moves_a_worker_off_a_shared_core(
+    cores: Any, caller_steps: bool, others: int, moved: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(monkeypatch, cores, others)
+    CpuBalancer(caller_steps).balance([1, 2])
+    assert machine.moves == [move for pid, core in moved.items() for move in ((pid, {core}), (pid, {0, 1, 2}))]
+
+
+def test_balancer_does_not_move_workers_pinned_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {CALLER: "R0", 1: "R1", 2: "R1"})
+    machine.allowed.update({1: {1}, 2: {1}})
+    CpuBalancer(caller_steps=False).balance([1, 2])
+    assert machine.moves == []
+
+
+def test_dead_worker_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {CALLER: "R0", 1: "R1", 2: "R1"})
+    CpuBalancer(caller_steps=True).balance([1, 2, 3])
+    assert machine.moves == []
+
+
+@pytest.mark.parametrize("what", ["sched_setaffinity", LOADAVG])
+def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {CALLER: "R0", 1: "R1", 2: "R1"})
+    with monkeypatch.context() as patch:
+        if what == LOADAVG:
+            patch.setattr(Path, "exists", lambda self: str(self) != what)
+        else:
+            patch.delattr(os, what)
+        balancer = CpuBalancer(caller_steps=False)
+    balancer.balance([1, 2])
+    assert machine.moves == []
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Start a process that runs a script, and return its id."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(script: str) -> int:
-        started.append(subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True))
-        assert started[-1].stdout is not None
-        assert started[-1].stdout.readline() == "\n"
-        return started[-1].pid
-
-    yield start
+def busy() -> Iterator[list[int]]:
+    """Two processes that compute."""
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+    yield [process.pid for process in started]
     for process in started:
         process.kill()
         process.communicate()
 
 
-class Moves(list[tuple[int, set[int]]]):
-    """Every ``sched_setaffinity`` of the code under test; and where the process was right after the first."""
+@pytest.mark.skipif(len(USABLE) < 2, reason="nothing can be moved apart on one core, or where cores cannot be set")
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_real_worker_is_moved_and_not_pinned_even_if_ctrl_c_comes(
+    busy: list[int], is_interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, set_affinity = _cpu_balancer._read, os.sched_setaffinity
+    moves: list[tuple[int, set[int]]] = []
+    landed: list[int | None] = []
 
-    landed: int | None = None
-
-    def record(self, pid: int, cores: set[int]) -> None:
+    def move(pid: int, cores: set[int]) -> None:
         set_affinity(pid, cores)
-        if not self:
-            self.landed = _cpu_balancer._core_if_awake(pid)
-        self.append((pid, set(cores)))
-
-
-def pretend_runnable(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Let the system report this number of runnable threads."""
-    monkeypatch.setattr(
-        _cpu_balancer, "_read", lambda path: b"0 0 0 %d/9 9" % number if path == LOADAVG else read(path)
-    )
-
-
-@pytest.fixture
-def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
-    """The recorded moves, while no other process seems to be runnable."""
-    moves = Moves()
-    monkeypatch.setattr(os, "sched_setaffinity", moves.record)
-    pretend_runnable(monkeypatch, 1)
-    return moves
-
-
-def crowd(pids: list[int]) -> int:
-    """Move processes to one core without pinning them, and return it; not the core of this process if possible."""
-    ours = _cpu_balancer._core_if_awake(os.getpid())
-    core = next(core for core in sorted(USABLE) if core != ours)
-    for cores in ({core}, USABLE):
-        for pid in pids:
-            set_affinity(pid, cores)
-    return core
-
-
-def look_until(moves: Moves, pids: list[int]) -> int:
-    """Put processes on one core and check at once, repeatedly until one was moved; return that core.
-
-    The system may move one sooner, and then there is nothing to do.
-    """
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        core = crowd(pids)
-        CpuBalancer(caller_steps=False).balance(pids)
-        if moves:
-            return core
-    pytest.fail("no worker was moved")
-
-
-def test_balancer_moves_one_of_two_busy_workers_off_a_shared_core(start: Start, moves: Moves) -> None:
-    pids = [start(SPIN), start(SPIN)]
-    shared = look_until(moves, pids)
-    other = min(USABLE - {shared})
-    assert moves == [(pids[1], {other}), (pids[1], USABLE)]
-    assert moves.landed == other
-    assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2  # not pinned
-
-
-@pytest.mark.parametrize("caller_steps", [False, True])
-def test_balancer_moves_worker_off_the_core_of_a_caller_that_steps(
-    caller_steps: bool, start: Start, moves: Moves
-) -> None:
-    pid = start(SPIN)
-    ours, other, *_ = sorted(USABLE)
-    set_affinity(0, {ours})
-    try:
-        deadline = time.monotonic() + (PATIENCE if caller_steps else 0.2)
-        while not moves and time.monotonic() < deadline:
-            set_affinity(pid, {ours})
-            set_affinity(pid, USABLE)
-            CpuBalancer(caller_steps).balance([pid])
-    finally:
-        set_affinity(0, USABLE)
-    assert moves == ([(pid, {other}), (pid, USABLE)] if caller_steps else [])
-    assert os.sched_getaffinity(pid) == USABLE
-
-
-def test_ctrl_c_during_a_move_does_not_pin_the_worker(
-    start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def move_and_interrupt(pid: int, cores: set[int]) -> None:
-        moves.record(pid, cores)
-        if len(moves) == 1:
+        moves.append((pid, set(cores)))
+        landed.append(_cpu_balancer._core_if_awake(pid))
+        if is_interrupted and len(moves) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "sched_setaffinity", move_and_interrupt)
-    pids = [start(SPIN), start(SPIN)]
-    with pytest.raises(KeyboardInterrupt):
-        look_until(moves, pids)
-    assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2
-
-
-def test_balancer_moves_no_process_while_other_processes_are_runnable(
-    start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pids = [start(SPIN), start(SPIN)]
-    look_until(moves, pids)  # check that the balancer does move them otherwise
-    del moves[:]
-    pretend_runnable(monkeypatch, 4)  # these two, this one, and another
-    for _ in range(50):
-        crowd(pids)
-        CpuBalancer(caller_steps=False).balance(pids)
-    assert moves == []
-    pretend_runnable(monkeypatch, 3)
-    look_until(moves, pids)
-
-
-def test_balancer_does_not_move_sleeping_workers(start: Start, moves: Moves) -> None:
-    pids = [start(SLEEP), start(SLEEP)]
-    deadline = time.monotonic() + PATIENCE
-    while any(psutil.Process(pid).status() != psutil.STATUS_SLEEPING for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    crowd(pids)
-    assert [_cpu_balancer._core_if_awake(pid) for pid in pids] == [None, None]
-    for caller_steps in (False, True):
-        CpuBalancer(caller_steps).balance(pids)
-    assert moves == []
-
-
-def test_balancer_does_not_move_workers_pinned_by_the_user(start: Start, moves: Moves) -> None:
-    pids = [start(SPIN), start(SPIN)]
-    core = max(USABLE)
-    for pid in pids:
-        set_affinity(pid, {core})
-    for _ in range(20):
-        CpuBalancer(caller_steps=False).balance(pids)
-    assert moves == []
-    assert [os.sched_getaffinity(pid) for pid in pids] == [{core}] * 2
-
-
-def test_balancer_ignores_dead_workers(start: Start, moves: Moves) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    zombie = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    pids = [start(SPIN), start(SPIN)]
-    for dead in (gone.pid, zombie.pid):
-        crowd(pids)
-        CpuBalancer(caller_steps=True).balance([dead])
-        CpuBalancer(caller_steps=False).balance([dead, *pids])
-    assert {pid for pid, _ in moves} <= {*pids}
-    zombie.wait()
-
-
-@pytest.mark.parametrize("what", ["sched_setaffinity", "/proc/loadavg"])
-def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        if what == "sched_setaffinity":
-            patch.delattr(os, what)
-        else:
-            patch.setattr(Path, "exists", lambda self: str(self) != what)
-        spreader = CpuBalancer(caller_steps=False)
-    monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: pytest.fail("it looked"))
-    spreader.balance([os.getpid()])
+    monkeypatch.setattr(os, "sched_setaffinity", move)
+    monkeypatch.setattr(_cpu_balancer, "_read", lambda path: b"0 0 0 1/9 9" if path == LOADAVG else read(path))
+    shared = next(core for core in sorted(USABLE) if core != _cpu_balancer._core_if_awake(CALLER))
+    deadline = time.monotonic() + 20.0  # on a quiet machine it takes one look
+    while not moves and time.monotonic() < deadline:
+        for cores in ({shared}, USABLE):
+            for pid in busy:
+                set_affinity(pid, cores)
+        try:
+            CpuBalancer(caller_steps=False).balance(busy)  # the system may move one sooner
+        except KeyboardInterrupt:
+            assert is_interrupted
+    other = min(USABLE - {shared})
+    assert moves == [(busy[1], {other}), (busy[1], USABLE)]
+    assert landed[0] == other
+    assert [os.sched_getaffinity(pid) for pid in busy] == [USABLE] * 2

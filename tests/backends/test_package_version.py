@@ -37,7 +37,7 @@ with parallelenv.ParallelEnv([Where], "subproc", start_method=sys.argv[2]) as en
 import os
 print(os.environ["PYTHONPATH"] == sys.argv[3])
 """
-SERVER_FIRST = """
+USE_SERVER = """
 from multiprocessing import forkserver
 forkserver.set_forkserver_preload(["this"])
 import atexit
@@ -49,22 +49,22 @@ OTHER_FIRST = "import parallelenv"  # before a folder with another copy comes fi
 FOUND = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
 
 
-def run_copy(tmp_path: Path, method: str, first: str = "") -> tuple[str, str]:
+def copy_package(folder: Path) -> None:
+    shutil.copytree(HERE, folder / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def run_copy(tmp_path: Path, method: str, first: str) -> tuple[str, str]:
     """Run a script with its own copy of this package, where Python would otherwise find another; return its outputs."""
-    shutil.copytree(HERE, tmp_path / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_package(tmp_path)
     script = SCRIPT.format(first=first)
     return run(script, str(tmp_path), method, FOUND, cwd="/", env=environment(PYTHONPATH=FOUND))[:2]
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_workers_import_the_same_copy_of_the_package_as_the_caller(method: str, tmp_path: Path) -> None:
-    out, err = run_copy(tmp_path, method)
-    assert err == ""
-    assert out.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True"]
-
-
-def test_fork_server_of_the_user_is_not_modified(tmp_path: Path) -> None:
-    out, err = run_copy(tmp_path, "forkserver", SERVER_FIRST)
+def test_workers_import_the_callers_copy_of_the_package_and_leave_the_users_fork_server_alone(
+    method: str, tmp_path: Path
+) -> None:
+    out, err = run_copy(tmp_path, method, USE_SERVER)
     assert err == ""
     assert out.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True", "['this']"]
 
@@ -85,7 +85,7 @@ def test_actors_need_the_same_version(make_env: MakeEnv, monkeypatch: pytest.Mon
 
 def test_copy_in_the_current_directory_is_not_imported(tmp_path: Path) -> None:
     sources, script = tmp_path / "sources", tmp_path / "script.py"
-    shutil.copytree(HERE, sources / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_package(sources)
     script.write_text(SCRIPT.format(first=""))
     command = [sys.executable, str(script), str(tmp_path), "forkserver", FOUND]
     own = environment(PYTHONPATH=FOUND)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -29,25 +28,21 @@ def listener() -> Iterator[socket.socket]:
         yield opened
 
 
-def connect(listener: socket.socket) -> tuple[ActorHandle, list[Connection]]:
-    """Return the handle of an actor, which is this process, and its ends of the connections."""
+@pytest.fixture
+def actor() -> ActorHandle:
+    """The handle of an actor, which is this process."""
     handle: Any = None
     actor = ActorHandle(handle, handle)
     actor.pid = os.getpid()
-    ends = connect_to_caller((listener.getsockname(), machine()))
-    admit(listener, [actor])
-    return actor, ends
-
-
-def is_closed(end: Connection, patience: float = 0.0) -> bool:
-    return bool(select.select([end], [], [], patience)[0])
+    return actor
 
 
 def test_forked_child_does_not_keep_the_connection_open(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    actor: ActorHandle, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_ray_actors, "_END_TIMEOUT", 0.01)
-    actor, (end, _) = connect(listener)
+    lifeline, _ = connect_to_caller((listener.getsockname(), machine()))
+    admit(listener, [actor])
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -55,47 +50,24 @@ def test_forked_child_does_not_keep_the_connection_open(
         os.read(reading, 1)  # keep running
         os._exit(0)
     actor.close()
-    assert is_closed(end, 10.0)
+    assert select.select([lifeline], [], [], 10.0)[0]  # it is closed
     os.close(writing)
     os.waitpid(child, 0)
     os.close(reading)
 
 
-def test_close_waits_until_other_end_closes_or_timeout(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_ray_actors, "_END_TIMEOUT", 60.0)
-    actor, ends = connect(listener)
-    for end in ends:
-        end.close()
-    actor.close()
-    monkeypatch.setattr(_ray_actors, "_END_TIMEOUT", 0.01)
-    other, (end, _) = connect(listener)
-    other.close()
-    assert is_closed(end)
-
-
-def test_other_processes_are_not_admitted(listener: socket.socket) -> None:
+def test_other_processes_are_not_admitted(actor: ActorHandle, listener: socket.socket) -> None:
+    address = listener.getsockname(), machine()
     child = os.fork()
     if not child:
-        ends = connect_to_caller((listener.getsockname(), machine()))
-        os._exit(len(ends))
+        os._exit(len(connect_to_caller(address)))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-    actor, ends = connect(listener)
-    ends[1].send("mine")
+    lifeline, commands = connect_to_caller(address)
+    admit(listener, [actor])
+    commands.send("mine")
     assert actor.commands.recv() == "mine"
-    ends[0].close()
+    lifeline.close()
     actor.close()
-
-
-def test_connecting_to_a_caller_that_stopped_listening_raises() -> None:
-    with listening(1) as listener:
-        assert listener is not None
-        address = listener.getsockname(), machine()
-        first, _ = connect_to_caller(address)
-    assert is_closed(first)  # it was never admitted
-    with pytest.raises(FileNotFoundError):
-        connect_to_caller(address)
 
 
 def test_actors_on_another_machine_do_not_connect(listener: socket.socket) -> None:
@@ -103,9 +75,9 @@ def test_actors_on_another_machine_do_not_connect(listener: socket.socket) -> No
     assert connect_to_caller((listener.getsockname(), "elsewhere")) == []
 
 
-def test_wait_for_the_connections_of_an_actor_can_be_interrupted(listener: socket.socket) -> None:
-    handle: Any = None
-    actor = ActorHandle(handle, handle)
+def test_wait_for_an_actor_that_does_not_connect_can_be_interrupted_and_ends(
+    actor: ActorHandle, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupting = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     interrupting.start()
     begin = time.monotonic()
@@ -113,10 +85,6 @@ def test_wait_for_the_connections_of_an_actor_can_be_interrupted(listener: socke
         admit(listener, [actor])
     interrupting.join()
     assert time.monotonic() - begin < 5.0
-
-
-def test_actor_that_does_not_connect_raises(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ray_actors, "_CONNECT_TIMEOUT", 0.01)
-    handle: Any = None
     with pytest.raises(WorkerStartError, match="A Ray actor has not connected to the caller within 0 s"):
-        admit(listener, [ActorHandle(handle, handle)])
+        admit(listener, [actor])

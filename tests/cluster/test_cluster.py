@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -19,10 +17,11 @@ import numpy as np
 import pytest
 from fragile import WAIT, Fragile, when_begun
 from modes import ON_RAY, ORACLE, RAY, RAY_POOLS
+from scripts import environment, run
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _ray_cluster
-from parallelenv.errors import WorkerDiedError, WorkerStartError
+from parallelenv.errors import WorkerDiedError
+from parallelenv.testing.contract import assert_same
 
 pytestmark = pytest.mark.cluster
 modes = pytest.mark.parametrize("mode", ON_RAY)
@@ -81,14 +80,11 @@ def test_each_node_has_one_actor_with_its_own_workers(nodes: Any, direct: bool) 
         assert len(set(pids)) == 4
         assert env.num_workers == 4
         assert f"{2 if direct else 0} of 2 actors reached directly" in repr(env)
+    with ParallelEnv(settled(), RAY_POOLS, num_cpus=4, hosts_per_node=2, direct=direct) as env:
+        assert sorted(places(env)) == ["a"] * 4 + ["b"] * 4
     nodes.add("c", 1)
     with ParallelEnv(settled(), RAY_POOLS, num_cpus=3, direct=direct) as env:
         assert set(places(env)) == {"a", "b", "c"}
-
-
-def test_hosts_per_node_spreads_actors_evenly_over_nodes(nodes: Any) -> None:
-    with ParallelEnv(settled(), RAY_POOLS, num_cpus=4, hosts_per_node=2) as env:
-        assert sorted(places(env)) == ["a"] * 4 + ["b"] * 4
 
 
 def test_nodes_get_envs_and_workers_in_proportion_to_their_cores(nodes: Any) -> None:
@@ -115,7 +111,6 @@ def test_actor_with_a_fraction_of_a_core_is_replaced(nodes: Any) -> None:
 JOINING = """
 import ray, sys
 from parallelenv import ParallelEnv
-from parallelenv.backends import _ray_cluster
 with ParallelEnv(["CartPole-v1"] * 4, sys.argv[1], num_cpus=4) as env:
     env.reset()
     print(ray.available_resources().get("CPU", 0))
@@ -125,25 +120,8 @@ print(ray.is_initialized())
 
 @in_ray
 def test_close_does_not_shut_down_a_cluster_joined_by_ray_address(nodes: Any, mode: str) -> None:
-    environment = {**os.environ, "RAY_ADDRESS": nodes.cluster.address}
-    command = [sys.executable, "-c", JOINING, mode]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert done.stdout.splitlines()[-2:] == ["0", "False"], done.stderr
-
-
-@modes
-@ways
-def test_results_equal_those_of_dummy_mode(nodes: Any, mode: str, direct: bool) -> None:
-    def play(word: str, **options: Any) -> list[Any]:
-        with ParallelEnv(settled(), word, asynchronous="restart", **options) as env:
-            answers: list[Any] = [env.reset(seed=3)]
-            for _ in range(40):
-                states, rewards, dones, infos = env.step(np.zeros(NUM_ENVS, int))
-                answers += [states, rewards, dones, [str(info) for info in infos]]
-            return answers
-
-    for ours, expected in zip(play(mode, num_cpus=4, direct=direct), play(ORACLE), strict=True):
-        np.testing.assert_array_equal(ours, expected)
+    out, err, _ = run(JOINING, mode, env=environment(RAY_ADDRESS=nodes.cluster.address))
+    assert out.splitlines()[-2:] == ["0", "False"], err
 
 
 def four_settled(first: int) -> Any:
@@ -152,15 +130,21 @@ def four_settled(first: int) -> Any:
 
 @modes
 @ways
-def test_vector_env_on_each_node_equals_both_in_one_process(nodes: Any, mode: str, direct: bool) -> None:
+@pytest.mark.parametrize(
+    ("envs", "options"),
+    [(settled(), lambda mode: {"num_cpus": 4}), ([partial(four_settled, 0), partial(four_settled, 4)], fill)],
+    ids=["envs", "vector envs"],
+)
+def test_results_equal_those_of_dummy_mode(nodes: Any, envs: Any, options: Any, mode: str, direct: bool) -> None:
     def play(word: str, **options: Any) -> list[Any]:
-        with ParallelEnv([partial(four_settled, 0), partial(four_settled, 4)], word, "restart", **options) as env:
-            states: list[Any] = [env.reset(seed=3)]
-            states += [env.step(np.zeros(NUM_ENVS, int)).states for _ in range(40)]
-            assert word == ORACLE or len({node for node, _ in env.customized_method("place")}) == 2
-            return states
+        with ParallelEnv(envs, word, asynchronous="restart", **options) as env:
+            assert word == ORACLE or set(places(env)) == {"a", "b"}
+            answers: list[Any] = [env.reset(seed=3)]
+            for _ in range(40):
+                answers += env.step(np.zeros(NUM_ENVS, int))
+            return answers
 
-    np.testing.assert_array_equal(play(mode, direct=direct, **fill(mode)), play(ORACLE))
+    assert_same(play(ORACLE), play(mode, direct=direct, **options(mode)))
 
 
 @modes
@@ -170,20 +154,17 @@ def test_node_lost_during_a_step_raises_worker_died_error(nodes: Any, mode: str,
     with ParallelEnv(settled(tmp_path), mode, **options) as env:
         env.reset(seed=3)
         nodes_of = places(env)
-        victim = nodes_of[0]
-        lost = tuple(env_id for env_id, node in enumerate(nodes_of) if node == victim)
+        lost = tuple(env_id for env_id, node in enumerate(nodes_of) if node == nodes_of[0])
         rest = [env_id for env_id in range(NUM_ENVS) if env_id not in lost]
-        assert lost
         assert rest
         actions = [WAIT if env_id in lost else 0 for env_id in range(NUM_ENVS)]
-        errors = WorkerDiedError if mode == "ray" else ExceptionGroup  # of one worker, or of two
-        with when_begun(tmp_path, 0, lambda: nodes.remove(victim)), pytest.raises(errors) as caught:
+        errors = WorkerDiedError if mode == RAY else ExceptionGroup  # of one worker, or of two
+        with when_begun(tmp_path, 0, lambda: nodes.remove(nodes_of[0])), pytest.raises(errors) as caught:
             env.step(actions)
         error: Any = caught.value
         assert all(isinstance(one, WorkerDiedError) for one in getattr(error, "exceptions", [error]))
-        partial_result = error.partial
         assert error.env_ids == lost
-        assert partial_result.env_ids.tolist() == rest
+        assert error.partial.env_ids.tolist() == rest
         assert env.step([0] * len(rest), rest).states[:, 1].tolist() == [2] * len(rest)
         nodes.add("late", 2)
         assert env.restart(lost) == lost
@@ -207,17 +188,6 @@ def test_on_failure_restart_replaces_envs_of_a_lost_node(nodes: Any, mode: str, 
         assert env.step([0] * NUM_ENVS).states[:, 1].tolist() == [1 if one else 2 for one in lost]
 
 
-@in_ray
-def test_resource_that_no_node_has_raises_scheduling_error(
-    nodes: Any, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 2.0)
-    with pytest.raises(WorkerStartError, match=r"flux=1.*the cluster has 0.*ray_options"):
-        ParallelEnv(settled(), mode, num_cpus=2, ray_options={"resources": {"flux": 1}})
-    with ParallelEnv(settled(), mode, num_cpus=4) as env:  # no resources are leaked
-        assert env.reset().shape == (NUM_ENVS, 3)
-
-
 def test_actors_get_the_requested_resources(nodes: Any) -> None:
     nodes.add("rich", 2, num_gpus=1, resources={"flux": 2})
     options = {"resources": {"flux": 1}, "memory": 2**20, "runtime_env": {"env_vars": {"FLAG": "up"}}}
@@ -232,11 +202,7 @@ def test_scheduling_strategy_of_the_user_places_the_actors(nodes: Any, mode: str
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    names = {node["NodeID"]: node["Resources"] for node in ray.nodes()}  # type: ignore[no-untyped-call]
-    target = next(node for node, found in names.items() if found.get("CPU"))
-    options = {
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(target, soft=False),
-        "num_cpus": 0.5,
-    }
+    target = next(node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU"))  # type: ignore[no-untyped-call]
+    options = {"scheduling_strategy": NodeAffinitySchedulingStrategy(target, soft=False), "num_cpus": 0.5}
     with ParallelEnv(settled(), mode, num_cpus=2, ray_options=options) as env:
         assert len(set(places(env))) == 1
