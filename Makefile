@@ -32,8 +32,8 @@ test-all: $(VENV)/.test ## Run every test, before a release: also long tests, cl
 neighbours: $(VENV)/.neighbours ## Test the adapters with Stable-Baselines3, Tianshou and RLlib, and EnvPool as a member; a minute.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) $(PARALLEL) -m "neighbours and not long" tests/adapters $(PYTEST_ARGS)
 
-neighbours-long: $(VENV)/.neighbours-long ## Compare the adapters for thousands of steps in every mode, and check that learners learn; about 30 minutes.
-	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) -m "neighbours and long" tests/adapters tests/cluster $(PYTEST_ARGS)
+neighbours-long: $(VENV)/.neighbours ## Compare the adapters with the vector envs of other libraries for thousands of steps in every mode; NNN minutes.
+	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) -m "neighbours and long" tests/adapters $(PYTEST_ARGS)
 
 neighbours-suites: $(VENV)/.neighbours $(if $(NEIGHBOURS),,build/neighbours) ## Run the tests of Gymnasium, Stable-Baselines3 and Tianshou on the adapters; an hour. NEIGHBOURS= a folder with a checkout of each.
 	$(BIN)/python -m tests.adapters.suites $(or $(NEIGHBOURS),build/neighbours) $(SUITES_ARGS)
@@ -118,6 +118,6 @@ $(VENV)/metabox/.done: pyproject.toml
 	$(VENV)/metabox/bin/python -m pip --disable-pip-version-check --quiet install --no-deps metaevobox==2.0.2 pypop7==0.0.82
 	touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.neighbours $(VENV)/.neighbours-long $(VENV)/.lint $(VENV)/.docs $(VENV)/.browser $(VENV)/.bench: $(VENV)/.%: $(VENV)/.python pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.neighbours $(VENV)/.lint $(VENV)/.docs $(VENV)/.browser $(VENV)/.bench: $(VENV)/.%: $(VENV)/.python pyproject.toml
 	$(PIP) install --editable '.[$*]'
 	touch $@

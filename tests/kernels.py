@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import queue
@@ -70,13 +71,16 @@ def marked(value: str) -> list[psutil.Process]:
 
 def shown(book: Any) -> str:
     """Return everything that a notebook shows, in order; a picture is a line ``[image/png]``."""
-    lines = []
+    parts = []
     for cell in book.cells:
-        for output in cell.get("outputs", ()):
-            lines.append(str(output.get("text", "")))
-            for kind, text in output.get("data", {}).items():
-                lines.append(f"[{kind}]" if kind.startswith("image/") else str(text))
-    return "\n".join(lines)
+        for stream, outputs in itertools.groupby(cell.get("outputs", ()), lambda output: output.get("name")):
+            if stream is not None:  # a kernel under load sends the text of one `print` in several outputs
+                parts.append("".join(output.text for output in outputs) + "\n")
+                continue
+            for output in outputs:
+                for kind, text in output.get("data", {}).items():
+                    parts.append(f"[{kind}]\n" if kind.startswith("image/") else f"{text}\n")
+    return "".join(parts)
 
 
 class Notebook:
