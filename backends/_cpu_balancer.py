@@ -1,13 +1,13 @@
 """A balancer, which moves a worker to an idle core if the worker shares its core needlessly.
 
-The system often wakes a worker on the core where the caller runs. Caller and worker then take turns on this core
-without ever sleeping, and the system's load balancing does not separate them for hundreds of steps. With 44 us of work
-in each of two processes and 2 idle cores, a round took 93 us instead of 47 us, whether over a pipe, an eventfd or
-shared memory.
+The operating system often wakes a worker on the core where the caller runs. The caller and the worker then take turns
+on this core. Neither of them ever sleeps, and the system's load balancing does not separate them for hundreds of steps.
+When two processes had to work for 44 us each and 2 cores were idle, a round took 93 us instead of 47 us, whether the
+processes communicated over a pipe, an eventfd or shared memory.
 
 The balancer does not pin workers to cores, because pinned workers would be 2 to 3 times slower as soon as a different
-process needs a core. It moves a worker only while no process outside the pool is running or waiting for a core, and
-allows the worker to use all cores again immediately afterwards.
+process needs their core. The balancer moves a worker only while no process except the caller and the workers is running
+or waiting for a core. Immediately afterwards, it allows the worker to use all its cores again.
 """
 
 from __future__ import annotations

@@ -119,13 +119,13 @@ class CallerStep:
 
 
 class JointStep:
-    """A `RepeatedStep` of workers and of a host in the caller's thread, which step at the same time.
+    """A `RepeatedStep` in which workers and a host in the caller's thread step at the same time.
 
     Args:
         workers: The step of the workers.
         callers: The step of the host in the caller's thread.
-        num_workers: Number of workers. The commands of the workers have the first ``num_workers`` numbers, and the
-            command of the host in the caller's thread has the number after these.
+        num_workers: Number of workers. The commands for the workers get the first ``num_workers`` numbers, and the
+            command for the host in the caller's thread gets the next number.
     """
 
     def __init__(self, workers: RepeatedStep, callers: CallerStep, num_workers: int) -> None:

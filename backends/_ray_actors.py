@@ -100,13 +100,13 @@ class RelayedReply(NamedTuple):
 
 
 class RayActor:
-    """The part that the actors of the modes ``ray`` and ``ray-subproc`` have in common.
+    """Base class of the actors in the modes ``ray`` and ``ray-subproc``.
 
-    An actor on the caller's machine ends as soon as its lifeline shows that the caller has died. Ray would need 1.4 to
-    2.6 s to end the actor.
+    On the caller's machine, an actor has a lifeline: a connection to the caller. When the caller dies, the connection
+    is closed, and the actor ends at once. Ray would need 1.4 to 2.6 s to end the actor.
 
     Args:
-        caller: The address of the caller, see `connect_to_caller`.
+        caller: The ``address`` for `connect_to_caller`.
     """
 
     commands: Connection
@@ -205,23 +205,24 @@ class _ActorHost(MessageHost):
 class ActorHandle:
     """The caller's access to a Ray actor.
 
-    For a `PipeChannel` to a `RayHost`, this object takes the place of a `WorkerProcess`, and has those methods that the
-    channel needs.
+    A `PipeChannel` to a `RayHost` uses this object in place of a `WorkerProcess`. Therefore, this class has the methods
+    of `WorkerProcess` that the channel needs.
 
     Args:
         handle: Ray's handle of the actor.
-        cluster: The connection to Ray with which the actor was started.
+        cluster: The connection to Ray through which the actor was started.
 
     Attributes:
         calls: The Ray calls that carry messages to the actor's hosts.
         pid: Process id of the actor; 0 until the actor has started.
         is_near: Whether the actor runs on this machine and has connected to this process.
-        is_direct: Whether the actor's hosts get their commands over a socket or pipe instead of in Ray calls.
+        is_direct: Whether the actor's hosts get their commands over a socket or pipe instead of through Ray calls.
         is_terminated: Whether this process has made Ray end the actor.
         lifeline: A connection to an actor on this machine. When the caller or the actor dies, the connection is closed,
-            which shows the death to the other process. ``None`` for an actor on another machine.
-        commands: A second connection to an actor on this machine. It carries commands to the host in a `RayHost`, or
-            the descriptors of the workers that a `RelayActor` hands over.
+            and the other process notices. ``None`` for an actor on another machine.
+        commands: A second connection to an actor on this machine. If the actor is a `RayHost`, it carries commands to
+            the host. If the actor is a `RelayActor`, it carries the file descriptors of the workers that the actor
+            hands over to the caller.
     """
 
     exitcode = None  # Ray does not report exit codes
@@ -280,7 +281,7 @@ class ActorHandle:
             ray.wait([self._serving], timeout=timeout)
 
     def terminate(self) -> None:
-        """Make Ray end the actor, without waiting for its end."""
+        """Make Ray end the actor, but do not wait until it has ended."""
         import ray
 
         self.is_terminated = True
@@ -303,9 +304,9 @@ class ActorHandle:
                     connection.close()
 
     def _has_hung_up(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds for the actor to end, which closes its lifeline.
+        """Wait until the actor ends and thereby closes its lifeline, but at most ``timeout`` seconds.
 
-        Return ``True`` if the lifeline is closed or the actor has none.
+        Return ``True`` if the lifeline is closed or if the actor has none.
         """
         if self.lifeline is None or self.lifeline.closed:
             return True
@@ -383,16 +384,17 @@ def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
 class ActorCalls:
     """The Ray calls to an actor that carry messages to its hosts and return their replies.
 
-    All messages that one call by the user sends to the actor's hosts are sent in one Ray call. The Ray calls are
-    numbered, because Ray may start calls to a `RelayActor` in any order. A Ray call to a `RelayActor` may return before
-    all hosts have replied. The caller then calls `RelayActor.rest`, which returns the missing replies.
+    When the user calls a method, all resulting messages to the actor's hosts are sent in one Ray call. The Ray calls
+    are numbered, because Ray may start calls to a `RelayActor` in any order. A Ray call to a `RelayActor` may return
+    before all hosts have replied. The caller then calls `RelayActor.rest`, which returns the missing replies.
 
     Args:
         actor: The actor.
 
     Attributes:
-        under_way: The Ray calls without a result. The keys are Ray's references to the results. Each value is the
-            number of the call, and a dict from the number of each command without a reply to its channel.
+        under_way: The Ray calls that have not returned yet. Each key is Ray's reference to the result of a call. Each
+            value is a pair: the number of the call, and a dict that maps the number of each unanswered command to its
+            channel.
     """
 
     def __init__(self, actor: ActorHandle) -> None:
@@ -518,7 +520,7 @@ class RayChannel(MessageChannel):
 
 
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
-    """Wait at most ``timeout`` seconds for a Ray call to the actors of these channels to return.
+    """Wait until a Ray call to an actor of these channels returns, but at most ``timeout`` seconds.
 
     Then fetch the results of all calls that have returned, and give each reply to its channel.
     """
@@ -534,7 +536,7 @@ def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
 
 
 def close_and_wait(actors: Iterable[ActorHandle], timeout: float) -> list[Printed]:
-    """Close the envs of actors, and return what the envs have printed.
+    """Close the envs of these actors, and return what the envs have printed.
 
     Wait at most ``timeout`` seconds. The output of actors that take longer or have died is lost.
     """

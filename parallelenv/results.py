@@ -141,18 +141,19 @@ class StepBatch(list[tuple[State, Any, Any, Any]]):
 
 
 def refuse_pair(num_states: int | None) -> None:
-    """Refuse a call to ``reset`` whose caller unpacks the result into a pair, as in Gymnasium.
+    """Raise an error if the code that calls ``reset`` unpacks the result into two variables, as for Gymnasium.
 
-    Python would only raise an error about too many values to unpack, and with two envs it would raise no error at all.
-    Therefore, this function reads the caller's next instruction, which takes 0.8 us; the smallest reset takes 20 us.
+    Python's own error would only say that there are too many values to unpack, and with two envs, Python would raise no
+    error at all. Therefore, this function reads the next bytecode instruction of that code. This takes 0.8 us; the
+    smallest reset takes 20 us.
 
     Args:
-        num_states: Number of items in the result; ``None`` if the result may itself be a pair, such as states of a
-            `Tuple` space.
+        num_states: Number of items in the result; ``None`` if the result may itself be a pair, such as the batched
+            states of a `Tuple` space.
 
     Raises:
-        ArgumentError: If there are two targets but not two items, or the second target has a name that is usual for
-            infos.
+        ArgumentError: If there are two variables but not two items, or if the second variable has a name that is usual
+            for infos, such as ``info``.
     """
     user = inspect.currentframe()
     for _ in range(3):  # the frames of this function, of `reset`, and of the guard around `reset`

@@ -35,7 +35,7 @@ Form = Align | Literal["columns"]
 
 
 class GatheredInfos(dict[str, Any]):
-    """Infos of all envs of a step, in the form of Gymnasium's vector envs, as `InfoColumns.gather` returns them."""
+    """The infos of all envs in a step, in the form of Gymnasium's vector envs. See `InfoColumns.gather`."""
 
 
 class Assembler:
@@ -47,9 +47,9 @@ class Assembler:
         self._copy = copy
 
     def infos(self, batch: Batch, rows: Index, count: int) -> Array:
-        """Return a ``(count,)`` array of infos for envs whose infos are empty or in columns.
+        """Return the infos of ``count`` envs, as far as these infos are stored in `InfoColumns`.
 
-        Each info is a separate dict.
+        The result is a ``(count,)`` array in which each info is a separate dict.
         """
         if batch.info_columns is None:
             return self._done_policy.plain_infos(count)
@@ -62,7 +62,7 @@ class Assembler:
         return infos
 
     def gathered_infos(self, batch: Batch, rows: Index, count: int) -> Array | GatheredInfos:
-        """Return the infos of envs whose infos are empty or in columns, as `GatheredInfos` if possible."""
+        """Return the same infos as `infos`, but as `GatheredInfos` if possible."""
         gathered = {} if batch.info_columns is None else batch.info_columns.gather(rows)
         return self.infos(batch, rows, count) if gathered is None else GatheredInfos(gathered)
 
@@ -74,9 +74,9 @@ class Assembler:
         return by_item(batch, outcome, rows, flags, infos, self._copy)
 
     def record(self, batch: Batch, outcome: Outcome, *, gathers: bool = False) -> tuple[Index, Flags, Any]:
-        """Record a step in the table; return the rows of its envs, and the flags and infos of the result.
+        """Record a step in the `EnvTable`; return the rows of the stepped envs, and the flags and infos of the result.
 
-        With ``gathers``, infos are `GatheredInfos` if possible.
+        With ``gathers``, the infos are `GatheredInfos` if possible.
         """
         table, stepped = self._table, outcome.stepped
         rows = batch.rows(stepped)
@@ -131,7 +131,7 @@ class Assembler:
         return infos
 
     def describe_ends(self, batch: Batch, outcome: Outcome, dones: Array, infos: Array) -> None:
-        """For envs whose episode has ended, add to the infos the values that a reset within the step would hide."""
+        """For each env whose episode has ended, add to its info what a reset within the step would otherwise hide."""
         env_ids, extras, table = outcome.env_ids, outcome.extras, self._table
         positions = dones.nonzero()[0].tolist()
         in_columns = batch.read_reset_infos([env_ids[position] for position in positions])
@@ -174,7 +174,10 @@ def by_env(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Arr
 
 
 def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) -> State:
-    """Return the states of a reset, batched or as a list with one state per env. An absent env has ``None``."""
+    """Return the states after a reset: batched or, if ``is_listed``, as a list.
+
+    An absent env has the state ``None``.
+    """
     is_whole = len(outcome.stepped) == len(outcome.env_ids)
     if is_whole and not is_listed:
         return gather_states(batch, outcome.stepped, batch.rows(outcome.stepped), outcome.extras, copy)
@@ -195,7 +198,7 @@ def _rewards(batch: Batch, outcome: Outcome, rows: Index) -> Array:
 
 
 def _completed(outcome: Outcome, values: list[Any]) -> list[Any]:
-    """Return one value for each env of the result: those given for stepped envs, ``None`` for absent envs."""
+    """Return one value for each env of the result: the given value for a stepped env, ``None`` for an absent env."""
     if len(values) == len(outcome.env_ids):
         return values
     found = dict(zip(outcome.stepped, values, strict=True))

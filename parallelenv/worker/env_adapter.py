@@ -138,7 +138,7 @@ class CallsOnly(Resettable):
 
 
 def split_done(done: object, info: object) -> tuple[bool, bool]:
-    """Return the flags terminated and truncated for the single flag ``done`` of older APIs."""
+    """Return the flags ``terminated`` and ``truncated`` that correspond to the single flag ``done`` of older APIs."""
     is_cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
     return bool(done) and not is_cut, is_cut
 
@@ -190,7 +190,7 @@ def layers(env: Env) -> Iterator[Env]:
 
 
 def _owners(env: Env) -> tuple[list[Env], list[Env]]:
-    """Return the objects that may have an attribute: the layers of an env, and the parts of a `TaskEnv`."""
+    """Return the objects that may have an attribute: the layers of an env, and the parts if it is a `TaskEnv`."""
     found = list(layers(env))
     of_base = getattr(type(found[-1]), "attribute_owners", None)
     return found, [] if of_base is None else [part for part in of_base(found[-1]) if part is not None]
@@ -201,7 +201,7 @@ def get_attribute(env: Env, key: str) -> tuple[Any] | None:
 
     The name is looked up in every layer, from the outermost inwards, then in the parts of a `TaskEnv`, and then with
     the env's own ``get_env_attr``, if it has this method. If ``key`` consists of several names joined by dots, only the
-    first name is looked up in this way. Each further name is an attribute of the value that was found before.
+    first name is looked up in this way. Each further name is looked up on the value of the name before it.
     """
     first, *rest = key.split(".")
     value = getattr(env, first, _ABSENT)
@@ -283,7 +283,7 @@ def get_method(env: Env, key: str) -> Any:
 
 
 def near_name(env: Env, key: str) -> str:
-    """Return a hint at the name that the user may have meant: a space and a sentence, or an empty string."""
+    """Return a hint that names a similar attribute (a sentence after a space), or an empty string if there is none."""
     way, _, name = key.rpartition(".")
     if not way:
         wrapped, parts = _owners(env)
