@@ -24,7 +24,7 @@ _STATE, _PROCESSOR = 0, 36  # fields of /proc/PID/stat after the name
 
 
 class CpuBalancer:
-    """Checks regularly on which cores workers run, and moves a worker that shares its core with another worker.
+    """Regularly checks which core each worker uses, and moves a worker that shares its core with another worker.
 
     Args:
         caller_steps: Whether the caller steps envs itself. If so, a worker that shares its core with the caller is

@@ -1,4 +1,4 @@
-"""Channels to hosts in the caller's own process, which copy arguments and replies like channels between processes."""
+"""Channels to hosts in the caller's own process. Like channels between processes, they deliver copies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InProcessChannel:
         return command if command.each is None else copy_arguments(command)
 
     def advance(self) -> bool:
-        """Do the work that is possible without waiting, and return whether there is a reply to receive."""
+        """Return whether there is a reply to receive."""
         return bool(self._replies)
 
     def receive(self) -> Reply:
@@ -164,8 +164,8 @@ def copy_arguments(command: Command) -> Command:
 def copy_values(reply: Reply) -> Reply:
     """Replace a reply's values with copies, so that later changes by the envs do not affect the reply.
 
-    A value that cannot be copied becomes a failure of its env. In modes with several processes, a value that cannot be
-    pickled becomes the same failure.
+    A value that cannot be copied is replaced by a failure of its env, just as modes with several processes replace a
+    value that cannot be pickled.
     """
     for env_id, value in list(reply.values.items()):
         try:

@@ -76,7 +76,7 @@ def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
 
 
 def machine() -> str:
-    """Return text that is the same for all processes of this machine, or of this container, until it restarts."""
+    """Return text that identifies this machine, or this container if the process runs in one, until it restarts."""
     namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "mnt")]
     return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text(), *namespaces])
 
@@ -144,7 +144,7 @@ class RayHost(RayActor):
         return [os.getpid()]
 
     def serve(self) -> None:
-        """Execute commands that arrive over the connection for commands instead of in Ray calls.
+        """Execute commands that arrive over the connection `commands` instead of in Ray calls.
 
         Return when the caller closes the connection or dies.
         """
@@ -251,7 +251,11 @@ class ActorHandle:
             return self.commands, log
 
     def get_started(self, call: Any) -> Any:
-        """Return the result of a call that starts something in the actor; raise `WorkerStartError` if that failed."""
+        """Wait for a Ray call that starts something in the actor, and return its result.
+
+        Raises:
+            WorkerStartError: If the call has failed.
+        """
         import ray
 
         try:
@@ -357,7 +361,7 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
 
 
 def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
-    """Accept two connections from each of these actors, its lifeline and its connection for commands.
+    """Accept two connections from each of these actors: its lifeline and its connection for commands.
 
     Connections from other processes are closed. Ctrl-C may interrupt this function.
 
@@ -405,7 +409,7 @@ class ActorCalls:
         self._next_call = 0
 
     def add(self, channel: RayChannel, message: Message, content: object) -> None:
-        """Add a message to the next call.
+        """Add a message to the next Ray call.
 
         If the message has a `Broadcast` whose content is in Ray's object store, ``content`` is Ray's reference to that
         content. Otherwise, ``content`` is ``None``.
@@ -449,16 +453,16 @@ class ActorCalls:
 
 
 class RayChannel(MessageChannel):
-    """A channel that reaches one host of an actor, on any machine, through Ray calls.
+    """A channel to one host of an actor. It uses Ray calls, so the actor may run on any machine.
 
     Ray's compiled graphs, which call actors faster, do not fit here. With them, a round of two actors takes 0.8 to
-    1.2 ms instead of 1.7 to 2.1 ms. But a graph always calls all of its actors, `ray.wait` does not accept the results,
-    a step that takes 10 s is an error, and envs do not run in the main thread.
+    1.2 ms instead of 1.7 to 2.1 ms. But a graph always calls all of its actors, `ray.wait` does not accept its results,
+    a step that takes 10 s is an error, and envs would not run in the actor's main thread.
 
     Args:
         actor: The actor.
         host_number: See `RelayedMessage`.
-        pid: Id of the host's process.
+        pid: Process id of the host.
         env_ids: See `MessageChannel`.
 
     Attributes:

@@ -36,13 +36,13 @@ class StepResult(tuple[State, Any, Any, Any]):
     returns has a ``step`` with Gymnasium's five items.
 
     Attributes:
-        states: Batched as in Gymnasium, with env as the first axis; an object array if an env has no state.
+        states: Batched as in Gymnasium, with one row per env; an object array if the state of an env is ``None``.
         rewards: ``(k,)`` float64; an object array if some rewards are not numbers.
-        dones: ``(k,)`` bool, terminated or truncated.
+        dones: ``(k,)`` bool: True for envs whose episode was terminated or truncated.
         infos: ``(k,)`` object array of dicts.
         terminated: ``(k,)`` bool.
         truncated: ``(k,)`` bool.
-        env_ids: ``(k,)`` int64, the env of each row.
+        env_ids: ``(k,)`` int64: the env id of each row.
     """
 
     _flags: Array
@@ -86,7 +86,7 @@ class StepResult(tuple[State, Any, Any, Any]):
 
     @cached_property
     def env_ids(self) -> Array:
-        """``(k,)`` int64: the env of each row."""
+        """``(k,)`` int64: the env id of each row."""
         return self._env_ids.copy()
 
     def __iter__(self) -> Iterator[Any]:

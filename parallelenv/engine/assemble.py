@@ -109,7 +109,7 @@ class Assembler:
         return rows, flags, infos
 
     def _infos(self, batch: Batch, outcome: Outcome, rows: Index, dones: Array) -> Array:
-        """Return the infos: a separate dict for each env, even if the env's own info is empty."""
+        """Return the infos of the result: a separate dict for each env, even if the env's own info is empty."""
         env_ids, extras = outcome.env_ids, outcome.extras
         infos = self.infos(batch, rows, len(outcome.stepped))
         if len(outcome.stepped) < len(env_ids):

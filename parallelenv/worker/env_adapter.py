@@ -30,15 +30,16 @@ class Resettable:
     """Resets and steps an env, whether it follows Gymnasium's API or an older one.
 
     As in older APIs, an env's ``step`` may return ``(state, reward, done, info)``, its ``reset`` may return only the
-    state, and its ``reset`` may lack the arguments ``seed`` and ``options``. Without the argument ``seed``, seeds are
-    passed to the env's ``seed(s)``, if it has this method.
+    state, and its ``reset`` may lack the arguments ``seed`` and ``options``. If ``reset`` has no argument ``seed``, a
+    seed is passed to the env's method ``seed`` instead. If the env has no such method either, the seed sets the
+    ``np_random`` of a `gymnasium.Env`.
 
     Attributes:
         env: The env as the user made it.
-        step: Steps the env and returns five items. For most envs, this is the env's own ``step``, which is replaced
-            when it first returns four items.
-        oddity: Two clauses for a warning: how a `gymnasium.Env` behaves as in an older API, and the consequence. It is
-            empty for all other envs.
+        step: The function that steps the env. For most envs, it is the env's own ``step``. If that returns four items,
+            `five` replaces this function by one that returns five.
+        oddity: Two clauses for a warning about a `gymnasium.Env` that behaves as in an older API: what it does, and the
+            consequence. Empty for all other envs.
     """
 
     def __init__(self, env: Env) -> None:
@@ -155,7 +156,7 @@ def draws_by_mode(env: Env) -> bool:
 
 @contextlib.contextmanager
 def alone_while_drawing() -> Iterator[None]:
-    """Run the block while no other thread draws. If another thread hangs while drawing, do not wait for it forever."""
+    """Run the ``with`` block while no other thread draws. Wait at most 10 s for a thread that is drawing already."""
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
     try:
         yield
@@ -190,7 +191,7 @@ def layers(env: Env) -> Iterator[Env]:
 
 
 def _owners(env: Env) -> tuple[list[Env], list[Env]]:
-    """Return the objects that may have an attribute: the layers of an env, and the parts if it is a `TaskEnv`."""
+    """Return the objects that may have an attribute: the layers of an env, and its parts if it is a `TaskEnv`."""
     found = list(layers(env))
     of_base = getattr(type(found[-1]), "attribute_owners", None)
     return found, [] if of_base is None else [part for part in of_base(found[-1]) if part is not None]
@@ -221,7 +222,7 @@ def get_attribute(env: Env, key: str) -> tuple[Any] | None:
 
 
 def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
-    """Return an attribute. ``kind`` is the word for an attribute in error messages.
+    """Return an attribute. ``kind`` is what the error message calls it, such as ``"method"``.
 
     Raises:
         AbsentAttributeError: If there is no attribute with the name ``key``.
