@@ -37,7 +37,7 @@ class CpuBalancer:
         self._works = hasattr(os, "sched_setaffinity") and Path("/proc/loadavg").exists()
 
     def balance(self, pids: Sequence[int]) -> None:
-        """Move one of these workers if it shares its core and no other process needs a core.
+        """Move one of these workers to an idle core if it shares its core, unless another process needs a core.
 
         Do nothing if the last check was less than 2 ms ago.
         """

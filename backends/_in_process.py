@@ -60,9 +60,10 @@ class CallerChannel(InProcessChannel):
         self._queue.append(packed)
 
     def advance(self) -> bool:
-        """Execute the oldest command unless a reply is already there, and return whether there is a reply to receive.
+        """Unless there is already a reply, execute the oldest command. Return whether there is a reply to receive.
 
-        If Ctrl-C interrupts the command, it stays in the queue, and the next call continues with the next env.
+        If Ctrl-C interrupts a command, the command stays in the queue, and the next call of this method continues it
+        with the next env.
         """
         if not self._replies and self._queue:
             reply = self._host.execute(self._queue[0])
@@ -72,8 +73,8 @@ class CallerChannel(InProcessChannel):
     def receive(self) -> Reply:
         """Return the reply and remove its command from the queue.
 
-        The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, the command could stay in
-        the queue and be executed a second time after a `CallerStep`, which does not use the queue.
+        The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, an interrupt could leave
+        the command in the queue, and the host would execute it again after the next `CallerStep`.
         """
         self._queue.popleft()
         return super().receive()
@@ -112,7 +113,8 @@ class CallerStep:
     def leave_to_channels(self, number: int) -> None:
         """Put the command into the channel's queue. See `RepeatedStep`.
 
-        If the host has already executed a part of the command, it recognizes the command by the number and continues.
+        If the host has already executed a part of the command, it recognizes the command by its number and continues
+        it.
         """
         self._prepared.command.number = number
         self._channel.send(self._prepared.command)

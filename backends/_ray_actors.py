@@ -1,8 +1,8 @@
 """Ray actors, reached through Ray calls or, on the caller's machine, over a socket.
 
-Ray places the actors, gives them their resources and ends them. For each call by the user, each actor gets at most one
-Ray call, which carries the messages for all hosts of the actor. Hosts of actors on the caller's machine get their
-messages over a `PipeChannel` instead of through Ray calls, like hosts in worker processes.
+Ray places the actors, gives them their resources and ends them. When the user calls a method, one Ray call per actor
+carries the messages for all hosts of the actor. By default, the hosts of actors on the caller's machine get their
+messages over a `PipeChannel` instead, like hosts in worker processes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
-    """Connect an actor to the caller, and return the actor's lifeline and its connection for commands.
+    """Connect this actor to the caller; return the actor's lifeline and its connection for commands.
 
     `ActorHandle` describes these two connections. The result is empty if the caller does not listen, runs on a
     different machine, or belongs to a different user.
@@ -119,7 +119,7 @@ class RayActor:
             die_with_caller(self._lifeline.fileno())
 
     def introduce(self) -> tuple[int, bool]:
-        """Return the id of the actor's process, and ``True`` if the actor has connected to the caller."""
+        """Return the id of the actor's process, and whether the actor has connected to the caller."""
         return os.getpid(), self._has_connected
 
 
@@ -131,11 +131,11 @@ class RayHost(RayActor):
     def start(self, host_numbers: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
         """Make the host, and return a list with the id of this process.
 
-        The argument and the result are lists because a `RelayActor` starts several hosts.
+        ``host_numbers`` and the result are lists because `RelayActor.start` starts several hosts.
 
         Args:
-            host_numbers: A list with the number of the host; not used here.
-            message: The items of a `Message`, which contains an encoded list with the `PackedSpec` of the host.
+            host_numbers: A list with the number of the host (see `RelayedMessage`); not used here.
+            message: The items of a `Message` that encodes a list with the `PackedSpec` of the host.
             shared: Read-only arrays for the envs, which Ray reads from its object store.
         """
         (packed,) = decode(Message(*message))
@@ -158,10 +158,10 @@ class RayHost(RayActor):
     def relay(
         self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None
     ) -> list[RelayedReply]:
-        """Execute the commands in messages, and return the replies.
+        """Execute the commands in these messages, and return the replies.
 
         Args:
-            call_number: The number of this call, see `ActorCalls`; not used here.
+            call_number: The number of this Ray call (see `ActorCalls`); not used here.
             messages: The messages, in the order in which they were sent.
             content: The content of the `Broadcast` in messages whose ``has_content`` is ``True``.
         """
@@ -269,16 +269,16 @@ class ActorHandle:
         """Return whether the actor is alive, as far as the caller knows.
 
         A remote actor counts as alive until a call to it fails. For an actor on this machine, this method checks the
-        process and the lifeline, which takes 1 us; a question to Ray would take 100 us. Both are checked because a
-        child of a dead actor may keep the lifeline open, and because the process of an actor may still exist for a
-        while after its lifeline was closed.
+        process and the lifeline, which takes 1 us; asking Ray would take 100 us. Both are checked because a child of a
+        dead actor may keep the lifeline open, and because the process of an actor may still exist for a while after its
+        lifeline was closed.
         """
         return not self.is_terminated and not (
             self.is_near and (not process_exists(self.pid) or self._has_hung_up(0.0))
         )
 
     def join(self, timeout: float = _END_TIMEOUT) -> None:
-        """Wait at most ``timeout`` seconds until the actor has returned from `RayHost.serve`."""
+        """Wait until the actor has returned from `RayHost.serve`, but at most ``timeout`` seconds."""
         import ray
 
         if self.cluster.is_connected:
@@ -298,7 +298,7 @@ class ActorHandle:
     def close(self) -> None:
         """Wait for the actor to end, then close the connections to it.
 
-        If the connections were closed first, the actor would end itself, and Ray would print that an actor died
+        If the connections were closed first, the actor would end by itself, and Ray would print that an actor died
         unexpectedly.
         """
         self._has_hung_up(_END_TIMEOUT)  # Ctrl-C may interrupt this wait; then `close` is called again
@@ -343,10 +343,10 @@ def _quote(error: BaseException, *, in_full: bool = False) -> str:
 
 @contextlib.contextmanager
 def listening(num_actors: int) -> Iterator[socket.socket | None]:
-    """Listen for connections from actors on this machine while the block runs.
+    """Listen for connections from actors on this machine while the ``with`` block runs.
 
-    The value of the block is a listening socket, in a folder that only the user can enter. The value is ``None`` on
-    systems other than Linux, where nothing listens.
+    The context manager yields a listening socket in a folder that only the user can enter. On systems other than Linux,
+    it yields ``None``, and nothing listens.
     """
     if sys.platform != "linux":
         yield None
@@ -418,7 +418,7 @@ class ActorCalls:
         self._content = self._content if content is None else content
 
     def flush(self) -> None:
-        """Send all messages that were added since the last call, in one Ray call; do nothing if there are none."""
+        """Send all messages added since the last `flush` in one Ray call; do nothing if there are none."""
         outgoing, content = self._outgoing, self._content
         if not outgoing or not self.actor.cluster.is_connected:
             return

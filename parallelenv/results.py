@@ -65,10 +65,10 @@ class StepResult(tuple[State, Any, Any, Any]):
 
     @classmethod
     def of(cls, states: State, rewards: Array, dones: Array, infos: Array, flags: Array, env_ids: Array) -> StepResult:
-        """Return a result that makes each attribute when it is first read, which saves 0.9 us if none is read.
+        """Return a result that creates each attribute when the attribute is first read.
 
-        ``flags``, ``(k, 2)`` bool, has the columns terminated and truncated, and must not be used elsewhere. The array
-        ``env_ids`` must never change; the attribute ``env_ids`` is a copy of the array.
+        If no attribute is read, this saves 0.9 us. The array ``flags``, ``(k, 2)`` bool, has the columns ``terminated``
+        and ``truncated``. Neither ``flags`` nor the array ``env_ids`` may change later; the attributes are copies.
         """
         self = tuple.__new__(cls, (states, rewards, dones, infos))
         self._flags, self._env_ids = flags, env_ids
@@ -93,8 +93,8 @@ class StepResult(tuple[State, Any, Any, Any]):
         """Return an iterator over the four items.
 
         Python's own message for a wrong number of targets does not explain the result. Therefore, this method reads the
-        caller's current instruction and raises an error of its own. Reading the instruction takes 0.25 us; the smallest
-        step takes 14 us.
+        caller's current bytecode instruction and raises an error of its own. Reading the instruction takes 0.25 us; the
+        smallest step takes 14 us.
 
         Raises:
             ArgumentError: If the caller unpacks the result into a number of targets other than four.
@@ -115,7 +115,6 @@ class StepResult(tuple[State, Any, Any, Any]):
         return tuple.__iter__(self)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return the constructor's arguments, so that a result can be pickled and copied."""
         return (*self, self.terminated, self.truncated, self.env_ids)
 
     states: State = property(itemgetter(0))
@@ -125,7 +124,7 @@ class StepResult(tuple[State, Any, Any, Any]):
 
 
 class StepBatch(list[tuple[State, Any, Any, Any]]):
-    """A list with one tuple ``(state, reward, done, info)`` for each of ``k`` envs, in the order of ``id``.
+    """A list with one tuple ``(state, reward, done, info)`` for each of ``k`` envs, in the order of ``env_ids``.
 
     Attributes:
         terminated: ``(k,)`` bool.
@@ -181,7 +180,7 @@ def difference(left: Any, right: Any, where: str = "") -> str | None:
 
     Types, dtypes and shapes must match. Two NaNs are the same if their bits are; 0.0 and -0.0 differ. Dicts, lists and
     tuples are compared item by item. Objects other than these containers, numbers, strings and arrays count as the same
-    if they are equal or pickle to the same bytes. ``where`` is the name of the value in the text.
+    if they are equal or pickle to the same bytes. ``where`` is what the text calls the value.
     """
     if type(left) is not type(right):
         return f"{where}: {_shown(left)} ({type(left).__name__}) against {_shown(right)} ({type(right).__name__})"

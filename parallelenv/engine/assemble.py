@@ -151,7 +151,7 @@ Flags = tuple[Array, Array, Array]
 
 
 def by_item(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array, copy: bool) -> StepResult:
-    """Return a result as four batched items. ``flags`` and ``infos`` are already copies."""
+    """Return the result of a step as four batched items. ``flags`` and ``infos`` are not copied again."""
     states: State
     rewards = _rewards(batch, outcome, rows) if outcome.extras else batch.rewards[rows].copy()
     if len(outcome.stepped) == len(outcome.env_ids):
@@ -165,7 +165,7 @@ def by_item(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Ar
 
 
 def by_env(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array) -> StepBatch:
-    """Return a result as one 4-tuple per env. See `by_item` for the arguments."""
+    """Return the result of a step as one 4-tuple per env."""
     states = _completed(outcome, list_states(batch, outcome.stepped, outcome.extras))
     rewards = _completed(outcome, _rewards(batch, outcome, rows).tolist())
     items = list(zip(states, rewards, flags[2].tolist(), infos.tolist(), strict=True))
@@ -186,7 +186,7 @@ def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) ->
 
 
 def _rewards(batch: Batch, outcome: Outcome, rows: Index) -> Array:
-    """Return the rewards of the envs that were stepped."""
+    """Return the rewards of the stepped envs; an object array if some rewards are not numbers."""
     rewards: Array = batch.rewards[rows].copy()
     others = {env_id: extra.reward for env_id, extra in outcome.extras.items() if extra.reward is not None}
     if not others:
@@ -206,7 +206,7 @@ def _completed(outcome: Outcome, values: list[Any]) -> list[Any]:
 
 
 def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra]) -> list[State]:
-    """Return the states of these envs as a list with one state per env."""
+    """Return a list with the state of each of these envs."""
     structure = batch.layout.states
     rows = batch.rows(env_ids)
     loose = iter(loose_columns(batch, env_ids, extras))

@@ -63,7 +63,7 @@ class Resettable:
 
         Raises:
             EnvContractError: If options are given but the env's ``reset`` takes none, or if a `gymnasium.Env` returns a
-                tuple that fits neither API.
+                tuple that fits neither Gymnasium's API nor an older one.
         """
         arguments = {**self._not_given}
         if seed is not None:
@@ -92,7 +92,9 @@ class Resettable:
         return result, {}
 
     def five(self, result: Any) -> EnvStep:
-        """Return ``result``, which `step` returned, as five items. If it has four, replace `step` for later steps.
+        """Return a result of `step` as five items.
+
+        If it has four, also replace `step`, so that later steps return five.
 
         Raises:
             EnvContractError: If the result is not a tuple of four or five items.
@@ -127,7 +129,7 @@ def _split(result: Any) -> EnvStep:
 class CallsOnly(Resettable):
     """An object without ``reset`` or ``step``, which supports only method calls and attributes.
 
-    The caller knows this from `EnvFacts.has_steps`, and does not try to step the object.
+    The caller learns from `EnvFacts.has_steps` that it must not step the object.
     """
 
     def __init__(self, env: Env) -> None:
@@ -242,13 +244,13 @@ def set_attribute(env: Env, key: str, value: Any) -> bool:
     """Set an attribute on the layer, task or sampler that already has it.
 
     If none of them has the attribute, it is set with the env's own ``set_env_attr`` or, if the env has no such method,
-    on the innermost layer. In a dotted name, the names before the last dot say whose attribute is set.
+    on the innermost layer. If ``key`` has dots, the part before the last dot names the object whose attribute is set.
 
     Returns:
         ``True`` if the attribute is known to be new.
 
     Raises:
-        AttributeError: If the env has no attribute with the names before the last dot.
+        AttributeError: If ``key`` has dots, and the part before the last dot does not name an existing attribute.
         BaseException: Any exception raised by the env's own ``set_env_attr``, or by setting the attribute.
     """
     *way, name = key.split(".")
