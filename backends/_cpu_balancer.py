@@ -1,13 +1,13 @@
 """A balancer, which moves a worker to an idle core if the worker shares its core needlessly.
 
-The system often wakes a worker on the core where the caller runs. Caller and worker then take turns on this core
-without ever sleeping, and the system's load balancing does not separate them for hundreds of steps. With 44 us of work
-in each of two processes and 2 idle cores, a round took 93 us instead of 47 us, whether over a pipe, an eventfd or
-shared memory.
+The operating system often wakes a worker on the core where the caller runs. The caller and the worker then take turns
+on this core. Neither of them ever sleeps, and the system's load balancing does not separate them for hundreds of steps.
+When two processes had to work for 44 us each and 2 cores were idle, a round took 93 us instead of 47 us, whether the
+processes communicated over a pipe, an eventfd or shared memory.
 
 The balancer does not pin workers to cores, because pinned workers would be 2 to 3 times slower as soon as a different
-process needs a core. It moves a worker only while no process outside the pool is running or waiting for a core, and
-allows the worker to use all cores again immediately afterwards.
+process needs their core. The balancer moves a worker only while no process except the caller and the workers is running
+or waiting for a core. Immediately afterwards, it allows the worker to use all its cores again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATE, _PROCESSOR = 0, 36  # fields of /proc/PID/stat after the name
 
 
 class CpuBalancer:
-    """Checks regularly on which cores workers run, and moves a worker that shares its core with another worker.
+    """Regularly checks which core each worker uses, and moves a worker that shares its core with another worker.
 
     Args:
         caller_steps: Whether the caller steps envs itself. If so, a worker that shares its core with the caller is
@@ -37,7 +37,7 @@ class CpuBalancer:
         self._works = hasattr(os, "sched_setaffinity") and Path("/proc/loadavg").exists()
 
     def balance(self, pids: Sequence[int]) -> None:
-        """Move one of these workers if it shares its core and no other process needs a core.
+        """Move one of these workers to an idle core if it shares its core, unless another process needs a core.
 
         Do nothing if the last check was less than 2 ms ago.
         """

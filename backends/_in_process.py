@@ -1,4 +1,4 @@
-"""Channels to hosts in the caller's own process, which copy arguments and replies like channels between processes."""
+"""Channels to hosts in the caller's own process. Like channels between processes, they deliver copies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InProcessChannel:
         return command if command.each is None else copy_arguments(command)
 
     def advance(self) -> bool:
-        """Do the work that is possible without waiting, and return whether there is a reply to receive."""
+        """Return whether there is a reply to receive."""
         return bool(self._replies)
 
     def receive(self) -> Reply:
@@ -60,9 +60,10 @@ class CallerChannel(InProcessChannel):
         self._queue.append(packed)
 
     def advance(self) -> bool:
-        """Execute the oldest command unless a reply is already there, and return whether there is a reply to receive.
+        """Unless there is already a reply, execute the oldest command. Return whether there is a reply to receive.
 
-        If Ctrl-C interrupts the command, it stays in the queue, and the next call continues with the next env.
+        If Ctrl-C interrupts a command, the command stays in the queue, and the next call of this method continues it
+        with the next env.
         """
         if not self._replies and self._queue:
             reply = self._host.execute(self._queue[0])
@@ -72,8 +73,8 @@ class CallerChannel(InProcessChannel):
     def receive(self) -> Reply:
         """Return the reply and remove its command from the queue.
 
-        The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, the command could stay in
-        the queue and be executed a second time after a `CallerStep`, which does not use the queue.
+        The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, an interrupt could leave
+        the command in the queue, and the host would execute it again after the next `CallerStep`.
         """
         self._queue.popleft()
         return super().receive()
@@ -112,20 +113,21 @@ class CallerStep:
     def leave_to_channels(self, number: int) -> None:
         """Put the command into the channel's queue. See `RepeatedStep`.
 
-        If the host has already executed a part of the command, it recognizes the command by the number and continues.
+        If the host has already executed a part of the command, it recognizes the command by its number and continues
+        it.
         """
         self._prepared.command.number = number
         self._channel.send(self._prepared.command)
 
 
 class JointStep:
-    """A `RepeatedStep` of workers and of a host in the caller's thread, which step at the same time.
+    """A `RepeatedStep` in which workers and a host in the caller's thread step at the same time.
 
     Args:
         workers: The step of the workers.
         callers: The step of the host in the caller's thread.
-        num_workers: Number of workers. The commands of the workers have the first ``num_workers`` numbers, and the
-            command of the host in the caller's thread has the number after these.
+        num_workers: Number of workers. The commands for the workers get the first ``num_workers`` numbers, and the
+            command for the host in the caller's thread gets the next number.
     """
 
     def __init__(self, workers: RepeatedStep, callers: CallerStep, num_workers: int) -> None:
@@ -164,8 +166,8 @@ def copy_arguments(command: Command) -> Command:
 def copy_values(reply: Reply) -> Reply:
     """Replace a reply's values with copies, so that later changes by the envs do not affect the reply.
 
-    A value that cannot be copied becomes a failure of its env. In modes with several processes, a value that cannot be
-    pickled becomes the same failure.
+    A value that cannot be copied is replaced by a failure of its env, just as modes with several processes replace a
+    value that cannot be pickled.
     """
     for env_id, value in list(reply.values.items()):
         try:

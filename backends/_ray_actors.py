@@ -1,8 +1,8 @@
 """Ray actors, reached through Ray calls or, on the caller's machine, over a socket.
 
-Ray places the actors, gives them their resources and ends them. For each call by the user, each actor gets at most one
-Ray call, which carries the messages for all hosts of the actor. Hosts of actors on the caller's machine get their
-messages over a `PipeChannel` instead of through Ray calls, like hosts in worker processes.
+Ray places the actors, gives them their resources and ends them. When the user calls a method, one Ray call per actor
+carries the messages for all hosts of the actor. By default, the hosts of actors on the caller's machine get their
+messages over a `PipeChannel` instead, like hosts in worker processes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
-    """Connect an actor to the caller, and return the actor's lifeline and its connection for commands.
+    """Connect this actor to the caller; return the actor's lifeline and its connection for commands.
 
     `ActorHandle` describes these two connections. The result is empty if the caller does not listen, runs on a
     different machine, or belongs to a different user.
@@ -76,7 +76,7 @@ def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
 
 
 def machine() -> str:
-    """Return text that is the same for all processes of this machine, or of this container, until it restarts."""
+    """Return text that identifies this machine, or this container if the process runs in one, until it restarts."""
     namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "mnt")]
     return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text(), *namespaces])
 
@@ -100,13 +100,13 @@ class RelayedReply(NamedTuple):
 
 
 class RayActor:
-    """The part that the actors of the modes ``ray`` and ``ray-subproc`` have in common.
+    """Base class of the actors in the modes ``ray`` and ``ray-subproc``.
 
-    An actor on the caller's machine ends as soon as its lifeline shows that the caller has died. Ray would need 1.4 to
-    2.6 s to end the actor.
+    On the caller's machine, an actor has a lifeline: a connection to the caller. When the caller dies, the connection
+    is closed, and the actor ends at once. Ray would need 1.4 to 2.6 s to end the actor.
 
     Args:
-        caller: The address of the caller, see `connect_to_caller`.
+        caller: The ``address`` for `connect_to_caller`.
     """
 
     commands: Connection
@@ -119,7 +119,7 @@ class RayActor:
             die_with_caller(self._lifeline.fileno())
 
     def introduce(self) -> tuple[int, bool]:
-        """Return the id of the actor's process, and ``True`` if the actor has connected to the caller."""
+        """Return the id of the actor's process, and whether the actor has connected to the caller."""
         return os.getpid(), self._has_connected
 
 
@@ -131,11 +131,11 @@ class RayHost(RayActor):
     def start(self, host_numbers: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
         """Make the host, and return a list with the id of this process.
 
-        The argument and the result are lists because a `RelayActor` starts several hosts.
+        ``host_numbers`` and the result are lists because `RelayActor.start` starts several hosts.
 
         Args:
-            host_numbers: A list with the number of the host; not used here.
-            message: The items of a `Message`, which contains an encoded list with the `PackedSpec` of the host.
+            host_numbers: A list with the number of the host (see `RelayedMessage`); not used here.
+            message: The items of a `Message` that encodes a list with the `PackedSpec` of the host.
             shared: Read-only arrays for the envs, which Ray reads from its object store.
         """
         (packed,) = decode(Message(*message))
@@ -144,7 +144,7 @@ class RayHost(RayActor):
         return [os.getpid()]
 
     def serve(self) -> None:
-        """Execute commands that arrive over the connection for commands instead of in Ray calls.
+        """Execute commands that arrive over the connection `commands` instead of in Ray calls.
 
         Return when the caller closes the connection or dies.
         """
@@ -158,10 +158,10 @@ class RayHost(RayActor):
     def relay(
         self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None
     ) -> list[RelayedReply]:
-        """Execute the commands in messages, and return the replies.
+        """Execute the commands in these messages, and return the replies.
 
         Args:
-            call_number: The number of this call, see `ActorCalls`; not used here.
+            call_number: The number of this Ray call (see `ActorCalls`); not used here.
             messages: The messages, in the order in which they were sent.
             content: The content of the `Broadcast` in messages whose ``has_content`` is ``True``.
         """
@@ -205,23 +205,24 @@ class _ActorHost(MessageHost):
 class ActorHandle:
     """The caller's access to a Ray actor.
 
-    For a `PipeChannel` to a `RayHost`, this object takes the place of a `WorkerProcess`, and has those methods that the
-    channel needs.
+    A `PipeChannel` to a `RayHost` uses this object in place of a `WorkerProcess`. Therefore, this class has the methods
+    of `WorkerProcess` that the channel needs.
 
     Args:
         handle: Ray's handle of the actor.
-        cluster: The connection to Ray with which the actor was started.
+        cluster: The connection to Ray through which the actor was started.
 
     Attributes:
         calls: The Ray calls that carry messages to the actor's hosts.
         pid: Process id of the actor; 0 until the actor has started.
         is_near: Whether the actor runs on this machine and has connected to this process.
-        is_direct: Whether the actor's hosts get their commands over a socket or pipe instead of in Ray calls.
+        is_direct: Whether the actor's hosts get their commands over a socket or pipe instead of through Ray calls.
         is_terminated: Whether this process has made Ray end the actor.
         lifeline: A connection to an actor on this machine. When the caller or the actor dies, the connection is closed,
-            which shows the death to the other process. ``None`` for an actor on another machine.
-        commands: A second connection to an actor on this machine. It carries commands to the host in a `RayHost`, or
-            the descriptors of the workers that a `RelayActor` hands over.
+            and the other process notices. ``None`` for an actor on another machine.
+        commands: A second connection to an actor on this machine. If the actor is a `RayHost`, it carries commands to
+            the host. If the actor is a `RelayActor`, it carries the file descriptors of the workers that the actor
+            hands over to the caller.
     """
 
     exitcode = None  # Ray does not report exit codes
@@ -250,7 +251,11 @@ class ActorHandle:
             return self.commands, log
 
     def get_started(self, call: Any) -> Any:
-        """Return the result of a call that starts something in the actor; raise `WorkerStartError` if that failed."""
+        """Wait for a Ray call that starts something in the actor, and return its result.
+
+        Raises:
+            WorkerStartError: If the call has failed.
+        """
         import ray
 
         try:
@@ -264,23 +269,23 @@ class ActorHandle:
         """Return whether the actor is alive, as far as the caller knows.
 
         A remote actor counts as alive until a call to it fails. For an actor on this machine, this method checks the
-        process and the lifeline, which takes 1 us; a question to Ray would take 100 us. Both are checked because a
-        child of a dead actor may keep the lifeline open, and because the process of an actor may still exist for a
-        while after its lifeline was closed.
+        process and the lifeline, which takes 1 us; asking Ray would take 100 us. Both are checked because a child of a
+        dead actor may keep the lifeline open, and because the process of an actor may still exist for a while after its
+        lifeline was closed.
         """
         return not self.is_terminated and not (
             self.is_near and (not process_exists(self.pid) or self._has_hung_up(0.0))
         )
 
     def join(self, timeout: float = _END_TIMEOUT) -> None:
-        """Wait at most ``timeout`` seconds until the actor has returned from `RayHost.serve`."""
+        """Wait until the actor has returned from `RayHost.serve`, but at most ``timeout`` seconds."""
         import ray
 
         if self.cluster.is_connected:
             ray.wait([self._serving], timeout=timeout)
 
     def terminate(self) -> None:
-        """Make Ray end the actor, without waiting for its end."""
+        """Make Ray end the actor, but do not wait until it has ended."""
         import ray
 
         self.is_terminated = True
@@ -293,7 +298,7 @@ class ActorHandle:
     def close(self) -> None:
         """Wait for the actor to end, then close the connections to it.
 
-        If the connections were closed first, the actor would end itself, and Ray would print that an actor died
+        If the connections were closed first, the actor would end by itself, and Ray would print that an actor died
         unexpectedly.
         """
         self._has_hung_up(_END_TIMEOUT)  # Ctrl-C may interrupt this wait; then `close` is called again
@@ -303,9 +308,9 @@ class ActorHandle:
                     connection.close()
 
     def _has_hung_up(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds for the actor to end, which closes its lifeline.
+        """Wait until the actor ends and thereby closes its lifeline, but at most ``timeout`` seconds.
 
-        Return ``True`` if the lifeline is closed or the actor has none.
+        Return ``True`` if the lifeline is closed or if the actor has none.
         """
         if self.lifeline is None or self.lifeline.closed:
             return True
@@ -338,10 +343,10 @@ def _quote(error: BaseException, *, in_full: bool = False) -> str:
 
 @contextlib.contextmanager
 def listening(num_actors: int) -> Iterator[socket.socket | None]:
-    """Listen for connections from actors on this machine while the block runs.
+    """Listen for connections from actors on this machine while the ``with`` block runs.
 
-    The value of the block is a listening socket, in a folder that only the user can enter. The value is ``None`` on
-    systems other than Linux, where nothing listens.
+    The context manager yields a listening socket in a folder that only the user can enter. On systems other than Linux,
+    it yields ``None``, and nothing listens.
     """
     if sys.platform != "linux":
         yield None
@@ -356,7 +361,7 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
 
 
 def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
-    """Accept two connections from each of these actors, its lifeline and its connection for commands.
+    """Accept two connections from each of these actors: its lifeline and its connection for commands.
 
     Connections from other processes are closed. Ctrl-C may interrupt this function.
 
@@ -383,16 +388,17 @@ def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
 class ActorCalls:
     """The Ray calls to an actor that carry messages to its hosts and return their replies.
 
-    All messages that one call by the user sends to the actor's hosts are sent in one Ray call. The Ray calls are
-    numbered, because Ray may start calls to a `RelayActor` in any order. A Ray call to a `RelayActor` may return before
-    all hosts have replied. The caller then calls `RelayActor.rest`, which returns the missing replies.
+    When the user calls a method, all resulting messages to the actor's hosts are sent in one Ray call. The Ray calls
+    are numbered, because Ray may start calls to a `RelayActor` in any order. A Ray call to a `RelayActor` may return
+    before all hosts have replied. The caller then calls `RelayActor.rest`, which returns the missing replies.
 
     Args:
         actor: The actor.
 
     Attributes:
-        under_way: The Ray calls without a result. The keys are Ray's references to the results. Each value is the
-            number of the call, and a dict from the number of each command without a reply to its channel.
+        under_way: The Ray calls that have not returned yet. Each key is Ray's reference to the result of a call. Each
+            value is a pair: the number of the call, and a dict that maps the number of each unanswered command to its
+            channel.
     """
 
     def __init__(self, actor: ActorHandle) -> None:
@@ -403,7 +409,7 @@ class ActorCalls:
         self._next_call = 0
 
     def add(self, channel: RayChannel, message: Message, content: object) -> None:
-        """Add a message to the next call.
+        """Add a message to the next Ray call.
 
         If the message has a `Broadcast` whose content is in Ray's object store, ``content`` is Ray's reference to that
         content. Otherwise, ``content`` is ``None``.
@@ -412,7 +418,7 @@ class ActorCalls:
         self._content = self._content if content is None else content
 
     def flush(self) -> None:
-        """Send all messages that were added since the last call, in one Ray call; do nothing if there are none."""
+        """Send all messages added since the last `flush` in one Ray call; do nothing if there are none."""
         outgoing, content = self._outgoing, self._content
         if not outgoing or not self.actor.cluster.is_connected:
             return
@@ -447,16 +453,16 @@ class ActorCalls:
 
 
 class RayChannel(MessageChannel):
-    """A channel that reaches one host of an actor, on any machine, through Ray calls.
+    """A channel to one host of an actor. It uses Ray calls, so the actor may run on any machine.
 
     Ray's compiled graphs, which call actors faster, do not fit here. With them, a round of two actors takes 0.8 to
-    1.2 ms instead of 1.7 to 2.1 ms. But a graph always calls all of its actors, `ray.wait` does not accept the results,
-    a step that takes 10 s is an error, and envs do not run in the main thread.
+    1.2 ms instead of 1.7 to 2.1 ms. But a graph always calls all of its actors, `ray.wait` does not accept its results,
+    a step that takes 10 s is an error, and envs would not run in the actor's main thread.
 
     Args:
         actor: The actor.
         host_number: See `RelayedMessage`.
-        pid: Id of the host's process.
+        pid: Process id of the host.
         env_ids: See `MessageChannel`.
 
     Attributes:
@@ -518,7 +524,7 @@ class RayChannel(MessageChannel):
 
 
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
-    """Wait at most ``timeout`` seconds for a Ray call to the actors of these channels to return.
+    """Wait until a Ray call to an actor of these channels returns, but at most ``timeout`` seconds.
 
     Then fetch the results of all calls that have returned, and give each reply to its channel.
     """
@@ -534,7 +540,7 @@ def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
 
 
 def close_and_wait(actors: Iterable[ActorHandle], timeout: float) -> list[Printed]:
-    """Close the envs of actors, and return what the envs have printed.
+    """Close the envs of these actors, and return what the envs have printed.
 
     Wait at most ``timeout`` seconds. The output of actors that take longer or have died is lost.
     """

@@ -36,13 +36,13 @@ class StepResult(tuple[State, Any, Any, Any]):
     returns has a ``step`` with Gymnasium's five items.
 
     Attributes:
-        states: Batched as in Gymnasium, with env as the first axis; an object array if an env has no state.
+        states: Batched as in Gymnasium, with one row per env; an object array if the state of an env is ``None``.
         rewards: ``(k,)`` float64; an object array if some rewards are not numbers.
-        dones: ``(k,)`` bool, terminated or truncated.
+        dones: ``(k,)`` bool: True for envs whose episode was terminated or truncated.
         infos: ``(k,)`` object array of dicts.
         terminated: ``(k,)`` bool.
         truncated: ``(k,)`` bool.
-        env_ids: ``(k,)`` int64, the env of each row.
+        env_ids: ``(k,)`` int64: the env id of each row.
     """
 
     _flags: Array
@@ -65,10 +65,10 @@ class StepResult(tuple[State, Any, Any, Any]):
 
     @classmethod
     def of(cls, states: State, rewards: Array, dones: Array, infos: Array, flags: Array, env_ids: Array) -> StepResult:
-        """Return a result that makes each attribute when it is first read, which saves 0.9 us if none is read.
+        """Return a result that creates each attribute when the attribute is first read.
 
-        ``flags``, ``(k, 2)`` bool, has the columns terminated and truncated, and must not be used elsewhere. The array
-        ``env_ids`` must never change; the attribute ``env_ids`` is a copy of the array.
+        If no attribute is read, this saves 0.9 us. The array ``flags``, ``(k, 2)`` bool, has the columns ``terminated``
+        and ``truncated``. Neither ``flags`` nor the array ``env_ids`` may change later; the attributes are copies.
         """
         self = tuple.__new__(cls, (states, rewards, dones, infos))
         self._flags, self._env_ids = flags, env_ids
@@ -86,15 +86,15 @@ class StepResult(tuple[State, Any, Any, Any]):
 
     @cached_property
     def env_ids(self) -> Array:
-        """``(k,)`` int64: the env of each row."""
+        """``(k,)`` int64: the env id of each row."""
         return self._env_ids.copy()
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the four items.
 
         Python's own message for a wrong number of targets does not explain the result. Therefore, this method reads the
-        caller's current instruction and raises an error of its own. Reading the instruction takes 0.25 us; the smallest
-        step takes 14 us.
+        caller's current bytecode instruction and raises an error of its own. Reading the instruction takes 0.25 us; the
+        smallest step takes 14 us.
 
         Raises:
             ArgumentError: If the caller unpacks the result into a number of targets other than four.
@@ -115,7 +115,6 @@ class StepResult(tuple[State, Any, Any, Any]):
         return tuple.__iter__(self)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return the constructor's arguments, so that a result can be pickled and copied."""
         return (*self, self.terminated, self.truncated, self.env_ids)
 
     states: State = property(itemgetter(0))
@@ -125,7 +124,7 @@ class StepResult(tuple[State, Any, Any, Any]):
 
 
 class StepBatch(list[tuple[State, Any, Any, Any]]):
-    """A list with one tuple ``(state, reward, done, info)`` for each of ``k`` envs, in the order of ``id``.
+    """A list with one tuple ``(state, reward, done, info)`` for each of ``k`` envs, in the order of ``env_ids``.
 
     Attributes:
         terminated: ``(k,)`` bool.
@@ -141,18 +140,19 @@ class StepBatch(list[tuple[State, Any, Any, Any]]):
 
 
 def refuse_pair(num_states: int | None) -> None:
-    """Refuse a call to ``reset`` whose caller unpacks the result into a pair, as in Gymnasium.
+    """Raise an error if the code that calls ``reset`` unpacks the result into two variables, as for Gymnasium.
 
-    Python would only raise an error about too many values to unpack, and with two envs it would raise no error at all.
-    Therefore, this function reads the caller's next instruction, which takes 0.8 us; the smallest reset takes 20 us.
+    Python's own error would only say that there are too many values to unpack, and with two envs, Python would raise no
+    error at all. Therefore, this function reads the next bytecode instruction of that code. This takes 0.8 us; the
+    smallest reset takes 20 us.
 
     Args:
-        num_states: Number of items in the result; ``None`` if the result may itself be a pair, such as states of a
-            `Tuple` space.
+        num_states: Number of items in the result; ``None`` if the result may itself be a pair, such as the batched
+            states of a `Tuple` space.
 
     Raises:
-        ArgumentError: If there are two targets but not two items, or the second target has a name that is usual for
-            infos.
+        ArgumentError: If there are two variables but not two items, or if the second variable has a name that is usual
+            for infos, such as ``info``.
     """
     user = inspect.currentframe()
     for _ in range(3):  # the frames of this function, of `reset`, and of the guard around `reset`
@@ -180,7 +180,7 @@ def difference(left: Any, right: Any, where: str = "") -> str | None:
 
     Types, dtypes and shapes must match. Two NaNs are the same if their bits are; 0.0 and -0.0 differ. Dicts, lists and
     tuples are compared item by item. Objects other than these containers, numbers, strings and arrays count as the same
-    if they are equal or pickle to the same bytes. ``where`` is the name of the value in the text.
+    if they are equal or pickle to the same bytes. ``where`` is what the text calls the value.
     """
     if type(left) is not type(right):
         return f"{where}: {_shown(left)} ({type(left).__name__}) against {_shown(right)} ({type(right).__name__})"

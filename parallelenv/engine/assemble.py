@@ -35,7 +35,7 @@ Form = Align | Literal["columns"]
 
 
 class GatheredInfos(dict[str, Any]):
-    """Infos of all envs of a step, in the form of Gymnasium's vector envs, as `InfoColumns.gather` returns them."""
+    """The infos of all envs in a step, in the form of Gymnasium's vector envs. See `InfoColumns.gather`."""
 
 
 class Assembler:
@@ -47,9 +47,9 @@ class Assembler:
         self._copy = copy
 
     def infos(self, batch: Batch, rows: Index, count: int) -> Array:
-        """Return a ``(count,)`` array of infos for envs whose infos are empty or in columns.
+        """Return the infos of ``count`` envs, as far as these infos are stored in `InfoColumns`.
 
-        Each info is a separate dict.
+        The result is a ``(count,)`` array in which each info is a separate dict.
         """
         if batch.info_columns is None:
             return self._done_policy.plain_infos(count)
@@ -62,7 +62,7 @@ class Assembler:
         return infos
 
     def gathered_infos(self, batch: Batch, rows: Index, count: int) -> Array | GatheredInfos:
-        """Return the infos of envs whose infos are empty or in columns, as `GatheredInfos` if possible."""
+        """Return the same infos as `infos`, but as `GatheredInfos` if possible."""
         gathered = {} if batch.info_columns is None else batch.info_columns.gather(rows)
         return self.infos(batch, rows, count) if gathered is None else GatheredInfos(gathered)
 
@@ -74,9 +74,9 @@ class Assembler:
         return by_item(batch, outcome, rows, flags, infos, self._copy)
 
     def record(self, batch: Batch, outcome: Outcome, *, gathers: bool = False) -> tuple[Index, Flags, Any]:
-        """Record a step in the table; return the rows of its envs, and the flags and infos of the result.
+        """Record a step in the `EnvTable`; return the rows of the stepped envs, and the flags and infos of the result.
 
-        With ``gathers``, infos are `GatheredInfos` if possible.
+        With ``gathers``, the infos are `GatheredInfos` if possible.
         """
         table, stepped = self._table, outcome.stepped
         rows = batch.rows(stepped)
@@ -109,7 +109,7 @@ class Assembler:
         return rows, flags, infos
 
     def _infos(self, batch: Batch, outcome: Outcome, rows: Index, dones: Array) -> Array:
-        """Return the infos: a separate dict for each env, even if the env's own info is empty."""
+        """Return the infos of the result: a separate dict for each env, even if the env's own info is empty."""
         env_ids, extras = outcome.env_ids, outcome.extras
         infos = self.infos(batch, rows, len(outcome.stepped))
         if len(outcome.stepped) < len(env_ids):
@@ -131,7 +131,7 @@ class Assembler:
         return infos
 
     def describe_ends(self, batch: Batch, outcome: Outcome, dones: Array, infos: Array) -> None:
-        """For envs whose episode has ended, add to the infos the values that a reset within the step would hide."""
+        """For each env whose episode has ended, add to its info what a reset within the step would otherwise hide."""
         env_ids, extras, table = outcome.env_ids, outcome.extras, self._table
         positions = dones.nonzero()[0].tolist()
         in_columns = batch.read_reset_infos([env_ids[position] for position in positions])
@@ -151,7 +151,7 @@ Flags = tuple[Array, Array, Array]
 
 
 def by_item(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array, copy: bool) -> StepResult:
-    """Return a result as four batched items. ``flags`` and ``infos`` are already copies."""
+    """Return the result of a step as four batched items. ``flags`` and ``infos`` are not copied again."""
     states: State
     rewards = _rewards(batch, outcome, rows) if outcome.extras else batch.rewards[rows].copy()
     if len(outcome.stepped) == len(outcome.env_ids):
@@ -165,7 +165,7 @@ def by_item(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Ar
 
 
 def by_env(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array) -> StepBatch:
-    """Return a result as one 4-tuple per env. See `by_item` for the arguments."""
+    """Return the result of a step as one 4-tuple per env."""
     states = _completed(outcome, list_states(batch, outcome.stepped, outcome.extras))
     rewards = _completed(outcome, _rewards(batch, outcome, rows).tolist())
     items = list(zip(states, rewards, flags[2].tolist(), infos.tolist(), strict=True))
@@ -174,7 +174,10 @@ def by_env(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Arr
 
 
 def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) -> State:
-    """Return the states of a reset, batched or as a list with one state per env. An absent env has ``None``."""
+    """Return the states after a reset: batched or, if ``is_listed``, as a list.
+
+    An absent env has the state ``None``.
+    """
     is_whole = len(outcome.stepped) == len(outcome.env_ids)
     if is_whole and not is_listed:
         return gather_states(batch, outcome.stepped, batch.rows(outcome.stepped), outcome.extras, copy)
@@ -183,7 +186,7 @@ def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) ->
 
 
 def _rewards(batch: Batch, outcome: Outcome, rows: Index) -> Array:
-    """Return the rewards of the envs that were stepped."""
+    """Return the rewards of the stepped envs; an object array if some rewards are not numbers."""
     rewards: Array = batch.rewards[rows].copy()
     others = {env_id: extra.reward for env_id, extra in outcome.extras.items() if extra.reward is not None}
     if not others:
@@ -195,7 +198,7 @@ def _rewards(batch: Batch, outcome: Outcome, rows: Index) -> Array:
 
 
 def _completed(outcome: Outcome, values: list[Any]) -> list[Any]:
-    """Return one value for each env of the result: those given for stepped envs, ``None`` for absent envs."""
+    """Return one value for each env of the result: the given value for a stepped env, ``None`` for an absent env."""
     if len(values) == len(outcome.env_ids):
         return values
     found = dict(zip(outcome.stepped, values, strict=True))
@@ -203,7 +206,7 @@ def _completed(outcome: Outcome, values: list[Any]) -> list[Any]:
 
 
 def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra]) -> list[State]:
-    """Return the states of these envs as a list with one state per env."""
+    """Return a list with the state of each of these envs."""
     structure = batch.layout.states
     rows = batch.rows(env_ids)
     loose = iter(loose_columns(batch, env_ids, extras))

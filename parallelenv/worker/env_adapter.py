@@ -30,15 +30,16 @@ class Resettable:
     """Resets and steps an env, whether it follows Gymnasium's API or an older one.
 
     As in older APIs, an env's ``step`` may return ``(state, reward, done, info)``, its ``reset`` may return only the
-    state, and its ``reset`` may lack the arguments ``seed`` and ``options``. Without the argument ``seed``, seeds are
-    passed to the env's ``seed(s)``, if it has this method.
+    state, and its ``reset`` may lack the arguments ``seed`` and ``options``. If ``reset`` has no argument ``seed``, a
+    seed is passed to the env's method ``seed`` instead. If the env has no such method either, the seed sets the
+    ``np_random`` of a `gymnasium.Env`.
 
     Attributes:
         env: The env as the user made it.
-        step: Steps the env and returns five items. For most envs, this is the env's own ``step``, which is replaced
-            when it first returns four items.
-        oddity: Two clauses for a warning: how a `gymnasium.Env` behaves as in an older API, and the consequence. It is
-            empty for all other envs.
+        step: The function that steps the env. For most envs, it is the env's own ``step``. If that returns four items,
+            `five` replaces this function by one that returns five.
+        oddity: Two clauses for a warning about a `gymnasium.Env` that behaves as in an older API: what it does, and the
+            consequence. Empty for all other envs.
     """
 
     def __init__(self, env: Env) -> None:
@@ -62,7 +63,7 @@ class Resettable:
 
         Raises:
             EnvContractError: If options are given but the env's ``reset`` takes none, or if a `gymnasium.Env` returns a
-                tuple that fits neither API.
+                tuple that fits neither Gymnasium's API nor an older one.
         """
         arguments = {**self._not_given}
         if seed is not None:
@@ -91,7 +92,9 @@ class Resettable:
         return result, {}
 
     def five(self, result: Any) -> EnvStep:
-        """Return ``result``, which `step` returned, as five items. If it has four, replace `step` for later steps.
+        """Return a result of `step` as five items.
+
+        If it has four, also replace `step`, so that later steps return five.
 
         Raises:
             EnvContractError: If the result is not a tuple of four or five items.
@@ -126,7 +129,7 @@ def _split(result: Any) -> EnvStep:
 class CallsOnly(Resettable):
     """An object without ``reset`` or ``step``, which supports only method calls and attributes.
 
-    The caller knows this from `EnvFacts.has_steps`, and does not try to step the object.
+    The caller learns from `EnvFacts.has_steps` that it must not step the object.
     """
 
     def __init__(self, env: Env) -> None:
@@ -138,7 +141,7 @@ class CallsOnly(Resettable):
 
 
 def split_done(done: object, info: object) -> tuple[bool, bool]:
-    """Return the flags terminated and truncated for the single flag ``done`` of older APIs."""
+    """Return the flags ``terminated`` and ``truncated`` that correspond to the single flag ``done`` of older APIs."""
     is_cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
     return bool(done) and not is_cut, is_cut
 
@@ -155,7 +158,7 @@ def draws_by_mode(env: Env) -> bool:
 
 @contextlib.contextmanager
 def alone_while_drawing() -> Iterator[None]:
-    """Run the block while no other thread draws. If another thread hangs while drawing, do not wait for it forever."""
+    """Run the ``with`` block while no other thread draws. Wait at most 10 s for a thread that is drawing already."""
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
     try:
         yield
@@ -190,7 +193,7 @@ def layers(env: Env) -> Iterator[Env]:
 
 
 def _owners(env: Env) -> tuple[list[Env], list[Env]]:
-    """Return the objects that may have an attribute: the layers of an env, and the parts of a `TaskEnv`."""
+    """Return the objects that may have an attribute: the layers of an env, and its parts if it is a `TaskEnv`."""
     found = list(layers(env))
     of_base = getattr(type(found[-1]), "attribute_owners", None)
     return found, [] if of_base is None else [part for part in of_base(found[-1]) if part is not None]
@@ -201,7 +204,7 @@ def get_attribute(env: Env, key: str) -> tuple[Any] | None:
 
     The name is looked up in every layer, from the outermost inwards, then in the parts of a `TaskEnv`, and then with
     the env's own ``get_env_attr``, if it has this method. If ``key`` consists of several names joined by dots, only the
-    first name is looked up in this way. Each further name is an attribute of the value that was found before.
+    first name is looked up in this way. Each further name is looked up on the value of the name before it.
     """
     first, *rest = key.split(".")
     value = getattr(env, first, _ABSENT)
@@ -221,7 +224,7 @@ def get_attribute(env: Env, key: str) -> tuple[Any] | None:
 
 
 def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
-    """Return an attribute. ``kind`` is the word for an attribute in error messages.
+    """Return an attribute. ``kind`` is what the error message calls it, such as ``"method"``.
 
     Raises:
         AbsentAttributeError: If there is no attribute with the name ``key``.
@@ -241,13 +244,13 @@ def set_attribute(env: Env, key: str, value: Any) -> bool:
     """Set an attribute on the layer, task or sampler that already has it.
 
     If none of them has the attribute, it is set with the env's own ``set_env_attr`` or, if the env has no such method,
-    on the innermost layer. In a dotted name, the names before the last dot say whose attribute is set.
+    on the innermost layer. If ``key`` has dots, the part before the last dot names the object whose attribute is set.
 
     Returns:
         ``True`` if the attribute is known to be new.
 
     Raises:
-        AttributeError: If the env has no attribute with the names before the last dot.
+        AttributeError: If ``key`` has dots, and the part before the last dot does not name an existing attribute.
         BaseException: Any exception raised by the env's own ``set_env_attr``, or by setting the attribute.
     """
     *way, name = key.split(".")
@@ -283,7 +286,7 @@ def get_method(env: Env, key: str) -> Any:
 
 
 def near_name(env: Env, key: str) -> str:
-    """Return a hint at the name that the user may have meant: a space and a sentence, or an empty string."""
+    """Return a hint that names a similar attribute (a sentence after a space), or an empty string if there is none."""
     way, _, name = key.rpartition(".")
     if not way:
         wrapped, parts = _owners(env)

@@ -22,9 +22,9 @@ Found = dict[str, list[int]]
 class CheckFinite(ParallelWrapper):
     """Raises `EnvContractError` as soon as an action, a state or a reward is nan or infinite.
 
-    The error names the envs and the place in the action or state; ``error.env_ids`` lists the envs. Actions, except
-    those for idle envs, are checked before anything is sent; results are checked when they arrive. After an error in a
-    result, ``error.partial`` is that result, and the envs in it need a reset.
+    The error message says which values are bad and in which envs; ``error.env_ids`` lists these envs. Actions are
+    checked before anything is sent, except for actions for envs that the step skips. Results are checked when they
+    arrive. If the error is in a result, ``error.partial`` is that result, and all envs in it need a reset.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
