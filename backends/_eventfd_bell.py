@@ -1,30 +1,29 @@
-"""The bell, which wakes all workers of a pool at once, and the counter of workers that have finished; on Linux.
+"""The bell, which wakes all workers of a pool at once, and the counter of finished workers; only on Linux.
 
 With a bell, the caller announces a plain step without sending a message to each worker: it writes one word for each
-worker into shared memory and then rings the bell once. A worker that has finished the step and has nothing else to
-report also writes a word, and adds one to the counter. All other communication uses the pipes: other commands, and
-replies with infos, text or failures. Both sides poll the pipes together with the bell or the counter, so they also
-notice that the other side has died. With two workers that do nothing, a round takes 11 us; over pipes, which wake each
-worker separately, a round takes 124 us.
+worker into shared memory and then rings the bell once. A worker that has finished the step writes a word of its own and
+adds one to the counter. All other communication uses the pipes: other commands, and replies with infos, text or
+failures. Both sides poll the pipes together with the bell or the counter, so they also notice that the other side has
+died. With two workers whose envs do nothing, a step takes 11 us; over pipes, which wake each worker separately, it
+takes 124 us.
 
 The shared memory consists of words of 8 bytes. The first word is the number of rings so far. Each worker has its own
 group of words, which is called its line:
 
-* `COMMAND` is the step that the caller has announced to the worker.
+* `COMMAND` is the word of the latest step that the caller has announced to the worker.
 * `TAKEN` is a copy of `COMMAND` that the worker makes when it starts the step.
-* `DONE` is a copy of `COMMAND` that the worker makes when it has finished the step. The copy includes `HAS_MESSAGE` if
-  the worker has sent a reply over its pipe.
+* `DONE` is a copy of `COMMAND` that the worker makes when it has finished the step. The bit `HAS_MESSAGE` is set in the
+  copy if the worker has sent a reply over its pipe.
 * `SEEN` is the number of rings when the worker last looked at the first word.
 
-The word of a step combines the number of the step, the number of the subset of envs to step (see `StepSubset`), and the
-tag of the step's message. No two steps have the same word, so both sides can read or write a word again after an
-interrupt.
+A step's word combines the number of the step, the number of the subset of envs to step (see `StepSubset`), and the tag
+of the step's message. No two steps have the same word, so both sides can read or write a word again after an interrupt.
 
 The bell consists of two eventfds that are rung alternately. To ring, the caller makes one eventfd readable and resets
-the eventfd that it rang before. A worker waits for the eventfd that will be rung next. Workers never read an eventfd: a
-read would reset it, and other workers would then wake late or not at all. A worker that has not noticed the last ring
-when the next ring comes may wait for the wrong eventfd. The caller detects this by the worker's words, and sends the
-worker a message over its pipe.
+the other, which it rang the last time. A worker waits for the eventfd that will be rung next. Workers never read an
+eventfd: a read would reset it, and other workers would then wake late or not at all. A worker that has not noticed the
+last ring when the next ring comes may wait for the wrong eventfd. The caller detects this from the worker's words, and
+sends a message over the worker's pipe.
 """
 
 from __future__ import annotations
@@ -59,14 +58,17 @@ slowed down other programs that needed the cores.
 _WORDS = 8
 """Number of words in a line: a line fills one cache line. The first line contains only the number of rings."""
 COMMAND, TAKEN, DONE, SEEN = range(4)
-"""Indices of words in a worker's line, see the module's docstring."""
+"""Indices of words in a worker's line; see the module's docstring."""
 _NEVER = 2**64 - 1
 HAS_MESSAGE = 1 << 63
 """Bit that is set in a worker's `DONE` word if the worker has sent its reply over the pipe."""
 _TAG_BITS, _SUBSET_BITS = 8, 10
 _TAG_MASK, _SUBSET_MASK = (1 << _TAG_BITS) - 1, (1 << _SUBSET_BITS) - 1
 OTHER_BITS = _TAG_BITS + _SUBSET_BITS
-"""Number of low bits in the word of a step; the bits above these are the number of the step."""
+"""Number of low bits of a step's word that hold the subset and the tag.
+
+The bits above them hold the number of the step.
+"""
 _NUM_LOOKS = 8
 """How often a spinning worker checks its word before it checks the pipe once.
 
@@ -75,14 +77,14 @@ A check of the word takes 0.4 us, and a check of the pipe 1 us.
 
 
 class BellAccess(NamedTuple):
-    """Tells a worker that the caller will next send access to a bell with `Bell.send`."""
+    """A message that tells a worker to call `BellEnd.receive`, because the caller is about to call `Bell.send`."""
 
     line: int  # index of the first word in the worker's line
     nbytes: int  # size in bytes of the shared memory with all words
 
 
 def word_of(message: Message, number: int) -> int:
-    """Return the word that announces a step. ``message`` is the step's message, whose own number is not used."""
+    """Return the word that announces the step ``number``. The number in the step's ``message`` is ignored."""
     return number << OTHER_BITS | message.subset << _TAG_BITS | message.tag
 
 
@@ -93,8 +95,9 @@ class Bell:
         num_workers: Maximum number of workers.
 
     Attributes:
-        words: All words in shared memory: the line with the number of rings, then a line for each worker.
-        fileno: Descriptor of the counter.
+        words: All words in shared memory, in groups (lines) of 8: a line that begins with the number of rings, then a
+            line for each worker.
+        fileno: Descriptor of the counter of finished workers.
         nbytes: Size in bytes of the shared memory with all words.
     """
 
@@ -115,16 +118,16 @@ class Bell:
             self.fileno = self._descriptors[0]
 
     def add_worker(self, env_ids: tuple[int, ...]) -> int:
-        """Return the index of the first word in the line of a new worker.
+        """Reserve a line of words for a new worker, and return the index of its first word.
 
-        A worker with the same ``env_ids`` as an earlier worker replaces that worker, and gets its line.
+        A worker with the same ``env_ids`` as an earlier worker replaces that worker, and takes over its line.
         """
         line = self._lines.setdefault(env_ids, _WORDS * (len(self._lines) + 1))
         self.words[line : line + 4] = memoryview(bytes(24) + _NEVER.to_bytes(8, "little")).cast("Q")
         return line
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Give a new worker access to the bell, over the worker's pipe. The worker calls `BellEnd.receive`."""
+        """Send access to the bell over a new worker's pipe. The worker receives it with `BellEnd.receive`."""
         if self._memory is not None:
             self._memory.send(connection, pid)
         for descriptor in self._descriptors:
@@ -143,7 +146,7 @@ class Bell:
     def silence(self) -> None:
         """Reset the counter.
 
-        If Ctrl-C follows, no information is lost, because the words and not the counter show which workers have
+        Even if Ctrl-C follows, no information is lost, because the words, not the counter, show which workers have
         finished.
         """
         try:  # `contextlib.suppress` would need three more calls at every step
@@ -152,7 +155,7 @@ class Bell:
             return
 
     def close(self) -> None:
-        """Release the memory and the descriptors of the caller. Workers keep their own until they end.
+        """Release the caller's memory and descriptors. Workers keep theirs until they end.
 
         This method may be called repeatedly.
         """
@@ -168,10 +171,10 @@ class Bell:
 
 
 class BellEnd:
-    """A worker's side of a bell, which waits for the bell and the worker's pipe together.
+    """A worker's side of a bell. It waits for the bell and for the worker's pipe at the same time.
 
     Args:
-        line: Index of the first word in the worker's line.
+        line: Index of the worker's first word in the shared memory.
         memory: The shared memory with all words.
         descriptors: Descriptors of the counter and of the two eventfds of the bell, in this order.
         pipe: Descriptor of the worker's end of its pipe.
@@ -198,9 +201,9 @@ class BellEnd:
         return cls(access.line, memory, descriptors, connection.fileno())
 
     def wait(self) -> Message | None:
-        """Wait until the caller announces a step by the bell or sends a message over the pipe.
+        """Wait until the caller announces a step with the bell or sends a message over the pipe.
 
-        Return the message of the announced step, or ``None`` if the pipe has a message to read.
+        Return the message of the announced step, or ``None`` if there is a message to read from the pipe.
         """
         words, index, last = self._words, self._line + COMMAND, self._word
         begin = time.perf_counter()
@@ -232,7 +235,7 @@ class BellEnd:
                 return None
 
     def finish(self, *, has_message: bool) -> None:
-        """Report that the worker has finished the step that `wait` returned.
+        """Report that the worker has finished the step whose message `wait` returned.
 
         ``has_message`` is ``True`` if the worker has sent its reply over the pipe.
         """

@@ -1,7 +1,7 @@
 """The modes and their backend classes, which are imported only when used.
 
 Third-party packages add modes with entry points in the group ``parallelenv.backends``. The name of an entry point is
-the word of the mode, and its value is ``module:Class``.
+the name of the mode, and its value is ``module:Class``.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ParaMode = Literal["dummy", "thread", "subproc", "ray", "ray-subproc", "auto"] |
 
 
 def known_modes() -> tuple[str, ...]:
-    """Return the words of all modes, built-in modes first, even if a mode needs a package that is not installed."""
+    """Return the names of all modes, built-in modes first, even if a mode needs a package that is not installed."""
     return (*_MODES, *sorted(set(_foreign()) - {*_MODES, AUTO}))
 
 
 def known_words() -> tuple[str, ...]:
-    """Return every word that ``para_mode`` accepts: the words of the modes, and ``"auto"``."""
+    """Return every string that ``para_mode`` accepts: the names of the modes, and ``"auto"``."""
     return (*known_modes(), AUTO)
 
 
@@ -61,14 +61,13 @@ def resolve_backend(
     for_envs: dict[str, Any],
     own_arguments: Sequence[str],
 ) -> tuple[Backend, int | None, Recommendation | None]:
-    """Return a new backend, the number of cores it may use, and the recommendation if the mode is ``"auto"``.
+    """Return a new backend, the number of cores that it may use, and a recommendation if the mode is ``"auto"``.
 
-    ``own_arguments`` are the names of `ParallelEnv`'s own arguments, from which the correct name of a misspelt argument
-    is suggested. ``for_envs`` holds the arguments ``seed`` and ``shared``, which envs may use during the trial of
-    ``"auto"``.
+    ``own_arguments`` are the names of the arguments that `ParallelEnv` has in every mode; the error for a misspelt name
+    suggests one of them or an option. ``for_envs`` holds the arguments ``seed`` and ``shared``, which envs may use
+    while ``"auto"`` tries the modes. The errors of `load_backend` are also possible.
 
     Raises:
-        The errors of `load_backend`; and
         ArgumentError: If the mode does not accept one of the options, or GPUs are requested with ``"auto"``.
     """
     chosen: Recommendation | None = None
@@ -108,7 +107,7 @@ def option_names(para_mode: Any) -> list[str]:
 
 
 def lives_here(para_mode: Any) -> bool:
-    """Return True if the envs of a mode live in this process. See `load_backend` for the argument and the errors."""
+    """Return True if a mode keeps its envs in this process. See `load_backend` for the argument and the errors."""
     return not (isinstance(para_mode, str) and para_mode == AUTO) and bool(load_backend(para_mode).uses_live_envs)
 
 
@@ -156,10 +155,10 @@ def _foreign() -> dict[str, Any]:
 
 
 def word_of(para_mode: Any) -> str:
-    """Return the word of a mode, or the name of a backend class."""
+    """Return the name of a mode, which may be given as a backend class."""
     return str(getattr(para_mode, "__name__", para_mode))
 
 
 def _instead(name: object, known: Sequence[str]) -> str:
-    """Return a hint at what an unknown mode or keyword may mean: a space and a sentence, or an empty string."""
+    """Return a hint at what the user may have meant by an unknown mode or keyword: a space and a sentence, or ""."""
     return hint_at(name) or did_you_mean(str(name), known)

@@ -36,11 +36,11 @@ SB3Step = tuple[State, Array, Array, list[Info]]
 
 @raises_first
 class SB3VecEnv(VecEnv):
-    """A Stable-Baselines3 vector env, returned by `ParallelEnv.to_sb3`. Its methods match those of `DummyVecEnv`.
+    """A Stable-Baselines3 vector env, returned by `ParallelEnv.to_sb3`.
 
-    Only ``set_attr`` differs: it sets the attribute on the wrapper or env that has the attribute, because setting it on
-    the outermost wrapper would not affect the env. The caller may modify all returned values. ``parallel_env`` is the
-    `ParallelEnv`.
+    Its methods match those of `DummyVecEnv`, except that ``set_attr`` sets an attribute on the wrapper or env that has
+    it, because setting it on the outermost wrapper would not affect the env. The caller may modify all returned values.
+    ``parallel_env`` is the `ParallelEnv`.
     """
 
     def __init__(self, env: ParallelEnv) -> None:
@@ -62,7 +62,7 @@ class SB3VecEnv(VecEnv):
     # ---------------------------------------------------------------- episodes
 
     def reset(self) -> State:
-        """Start new episodes with the seeds and options that were set before, and return the first observations."""
+        """Start new episodes with the seeds and options of `seed` and `set_options`; return the observations."""
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         options = [option or None for option in self._options]
         observations = self.parallel_env.reset(slice(None), seed=seeds, options=options)
@@ -72,15 +72,15 @@ class SB3VecEnv(VecEnv):
         return observations
 
     def step(self, actions: object) -> SB3Step:
-        """Step all envs, and reset envs whose episodes end. See `step_async` and `step_wait` for result and errors."""
+        """Step all envs, and reset envs whose episodes end. See `step_async` and `step_wait` for details."""
         return convert_step(self._convert, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
-        """Start a step of all envs with actions ``(num_envs, *shape)``.
+        """Start a step of all envs with actions ``(num_envs, *shape)``; if an error is raised, no step is started.
 
         Raises:
             ActionError: If the actions are invalid.
-            PendingCallError: If a step is in flight. After either error, nothing was started.
+            PendingCallError: If another step is in flight.
         """
         convert_step(self._convert, self._calls.step_async, actions)
 
@@ -90,14 +90,14 @@ class SB3VecEnv(VecEnv):
         Returns:
             Observations, rewards ``(num_envs,)`` float32, dones ``(num_envs,)`` bool, and a list with one info per env.
             For an env whose episode ended, the observation is the first of its next episode. Each info has
-            ``"TimeLimit.truncated"``. The info of an env whose episode ended also has ``"terminal_observation"``,
-            unless the env was restarted after a failure, because its last observation is then unknown.
+            ``"TimeLimit.truncated"``. The info of an env whose episode ended also has ``"terminal_observation"``; this
+            is missing if the env was restarted after a failure, because its last observation is then unknown.
 
         Raises:
-            NothingInFlightError: If no step was started.
+            NothingInFlightError: If no step is in flight.
             EnvContractError: If a reward is not a number, or is finite but overflows float32.
-            BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
-                the other envs; ``error.partial.env_ids`` has the ids of these envs.
+            BaseException: Any exception raised by an env. ``error.partial`` is the return value for the other envs
+                only; ``error.partial.env_ids`` has their ids.
         """
         return convert_step(self._convert, self._calls.step_wait, None)
 
@@ -135,7 +135,7 @@ class SB3VecEnv(VecEnv):
         return all(self._calls.look_up(Lookup(attr_name, "exists"), None))
 
     def set_attr(self, attr_name: str, value: object, indices: Indices = None) -> None:
-        """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env."""
+        """Set an attribute of each env on the outermost wrapper that has it, otherwise on the innermost env."""
         ids = list(dict.fromkeys(positions(indices, self.num_envs, "indices")))
         self.parallel_env.set_env_attr(attr_name, values=[value] * len(ids), id=ids)
 
@@ -171,7 +171,7 @@ class SB3VecEnv(VecEnv):
     @property
     @short_tracebacks
     def envs(self) -> tuple[Env, ...]:
-        """The env objects; raises an `AbsentAttributeError` if the envs live in other processes."""
+        """The env objects. If the envs live in other processes, an `AbsentAttributeError` is raised."""
         return self._calls.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:

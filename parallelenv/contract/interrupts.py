@@ -1,8 +1,9 @@
-"""Sections that Ctrl-C must not interrupt.
+"""Sections of code that Ctrl-C must not interrupt.
 
 A `KeyboardInterrupt` can be raised between any two bytecodes of the main thread: for example, after the caller has
-written a message but before it has recorded this. Caller and host would then disagree. The caller may be interrupted
-while it *waits*; while it sends, records a reply, or opens or closes system resources, the interrupt is delayed.
+written a message but before it has recorded that. Caller and host would then disagree about which commands are pending.
+The caller may be interrupted while it *waits*; while it sends, records a reply, or opens or closes system resources,
+the interrupt is delayed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _INTERRUPT = int(signal.SIGINT)
 class DeferSigint:
     """A context manager that delays SIGINT until the end of the block. It is not reentrant.
 
-    Outside the main thread it does nothing, because Python runs signal handlers only in the main thread. At the
-    end of the block, the previous handler is restored, and it handles the delayed interrupt.
+    Outside the main thread it does nothing, because Python runs signal handlers only in the main thread. At the end of
+    the block, the previous handler is restored, and handles the delayed interrupt, if there was one.
     """
 
     def __init__(self) -> None:

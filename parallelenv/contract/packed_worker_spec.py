@@ -36,11 +36,11 @@ class PackedSpec(WorkerSpec):
         environment: Mapping[str, str] = os.environ,
         shared: object = None,
     ) -> list[PackedSpec]:
-        """Return specs in the form that is sent; raise an `UnpicklableError` if an env cannot be pickled.
+        """Return specs in the form in which workers get them; raise an `UnpicklableError` if an env cannot be pickled.
 
         ``caller`` is the version and folder of this package in the caller's process; the default describes the copy
-        that runs in this process. ``shared`` (by default the arrays of the specs) and ``environment`` are as in
-        `PackedSpec`.
+        that runs in this process. ``environment`` and ``shared`` become the fields of the same name; by default,
+        ``shared`` is the arrays of the specs.
         """
         registered, caller = registered_by_user(), caller or package_version()
         return [
@@ -59,18 +59,21 @@ class PackedSpec(WorkerSpec):
         ]
 
     def unpack(self, shared: Mapping[str, Array]) -> WorkerSpec:
-        """Return the spec, with the shared arrays of this process; an env is unpickled each time it is built."""
+        """Return the spec with the arrays ``shared``; an env is unpickled each time it is built."""
         return WorkerSpec(**{name: getattr(self, name) for name in _PLAIN_FIELDS}, envs=self.envs, shared=shared)
 
 
 class PackageVersion(NamedTuple):
-    """Version and folder of a copy of this package; the folder is empty on Ray, where folders cannot be compared."""
+    """A copy of this package, by version and folder; the folder is empty on Ray, where folders cannot be compared."""
 
     version: str
     folder: str
 
     def check(self) -> None:
-        """Raise a `WorkerStartError` unless this process runs the caller's copy, which this tuple describes."""
+        """Raise a `WorkerStartError` unless this process runs the caller's copy.
+
+        This tuple describes the caller's copy. If its folder is empty, only the versions are compared.
+        """
         ours = package_version()
         if not self.folder and self.version != ours.version:
             raise WorkerStartError(
@@ -86,5 +89,5 @@ class PackageVersion(NamedTuple):
 
 
 def package_version() -> PackageVersion:
-    """Return the version and folder of the copy that runs in this process."""
+    """Return the version and folder of the copy of this package that runs in this process."""
     return PackageVersion(parallelenv.__version__, os.path.dirname(os.path.realpath(parallelenv.__file__)))

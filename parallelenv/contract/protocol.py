@@ -4,8 +4,8 @@ A *worker* steps envs: it is the caller's own thread, another thread, a process 
 in a worker that owns its envs and executes commands on them. A *channel* is the caller's access to one host.
 
 A backend decides where hosts run, where the memory of the batch is, and how the caller receives replies. Ids, done
-policies, seeds, errors and alignment are handled in one place outside the backends, so that backends cannot disagree
-about them.
+policies, seeds, errors and the alignment of results are handled in one place outside the backends, so that backends
+cannot disagree about them.
 
 The life of a host is as follows. It is launched with a `WorkerSpec`, replies to a ``build`` command with the `EnvFacts`
 of its envs, and is attached to the `Batch`. Then it executes commands in the order in which they were sent, and sends
@@ -49,7 +49,7 @@ OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call
 
 @dataclass(slots=True)
 class Command:
-    """One request to one host to perform the same operation on some of its envs.
+    """A request to one host to perform one operation on some of its envs.
 
     The operations are methods of `parallelenv.worker.host.Host`, where ``each`` and ``common`` are described.
     """
@@ -67,7 +67,7 @@ class Command:
 
     @property
     def is_plain_step(self) -> bool:
-        """True if the command is a step whose actions are in the batch and whose ``begins`` is empty."""
+        """True if the command is a step, its actions are in the batch, and ``begins`` is empty."""
         return self.operation == "step" and self.each is None and not self.begins
 
     @property
@@ -86,7 +86,7 @@ ManageRequest = Literal["save", "load", "loose_leaves", "set_info_forms", "start
 
 
 class Lookup(NamedTuple):
-    """The kind of value that ``get`` returns for each env."""
+    """Says what the operation ``get`` returns for each env."""
 
     #: Name of an attribute, or several names joined by dots; ``None`` if the arguments give each env its own name.
     key: str | None = None
@@ -97,7 +97,7 @@ class Lookup(NamedTuple):
 
 
 class MethodCall(NamedTuple):
-    """A method with its arguments, for ``call``."""
+    """The name of a method and its arguments, for the operation ``call``."""
 
     name: str  #: Name of the method, or several names joined by dots.
     positional: tuple[object, ...] = ()  #: Positional arguments.
@@ -108,7 +108,7 @@ class MethodCall(NamedTuple):
 
 @dataclass(slots=True)
 class Reply:
-    """A host's reply to the command with this number."""
+    """A host's reply to the command that has the same number."""
 
     number: int
     #: Results of the operation, by env id. Empty results are left out, so a plain step pickles nothing.
@@ -156,7 +156,7 @@ EXHAUSTED = {"exhausted": True}
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The data needed to start one host, the first time or again after it died."""
+    """The data needed to start one host, or to restart it after it has died."""
 
     env_ids: tuple[int, ...]  #: Ids of the host's envs, which are consecutive.
     envs: tuple[EnvFactory, ...]  #: One factory per env.
@@ -173,7 +173,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """Properties of a vector env. Each of its sub-envs has an env id."""
+    """Properties of a vector env. Each of its sub-envs has its own env id."""
 
     num_envs: int  #: Number of its sub-envs.
     name: str  #: Its class, for messages.
@@ -193,7 +193,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class EnvFacts:
-    """The facts that the caller needs about an env that runs elsewhere."""
+    """The facts that the caller needs about an env, which may run in another process."""
 
     observation_space: Space | None  #: ``None`` if the env declares none.
     action_space: Space | None  #: ``None`` if the env declares none.
@@ -238,10 +238,10 @@ class Channel(Protocol):
     in_caller: bool  #: Whether the host runs in the caller's thread, and only while the caller waits for it.
 
     def pack(self, command: Command) -> Any:
-        """Return a command in the form that is sent, without sending it.
+        """Return a command in the form in which `send` takes it.
 
-        A call packs the commands for all hosts before it sends the first one, so that an argument that cannot be copied
-        (`UnpicklableError`) affects no host.
+        The commands for all hosts are packed before the first one is sent, so if an argument cannot be copied
+        (`UnpicklableError`), no host is affected.
         """
 
     def send(self, packed: Any) -> None:
@@ -254,7 +254,7 @@ class Channel(Protocol):
         """
 
     def attach(self, batch: Batch) -> None:
-        """Give the host the batch that contains the rows of later commands."""
+        """Give the host the batch whose rows later commands read and write."""
 
     def cause_of_death(self) -> Death:
         """Return the known facts about the death of a host for which `HostDied` was raised."""
@@ -264,11 +264,11 @@ class Channel(Protocol):
 
 
 class RepeatedStep(Protocol):
-    """A plain step that a backend has prepared, so that the step can be repeated many times with the same envs.
+    """A plain step that a backend has prepared. The step can be repeated many times with the same envs.
 
-    A `StepPlan` of the engine repeats the step. The classes in this package are `MessageStep`, which sends a message to
-    each host; `BellStep`, which wakes all worker processes at once; `CallerStep`, for a host in the caller's thread;
-    and `JointStep`, which combines one of the first two with a `CallerStep`.
+    A `StepPlan` of the engine repeats the step. The implementations in this package are `MessageStep`, which sends a
+    message to each host; `BellStep`, which wakes all worker processes at once; `CallerStep`, for a host in the caller's
+    thread; and `JointStep`, which combines one of the first two with a `CallerStep`.
 
     The hosts have no other pending command when `send` is called. Ctrl-C may interrupt `send` and `wait` at any point.
     """
@@ -276,29 +276,30 @@ class RepeatedStep(Protocol):
     def send(self, number: int) -> None:
         """Make the hosts step.
 
-        The command of the first host gets this number; those of the other hosts get the numbers that follow.
+        The command for the first host gets the number ``number``; the commands for the other hosts get the numbers that
+        follow it.
         """
 
     def wait(self, timeout: float) -> bool:
         """Wait until all hosts have stepped, but no longer than ``timeout`` seconds.
 
-        The result is ``True`` if all hosts have stepped and have nothing to report; no reply follows. If the
-        result is ``False``, `leave_to_channels` is called next.
+        Return ``True`` if all hosts have stepped and have nothing to report; then, they send no replies. If the result
+        is ``False``, the caller calls `leave_to_channels` next.
         """
 
     def leave_to_channels(self, number: int) -> None:
-        """Make the channels receive the hosts' replies to the step with this number, as they do for any other command.
+        """Let the channels receive the replies to the step ``number`` like the replies to any other command.
 
-        This method is called in a section that Ctrl-C does not interrupt. Even if `send` or `wait` was interrupted at
-        any point, the hosts must step exactly once.
+        Ctrl-C does not interrupt this method. The method must ensure that each host steps exactly once, even if Ctrl-C
+        interrupted `send` or `wait`.
         """
 
 
 class Backend(Protocol):
-    """Places hosts and waits for them. It does not interpret commands.
+    """Decides where hosts run, and waits for them. It does not interpret commands.
 
-    The keyword-only arguments of its constructor are its options in ``ParallelEnv(...)``. A backend may derive from
-    this class to inherit the defaults.
+    The keyword-only arguments of its constructor are the options that ``ParallelEnv(...)`` accepts with this backend. A
+    backend may derive from this class to inherit the defaults.
     """
 
     #: Whether all envs run in this process. If so, live instances are used and not copied, and actions with gradients
@@ -314,13 +315,13 @@ class Backend(Protocol):
         """
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:
-        """Start one host per spec, all at the same time.
+        """Start one host per spec, all of them in parallel.
 
         If an env cannot be sent to its host, this method raises `UnpicklableError` before anything is started.
         """
 
     def allocate(self, layout: Layout) -> Batch:
-        """Return a new batch in the kind of memory that this backend's hosts can use."""
+        """Return a new batch in memory that this backend's hosts can use."""
 
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:
         """Wait until a host with a pending command has a reply or has died.
@@ -328,17 +329,17 @@ class Backend(Protocol):
         Args:
             channels: The channels of hosts with a pending command; there is at least one.
             timeout: Seconds; ``None`` means no limit.
-            wanted: Number of replies that the caller needs to continue. A backend that can wake cheaply for each reply
-                may wait for this many; it must stop waiting earlier if a host dies or prints something.
+            wanted: Number of replies that the caller needs to continue. A backend may wait for this many, but it must
+                stop waiting earlier if a host dies or prints something.
 
         Returns:
-            The channels whose `Channel.receive` will not block; empty after ``timeout``.
+            The channels whose `Channel.receive` will not block; empty if the timeout has expired.
         """
 
     def prepare_step(self, commands: Sequence[tuple[Channel, Command]]) -> RepeatedStep | None:
         """Prepare a step that is likely to be repeated many times. Each command is a plain step of an idle host.
 
-        The result is ``None`` if there is no quicker way than to pack and send the commands each time.
+        Return ``None`` if the backend has no quicker way than to pack and send the commands each time.
         """
         return None
 
@@ -346,23 +347,23 @@ class Backend(Protocol):
         """Return a descriptor with which an event loop can wait for replies.
 
         The descriptor becomes readable when a host replies or dies, and stays readable until `wait` has returned that
-        host's channel. The descriptor may also be readable when there is no reply. If the result is ``None``, the
-        caller calls `wait` repeatedly instead.
+        host's channel. The descriptor may also be readable when there is no reply. If there is no such descriptor, the
+        result is ``None``, and the caller calls `wait` repeatedly.
         """
         return None
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:
-        """Close all envs and end all hosts: ask them to exit, then terminate them, then kill them.
+        """Close all envs and end all hosts: ask the hosts to exit, then terminate and finally kill those that remain.
 
         This method may be called repeatedly: after a `KeyboardInterrupt`, it is called again with a timeout of 0.
 
         Args:
-            channels: All channels that have been launched and not killed. Hosts of an interrupted `launch` are ended as
-                well.
+            channels: All channels that have been launched and not killed. Hosts that an interrupted `launch` has
+                started are also ended.
             timeout: Seconds before hosts that have not exited are killed.
 
         Returns:
-            Output of envs that no reply contained and that the caller would not see otherwise.
+            Env output that was in no reply and that the caller would otherwise not see.
         """
 
 
@@ -370,7 +371,7 @@ class Sharing(Backend, Protocol):
     """A backend that can give all envs the same arrays. All other backends reject ``shared=``."""
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Copy arrays of plain dtypes to memory that all hosts can read.
+        """Copy arrays, which contain no Python objects, to memory that all hosts can read.
 
         This method is called between `plan_workers` and `launch`.
 

@@ -1,4 +1,4 @@
-"""Refuses calls from other threads, from forked processes, and after close."""
+"""A guard that refuses calls from other threads and from forked processes, and calls after the object was closed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallelenv.errors import ClosedError, ParallelEnvError, UnpicklableError, 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 Use = tuple[int, str]
-"""A call in progress: its thread and its name."""
+"""A call in progress: the id of its thread, and its name."""
 
 
 # The id of this process. It is kept because asking the system at each call takes 1 us between the steps of real envs.
@@ -27,8 +27,8 @@ class Guard:
 
     Args:
         name: Name of the object in messages.
-        ended: State of the object after its end: ``"closed"`` or ``"stopped"``.
-        unrepeatable: Calls that must not be made within another call, for example by a policy.
+        ended: Word for the object's state after its end: ``"closed"`` or ``"stopped"``.
+        unrepeatable: Names of calls that must not be made within another call, for example by a policy.
 
     Attributes:
         is_closed: Whether the object can no longer be used.
@@ -48,13 +48,13 @@ class Guard:
         self.home = _process["id"]
 
     def is_usable(self) -> bool:
-        """Return whether the object is not closed and is used in the process that made it, not in a forked one."""
+        """Return True unless the object was closed, or was made before this process was forked."""
         return not self.is_closed and _process["id"] == self.home
 
     def check_within(self, use: Use, outermost: Use) -> None:
         """Raise a `UsageError` unless the call ``use`` may be made while the call ``outermost`` is in progress.
 
-        Only the thread of the outermost call may make further calls, except the unrepeatable ones.
+        The thread of the outermost call may make further calls, except unrepeatable ones. Other threads may not.
         """
         (thread, call), (other_thread, other) = use, outermost
         if thread != other_thread:
@@ -78,7 +78,10 @@ class Guard:
         )
 
     def shorten(self, error: BaseException, call: str) -> None:
-        """Shorten the traceback of an error that a call raises. ``call`` is empty unless the call is the outermost one.
+        """Shorten the traceback of an error.
+
+        ``call`` is the name of the outermost call if that raised the error; it is empty if a call within another one
+        did.
 
         Raises:
             ClosedError: Instead of the error, if the object was closed during the call.
@@ -91,10 +94,10 @@ class Guard:
 def single_threaded(method: _Method, call: str | None = None) -> _Method:
     """Decorate a method so that only one thread at a time can call the decorated methods of an object.
 
-    Calls from other threads are refused until the outermost call returns. The thread of the outermost call may make
-    further calls. Calls are also refused after the object's end and in a forked child. Exceptions of the method have a
-    short traceback; see `short_tracebacks`. The object needs a `Guard` as ``_guard``. ``call`` is the name of the call
-    that users make; ``None`` means the method's name.
+    While one of them runs, its thread may make further calls, but calls from other threads are refused. Calls are also
+    refused after the object's end and in a forked process. Exceptions that the method raises get a short traceback; see
+    `short_tracebacks`. The object's ``_guard`` must be a `Guard`. ``call`` is the name that messages use: that of the
+    method that users call. ``None`` means the name of ``method``.
     """
     name = call or method.__name__.lstrip("_")
 
@@ -127,12 +130,12 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
 
 
 def single_threaded_in(call: str) -> Callable[[_Method], _Method]:
-    """Return the decorator `single_threaded` for a method that users reach through a call with a different name."""
+    """Return a form of the decorator `single_threaded` for a method that users reach by calling ``call``."""
     return functools.partial(single_threaded, call=call)
 
 
 def refuse_copy() -> NoReturn:
-    """Refuse to copy or pickle a `ParallelEnv`, because two objects cannot share the workers."""
+    """Raise the error for copying or pickling a `ParallelEnv`: two objects cannot share the workers."""
     raise UnpicklableError(
         "A ParallelEnv cannot be copied or pickled: its workers belong to one object in one process. Make another "
         "one from the same list of env fns. To continue from its state: other.load_state(env.save_state()). The "

@@ -78,7 +78,7 @@ class Paced(Numbered, gymnasium.Env[State, Action]):
 
 
 class Counter(Paced):
-    """Box states. The env always overwrites the same state array and info dict. Every second step has an empty info."""
+    """An env with Box states. It reuses one state array and one info dict; the info of every second step is empty."""
 
     observation_space = Box(-1e6, 1e6, (3,), np.float32)
     action_space = Discrete(5)
@@ -103,7 +103,7 @@ class Counter(Paced):
 
 
 class Sheet(Paced):
-    """Dict states (arrays and a text, overwritten in place), Dict actions and float32 rewards."""
+    """An env with Dict states (arrays and a text, overwritten in place), Dict actions and float32 rewards."""
 
     observation_space = Dict(
         {
@@ -133,7 +133,7 @@ class Sheet(Paced):
 
 
 class Pair(Paced):
-    """Tuple states with a 0-dimensional array, MultiDiscrete actions, and rewards that are arrays of one number."""
+    """An env with Tuple states that contain a 0-dimensional array. Rewards are arrays of one number."""
 
     observation_space = TupleSpace(
         (Box(-1e6, 1e6, (), np.float64), TupleSpace((MultiDiscrete([50, 50]), Discrete(9)))),
@@ -149,7 +149,7 @@ class Pair(Paced):
 
 
 class Words(Paced):
-    """Text states and text actions, without a fixed size, and int rewards."""
+    """An env with text states and text actions, neither of a fixed size, and int rewards."""
 
     observation_space = Text(40, charset=LETTERS + "0123456789 ")
     action_space = Text(5, charset=LETTERS)
@@ -165,9 +165,9 @@ class Words(Paced):
 
 
 class Chain(Paced):
-    """States of growing length, which contain all actions of the episode so far.
+    """An env with states of growing length, which contain all actions of the episode so far.
 
-    The env keeps actions without a copy.
+    The env keeps the action objects that it is given, not copies of them.
     """
 
     observation_space = Sequence(Box(-100, 100, (2,), np.float64))
@@ -187,7 +187,7 @@ class Chain(Paced):
 
 
 class Net(Paced):
-    """Graph states."""
+    """An env with Graph states."""
 
     observation_space = Graph(Box(-10, 10, (2,), np.float32), None)
     action_space = MultiBinary(3)
@@ -201,7 +201,7 @@ class Net(Paced):
 
 
 class Old(Numbered):
-    """An env of the old API: ``reset()`` returns only the state, ``step`` returns four items, ``seed(s)`` seeds.
+    """An env of the old API: ``reset()`` returns only the state, ``step`` returns four items, and ``seed()`` exists.
 
     The class is not a `gymnasium.Env`, and has no spaces.
     """
@@ -226,7 +226,7 @@ class Old(Numbered):
 
 
 class Ragged(Numbered):
-    """An env without spaces: states have a new shape at every step and may be large, and rewards are arrays."""
+    """An env without spaces: states change their shape at every step and may be large, and rewards are arrays."""
 
     chance = np.random.default_rng(0)
 
@@ -245,7 +245,7 @@ class Ragged(Numbered):
 
 
 class Tensors(Numbered):
-    """An env without spaces: states are torch tensors, always in the same memory, and ``reset`` returns no info."""
+    """An env without spaces. Every state is the same torch tensor, overwritten in place. ``reset`` returns no info."""
 
     def prepare(self) -> None:
         import torch
@@ -270,7 +270,7 @@ SHARED_INFO: Info = {}
 
 
 class Toolbox(Counter):
-    """Methods of all kinds, and an attribute that only envs with odd numbers have."""
+    """An env with methods of many kinds, and an attribute that exists only if the env's number is odd."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -292,7 +292,7 @@ class Toolbox(Counter):
         return f"{prefix}{self.number}"
 
     def spoil(self, items: list[int], array: Array) -> int:
-        """Change both arguments, keep the list, and return its length."""
+        """Modify both arguments, keep a reference to the list, and return the list's length."""
         items.append(self.number)
         array[:] = self.number
         self.box = items
@@ -302,7 +302,7 @@ class Toolbox(Counter):
         return self.box
 
     def uncopyable(self, only: int = 0) -> object:
-        """Return an object that cannot be copied if this env's number is ``only``, otherwise the number."""
+        """If this env's number is ``only``, return an object that cannot be copied; otherwise, return the number."""
         return (item for item in range(1)) if self.number == only else self.number
 
     def render(self) -> Any:
@@ -323,7 +323,7 @@ class Component:
 
 
 class Wrapped(gymnasium.Wrapper[State, Action, State, Action]):
-    """A wrapper that halves the reward, with an attribute and a method of its own."""
+    """A wrapper that halves rewards and has its own attribute and method."""
 
     def __init__(self, env: Env, label: str = "outer") -> None:
         super().__init__(env)
@@ -346,7 +346,10 @@ def wrapped_toolbox(number: int, length: int = 4) -> Wrapped:
 
 
 class InfoEnv(Counter):
-    """Calls `get_worker_info` in the constructor, ``reset`` and ``step``; ``told`` has the results as tuples."""
+    """An env that calls `get_worker_info` in its constructor, in ``reset`` and in ``step``.
+
+    ``told`` holds the results as tuples.
+    """
 
     def __init__(self) -> None:
         self.told: Info = {"made": self._facts()}
@@ -363,7 +366,7 @@ class InfoEnv(Counter):
         return super()._state()
 
     def ask(self) -> Info:
-        """Return the worker infos as tuples, including those found in this call and in a new thread."""
+        """Return a copy of ``told`` that also has the worker infos found in this call and in a new thread."""
         told = {**self.told, "asked": self._facts()}
         thread = threading.Thread(target=lambda: told.update({"in a thread": self._facts()}))
         thread.start()
@@ -371,7 +374,7 @@ class InfoEnv(Counter):
         return told
 
     def look(self) -> Info:
-        """Try to overwrite the shared arrays, and return copies of them."""
+        """Try to overwrite the shared arrays; then return copies of them."""
         info: Any = get_worker_info()
         for array in info.shared.values():
             with contextlib.suppress(ValueError):
@@ -383,7 +386,7 @@ class InfoEnv(Counter):
 
 
 class TroubleError(Exception):
-    """A user's exception whose constructor takes two arguments, so that plain pickle cannot copy it."""
+    """An exception that pickle alone cannot copy. The constructor takes two arguments, but ``args`` has only one."""
 
     def __init__(self, number: int, where: str) -> None:
         super().__init__(f"{where} of {number}")
@@ -391,9 +394,10 @@ class TroubleError(Exception):
 
 
 class FailingEnv(Toolbox):
-    """Raises a `TroubleError` in ``where``: ``"init"``, ``"reset"``, ``"step"``, ``"method"``, or ``""`` for none.
+    """An env that raises errors in ``where``: ``"init"``, ``"reset"``, ``"step"``, ``"method"``, or ``""`` for nowhere.
 
-    With ``"step"``, the second step of an episode raises. A reset or step raises only once.
+    Each error is a `TroubleError`, unless `method` is asked for another kind. With ``"step"``, the second step of an
+    episode raises the error. After an error in a reset or step, the env raises no more errors.
     """
 
     def __init__(self, number: int = 0, where: str = "", length: int = 50) -> None:
@@ -410,7 +414,7 @@ class FailingEnv(Toolbox):
         return super()._state()
 
     def method(self, kind: str = "plain") -> int:
-        """Return the number or, if ``where`` is ``"method"``, raise an exception.
+        """Return the env's number or, if ``where`` is ``"method"``, raise an exception.
 
         Args:
             kind: ``"plain"`` and ``"uncopyable"`` raise a `TroubleError`; the latter has an attribute that cannot be
@@ -425,7 +429,7 @@ class FailingEnv(Toolbox):
 
 
 class Witness(Counter):
-    """Writes a line into the file ``<folder>/<number>`` whenever it is made, reset, stepped or closed."""
+    """An env that writes a line to the file ``<folder>/<number>`` whenever it is made, reset, stepped or closed."""
 
     def __init__(self, number: int, folder: str, length: int = 50) -> None:
         super().__init__(number, length)
@@ -441,13 +445,16 @@ class Witness(Counter):
         return super()._state()
 
     def close(self) -> None:
-        """Close, then raise an error, which the caller must ignore."""
+        """Write a line, then raise an error, which the caller must ignore."""
         self._write("closed")
         raise RuntimeError("close() fails")
 
 
 class Sleeper(Counter):
-    """Sleeps during a step or `nap` as long as requested. An action is the time in hundredths of a second."""
+    """An env that sleeps in each step and in `nap`.
+
+    The action is the time that a step sleeps, in hundredths of a second.
+    """
 
     action_space = Discrete(1000)
 
@@ -464,9 +471,9 @@ class Sleeper(Counter):
 
 
 class Interrupter(Counter):
-    """A step interrupts the process whose id is the action, as Ctrl-C does, and then sleeps.
+    """An env whose actions are process ids: a step interrupts that process as Ctrl-C would, and then sleeps.
 
-    The action 0 does nothing.
+    With the action 0, a step does neither.
     """
 
     action_space = Discrete(2**31)
