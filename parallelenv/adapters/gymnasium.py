@@ -71,7 +71,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     """A Gymnasium vector env, returned by `ParallelEnv.to_gymnasium`.
 
     It behaves like Gymnasium's own vector envs, but without their bugs. A step is one round trip in every autoreset
-    mode. After Ctrl-C or a timeout, `step_wait` returns the result of the step in flight, and `reset` drops the step.
+    mode. After Ctrl-C or a timeout, `step_wait` returns the result of the step in flight, and `reset` drops that step.
     ``parallel_env`` is the `ParallelEnv`.
     """
 
@@ -120,7 +120,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
         Raises:
             ArgumentError: If seeds, options or mask are invalid; nothing was reset.
-            PendingCallError: If an ``..._async`` method still waits for its ``..._wait``; nothing was reset.
+            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` was not called yet; nothing was reset.
             ResetNeededError: If the mask leaves out an env that has not been reset or stepped yet; nothing was reset.
             BaseException: Any exception raised by an env.
         """
@@ -128,7 +128,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return self.reset_wait()
 
     def reset_async(self, seed: int | Sequence[int | None] | None = None, options: Info | None = None) -> None:
-        """Send resets; `reset_wait` returns the result. See `reset` for the arguments and errors."""
+        """Start a `reset`; `reset_wait` returns the result. See `reset` for the arguments and errors."""
         self._refuse_awaited("reset")
         if options is not None and not isinstance(options, dict):
             raise ArgumentError(f"options={show(options)} is not a dict. Give a dict for each env's reset.")
@@ -151,7 +151,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         self._is_awaited = True
 
     def reset_wait(self, timeout: float | None = None) -> tuple[State, Info]:
-        """Wait for `reset_async` and return the result of `reset`. For ``timeout`` and more errors, see `step_wait`."""
+        """Wait for a started `reset`; return its result. For ``timeout`` and further errors, see `step_wait`."""
         env_ids, observations = self._finish("reset", timeout, self._calls.reset_wait)
         if len(env_ids) < self.num_envs:
             observations = self.parallel_env.engine.latest_states()
@@ -170,15 +170,15 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
         Raises:
             ActionError: If the actions are invalid; nothing was stepped.
-            PendingCallError: If an ``..._async`` method still waits for its ``..._wait``, or a step was interrupted;
-                nothing was stepped.
-            ResetNeededError: If an env's episode has ended and the mode is ``"Disabled"``, or an env lost its episode
-                with its worker; nothing was stepped.
-            WorkerTimeoutError: If the step takes longer than the ``timeout`` of the `ParallelEnv`; `step_wait`
-                continues the wait.
+            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` was not called yet, or if a step was
+                interrupted or timed out, and its result was not received yet; nothing was stepped.
+            ResetNeededError: If an env's episode has ended and the mode is ``"Disabled"``, or if an env lost its
+                episode because its worker died; nothing was stepped.
+            WorkerTimeoutError: If the step takes longer than the ``timeout`` of the `ParallelEnv`; call `step_wait` to
+                go on waiting.
             EnvContractError: If a reward is not a number.
-            BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
-                the other envs; ``error.partial.env_ids`` has the ids of these envs.
+            BaseException: Any exception raised by an env. ``error.partial`` is the return value for all other envs;
+                ``error.partial.env_ids`` has the ids of those envs.
         """
         self._check_step()
         return convert_step(self._gathered, self._calls.step, actions)
@@ -190,7 +190,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         self._begun, self._is_awaited = _PendingCall("step", None), True
 
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
-        """Wait for a step that was started, was interrupted, or exceeded its timeout, and return the result of `step`.
+        """Wait for a step that `step_async` started, or that was interrupted or timed out; return what `step` returns.
 
         ``timeout`` is in seconds; ``None`` means the ``timeout`` of the `ParallelEnv`.
 
@@ -204,7 +204,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return convert_step(self._gathered, self._calls.step_wait, timeout)
 
     def _gathered(self, result: StepResult) -> GymnasiumStep:
-        """Return the result of a step, of all or some envs, in the form of Gymnasium's vector envs."""
+        """Convert the result of stepping all or some envs to the form that Gymnasium's vector envs return."""
         states, rewards, _, infos = result
         if self._lends:
             states = _writeable(states)
@@ -242,7 +242,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         Raises:
             ArgumentError: If the name is invalid, or is ``reset``, ``step`` or ``close``.
             AttributeError: If an env does not have the attribute.
-            PendingCallError: If an ``..._async`` method still waits for its ``..._wait``.
+            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` was not called yet.
             BaseException: Any exception raised by a method.
         """
         self.call_async(name, *args, **kwargs)
@@ -259,7 +259,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         self._is_awaited = True
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for `call_async` and return the result of `call`. For ``timeout`` and more errors, see `step_wait`."""
+        """Wait for a started `call`; return its result. For ``timeout`` and further errors, see `step_wait`."""
         return tuple(self._finish("call", timeout, self._calls.call_wait)[1])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -273,7 +273,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
         Raises:
             ArgumentError: If the number of values differs from the number of envs.
-            PendingCallError: If an ``..._async`` method still waits for its ``..._wait``.
+            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` was not called yet.
         """
         self._refuse_awaited("set_attr")
         each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
@@ -324,7 +324,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def __del__(self) -> None:
         """Leave the `ParallelEnv` open, because other code may use it.
 
-        Before Gymnasium 1.3, this method of the base class closed the vector env.
+        In Gymnasium before 1.3, the ``__del__`` of the base class closes the vector env.
         """
 
     # ---------------------------------------------------------------- calls in flight
@@ -335,11 +335,11 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             raise PendingCallError(f"{call}() was called while {name}_async() waits for {name}_wait().", name)
 
     def _take(self, name: str, timeout: object) -> _PendingCall:
-        """Return the call that was started.
+        """Return the call that the ``..._async`` method started.
 
         Once this method has returned, other calls are allowed, even if the caller's wait for the result is interrupted.
 
-        An invalid ``timeout`` raises an error before other calls are allowed.
+        If ``timeout`` is invalid, an error is raised, and other calls remain forbidden.
         """
         if self.closed:
             raise self.parallel_env.engine.guard.refusal(f"{name}_wait")
@@ -350,7 +350,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         return self._begun
 
     def _finish(self, name: str, timeout: float | None, wait: Callable[..., Any]) -> tuple[Sequence[int], Any]:
-        """Wait for a started call and return its env ids and result. After a timeout, the wait can be repeated."""
+        """Wait for a started call; return its env ids and result. After a timeout, this method can be called again."""
         begun = self._take(name, timeout)
         self._begun = None
         try:
@@ -413,16 +413,16 @@ _AS_THEY_ARE = "final_obs"
 def gather_infos(infos: Iterable[tuple[int, Mapping[str, object]]], num_envs: int) -> Info:
     """Return one dict of arrays for all envs, given pairs of an env id and an info. Envs may be left out.
 
-    This function replaces `gymnasium.vector.VectorEnv._add_info`, which loses values: that method converts all values
-    to the type of the first value, so 1.5 after 1 becomes 1. It also raises errors for arrays of different shapes and
-    for ``None`` after a number.
+    This function replaces `gymnasium.vector.VectorEnv._add_info`, which loses values by converting all of them to the
+    type of the first one: 1.5 after 1 becomes 1. That method also raises errors for arrays of different shapes and for
+    ``None`` after a number.
 
     Returns:
         For each key ``k``, an array with one row per env; the rows of envs without the key are zero or ``None``. The
         key ``_k`` has an array ``(num_envs,)`` bool, ``True`` for envs with the key ``k``; it replaces any value that
         envs themselves return under ``_k``. Numbers become an array ``(num_envs,)``, and arrays of one shape become an
         array ``(num_envs, *shape)``, whose dtype represents all values exactly. Dicts are gathered recursively. All
-        other values, including mixtures, become an object array ``(num_envs,)``.
+        other values, and mixtures of these kinds, become an object array ``(num_envs,)``.
     """
     columns: dict[str, dict[int, object]] = {}
     for row, info in infos:
@@ -500,7 +500,7 @@ def vector_entry_point(
 
     Raises:
         ArgumentError: If an argument has an invalid value.
-        InvalidEnvError: If the id is not registered, or ``env`` is neither an id, an `EnvSpec` nor a callable.
+        InvalidEnvError: If the id is not registered, or if ``env`` is not an id, an `EnvSpec` or a callable.
     """
     arguments.check_positive("num_envs", num_envs)
     factory = make_factories([env])[0]

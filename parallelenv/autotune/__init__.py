@@ -1,1 +1,1 @@
-"""Measures the modes and recommends one."""
+"""Measures the speed of the modes of `ParallelEnv` and recommends a mode."""

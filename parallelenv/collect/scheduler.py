@@ -1,7 +1,6 @@
-"""The scheduler of a set of collectors, which handles their requests, settings, replacements and steps.
+"""Schedules a set of collectors: sends them requests and settings, receives their steps, and replaces dead ones.
 
-A `CollectorEnv` presents a collector as an env, so that `ParallelEnv` runs, restarts and schedules collectors like
-envs.
+A `CollectorEnv` presents a collector as an env, so that a `ParallelEnv` can run and restart collectors as it does envs.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ Higher levels of zstd take longer and improve the ratio by only 0.01.
 
 @dataclass(frozen=True, slots=True)
 class CollectRequest:
-    """The action of a `CollectorEnv`: the maximum number of steps to collect, and of seconds to spend on them."""
+    """The action of a `CollectorEnv`: the maximum numbers of steps to collect and of seconds to spend on them."""
 
     num_steps: int
     seconds: float = math.inf
@@ -55,7 +54,7 @@ class CollectRequest:
 
 @dataclass(slots=True)
 class Part:
-    """The steps that a collector made for one request. A `CollectorEnv` returns them as its state."""
+    """The steps that a collector made for one request. A `CollectorEnv` returns a `Part` as its state."""
 
     num_envs: int
     version: int  # of the policy
@@ -79,7 +78,7 @@ class Part:
         return self.data
 
     def __deepcopy__(self, memo: object) -> Part:
-        """Return the object itself. The sender never changes it, so steps need not be copied within one process."""
+        """Return the object itself. The sender never changes it, so it need not be copied within one process."""
         return self
 
 
@@ -177,7 +176,7 @@ class Scheduler:
         self._lost_samples = 0
 
     def _new_rows(self, num_envs: int) -> Array:
-        """Add rows for this many envs to the record of open episodes, `_running`, and return their indices."""
+        """Add ``num_envs`` rows to the record of open episodes, `_running`, and return their indices."""
         first = len(self._running.returns)
         for name in ("returns", "lengths", "are_whole"):
             known: Array = getattr(self._running, name)
@@ -191,7 +190,7 @@ class Scheduler:
 
     @property
     def idle(self) -> list[int]:
-        """Ranks of the collectors without a request; the one that has been idle longest comes first."""
+        """Ranks of the collectors without a request in progress; the one that has been idle longest comes first."""
         ranks = set(range(len(self.members))).difference(self.busy)
         return sorted(ranks, key=lambda rank: (self.members[rank].rested, rank))
 
@@ -200,8 +199,8 @@ class Scheduler:
     def announce(self, method: str, *arguments: Any) -> None:
         """Apply a setting by calling a method of all collectors.
 
-        Busy collectors run the method before their next request, and replacements before their first one. If collectors
-        have not run an earlier call with the same `Subject` yet, they run only the new one. After Ctrl-C or
+        Busy collectors run the method before their next request, and replacements before their first one. A collector
+        that has not yet run an earlier call with the same `Subject` runs only the new one. After Ctrl-C or
         `WorkerTimeoutError`, the new call still takes effect. After any other error, the former settings and version
         are restored.
         """
@@ -222,7 +221,7 @@ class Scheduler:
             raise
 
     def _catch_up(self, ranks: Collection[int]) -> None:
-        """Replace dead collectors. Send the collectors ``ranks`` all settings that they have not applied yet."""
+        """Replace dead collectors; then send the collectors ``ranks`` the settings that they have not applied yet."""
         self._replace_dead()
         for subject, broadcast in list(self._settings.items()):
             behind = [rank for rank in ranks if self.members[rank].settings.get(subject) is not broadcast]
@@ -255,7 +254,7 @@ class Scheduler:
         Args:
             goals: Number of steps for each collector, including steps received before.
             enough: Number of collectors that must reach their goals before the others stop.
-            is_over: Called between slices; if it returns ``True``, the collectors stop.
+            is_over: Called repeatedly; if it returns ``True``, the collectors stop.
             advance: Called with the number of steps received.
         """
         seconds = _SLICE if is_over is None and enough == len(goals) else _QUICK_SLICE
@@ -282,8 +281,8 @@ class Scheduler:
     def receive(self) -> int:
         """Wait until a collector has sent steps or failed, store all that has arrived, and return the number of steps.
 
-        An exception of an env or a policy is raised by this method, after the steps that its collector made before the
-        exception are stored.
+        If an env or a policy has raised an exception, this method stores the steps that the collector made before, and
+        then raises the exception.
         """
         num_steps = 0
         while self.busy:
@@ -331,12 +330,12 @@ class Scheduler:
                 self._lost_samples += request.num_steps * member.num_envs
 
     def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
-        """Wait until all requests are done, then call `Collector.evaluate` in collectors.
+        """Wait until all requests are done, then call `Collector.evaluate` in the collectors in ``shares``.
 
         If a collector dies, its replacement is called with the same arguments.
 
         Args:
-            shares: Keyword arguments of the calls, by the rank of the collector.
+            shares: Keyword arguments for each call, by the rank of the collector.
 
         Returns:
             The evaluations, in the order of ``shares``.
@@ -389,11 +388,11 @@ class Scheduler:
 
     @property
     def in_flight(self) -> set[int]:
-        """Ranks of the collectors with a request, or with steps that `take` has not returned yet."""
+        """Ranks of the collectors with a request in progress, or with steps that `take` has not returned yet."""
         return {rank for rank, member in enumerate(self.members) if member.request is not None or member.parts}
 
     def take(self, ranks: Sequence[int]) -> tuple[Rollout, Info]:
-        """Remove and return the steps of each collector, as far as they can be joined into one rollout.
+        """Remove the steps received from the collectors ``ranks``; return them, joined into one rollout, and an info.
 
         If `replace` changed the number of envs or the nesting of a collector's data, the steps made after the change
         remain for the next call. If the steps of different collectors cannot be joined, raise an `ArgumentError` and

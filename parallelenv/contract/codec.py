@@ -45,7 +45,7 @@ PRINTED = 0x80
 class StepSubset(NamedTuple):
     """Tells a host which of its envs a number stands for in later messages.
 
-    Numbers start at 1. A step of a numbered subset of envs needs no pickle.
+    Numbers start at 1. A command to step a numbered subset of envs needs no pickle.
     """
 
     number: int
@@ -81,7 +81,7 @@ class Message(NamedTuple):
         return [b"".join((header, sizes, head)), *buffers]
 
     def to_bytes(self) -> bytes:
-        """Return the whole message, for a transport that preserves the boundaries of messages."""
+        """Return the whole message, for a transport that preserves message boundaries."""
         return b"".join(self.parts())
 
     @classmethod
@@ -106,7 +106,7 @@ def split_body(body: memoryview) -> tuple[memoryview, tuple[int, ...]]:
 def encode_command(command: Command, host_env_ids: tuple[int, ...], subsets: Mapping[tuple[int, ...], int]) -> Message:
     """Return a command as a message to the host that owns the envs ``host_env_ids``.
 
-    ``subsets`` contains the numbers of the subsets of envs that the host knows. Only users' arguments are pickled with
+    ``subsets`` maps each subset of envs that the host knows to its number. Only users' arguments are pickled with
     cloudpickle, which supports classes and functions defined in a notebook, but takes 31 us where pickle takes 17 us.
     If an argument cannot be pickled, an `UnpicklableError` that names the env is raised.
     """
@@ -213,7 +213,7 @@ def decode(message: Message) -> Any:
 
 
 def _writable(frames: Sequence[Any]) -> list[Any]:
-    """Return frames with writable buffers, because arrays in read-only buffers, such as Ray's, would be read-only."""
+    """Return the frames with read-only buffers, such as Ray's, copied, so that arrays in them are writable."""
     head, *buffers = frames
     return [head, *(bytearray(buffer) if memoryview(buffer).readonly else buffer for buffer in buffers)]
 
@@ -265,7 +265,7 @@ def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
 
 
 def _plain_extras(values: Mapping[int, Any]) -> dict[int, tuple[object, ...]] | None:
-    """Return results of steps as tuples for one pickle, or ``None`` if the results may share objects.
+    """Return results of steps as tuples to be pickled together, or ``None`` if the results may share objects.
 
     Most infos are dicts of numbers and strings, and share nothing. For 8 envs with two numbers each, writing takes 7 us
     and reading 4 us with one pickle; with a pickle for each env, writing takes 26 us and reading 14 us.

@@ -42,10 +42,10 @@ _REPR = _Repr()
 
 
 def show(value: object) -> str:
-    """Return a value as a user would write it.
+    """Return a value as text, much as a user would write it in code.
 
-    If the text is too long, it is shortened, or, for a list, tuple, set or dict, replaced by the type and the number of
-    items. This function never raises, even if the value has a broken ``__repr__``.
+    If the text is too long, it is shortened; for a list, tuple, set or dict, it is replaced by the type and the number
+    of items. This function never raises, even if the value has a broken ``__repr__``.
     """
     try:
         text = _REPR.repr(value)
@@ -57,13 +57,13 @@ def show(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a hint that names the known word nearest to a misspelt one: a space and a sentence, or an empty string."""
+    """Return a space and a sentence with the known word nearest to a misspelt one; an empty string if none is near."""
     near = get_close_matches(word, known, n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def near_attribute(name: str, *owners: object) -> str:
-    """Return a hint that names the public attribute nearest to a misspelt name, like `did_you_mean`."""
+    """Return a hint like that of `did_you_mean`, with the public attribute nearest to a misspelt name."""
     names = {other for owner in owners for other in dir(owner) if not other.startswith("_") and other != name}
     # Objects have many names: with the usual cutoff of 0.6, `render` would match `render_mode`.
     return did_you_mean(name, names, cutoff=0.75)
@@ -105,7 +105,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time with three digits and a suitable unit."""
+    """Return a time with three significant digits and a suitable unit."""
     unit, size = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e-3) if seconds >= 0.9995e-3 else ("µs", 1e-6)
     return f"{number(seconds / size)} {unit}"
 
@@ -214,11 +214,11 @@ _HINTS = {word: hint for hint, words in _TABLE.items() for word in words.split()
 
 
 def hint_at(word: object) -> str:
-    """Return a space and a sentence that names the equivalent of another library's word, or an empty string."""
+    """Return a space and a sentence with the equivalent of another library's word; an empty string for other words."""
     hint = _HINTS.get(str(getattr(word, "value", word)))
     return f" {hint}" if hint else ""
 
 
 def hint_at_make_argument(name: str) -> str:
-    """Return a hint, like `hint_at`, for a keyword argument of ``make_vec_env`` or ``make_vec``."""
+    """Return the result of `hint_at`, or an empty string if `ParallelEnv.make` accepts an argument with this name."""
     return "" if name in _OF_MAKE else hint_at(name)

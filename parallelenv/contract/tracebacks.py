@@ -69,7 +69,7 @@ class ShortTracebacks:
     """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Shorten tracebacks only if the subclass is in this package, because users' frames must be visible."""
+        """Wrap the methods only if the subclass is in this package: frames of users' subclasses must stay visible."""
         super().__init_subclass__(**kwargs)
         if _is_ours(cls.__module__):
             short_tracebacks(cls)
@@ -117,7 +117,8 @@ def _shortening(
 def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
     """Remove frames that are neither the user's nor the env's from the tracebacks of an error and its causes.
 
-    An unexpected error of this package keeps its traceback, because it is a defect and should be reported in full.
+    An unexpected error raised by this package itself keeps its traceback: it is a defect and should be reported in
+    full.
     """
     if os.environ.get("PARALLELENV_FULL_TRACEBACK", "0") not in ("", "0"):
         return
@@ -152,7 +153,7 @@ def causes(error: BaseException) -> dict[str, BaseException]:
 
 
 def _get(error: BaseException, name: str) -> Any:
-    """Return an attribute that every exception has, even if its class breaks attribute look-up."""
+    """Return an attribute that every exception has, even if the class of ``error`` breaks attribute look-up."""
     return vars(BaseException)[name].__get__(error)
 
 
@@ -172,7 +173,7 @@ def _entries(error: BaseException) -> list[TracebackType]:
 
 
 def _kept(entries: Sequence[TracebackType], is_of_env: bool) -> list[TracebackType]:
-    """Return the entries that the user sees."""
+    """Return the entries that the user should see."""
     kept = []
     was_left_out = not is_of_env
     for position, entry in enumerate(entries):
@@ -201,9 +202,9 @@ def _module(entry: TracebackType) -> str:
 
 
 def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
-    """Return a traceback of new entries.
+    """Return a traceback made of copies of the entries.
 
-    Setting `tb_next` of an existing entry walks over all entries that follow it.
+    Copies are faster, because setting `tb_next` of an existing entry walks over all entries that follow it.
     """
     following: TracebackType | None = None
     for entry in reversed(entries):
@@ -249,7 +250,7 @@ def pack(error: BaseException) -> list[FrameLine]:
 
 
 def rebuild(places: Sequence[FrameLine]) -> TracebackType | None:
-    """Return a traceback with these entries. Each shows its source line, even if this process cannot read the file."""
+    """Return a traceback with these entries. Each shows its line of source, even if its file cannot be read here."""
     # This runs in a generator, because a generator's frame has no caller after a yield. Otherwise the traceback's
     # frames would refer to the user's function and keep its variables, such as a `ParallelEnv`, alive as long as an
     # info contains the exception: Python's garbage collection does not see into object arrays.

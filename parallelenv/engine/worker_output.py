@@ -1,4 +1,4 @@
-"""Shows the output of envs in workers where the user makes the calls: in the terminal or below the notebook cell."""
+"""Shows what envs in workers print, in the caller's terminal or below the notebook cell that makes the call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallelenv.errors import ArgumentError, OldApiWarning
 
 
 def show_printed(printed: Sequence[Printed]) -> None:
-    """Write lines to the caller's standard output; each starts with the env that printed it: ``[env 3] hello``."""
+    """Write lines to the caller's standard output; each begins with the name of its env: ``[env 3] hello``."""
     lines = []
     for env_ids, pieces in groupby(printed, attrgetter("env_ids")):
         name = f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {env_ids[0]}-{env_ids[-1]}"
@@ -40,7 +40,7 @@ def say(text: str) -> None:
 
 
 def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
-    """Return the listener for an ``output`` argument. The listener issues the first `Remark` as a warning.
+    """Return the listener for ``output=word``. The listener issues the first `Remark` as a warning.
 
     Raises:
         ArgumentError: If the word is unknown.

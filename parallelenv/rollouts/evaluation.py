@@ -33,7 +33,7 @@ class Evaluation:
         terminated: ``(num_episodes,)`` bool.
         truncated: ``(num_episodes,)`` bool.
         infos: ``(num_episodes,)`` object array of dicts: the info of the last step.
-        env_ids: ``(num_episodes,)`` int64: the env of the episode.
+        env_ids: ``(num_episodes,)`` int64: the id of the env that ran the episode.
     """
 
     returns: Array
@@ -48,7 +48,6 @@ class Evaluation:
         return len(self.lengths)
 
     def __repr__(self) -> str:
-        """Return a one-line summary."""
         has_mean = len(self) and self.returns.dtype != object
         mean = f", return {number(float(self.returns.mean()))} on average" if has_mean else ""
         return f"<Evaluation of {count(len(self), 'episode')}{mean}>"
@@ -74,7 +73,7 @@ def evaluate(
 
 
 class EpisodeRunner:
-    """Runs each env for its number of episodes in ``shares``.
+    """Runs in each env the number of episodes that ``shares`` gives for it.
 
     ``goes_on`` is called before each step; when it returns ``False``, the run stops early. ``advance`` is called after
     each step in which episodes ended, with the number of these episodes.
@@ -119,7 +118,7 @@ class EpisodeRunner:
         return _evaluation(self._results)
 
     def _play(self, engine: Engine, runner: PolicyRunner, env_ids: tuple[int, ...], each: ResetArguments) -> None:
-        """Run the episodes. Envs that finish early, or have no further episode, are idle while the others continue."""
+        """Run the episodes. Envs that have run their share, or have no further episode, wait idle for the others."""
         result: Any = None
         beginning: Sequence[int] = env_ids
         while True:
@@ -141,7 +140,7 @@ class EpisodeRunner:
             each = [(None, None)] * len(beginning)
 
     def _note(self, result: StepResult) -> list[int]:
-        """Count a step, and return the envs whose episodes ended in the step."""
+        """Record the result of a step, and return the ids of the envs whose episodes ended in the step."""
         rows, rewards, ends = result.env_ids, result.rewards, np.flatnonzero(result.dones)
         try:
             self._running.add(rows, rewards)

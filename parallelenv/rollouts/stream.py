@@ -1,4 +1,4 @@
-"""Stepping envs independently: signals that replace states and actions, and the loop of `ParallelEnv.stream`."""
+"""Steps envs independently: signals used instead of states and actions, and the loop of `ParallelEnv.stream`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Signal(enum.StrEnum):
     CLOSE = "close"
 
     def __repr__(self) -> str:
-        """Return the name used in code."""
+        """Return the name of the constant, such as ``TERMINATED``."""
         return self.name
 
 
@@ -106,7 +106,7 @@ class Stream:
 
     @single_threaded_in("recv")
     def _receive(self, min_envs: int, max_envs: int | None, timeout: float | None) -> StepResult:
-        """Return the results that have arrived; their states stay valid after the next call."""
+        """Wait for results and return them; their states stay valid after the next call."""
         result: Any = self._engine.receive(min_envs, max_envs, timeout, "item")
         if not self._engine.copies:
             flags = result.terminated, result.truncated, result.env_ids
