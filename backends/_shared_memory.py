@@ -26,12 +26,12 @@ from parallelenv.errors import WorkerStartError
 
 
 class SharedMemory:
-    """A memory map that can be sent to other processes by its file descriptor. New memory is filled with zeros.
+    """Memory that other processes can map once they receive its file descriptor. New memory is filled with zeros.
 
     Args:
         fileno: The file descriptor, which is closed when this object is deleted.
         nbytes: Size of the memory in bytes.
-        access: Access of this process, as for `mmap.mmap`.
+        access: The access that this process has to the memory, as one of the ``ACCESS_`` constants of `mmap`.
 
     Attributes:
         map: The memory map.
@@ -92,7 +92,7 @@ class SharedMemory:
         return cls(reduction.recv_handle(connection), nbytes, access)
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Give the process with this id access to the memory, over a duplex pipe to the process."""
+        """Send the file descriptor of the memory to the process with id ``pid``, through a duplex pipe."""
         with DeferSigint():
             reduction.send_handle(connection, self._fileno, pid)
 
@@ -104,7 +104,7 @@ class SharedMemory:
 
 
 class BatchAccess(NamedTuple):
-    """Tells a worker that the caller will next send the memory of a batch with this layout (`SharedMemory.send`)."""
+    """Tells a worker that the caller is about to send (`SharedMemory.send`) the memory of a batch with this layout."""
 
     layout: Layout
 
@@ -118,7 +118,8 @@ class SharedArrays(dict[str, Array]):
     """A dict of read-only arrays in shared memory, by name.
 
     Attributes:
-        headers: Names, shapes and dtypes of the arrays. A different process needs these in addition to the memory.
+        headers: Names, shapes and dtypes of the arrays. To receive the arrays, another process needs these as well as
+            the memory.
     """
 
     def __init__(self, headers: ArrayHeaders, memory: SharedMemory) -> None:
@@ -142,9 +143,9 @@ class SharedArrays(dict[str, Array]):
         return cls(headers, memory)
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Give another process access to the memory, over a duplex pipe to that process.
+        """Send the file descriptor of the memory to the process with id ``pid``, through a duplex pipe.
 
-        The process needs `headers` as well, which this method does not send.
+        The process also needs `headers`, which this method does not send.
         """
         self._memory.send(connection, pid)
 
@@ -162,7 +163,7 @@ def _arrays(headers: ArrayHeaders, memory: mmap.mmap | Array) -> dict[str, Array
 
 
 def _offsets(headers: ArrayHeaders) -> list[int]:
-    """Return the offset of each array in bytes, and at the end of the list the size of the memory for all arrays."""
+    """Return the offset of each array in bytes, followed by the total size of the memory."""
     sizes = (dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for _, shape, dtype in headers)
     # Even an empty array gets some bytes, because shared memory cannot be empty.
     return list(

@@ -1,1 +1,1 @@
-"""Adapters: a `ParallelEnv` with the interface of another library, one file per library."""
+"""Adapters, one module per library: each gives a `ParallelEnv` the interface of another library."""

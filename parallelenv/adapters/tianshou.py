@@ -32,7 +32,7 @@ TianshouStep = tuple[Array, Array, Array, Array, Array]
 
 
 class Worker(NamedTuple):
-    """An env in `TianshouVectorEnv.workers`."""
+    """An entry of `TianshouVectorEnv.workers`, which holds one env."""
 
     env: Env
 
@@ -41,7 +41,8 @@ class Worker(NamedTuple):
 class TianshouVectorEnv:
     """A vector env for Tianshou, returned by `ParallelEnv.to_tianshou`. Its methods match those of `BaseVectorEnv`.
 
-    Calls on an env whose step is in flight raise `EnvBusyError` and have no effect. Negative ids count from the end.
+    Except for `reset` without ``env_id``, calls on an env whose step is in flight raise `EnvBusyError` and have no
+    effect. Negative ids count from the end.
 
     Attributes:
         parallel_env: The `ParallelEnv`.
@@ -78,12 +79,11 @@ class TianshouVectorEnv:
         self.metadata = [dict(facts.metadata) for facts in env.engine.pool.facts]
 
     def __len__(self) -> int:
-        """Return the number of envs."""
         return self.env_num
 
     @property
     def is_closed(self) -> bool:
-        """True if this vector env or its `ParallelEnv` is closed."""
+        """True if the `ParallelEnv` is closed."""
         return self.parallel_env.closed
 
     @property
@@ -98,7 +98,7 @@ class TianshouVectorEnv:
 
     @property
     def waiting_id(self) -> list[int]:
-        """Ids of envs with a step in flight, including late and interrupted ones."""
+        """Ids of envs with a step in flight, even if the step is late or the wait for it was interrupted."""
         return self.parallel_env.engine.in_flight
 
     @property
@@ -109,7 +109,7 @@ class TianshouVectorEnv:
     # ---------------------------------------------------------------- episodes
 
     def reset(self, env_id: Ids = None, *, seed: Seeds = None, options: Options = None) -> tuple[Array, Array]:
-        """Start new episodes of envs, by default of all envs; a reset of all envs drops any steps in flight.
+        """Start new episodes. Without ``env_id``, all envs are reset, and any steps in flight are dropped.
 
         If ``seed`` is an int, it is the seed of every env, as in Tianshou; a list has one seed per env.
 
@@ -126,16 +126,17 @@ class TianshouVectorEnv:
     def step(self, action: object, id: Ids = None) -> TianshouStep:
         """Step envs, by default all envs; if ``is_async``, return the results of the envs that finish first.
 
-        ``action`` has one action per env. If ``is_async``, or after Ctrl-C, ``action`` may be ``None``: the call then
-        only waits for steps in flight.
+        ``action`` has one action per env. If ``is_async``, or if Ctrl-C interrupted an earlier step, ``action`` may be
+        ``None``: the call then only waits for steps in flight.
 
         Returns:
-            Observations, rewards ``(k,)``, terminated and truncated ``(k,)`` bool, and infos; observations and infos
-            have the form of `reset`. ``info["env_id"]`` is the env id of the row.
+            Five arrays with one row for each env whose step has finished: observations, rewards, terminated (bool),
+                truncated (bool) and infos. Observations and
+            infos have the same form as those of `reset`, and ``info["env_id"]`` is the id of the row's env.
 
         Raises:
             ActionError: If the actions are invalid; nothing was stepped.
-            ResetNeededError: If an env lost its episode with its worker; nothing was stepped.
+            ResetNeededError: If an env lost its episode because its worker died; nothing was stepped.
             NothingInFlightError: If there is nothing to wait for.
             BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
                 the other envs; ``error.partial.env_ids`` has the ids of these envs.
@@ -179,8 +180,8 @@ class TianshouVectorEnv:
 
         Return one list per env, which contains the env's seed.
 
-        Int ``s`` gives env i the seed ``s + i``. A list has one seed per env. With ``None``, the envs are reset without
-        seeds, and the action spaces are seeded at random.
+        If ``seed`` is an int, env i gets the seed ``seed + i``. A list has one seed per env. With ``None``, the envs
+        are reset without seeds, and the action spaces are seeded at random.
         """
         everyone = self._ready(None)
         seeds = arguments.spread_seeds(seed, everyone, whole=False)
@@ -226,7 +227,7 @@ class TianshouVectorEnv:
         self.parallel_env.close()
 
     def _ready(self, id: Ids) -> list[int]:
-        """Return the env ids of an ``id`` argument; raise `EnvBusyError` if any of the envs has a step in flight."""
+        """Return the env ids that ``id`` selects; raise `EnvBusyError` if any of the envs has a step in flight."""
         env_ids = positions(id, self.env_num, "id")
         waiting = self.waiting_id
         busy = [env_id for env_id in env_ids if env_id in waiting] if waiting else []

@@ -1,7 +1,7 @@
 """Measures an env in every mode, and checks that all modes give the same results as the oracle, ``"dummy"``.
 
-Modes are opened one after the other, because two modes that reserve the same cores of a Ray cluster cannot be open at
-the same time.
+Apart from the oracle, only one mode is open at a time, because two modes cannot reserve the same cores of a Ray
+cluster.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def comparable_words() -> tuple[str, ...]:
 
 
 def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, object]:
-    """Return the arguments of `ParallelEnv` for one of `comparable_words`."""
+    """Return the arguments of `ParallelEnv` that select the mode ``word``, one of `comparable_words`."""
     mode, *options = word.split("+") if word == _CALLER_STEPS else [word]
     cores = {} if num_cpus is None else {"num_cpus": num_cpus}
     return {"para_mode": mode, **cores, **dict.fromkeys(options, True)}
@@ -75,7 +75,7 @@ class ComparisonRow:
     is_missing: bool = False  # whether the only reason is a package that is not installed
 
     def cells(self) -> tuple[str, ...]:
-        """Return the mode's row in the table."""
+        """Return the cells of this mode's row in the table."""
         if self.steps_per_second is None:
             return (self.mode, *"-----", self.failure or "")
         figures = f"{self.workers}", f"{self.startup_seconds:.2f}", number(self.steps_per_second), f"{self.ratio:.2f}"
@@ -93,7 +93,7 @@ class Comparison:
 
     @property
     def is_reproducible(self) -> bool:
-        """True if the env gave the same results in two runs of the reference mode. Otherwise no mode can be checked."""
+        """True if the env gave the same results in two runs of the oracle. Otherwise no mode can be checked."""
         return self.rows[0].deviation is None
 
     @property
@@ -115,7 +115,7 @@ class Comparison:
         return best
 
     def as_dict(self) -> dict[str, object]:
-        """Return all results as plain data, for ``--json``; see ``docs/api/command_line.md`` for the keys."""
+        """Return all results as plain data, for ``--json``. See ``docs/api/command_line.md`` for the keys."""
         modes, best = [asdict(row) for row in self.rows], self.recommended()
         for mode in modes:
             mode["arguments"] = arguments_of(mode.pop("mode"), mode.pop("num_cpus"))
@@ -152,7 +152,7 @@ class Comparison:
 
 
 def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Comparison:
-    """Measure one env in every mode; raise `InvalidEnvError` if the env fails in the oracle.
+    """Measure one env in each mode in ``settings``; raise `InvalidEnvError` if the env fails in the oracle.
 
     ``progress`` advances by one after each mode.
     """
@@ -184,7 +184,7 @@ def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Compariso
 
 
 def _open(row: ComparisonRow, name: str, settings: ComparisonSettings, opened: ExitStack) -> ParallelEnv:
-    """Open a `ParallelEnv` that ``opened`` will close, and record the time until its first states."""
+    """Open a `ParallelEnv` that ``opened`` will close; record in ``row`` how long it took to get the first states."""
     begin = perf_counter()
     mode: Any = arguments_of(row.mode, row.num_cpus)
     env = opened.enter_context(ParallelEnv([name] * settings.num_envs, asynchronous="restart", **mode))
@@ -203,7 +203,8 @@ def _measure(
 ) -> TimedEnv:
     """Compare a mode's results with ``record``, the results of the oracle, and time the mode.
 
-    If ``loop`` is given, the two are timed alternately, so that their speeds can be compared.
+    ``loop`` is the oracle's `TimedEnv`. If it is given, it and the mode are timed alternately, and their speeds are
+    compared.
     """
     for (when, expected), (_, found) in zip(record, _play(env, actions, settings.seed), strict=True):
         row.deviation = row.deviation or difference(expected, found, when)
@@ -226,7 +227,7 @@ def _play(env: ParallelEnv, actions: Sequence[object], seed: int) -> Iterator[tu
 
 
 def check_plot(path: Path) -> None:
-    """Raise an error, before anything is measured, if matplotlib or the folder is missing, or the format is unknown."""
+    """Raise an error if `plot` would fail: matplotlib or the folder is missing, or the format is unknown."""
     if find_spec("matplotlib") is None:
         raise MissingDependencyError(
             f"--plot {path} needs the package 'matplotlib', which is not installed. "
@@ -242,7 +243,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Plot the speed of each mode relative to the oracle, one panel per env, into a file."""
+    """Write a plot to a file: the speed of each mode relative to the oracle, with one panel per env."""
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
 
     most_rows = max(len(comparison.rows) for comparison in comparisons)

@@ -19,7 +19,7 @@ A form that is given up counts as `_NUM_MISSES` such steps.
 
 
 class InfoLearner:
-    """Decides which form has columns in the batch, for one kind of infos: those of steps or those of resets.
+    """Decides which form of infos has columns in the batch. Infos of steps and infos of resets each have a learner.
 
     Attributes:
         form: The form that has columns; empty if there is none.
@@ -37,7 +37,8 @@ class InfoLearner:
         """Learn from those infos of one step that are not in columns.
 
         Args:
-            infos: These infos. They are ignored unless there are more than ``num_envs / 2`` of them.
+            infos: The infos that are not in columns. They are ignored unless there are more than ``num_envs / 2`` of
+                them.
             num_envs: Number of envs that were stepped.
             generation: The `Pool.generation`. If it has changed, hosts may be new and not know the form.
             num_steps: The approximate number of steps since the last call. All infos of the steps between the two calls

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 COLLECT_TIMEOUT = 5.0
-"""Seconds that workers have to send their records."""
+"""Time limit in seconds for workers to send their records."""
 INTERRUPTED_TIMEOUT = 0.2
-"""Seconds that workers have to send their records after Ctrl-C."""
+"""Time limit in seconds for workers to send their records after Ctrl-C."""
 MOST_CALLS = 1_000_000
 """Maximum number of calls that are kept; older calls are dropped."""
 _CHECK_INTERVAL = 1e-3
@@ -51,7 +51,7 @@ class Profile:
 
     @property
     def recording(self) -> Recording:
-        """The recording. Access before the end of the block raises a `UsageError`."""
+        """The recording. Access before the end of the ``with`` block raises a `UsageError`."""
         if self.finished is None:
             raise UsageError("Nothing is recorded yet: call this after the block `with env.profile() as p`.")
         return self.finished
@@ -98,12 +98,12 @@ class Profile:
         return target
 
     def __repr__(self) -> str:
-        """Return the table of the summary or, before the end of the block, a note that recording goes on."""
+        """Return the table of the summary or, before the end of the block, a note that the recording has not ended."""
         return "<Profile, still recording>" if self.finished is None else repr(self.summary())
 
 
 class Recorder:
-    """A context manager that records a `ParallelEnv`. Within the ``with`` block, the recorder is the `Guard.tracer`."""
+    """A context manager that records a `ParallelEnv`. In the ``with`` block, it is the `Guard.tracer` of the env."""
 
     def __init__(self, env: ParallelEnv) -> None:
         self._engine = env.engine
@@ -143,7 +143,10 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Collect the records. A worker that is dead or does not reply in time has no record."""
+        """Stop recording, and collect the workers' records.
+
+        There are no records of workers that are dead or do not reply in time.
+        """
         ended = perf_counter()
         self._guard.tracer = None
         self._engine.pool.is_traced = False
@@ -178,7 +181,7 @@ class Recorder:
     def _collect(self, timeout: float, resumes: bool) -> list[WorkerRecord]:
         """Stop recording in hosts, and return the records received within ``timeout`` seconds.
 
-        Unless ``resumes`` is true, do not wait if that would resume an interrupted command in the caller's thread.
+        Unless ``resumes`` is true, do not wait if waiting would resume an interrupted command in the caller's thread.
         """
         pool = self._engine.pool
         is_held_up = not resumes and pool.is_held_up
@@ -244,7 +247,8 @@ class Summary:
         envs: An `EnvTime` for each env that was stepped.
         missing: Ids of envs whose worker sent no record, because it died or was still busy.
         rebuilt: Ids of envs whose worker was rebuilt; the record of the former worker is lost.
-        is_cut: Whether older events were dropped, so that the recording contains only the latest ``seconds``.
+        is_cut: Whether the start of the recording is missing because its oldest events were dropped. The other figures
+            are then about the rest.
         advice: Advice in one line.
     """
 
@@ -264,11 +268,11 @@ class Summary:
 
     @property
     def slowest(self) -> EnvTime | None:
-        """The env with the longest mean step; ``None`` if no env was stepped."""
+        """The `EnvTime` of the env whose steps take longest on average; ``None`` if no env was stepped."""
         return max(self.envs, key=lambda env: env.mean, default=None)
 
     def __repr__(self) -> str:
-        """Return a table of shares, in which parts are indented under their total, and a table of workers."""
+        """Return a table of shares, a table of workers, and the advice, as text."""
         rows = [
             ("your code", self.caller_share, "your program ran outside the ParallelEnv, and no worker ran"),
             ("transport", self.transport_share, "a call ran or waited, and no worker ran"),
@@ -378,7 +382,10 @@ def _advise(recording: Recording, found: Summary) -> str:
 
 
 def _advise_on_transport(recording: Recording, found: Summary) -> str:
-    """Return advice on the messages of rollouts if workers spent most of their time in rollouts, else on steps."""
+    """Return advice on transport.
+
+    It is about rollouts if workers spent most of their time in them, else about steps.
+    """
     workers, share = recording.workers, f"take {found.transport_share:.0%} of the time"
     fewer = ["fewer workers (num_cpus)"] if len(workers) > 1 else []
     in_rollouts = sum(recording.share(worker.spans[worker.of_operation("rollout")]) for worker in workers)

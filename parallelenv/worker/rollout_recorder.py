@@ -34,7 +34,7 @@ from parallelenv.worker.row_writer import RowWriter
 
 
 class StepSource(Protocol):
-    """An object that steps envs for a policy: a `Host`, or an object of the caller that steps the envs of all hosts."""
+    """An object that steps envs for a policy: a `Host`, or an object in the caller that steps the envs of all hosts."""
 
     writer: RowWriter  #: Writes the results to the batch, and keeps the loose leaves of the states.
     in_caller: bool  #: Whether the policy runs in the thread that receives Ctrl-C.
@@ -49,9 +49,9 @@ class HostRollout:
 
     Args:
         number: Id of the rollout.
-        policy: The pickled policy (see `RolloutRequest`), or an existing runner.
-        is_over: Returns whether to stop. It is called with 0 before the first step of each chunk, and after every step
-            with the number of envs that made the step.
+        policy: The pickled policy (see `RolloutRequest`), or an existing `PolicyRunner`.
+        is_over: A function that returns whether to stop. It is called with 0 before the first step of each chunk, and
+            after every step with the number of envs that made the step.
 
     Attributes:
         has_stopped: The latest result of ``is_over``.
@@ -68,9 +68,9 @@ class HostRollout:
     def play(self, host: StepSource, command: Command) -> RolloutChunk:
         """Make the requested steps and return them as a chunk.
 
-        The chunk has fewer steps if every env reaches its limit, the policy fails, or ``is_over`` returns true.
-        ``command.common`` is a `RolloutRequest`. ``command.each`` contains, for each env, the maximum number of further
-        episodes; ``None`` means any number.
+        The chunk has fewer steps if no env may make a further step, if the policy fails, or if ``is_over`` returns
+        true. ``command.common`` is a `RolloutRequest`. ``command.each`` contains, for each env, the maximum number of
+        further episodes, or ``None`` if there is no maximum.
         """
         recorder = ChunkRecorder(host.writer, command)
         try:
@@ -104,7 +104,10 @@ class HostRollout:
 
 
 def _record_policy_failure(error: BaseException, host: StepSource, chunk: RolloutChunk) -> None:
-    """Record an exception as the policy's failure, unless there is one already; raise the caller's Ctrl-C again."""
+    """Record an exception as the policy's failure, unless a failure is already recorded.
+
+    If the exception is a Ctrl-C in the caller, raise it again instead.
+    """
     if isinstance(error, KeyboardInterrupt) and host.in_caller:
         raise error
     chunk.broken = chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
@@ -141,7 +144,7 @@ class ChunkRecorder:
         self._select([column for column, left in enumerate(self._episodes_left) if left != 0])
 
     def _select(self, columns: list[int]) -> None:
-        """Select the envs in these columns to make the next steps."""
+        """Let only the envs in these columns make the next steps."""
         all_ids = self.chunk.env_ids
         is_all = len(columns) == len(all_ids)
         self._active = columns
@@ -156,7 +159,7 @@ class ChunkRecorder:
         return gather_states(self._batch, self.env_ids, self._rows, loose, copy=True)
 
     def _loose(self, env_ids: Sequence[int]) -> dict[int, list[Any]]:
-        """Return, by env id, copies of the loose leaves of these envs' latest states, if there are any."""
+        """Return, by env id, copies of the loose leaves of the latest states; leave out envs that have none."""
         if not self._has_loose:
             return {}
         first, loose = self._writer.first, self._writer.loose
@@ -179,7 +182,7 @@ class ChunkRecorder:
     def record_step(self, reply: Reply) -> list[int]:
         """Record the results of a step; return the ids of the envs that failed or whose episode ended.
 
-        Envs that failed or may not start a further episode make no further step.
+        Envs that failed, or that may not start another episode, make no further steps in the chunk.
         """
         chunk, step, place = self.chunk, self.count, (self.count, self._columns)
         chunk.rewards[place] = self._batch.rewards[self._rows]
@@ -224,7 +227,7 @@ class ChunkRecorder:
         return [chunk.env_ids[column] for column in (*ended, *failed)]
 
     def _goes_on(self, column: int) -> bool:
-        """Count the ended episode of the env in this column; return whether the env makes further steps."""
+        """Count the episode that ended in this column; return whether the env makes further steps."""
         if self._request.skips_done or self.chunk.env_ids[column] in self.chunk.exhausted:
             return False
         left = self._episodes_left[column]
@@ -232,9 +235,10 @@ class ChunkRecorder:
         return left != 0
 
     def finish(self, formats: Mapping[str, ExtrasFormat]) -> RolloutChunk:
-        """Complete the chunk and return it. The policy's extras are stacked in arrays of these formats.
+        """Complete the chunk and return it.
 
-        Entries for which the policy was not called are zero, or ``None`` in object arrays.
+        ``formats`` has the format of each of the policy's extras; each becomes one array of the chunk. If the policy
+        was not called for an env in a step, the entry is zero, or ``None`` in an object array.
         """
         chunk, count = self.chunk, self.count
         chunk.states = [kept[:count] for kept in chunk.states]

@@ -49,7 +49,7 @@ _BYPASSING = {
     *("rollout", "send_reset", "arecv", "stream", "run_episodes", "play", "record", "get_state", "send_action"),
     *("to_gymnasium", "to_sb3", "to_tianshou"),
 }
-"""Methods that step the envs inside the wrappers, or whose results arrive too late for wrappers to process."""
+"""Methods that step the wrapped envs directly, or whose results arrive too late for wrappers to process."""
 
 
 def space_of(env: object) -> Space:
@@ -67,8 +67,8 @@ def space_of(env: object) -> Space:
 def shared_structure(env: object, problem: str) -> Structure:
     """Return the structure of the space that all envs share.
 
-    If they share none, raise an error. ``problem`` says what this means for the states: for example, they "cannot be
-    stacked".
+    If they share none, raise an `ArgumentError`. ``problem`` completes "their states ..." in its message: for example,
+    "cannot be stacked".
     """
     structure = Structure(space_of(env))
     if structure.space is None:
@@ -81,13 +81,13 @@ def shared_structure(env: object, problem: str) -> Structure:
 class ParallelWrapper(ShortTracebacks):
     """Base class of wrappers, with all attributes and methods of the wrapped `ParallelEnv`.
 
-    Override methods, or the hooks `on_reset`, `on_step` and `on_send`. Each result passes through the hooks once,
-    batched, whichever method returns it (`step`, `recv`, `step_wait`), for any number of envs and any ``align``. If an
-    env fails, the results of the other envs in ``error.partial`` also pass through the hooks.
+    Override methods, or the hooks `on_reset`, `on_step` and `on_send`. Each result passes through the hooks once, as a
+    batch. This holds for any method that returns results (`reset`, `step`, `recv`, `step_wait`), any number of envs and
+    any ``align``. If an env fails, the results of the other envs in ``error.partial`` also pass through the hooks.
 
-    An exception raised by a hook reaches the caller unchanged. Its attribute ``partial`` is the result that the hook
-    received, and ``wrapper`` is this wrapper. The wrappers around this one never see that result, so all envs in the
-    result need a reset.
+    If `on_reset` or `on_step` raises an exception, it reaches the caller with two more attributes: ``partial`` is the
+    result that the hook received, and ``wrapper`` is this wrapper. The wrappers around this one never see that result,
+    so all envs in the result need a reset.
 
     Methods that would bypass wrappers raise `UsageError`: `rollout`, `stream`, `run_episodes`, `play`, `record`,
     `send_reset`, `arecv`, `get_state`, `send_action`, `to_gymnasium`, `to_sb3`, `to_tianshou`. Call them on
@@ -118,8 +118,8 @@ class ParallelWrapper(ShortTracebacks):
         """Return the states that a reset should return.
 
         Args:
-            states: Batched first states of these envs.
-            env_ids: The envs, in the order of the states. Exhausted envs are left out.
+            states: The first states of the envs in ``env_ids``, batched.
+            env_ids: Ids of the envs, in the order of the states. Exhausted envs are left out.
         """
         return states
 
@@ -208,7 +208,7 @@ class ParallelWrapper(ShortTracebacks):
     def _without_exhausted(
         self, look: Callable[[States, tuple[int, ...]], States], states: States, env_ids: tuple[int, ...]
     ) -> States:
-        """Return ``look``'s result for envs that are not exhausted, and ``None`` for the others."""
+        """Return the states that ``look`` returns for the envs that are not exhausted, and ``None`` for the others."""
         living = np.flatnonzero(~self.exhausted[list(env_ids)]).tolist()
         if len(living) == len(env_ids) or not living:
             return look(states, env_ids) if living else states
@@ -217,7 +217,7 @@ class ParallelWrapper(ShortTracebacks):
         return states if seen is batch else scattered(seen, self.single_observation_space, living, len(env_ids))
 
     def _seen(self, align: Align, call: Callable[..., Any], *args: object) -> StepResult | StepBatch:
-        """Make a call and return its result, processed by `on_step` and then converted to ``align``."""
+        """Make a call and return its result, processed by `on_step` and in the form that ``align`` selects."""
         check_align(align)
         if type(self).on_step is ParallelWrapper.on_step:
             return call(*args, align=align)  # type: ignore[no-any-return]
@@ -240,7 +240,7 @@ class ParallelWrapper(ShortTracebacks):
             raise
 
     def _require_reset(self, error: BaseException, partial: States | StepResult, env_ids: Sequence[int]) -> None:
-        """Set ``partial`` and ``wrapper`` of an error of this wrapper, and mark the envs as in need of a reset."""
+        """Set ``partial`` and ``wrapper`` on an error raised in this wrapper, and mark the envs as needing a reset."""
         put(error, "partial", partial)
         put(error, "wrapper", self)
         table = self.unwrapped.engine.table
@@ -258,7 +258,7 @@ class ParallelWrapper(ShortTracebacks):
         return self.unwrapped.engine.done_policy.autoreset
 
     def have_begun(self, env_ids: Sequence[int]) -> bool:
-        """Return whether all of these envs are in an episode, so that none needs a reset."""
+        """Return whether none of these envs needs a reset."""
         phase = self.unwrapped.engine.table.phase
         return all(phase(env_id) is not Phase.NEEDS_RESET for env_id in env_ids)
 
@@ -301,8 +301,8 @@ class ParallelWrapper(ShortTracebacks):
     def load_state(self, state: Any) -> tuple[int, ...]:
         """Restore a state. See `ParallelEnv.load_state`.
 
-        If an env fails, the wrappers keep their current state, which no longer fits the envs. In that case, reset all
-        envs.
+        If an env fails while it is being restored, the wrappers keep their current state, which no longer fits the
+        envs. In that case, reset all envs.
 
         Raises:
             ArgumentError: If the state was saved through different wrappers, or for the reasons given in
@@ -329,11 +329,11 @@ class ParallelWrapper(ShortTracebacks):
         return lost
 
     def remembered(self) -> dict[str, object]:
-        """Return the state that this wrapper keeps between calls, for `save_state`; by default, an empty dict."""
+        """Return the part of this wrapper's own state that `save_state` must save; by default, an empty dict."""
         return {name: getattr(self, name) for name in self._saved}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Restore the state returned by `remembered`; statistics are restored for all wrappers that share them."""
+        """Restore what `remembered` returned. Statistics that several wrappers share are restored for all of them."""
         for name, value in memory.items():
             if hasattr(value, "leaves"):
                 getattr(self, name).leaves = value.leaves
@@ -367,17 +367,16 @@ class ParallelWrapper(ShortTracebacks):
     if not TYPE_CHECKING:  # a type checker would otherwise accept any name
 
         def __setattr__(self, name: str, value: object) -> None:
-            """Set an attribute of this wrapper. Only reads of unknown attributes are forwarded to the wrapped object.
+            """Set an attribute of this wrapper. Reads of unknown attributes go to the wrapped object; writes do not.
 
             Raises:
-                AbsentAttributeError: If the name is a setting of another library, which would have no effect here.
+                AbsentAttributeError: If another library has a setting of this name, which would have no effect here.
             """
             if name in FOREIGN_SETTINGS and not hasattr(type(self), name):
                 raise unsettable_attribute(self, name, is_argument=False)
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
-        """Return the number of envs."""
         return len(self.env)
 
     def __enter__(self) -> Self:
@@ -385,15 +384,12 @@ class ParallelWrapper(ShortTracebacks):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Call `close`."""
         self.close()
 
     def __repr__(self) -> str:
-        """Return a one-line description."""
         return f"<{type(self).__name__} around {self.env!r}>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return the notebook display of this wrapper and the wrapped object."""
         return mime_bundle(self)
 
 
@@ -402,7 +398,7 @@ AnswerWrapper = ParallelWrapper
 
 
 def _form(value: object) -> object:
-    """Return the parts that must be equal in two saved states: shapes, and the arguments under ``"settings"``."""
+    """Return the parts of a saved state that must match when it is loaded: shapes, and arguments (``"settings"``)."""
     if isinstance(value, dict):
         return {name: part if name == "settings" else _form(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -411,7 +407,7 @@ def _form(value: object) -> object:
 
 
 class StateWrapper(ParallelWrapper):
-    """Base class of wrappers that change states: override `process`, which gets the states of all envs in a result.
+    """Base class of wrappers that change states. Override `process`, which receives all states of a result at once.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -430,8 +426,9 @@ class StateWrapper(ParallelWrapper):
     def process(self, states: States) -> States:
         """Return processed states.
 
-        Called with the states that `reset`, `step` and `recv` return. Envs that have no state are left out. If episodes
-        ended and restarted, this method is called once more, with the states in ``info["ended_state"]``.
+        This method receives the states of each result of `reset`, `step` and `recv`. Envs that have no state are left
+        out. If envs ended an episode and started the next one in the same step, this method is called a second time,
+        with the states in ``info["ended_state"]``.
 
         Args:
             states: Batched as `ParallelEnv.step` returns them, for any number of envs.
@@ -451,10 +448,10 @@ class StateWrapper(ParallelWrapper):
         return self._processed(states, len(env_ids))
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Return the result with processed states, including the last states of episodes.
+        """Return the result with processed states, including the last states of ended episodes.
 
         Raises:
-            ArgumentError: If `process` returns something other than a batch of states that fit the space.
+            ArgumentError: If `process` returns something other than a batch of states that fit the observation space.
         """
         if not len(result.dones):
             return result
@@ -467,7 +464,7 @@ class StateWrapper(ParallelWrapper):
         return changed(result, states=states)
 
     def get_observations(self, id: Ids = None) -> States:
-        """Return the processed current observations of tasks. See `TaskPool.get_observations`."""
+        """Return the current observations of tasks, processed. See `TaskPool.get_observations`."""
         env: Any = self.env
         return self._without_exhausted(
             lambda states, env_ids: self._processed(states, len(env_ids)), env.get_observations(id), self.chosen(id)

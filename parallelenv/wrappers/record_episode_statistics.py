@@ -20,15 +20,15 @@ from parallelenv.wrappers.batching import States, numeric_rewards, rebuilt
 class RecordEpisodeStatistics(ParallelWrapper):
     """Adds the statistics of an episode to the info of its last step, as ``info["episode"]`` with Gymnasium's keys.
 
-    ``"r"`` is the sum of rewards (a float), ``"l"`` is the number of steps, and ``"t"`` is the duration in seconds. A
-    step in which an env failed and was restarted counts, with reward 0. With ``asynchronous="continue"``, steps after
-    the end of an episode do not count until the env is reset. A step raises `EnvContractError` if a reward is not a
-    number or an info already has the key.
+    ``"r"`` is the sum of rewards (a float), ``"l"`` is the number of steps, and ``"t"`` is the duration in seconds. If
+    an env failed in a step and was restarted, this step still counts, with reward 0. With ``asynchronous="continue"``,
+    steps after the end of an episode do not count until the env is reset. A step raises `EnvContractError` if a reward
+    is not a number or an info already has the key ``stats_key``.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
         buffer_length: Number of episodes to keep in the queues; older ones are dropped.
-        stats_key: Key in the info.
+        stats_key: Key of the statistics in the info.
 
     Attributes:
         episode_count: Number of episodes that have ended.
@@ -55,7 +55,7 @@ class RecordEpisodeStatistics(ParallelWrapper):
         self._is_over: Array = np.zeros(len(env), dtype=bool)
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
-        """Start the counts of new episodes."""
+        """Reset the counts of the envs that start new episodes."""
         self._begin(list(env_ids))
         return states
 
@@ -91,13 +91,13 @@ class RecordEpisodeStatistics(ParallelWrapper):
         self._begins[rows] = time.perf_counter()
 
     def remembered(self) -> dict[str, object]:
-        """Return the counts and the elapsed times."""
+        """Return the counts, the latest episodes, and the time elapsed in each running episode."""
         return {**super().remembered(), "_begins": time.perf_counter() - self._begins}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Restore the counts, and at most ``buffer_length`` episodes.
+        """Restore the counts and the latest episodes, at most ``buffer_length`` of them.
 
-        The time since `save_state` is not part of an episode's duration.
+        The time between `save_state` and `load_state` does not count towards an episode's duration.
         """
         queues = {name: deque(memory[name], maxlen=self._buffer_length) for name in memory if name.endswith("_queue")}
         super().remember({**memory, **queues, "_begins": time.perf_counter() - memory["_begins"]})
