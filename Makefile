@@ -32,7 +32,7 @@ test-all: $(VENV)/.test ## Run every test, before a release: also long tests, cl
 neighbours: $(VENV)/.neighbours ## Test the adapters with Stable-Baselines3, Tianshou and RLlib, and EnvPool as a member; a minute.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) $(PARALLEL) -m "neighbours and not long" tests/adapters $(PYTEST_ARGS)
 
-neighbours-long: $(VENV)/.neighbours ## Compare the adapters with the vector envs of other libraries for thousands of steps in every mode; NNN minutes.
+neighbours-long: $(VENV)/.neighbours ## Compare the adapters with the vector envs of other libraries for thousands of steps in every mode.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) -m "neighbours and long" tests/adapters $(PYTEST_ARGS)
 
 neighbours-suites: $(VENV)/.neighbours $(if $(NEIGHBOURS),,build/neighbours) ## Run the tests of Gymnasium, Stable-Baselines3 and Tianshou on the adapters; an hour. NEIGHBOURS= a folder with a checkout of each.
