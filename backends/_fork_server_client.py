@@ -1,6 +1,7 @@
-"""The caller's side of fork servers: objects that send requests to them and record which modules each has imported.
+"""The caller's side of fork servers.
 
-`_fork_server` contains the code of the servers.
+Its objects send requests to fork servers and record which modules each server has imported. The code that runs in the
+servers is in `_fork_server`.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class ForkServer:
         Args:
             name: The method of `_Server` to call.
             arguments: The first arguments of that method.
-            ends: Descriptors for the process, which are the last arguments of that method.
+            ends: File descriptors for the new process; they are the last arguments of that method.
         """
         sentinel, lifeline = multiprocessing.Pipe(duplex=False)
         status, report = multiprocessing.Pipe(duplex=False)
@@ -132,7 +133,7 @@ class ForkServer:
         return ForkedProcess(pid, status, lifeline, self)
 
     def load(self, module: str, log: WorkerLog, *, silence: bool) -> ImportResult:
-        """Import a module in the server. If Ctrl-C interrupts the import, the server is ended.
+        """Import a module in the server. If Ctrl-C interrupts the import, this method ends the server.
 
         Raises:
             ConnectionError: If the server has ended.
@@ -150,9 +151,9 @@ class ForkServer:
         return module in self._known
 
     def _ask(self, name: str, arguments: tuple[object, ...], *filenos: int) -> Any:
-        """Call a method of the server with these arguments and descriptors, and return its result.
+        """Make the server call its method ``name`` with these arguments and file descriptors, and return the result.
 
-        If the request is interrupted, cannot be sent or gets no answer, the server is ended.
+        If the request is interrupted, cannot be sent or gets no answer, this method ends the server.
         """
         try:
             with self._lock:
@@ -184,7 +185,7 @@ class ForkServer:
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """Return the settings that ``multiprocessing.spawn.prepare`` applies in a new process, without the main module."""
+    """Return settings for ``multiprocessing.spawn.prepare`` in a new process, except those for the main module."""
     settings = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_")}
     return {**settings, "authkey": bytes(settings["authkey"])}
 
@@ -195,15 +196,15 @@ class ForkServers:
     Attributes:
         root: The root server, from which all other servers are forked; ``None`` until the root is started.
         servers: All servers except the root; the most recently used server is the last.
-        refused: Modules with side effects that do not allow forking, each with the result of its import. Each worker
-            imports these modules itself.
+        refused: For each module whose import has side effects that do not allow forking, the result of the import. Each
+            worker imports these modules itself.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Reset this object to have no servers. A forked child does this, because the servers belong to its parent."""
+        """Forget all servers. Each forked child does this, because the servers belong to its parent."""
         self._lock = threading.Lock()
         self.root: ForkServer | None = None
         self.servers: list[ForkServer] = []
@@ -213,7 +214,9 @@ class ForkServers:
     def server_with(
         self, modules: Collection[str], log: WorkerLog, *, silence: bool
     ) -> tuple[ForkServer, dict[str, str]]:
-        """Return a server that has imported these modules.
+        """Return a server that has imported these modules, as far as possible.
+
+        A module is left out if its import fails, or has side effects that do not allow forking.
 
         Args:
             modules: Names of the modules.
@@ -221,7 +224,7 @@ class ForkServers:
             silence: Whether warnings during the imports are hidden.
 
         Returns:
-            The server, and a dict from the names of modules that the server has not imported to the reasons.
+            The server, and the reason for each module that it has not imported, by module name.
 
         Raises:
             OSError: If no server can be started.
@@ -252,8 +255,8 @@ class ForkServers:
     def _server(self, root: ForkServer, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
         """Return the server for exactly these packages.
 
-        If there is none yet, a new server is forked from the server that may import most of these packages and no
-        others.
+        If there is none yet, fork it from an existing server: of those that may import nothing but these packages, the
+        one that may import the most of them.
         """
         fitting = [one for one in self.servers if one.surroundings == surroundings and one.packages <= packages]
         server = max(fitting, key=lambda one: len(one.packages), default=root)
@@ -263,9 +266,9 @@ class ForkServers:
         return server
 
     def _load(self, server: ForkServer, wanted: Sequence[str], log: WorkerLog, silence: bool) -> dict[str, str] | None:
-        """Make a server import modules, and return a dict from the names of missing modules to the reasons.
+        """Make a server import modules; return the reason for each module that is still missing, by module name.
 
-        Return ``None`` if the side effects of an import do not allow forking workers from this server.
+        Return ``None`` if an import had side effects that do not allow forking workers from this server.
         """
         missing: dict[str, str] = {}
         for module in wanted:

@@ -35,7 +35,8 @@ Bar: TypeAlias = "NoBar | tqdm.tqdm[Any]"
 def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
     """Show a progress bar in a notebook or on a terminal, and remove it at the end of the block.
 
-    If the output goes to a file or a pipe, nothing is shown. ``look`` holds further arguments for tqdm.
+    Nothing is shown if ``is_wanted`` is false, or if the output goes to a file or a pipe. ``look`` holds arguments for
+    tqdm.
     """
     is_cell = kernel_of_notebook() is not None
     is_terminal = False
@@ -50,7 +51,7 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def announce_if_slow(text: str) -> Iterator[None]:
-    """If the block takes longer than 2 s, show a line of text in place of a progress bar until the block ends."""
+    """If the block takes longer than 2 s, show ``text`` in the place of a progress bar until the block ends."""
     with contextlib.ExitStack() as shown:
 
         def show() -> None:
@@ -70,7 +71,7 @@ def announce_if_slow(text: str) -> Iterator[None]:
 class CellBar(tqdm.tqdm):  # type: ignore[type-arg]
     """A tqdm bar below a notebook cell.
 
-    The bar is a line of text that the front end replaces, so it needs no ipywidgets. tqdm's own bars either need
+    The bar is a line of text, which each update replaces, so it needs no ipywidgets. tqdm's own bars either need
     ipywidgets, in the kernel and in the front end, or write to stderr, which notebooks show on a red background.
     """
 
@@ -93,7 +94,7 @@ class CellBar(tqdm.tqdm):  # type: ignore[type-arg]
 
 
 def kernel_of_notebook() -> Any:
-    """Return the kernel that runs this process's cells; ``None`` outside notebooks, including IPython on a terminal."""
+    """Return the Jupyter kernel of this process; ``None`` outside notebooks, for example in IPython on a terminal."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None)

@@ -1,4 +1,7 @@
-"""A set of collectors, each in its own worker. Their collections are returned together, or one by one when ready."""
+"""A set of collectors, each in its own worker.
+
+Their collections are returned together, or one by one as they become ready.
+"""
 
 from __future__ import annotations
 
@@ -113,17 +116,18 @@ class CollectorSet(CollectorBase):
     def create(
         cls, num_workers: int, make_policy: Callable[..., Policy], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> CollectorSet:
-        """Return a set. The arguments are those of the constructor."""
+        """Return a `CollectorSet`. The arguments are those of the constructor."""
         return cls(num_workers, make_policy, make_envs, **options)
 
     @classmethod
     def create_factory(
         cls, num_workers: int, make_policy: Callable[..., Policy], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> Callable[..., CollectorSet]:
-        """Return a picklable function that makes a set with these arguments, for training with several learners.
+        """Return a picklable function that makes a `CollectorSet` with these arguments.
 
-        The function can be called in another process. It accepts arguments of the constructor, which override the
-        ones given to this method.
+        The function is meant for training with several learners: you can call it in another process. It accepts keyword
+            arguments
+        of the constructor, which override those given to this method.
         """
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
         return functools.partial(cls, **given, **options)
@@ -149,17 +153,17 @@ class CollectorSet(CollectorBase):
     ) -> Iterator[tuple[Rollout, Info]]:
         """Yield collections as they become ready: ``for data, info in collectors.stream()``.
 
-        A collector starts its next collection, with the current weights, before its last one is yielded, so it works
-        while the loop body runs. At any time, at most ``max_in_flight`` collections are in flight: requested, but not
-        yet yielded. You can leave the loop at any time: collections in flight become part of the next `collect` or
-        `stream`.
+        A collector starts its next collection, with the current weights, before the finished one is yielded, so it
+        works while the loop body runs. At any time, at most ``max_in_flight`` collections are in flight: requested, but
+        not yet yielded. You can leave the loop whenever you like: collections in flight become part of the next
+        `collect` or `stream`.
 
         Args:
             num_steps: Steps of each env. See `Collector.collect`.
             max_in_flight: Maximum number of collections in flight. The default, and upper limit, is the number of
                 collectors. With a smaller number, a collector starts its next collection only after the loop body has
                 run on its previous one, so the new collection uses any weights that the loop body set.
-            num_collections: Number of collections to yield; ``None`` continues until the set is stopped.
+            num_collections: Number of collections to yield; ``None`` continues until `stop` is called.
 
         Yields:
             ``data, info`` of one collector, as `Collector.collect` returns them. ``info`` also has ``collector``, the
@@ -167,7 +171,7 @@ class CollectorSet(CollectorBase):
             since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
-            The errors of `collect`.
+            The same errors as `collect`.
         """
         if self.closed:
             raise self._guard.refusal("stream")
@@ -195,7 +199,7 @@ class CollectorSet(CollectorBase):
 
     @single_threaded
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
-        """Return a collection that is ready. If there is none, wait until a collector replies, and return ``None``."""
+        """Return a collection that is ready. If none is ready, wait until a collector replies, and return ``None``."""
         scheduler = self._scheduler
         ready = [rank for rank in sorted(scheduler.idle) if scheduler.members[rank].parts][:1]
         in_flight = scheduler.in_flight.difference(ready)
@@ -212,7 +216,7 @@ class CollectorSet(CollectorBase):
         return data, self._completed({**info, "collector": ready[0]})
 
     def _completed(self, info: Info) -> Info:
-        """Set ``seconds`` in an info, add the info to the history, and return it."""
+        """Set ``info["seconds"]``, note the collection in the history, and return ``info``."""
         now = time.perf_counter()
         info["seconds"], self._last_report = now - self._last_report, now
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], info["seconds"])
@@ -246,7 +250,7 @@ class CollectorSet(CollectorBase):
             ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
             WorkerDiedError: If a collector has died more often than ``max_restarts`` allows. Otherwise, a dead
-                collector is replaced, and the new one runs the whole share again.
+                collector is replaced, and the new one runs all of its episodes again.
             BaseException: Any exception raised by an env or a policy.
         """
         check_positive("num_episodes", num_episodes)
@@ -271,7 +275,7 @@ class CollectorSet(CollectorBase):
 
     @property
     def num_envs(self) -> int:
-        """Number of envs to collect from, in all collectors together."""
+        """Total number of envs that the collectors collect from; test envs are not counted."""
         return sum(member.num_envs for member in self._scheduler.members)
 
     @property
@@ -280,7 +284,6 @@ class CollectorSet(CollectorBase):
         return self._scheduler.num_replaced
 
     def __repr__(self) -> str:
-        """Return a one-line description."""
         state = "stopped" if self.closed else f"version {self.version}"
         return f"<parallelenv.CollectorSet of {count(len(self), 'collector')}, para_mode={self._word!r}, {state}>"
 
@@ -294,7 +297,7 @@ def _start(
 ) -> ParallelEnv:
     """Return a `ParallelEnv` of collectors.
 
-    ``makers`` are the user's functions; an error names the one that cannot be pickled.
+    ``makers`` are the user's functions, by argument name. If one of them cannot be pickled, the error names it.
     """
     if para_mode == registry.AUTO:
         raise ArgumentError(

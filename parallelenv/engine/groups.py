@@ -1,4 +1,4 @@
-"""Vector envs in a pool: which env ids belong together, and which operations a vector env does not support.
+"""The vector envs of a pool: which env ids belong to each, and which operations it does not support.
 
 The sub-envs of a vector env form a *group*. They have consecutive env ids and live in the same worker.
 """
@@ -21,15 +21,15 @@ _FOR_ALL = {
     "call": "whose methods can only be called for all of its envs",
     "load": "which can only be loaded as a whole",
 }
-"""Operations that many vector envs support only for all of their sub-envs at once, with words for messages."""
+"""Operations that many vector envs support only for all of their sub-envs at once, with a clause for error messages."""
 
 
 class Groups:
     """The groups of a pool.
 
     Args:
-        facts: For each item in the user's list, the facts about the vector env, or ``None`` if the item is a single
-            env. Empty if there is no vector env.
+        facts: For each item in the user's list, the facts about it if it is a vector env, or ``None`` if it is a single
+            env. Empty if no item is a vector env.
     """
 
     def __init__(self, facts: Iterable[GroupFacts | None]) -> None:
@@ -45,7 +45,7 @@ class Groups:
             self._items += [item] * len(env_ids)
 
     def item(self, env_id: int) -> int:
-        """Return the index, in the user's list, of an env or of the vector env to which it belongs."""
+        """Return the index of this env's item in the user's list."""
         return self._items[env_id] if self._items else env_id
 
     def facts(self, env_ids: Iterable[int]) -> list[GroupFacts | None] | None:
@@ -55,7 +55,7 @@ class Groups:
         return [self._groups.get(self._group_of.get(env_id, range(0))) for env_id in env_ids]
 
     def complete(self, env_ids: Iterable[int]) -> list[int]:
-        """Return these envs and all other envs of their groups, ascending."""
+        """Return the ids of these envs and of all other envs of their groups, in ascending order."""
         chosen = set(env_ids)
         return sorted(chosen.union(*(self._group_of.get(env_id, ()) for env_id in chosen)))
 
@@ -70,9 +70,10 @@ class Groups:
                 failures[env_id] = Failure(one.exception, env_id, one.operation)
 
     def fitting_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> list[int | None]:
-        """Return the seeds that the envs can use.
+        """Return ``seeds``, but replace seeds that the envs cannot use.
 
-        If a group accepts only one seed for all its envs, its seeds are derived from the seed of its first env.
+        If a group accepts only one seed for all its envs, the seeds of its other envs are derived from that of its
+        first env.
         """
         first = dict(zip(env_ids, seeds, strict=True))
         fitting = list(seeds)
@@ -84,7 +85,7 @@ class Groups:
         return fitting
 
     def refuse_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Raise an `ArgumentError` if a vector env that accepts one seed for all its envs would get separate seeds."""
+        """Raise an `ArgumentError` if envs get separate seeds but their vector env accepts only one seed for all."""
         given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
         for whole in self._groups if given else ():
             own = [given.get(env_id) for env_id in whole]
@@ -99,7 +100,7 @@ class Groups:
     ) -> None:
         """Raise an `ArgumentError` if some envs of a group are left out of an operation that needs the whole group.
 
-        See `Pool.submit` for the arguments.
+        See `Pool.ask` for the arguments.
         """
         if not self._groups:
             return
@@ -111,9 +112,9 @@ class Groups:
                 raise self._error_of_cut(whole, part, _FOR_ALL[what])
 
     def refuse_running(self, env_ids: Iterable[int], is_running: Callable[[int], bool]) -> None:
-        """Raise an `ArgumentError` if a step leaves out running envs of a group that can only step all of them.
+        """Raise an `ArgumentError` if a step leaves out running envs of a group that can only step them all together.
 
-        ``is_running`` tells whether an env has an episode.
+        ``is_running`` tells whether an env is in an episode.
         """
         if not self._groups:
             return
@@ -139,10 +140,10 @@ class Groups:
         )
 
     def refuse_resting(self, call: str, env_ids: Iterable[int], *, autoreset: bool = False) -> None:
-        """Raise an `ArgumentError` if an env belongs to a vector env that cannot step its other envs without this env.
+        """Raise an `ArgumentError` if one of the envs belongs to a vector env that cannot step without that env.
 
-        ``call``, in which each env rests after its last episode, is named in the message. ``autoreset`` tells whether
-        an env that rests has already started its next episode.
+        ``call`` is the name, for the message, of the user's call; during this call, each env rests after its last
+        episode. ``autoreset`` tells whether an env that rests has already started another episode.
         """
         if not self._groups:
             return
@@ -174,7 +175,7 @@ class Groups:
 
 
 def _lack(facts: GroupFacts, policy: DonePolicy) -> str:
-    """Return a clause that tells why a vector env does not fit a done policy; empty if the env fits."""
+    """Return a clause that tells why a vector env does not fit a done policy, or an empty string if it fits."""
     if policy.autoreset:
         if facts.autoreset == "SameStep" or facts.resets_some:
             return ""

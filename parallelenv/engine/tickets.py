@@ -1,4 +1,4 @@
-"""One call in flight: its operation and envs, and the replies so far."""
+"""A ticket: one call in flight, with its operation, its envs and the replies so far."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Ticket:
         operation: Name of the operation.
         sent_to: The envs to which commands are sent.
         each: One argument for each env in ``sent_to``; ``None`` if there are no arguments.
-        env_ids: The envs of the result, in the order of the result; envs that are not in ``sent_to`` rest. The default
-            is ``sent_to``.
-        pending: Env ids of the pending commands (those without a reply), by the command's number.
+        env_ids: The envs in the result, in the order of the result; those that are not in ``sent_to`` are resting.
+            Initially ``sent_to``.
+        pending: For each command that has no reply yet, the ids of its envs, by the command's number.
         values: Results, by env id; envs with an empty result are left out.
         failures: Failures, by env id.
-        arrivals: List to which an entry is appended for each reply that arrives; ``None`` if there is no such list.
+        arrivals: List to which an entry is appended for each reply that arrives; ``None`` if no such list is needed.
     """
 
     __slots__ = ("arrivals", "each", "env_ids", "failures", "operation", "pending", "sent_to", "values")
@@ -51,7 +51,11 @@ class Ticket:
             self.arrivals.append((self, env_ids))
 
     def raise_failures(self, partial: Any = None) -> None:
-        """Raise the failures, if there are any. By default, ``error.partial`` has the other envs' values, by env id."""
+        """Raise the failures, if there are any.
+
+        ``partial`` becomes the error's attribute of that name. By default, it has the values of the envs that did not
+        fail, by env id.
+        """
         if not self.failures:
             return
         if partial is None:
@@ -65,7 +69,7 @@ class Ticket:
 
     @property
     def answered(self) -> list[int]:
-        """Ids of envs in the result that have replied or rest, in the order of the result."""
+        """Ids of the envs in the result that have replied or are resting, in the order of the result."""
         pending = set(self.pending_ids)
         return [env_id for env_id in self.env_ids if env_id not in pending]
 
@@ -110,7 +114,7 @@ class Outcome:
 
     @property
     def exhausted(self) -> list[int]:
-        """Ids of envs whose reset, in this step, found no further episode."""
+        """Ids of the envs that were reset in this step but have no further episode."""
         return [env_id for env_id, extra in self.extras.items() if extra.is_exhausted]
 
     def without_failures(self) -> Outcome:

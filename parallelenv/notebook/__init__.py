@@ -1,4 +1,4 @@
-"""Notebook display: pictures and films of envs, profiles, and the display of a `ParallelEnv`."""
+"""Notebook output: pictures and films of envs, profiles, and the representation of a `ParallelEnv`."""
 
 from parallelenv.notebook.film import picture_of
 from parallelenv.notebook.profile import Recorder

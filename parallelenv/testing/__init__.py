@@ -8,10 +8,10 @@ The tests of a third-party backend need only this::
         para_mode = MyBackend  # or a word that an entry point adds
         backend_options = {"address": "..."}  # if it has options
 
-The suite tests what a backend can break: transport, order, copies, failures, deaths, timeouts, interrupts and `close`.
-The mode ``dummy`` is the oracle: with the same seeds and actions, the mode under test must return the same results, bit
-for bit. The suite needs pytest, and a backend that can run two workers at the same time. Some envs of the suite write
-files into ``tmp_path``.
+The suite tests what a backend can break: the transport, order and copying of data, the handling of failures, deaths,
+timeouts and interrupts, and `close`. The mode ``dummy`` is the reference: with the same seeds and actions, the mode
+under test must return the same results, bit for bit. The suite needs pytest, and a backend that can run two workers at
+the same time. Some envs of the suite write files into pytest's ``tmp_path``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["BackendContract"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the suite on first access.
+    """Import the test suite when it is first accessed.
 
     Workers import the envs from this package, and would otherwise import pytest too, which takes 0.15 s.
     """

@@ -1,8 +1,8 @@
 """Saves and restores the state of an env, and gives each env its own state of the global random generators.
 
 The *global generators* are the process-wide generators of ``random``, ``numpy.random`` and torch. With
-``seed_globals=True``, each env has its own state of these generators. The states are exchanged at the start and end of
-each command to a host, which takes 50 us, and between envs, which takes 15 us.
+``seed_globals=True``, each env has its own state of these generators. The states are swapped at the start and end of
+each command to a host, which takes 50 us in all, and between envs, which takes 15 us.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def save_env(env: Env, generators: Any = None) -> bytes | None:
 
     If an env has ``get_state()`` and ``set_state(state)``, its state consists of the result of ``get_state()``, the
     env's random generator, and the attributes of the wrappers, such as the number of steps that a time limit has
-    counted. Any other env is pickled as a whole. Such an env cannot be saved if pickling fails, or if pickle would keep
-    only the arguments of the constructor (Gymnasium's `EzPickle`).
+    counted. Any other env is pickled as a whole. Such an env cannot be saved if pickling fails, or if the pickle would
+    contain only the arguments of the constructor, as with Gymnasium's `EzPickle`.
     """
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
@@ -95,8 +95,9 @@ class _OwnBits(_Bits):
     """The bit generator of ``numpy.random`` while an env runs.
 
     Replacing the bit generator of ``numpy.random`` takes 0.3 us. However, normal numbers are drawn in pairs, and the
-    second number of a pair is only in the full state of ``numpy.random``. Reading this state takes 40 us, and so does
-    writing it. Most of the state consists of the 624 words of the bit generator, which ``is_brief`` therefore omits.
+    second number of a pair is stored only in the full state of ``numpy.random``. Reading this state takes 40 us, and so
+    does writing it. Most of the state consists of the 624 words of the bit generator. Therefore, `state` omits them
+    while ``is_brief`` is true.
     """
 
     is_brief = False
@@ -113,7 +114,7 @@ class _OwnBits(_Bits):
 
 
 class EnvGenerators:
-    """One env's own state of the global generators.
+    """One env's own state of the global random generators.
 
     The generators are first seeded with ``seed`` or, if ``seed`` is ``None``, with a random number from the system.
     `run` is called only within a block of `put_back`, and the other methods are called only during `run`.
@@ -175,7 +176,7 @@ class EnvGenerators:
 
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
-    """Restore the process's own state of the global generators at the end of the block."""
+    """At the end of the block, put the global random generators back into the state that they had at its start."""
     bits, (of_python, of_numpy, of_torch) = _numpys.get_bit_generator(), _global_states()
     torch = _torch()
     try:
@@ -191,13 +192,16 @@ def put_back() -> Iterator[None]:
 
 
 def _global_states() -> tuple[Any, Any, Any]:
-    """Return the states of the generators of ``random``, ``numpy.random`` and torch (``None`` if not imported)."""
+    """Return the generator states of ``random``, ``numpy.random`` and torch (``None`` if torch is not imported)."""
     torch = _torch()
     return random.getstate(), np.random.get_state(legacy=False), None if torch is None else torch.get_state()
 
 
 def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:
-    """Call a function that reads or writes the state of ``numpy.random``; an `_OwnBits` omits its words meanwhile."""
+    """Call a function that reads or writes the state of ``numpy.random``, and return its result.
+
+    If ``bits`` is an `_OwnBits`, it omits its words during the call.
+    """
     if type(bits) is not _OwnBits:
         return call(argument)
     bits.is_brief = True

@@ -27,7 +27,10 @@ _PRIOR = 1e-4
 
 @dataclass
 class Moments:
-    """Count, mean and variance of arrays of one shape. ``squares`` is the sum of squared distances from the mean."""
+    """Count, mean and variance of arrays that share a shape.
+
+    ``squares`` is the sum of squared distances from the mean.
+    """
 
     count: int
     mean: Array
@@ -35,7 +38,7 @@ class Moments:
 
     @classmethod
     def of(cls, rows: Array) -> Moments:
-        """Return the moments of the rows of an array, ``(k, *shape)``."""
+        """Return the moments of the rows of an array of shape ``(k, *shape)``."""
         if not len(rows):
             return cls(0, np.zeros(rows.shape[1:]), np.zeros(rows.shape[1:]))
         mean = rows.mean(axis=0, dtype=np.float64)
@@ -43,11 +46,11 @@ class Moments:
 
     @property
     def variance(self) -> Array:
-        """The population variance, a float64 array of the same shape as the mean; 0 if there are no arrays."""
+        """The population variance, a float64 array of the same shape as the mean; 0 if ``count`` is 0."""
         return self.squares / max(self.count, 1)
 
     def plus(self, other: Moments) -> Moments:
-        """Return the moments of both data sets together (Chan, Golub and LeVeque)."""
+        """Return the moments of the two data sets combined, by the method of Chan, Golub and LeVeque."""
         total = self.count + other.count
         distance, share = other.mean - self.mean, other.count / max(total, 1)
         squares = self.squares + other.squares + distance**2 * (self.count * share)
@@ -55,11 +58,11 @@ class Moments:
 
     @property
     def is_finite(self) -> bool:
-        """True if the moments are finite. The squared mean must be finite as well, because `guess` needs it."""
+        """True if the moments are finite. The squared mean must be finite as well, because `guess` uses it."""
         return bool(np.isfinite(self.squares + self.mean**2).all())
 
     def guess(self) -> tuple[Array, Array]:
-        """Return the mean and variance with the prior included, so that a few arrays do not have too much weight."""
+        """Return the mean and variance, combined with a prior of small weight (mean 0 and variance 1)."""
         total = self.count + _PRIOR
         squares = self.squares + _PRIOR + self.mean**2 * (self.count * _PRIOR / total)
         return self.mean * (self.count / total), squares / total
@@ -82,19 +85,19 @@ class RunningStatistics:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each leaf."""
+        """Shape of each leaf, by its path in the state."""
         return {name: moments.mean.shape for name, moments in self.leaves.items()}
 
     @property
     def count(self) -> int:
-        """Number of states counted so far."""
+        """Number of states, or of returns, counted so far."""
         return max((moments.count for moments in self.leaves.values()), default=0)
 
     def update(self, batch: Mapping[str, Array], env_ids: Sequence[int] | Array | None = None) -> None:
         """Add a batch.
 
         Args:
-            batch: ``(k, *shape)`` for each leaf.
+            batch: For each leaf, by its path, an array of shape ``(k, *shape)``.
             env_ids: The env of each row, for error messages.
 
         Raises:
@@ -128,7 +131,8 @@ class RunningStatistics:
         """Add the data of other statistics. Data contained in two of the statistics is counted twice.
 
         Raises:
-            ArgumentError: If an argument is not a `RunningStatistics`, or leaves or shapes differ.
+            ArgumentError: If an argument is not a `RunningStatistics`, or its leaves or shapes differ from those of
+                this object.
         """
         total: Mapping[str, Moments] = self.leaves
         for other in others:
@@ -138,7 +142,10 @@ class RunningStatistics:
         self.leaves.update(total)
 
     def _plus(self, leaves: Mapping[str, Moments], others: Mapping[str, Moments], which: str) -> dict[str, Moments]:
-        """Return the combined moments of each leaf; nothing is changed. Error messages call the others ``which``."""
+        """Return the combined moments of each leaf; nothing is changed.
+
+        ``which`` names ``others`` in error messages.
+        """
         shapes = {name: moments.mean.shape for name, moments in others.items()}
         if shapes != self.shapes:
             raise ArgumentError(
@@ -148,7 +155,9 @@ class RunningStatistics:
         return {name: moments.plus(others[name]) for name, moments in leaves.items()}
 
     def save(self, path: str | Path) -> None:
-        """Write the statistics to a file in numpy's ``.npz`` format. An existing file is replaced only at the end.
+        """Write the statistics to a file in numpy's ``.npz`` format.
+
+        An existing file is replaced only once the new one is complete.
 
         Raises:
             OSError: If the file cannot be written; no partial file remains.
@@ -168,7 +177,7 @@ class RunningStatistics:
 
     @classmethod
     def load(cls, path: str | Path) -> RunningStatistics:
-        """Return the statistics in a file that `save` wrote. Nothing in the file is executed.
+        """Return the statistics from a file that `save` wrote. No code from the file is executed.
 
         Raises:
             ArgumentError: If the file was not written by `save`.
@@ -188,7 +197,6 @@ class RunningStatistics:
         return loaded
 
     def __repr__(self) -> str:
-        """Return a one-line description."""
         return f"<RunningStatistics of {self.shapes}, {self.count:,} seen>"
 
 
@@ -198,7 +206,7 @@ class Normalizer:
 
     Attributes:
         structure: Structure of the states.
-        places: Indices of the leaves to normalise, by their names in the statistics.
+        places: Indices of the leaves to normalise, by the names of these leaves in the statistics.
         statistics: Statistics of these leaves.
         epsilon: Added to the variance.
         clip: Upper bound on the absolute values returned.
@@ -211,7 +219,7 @@ class Normalizer:
     clip: float
 
     def __call__(self, states: States) -> States:
-        """Return normalised states. ``states`` and the result are batched as envs return them."""
+        """Return normalised states, batched in the same way as ``states``."""
         leaves = self.structure.split(states)
         for name, index in self.places.items():
             mean, variance = self.statistics.leaves[name].guess()
@@ -225,7 +233,7 @@ class NormalizeStates(StateWrapper):
 
     The statistics count the states that `reset`, `step` and `recv` return, except those of idle envs. They do not count
     ``info["ended_state"]``, although it is normalised as well. Only the `Box` parts of a state change: they become
-    float32, within ``-clip .. clip``. States that would make the mean or variance nan or infinite raise
+    float32, between ``-clip`` and ``clip``. States that would make the mean or variance nan or infinite raise
     `EnvContractError`.
 
     Args:
@@ -239,11 +247,11 @@ class NormalizeStates(StateWrapper):
 
     Attributes:
         normalizer: The `Normalizer`, for use in a policy given to `ParallelEnv.rollout`.
-        frozen: Whether statistics are frozen. See `ParallelWrapper`.
+        frozen: Whether the statistics are frozen. See `ParallelWrapper`.
 
     Raises:
-        ArgumentError: If the envs share no space, the space has no `Box` to normalise, or an argument has an invalid
-            value.
+        ArgumentError: If the envs do not share an observation space, the space has no `Box` to normalise, or an
+            argument has an invalid value.
     """
 
     _saved = ("statistics",)
@@ -280,28 +288,28 @@ class NormalizeStates(StateWrapper):
 
     @property
     def statistics(self) -> RunningStatistics:
-        """The statistics, which you can save, load or merge."""
+        """The `RunningStatistics` of the states."""
         return self.normalizer.statistics
 
     @property
     def state_statistics(self) -> RunningStatistics:
-        """The same as ``statistics``, but accessible even through a `NormalizeRewards` around this wrapper."""
+        """The same object as ``statistics``. This name also works on a `NormalizeRewards` around this wrapper."""
         return self.statistics
 
     def process(self, states: States) -> States:
-        """Return normalised states, batched as the wrapped object returns them.
+        """Return normalised states, batched in the same way as ``states``.
 
         The running mean and variance are not updated.
         """
         return self.normalizer(states)
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
-        """Count the first states, and return them normalised."""
+        """Add the first states to the statistics unless ``frozen`` is set; return the states normalised."""
         self._count(states, env_ids)
         return super().on_reset(states, env_ids)
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Count the states, and return the result with normalised states."""
+        """Add the states to the statistics unless ``frozen`` is set; return a result with normalised states."""
         self._count(result.states, result.env_ids)
         return super().on_step(result)
 
@@ -315,21 +323,21 @@ class NormalizeStates(StateWrapper):
 class NormalizeRewards(ParallelWrapper):
     """Divides rewards by the standard deviation of the discounted returns so far.
 
-    Idle envs do not count. The return of an env starts again from 0 after the end of an episode or a reset. Wrappers
-    inside this one, such as `RecordEpisodeStatistics`, see the original rewards. A step raises `EnvContractError` if a
-    reward is not a number, or would make the variance nan or infinite.
+    The statistics leave out idle envs. After a reset or the end of an episode, an env's return starts again from 0.
+    Wrappers inside this one, such as `RecordEpisodeStatistics`, see the original rewards. A step raises
+    `EnvContractError` if a reward is not a number, or would make the variance nan or infinite.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
-        gamma: Discount of the returns, from 0 to 1.
-        statistics: Statistics of returns to start from or share; ``None`` starts new ones.
+        gamma: Discount factor of the returns, from 0 to 1.
+        statistics: Statistics of returns to start from, or to share with another wrapper; ``None`` starts new ones.
         frozen: Whether this wrapper leaves the statistics unchanged.
         epsilon: Added to the variance.
         clip: Upper bound on the absolute values returned; `math.inf` for no bound.
 
     Attributes:
         statistics: `RunningStatistics` of the returns.
-        frozen: Whether statistics are frozen. See `ParallelWrapper`.
+        frozen: Whether the statistics are frozen. See `ParallelWrapper`.
 
     Raises:
         ArgumentError: If an argument has an invalid value.
@@ -356,16 +364,16 @@ class NormalizeRewards(ParallelWrapper):
 
     @property
     def reward_statistics(self) -> RunningStatistics:
-        """The same as ``statistics``, but accessible even through a `NormalizeStates` around this wrapper."""
+        """The same object as ``statistics``. This name also works on a `NormalizeStates` around this wrapper."""
         return self.statistics
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
-        """Start the returns of new episodes from 0."""
+        """Set the discounted returns of these envs to 0; return the states unchanged."""
         self.returns[list(env_ids)] = 0.0
         return states
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Count the returns, and return the result with scaled rewards."""
+        """Add the returns to the statistics unless ``frozen`` is set; return a result with scaled rewards."""
         rewards, given = numeric_rewards(result), ~rebuilt(result)
         if not self.is_frozen:
             env_ids = result.env_ids[given]
@@ -384,7 +392,7 @@ class NormalizeRewards(ParallelWrapper):
 
 
 def _with_boxes(space: Any, places: Collection[str], clip: float, path: str = "") -> Any:
-    """Return a space in which the leaves at the paths ``places`` are boxes from ``-clip`` to ``clip``."""
+    """Return ``space``, with boxes from ``-clip`` to ``clip`` in place of the leaves whose paths are in ``places``."""
     if type(space) is spaces.Dict:
         parts = space.spaces.items()
         return spaces.Dict({key: _with_boxes(part, places, clip, f"{path}[{key!r}]") for key, part in parts})
