@@ -1,4 +1,4 @@
-"""The code of a fork server: a process from which workers are forked, with the envs' modules already imported.
+"""The code of a fork server: a process that has imported the envs' modules and from which workers are forked.
 
 The root server is started once and imports only the modules that every worker needs. Other servers are forked from the
 root, in about 10 ms each; they import the modules that define the envs, and then fork workers. The effects of an import
@@ -43,7 +43,7 @@ _UNSEEDED: list[np.random.Generator] = []  # generators that imports have made w
 
 
 class ImportResult(NamedTuple):
-    """The result of an import in a server."""
+    """The result of an import in a fork server."""
 
     seconds: float
     modules: frozenset[str]  # names that the import added to ``sys.modules``
@@ -88,11 +88,12 @@ def serve_forks(requests: Connection, serve: ServeWorker) -> None:
 
 
 class _Server:
-    """The methods that the caller can request from a server, and the server's child processes.
+    """The methods of a fork server that the caller can call through a pipe, and a record of the server's children.
 
     Args:
         requests: The pipe from the caller.
-        serve: The function that runs a worker. It gets the worker's end of a pipe, and the worker's log.
+        serve: The function that runs a worker. Its arguments are the worker's end of the pipe to the caller, and the
+            worker's log.
         sentinel: A descriptor that becomes readable when the caller dies.
     """
 
@@ -108,7 +109,8 @@ class _Server:
         """Wait for the next request; report the exit codes of children that end in the meantime.
 
         When a child ends, SIGCHLD makes Python write to a pipe, which ends the wait. A signal handler would not be
-        enough: if the signal arrives just before a call blocks, Python runs the handler only after that call.
+        enough: if the signal arrives just before a call blocks, Python runs the handler only after that call
+        has returned.
         """
         # Set again for each request, because an import may have replaced the handlers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -135,7 +137,7 @@ class _Server:
         return frozenset(sys.modules)
 
     def fork_worker(self, settings: dict[str, Any], sentinel: int, report: int, pipe: int, log: int) -> int:
-        """Fork a worker and return its process id. See `_fork` for the other arguments.
+        """Fork a worker and return its process id.
 
         Args:
             settings: See `_fork`.
@@ -220,7 +222,7 @@ class _Server:
             os.close(fileno)
 
     def load(self, module: str, silence: bool, output: int) -> ImportResult:
-        """Import a module and find the side effects of the import.
+        """Import a module and return what the import did, including its side effects.
 
         Args:
             module: Name of the module.
@@ -268,9 +270,9 @@ class _Server:
 
 
 def _generator_state() -> list[object]:
-    """Return the part of the states of `random` and `numpy.random` that changes when they are seeded.
+    """Return those parts of the states of `random` and `numpy.random` that a new seed changes.
 
-    The returned part does not change when only a few numbers are drawn.
+    They do not change when only a few numbers are drawn.
     """
     state: Any = np.random.get_state(legacy=True)
     return [random.getstate()[1][:-1], state[1].tobytes()]
@@ -279,7 +281,7 @@ def _generator_state() -> list[object]:
 def _unforkable_resources() -> set[tuple[str, str]]:
     """Return the threads, child processes and sockets of this process, which forked processes cannot share.
 
-    Each resource is a pair: the text that describes it in an `ImportResult.reason`, and an id.
+    Each resource is a pair: the text that describes it in `ImportResult.reason`, and an id.
     """
     tasks = Path("/proc/self/task")
     if len(os.listdir(tasks)) > 1:

@@ -1,8 +1,8 @@
 """Splits spaces, states and actions into lists of leaves.
 
-The leaves of a space are its parts that are neither a `Dict` nor a `Tuple`. Leaves of fixed shape and dtype
-(`Box`, `Discrete`, `MultiBinary`, `MultiDiscrete`) have an array with one row per env in the batch. All other leaves
-are *loose*: their values are sent as Python objects. The loose leaves of a state are sent in `Extra.loose`, and a host
+The leaves of a space are its parts that are neither a `Dict` nor a `Tuple`. For each leaf of fixed shape and dtype
+(`Box`, `Discrete`, `MultiBinary`, `MultiDiscrete`), the batch has an array with one row per env. All other leaves are
+*loose*: their values are sent as Python objects. The loose leaves of a state are sent in `Extra.loose`, and a host
 keeps the latest ones of each env in `RowWriter.loose`.
 """
 
@@ -73,7 +73,7 @@ class Structure:
         return type(self.leaves[leaf]) in (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
     def describe(self, leaf: int) -> str:
-        """Return the path to a leaf, for messages: ``""`` or ``"['camera'][0]"``."""
+        """Return the path to a leaf, for messages, such as ``"['camera'][0]"``; ``""`` if it is the whole value."""
         return "".join(f"[{key!r}]" for key in self._paths[leaf])
 
     def split(self, value: State) -> list[Any]:
@@ -89,7 +89,10 @@ class Structure:
             raise EnvContractError(f"{what}: {type(error).__name__}: {error}.") from None
 
     def check_leaf(self, leaf: int, value: object) -> None:
-        """Raise an `EnvContractError` unless a leaf of a state fits the shape and dtype of its space, if any."""
+        """Raise an `EnvContractError` if a leaf of a state does not fit the shape or dtype of the leaf's space.
+
+        Leaves without a space are not checked, nor are leaves whose space has no shape or dtype.
+        """
         space = self.leaves[leaf]
         shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
         if shape is None or dtype is None:
@@ -115,7 +118,10 @@ class Structure:
         return next(leaves)
 
     def stack(self, leaf: int, values: Sequence[object]) -> Any:
-        """Batch the values of a loose leaf, one per env, as Gymnasium does; without a space, use `batch_values`."""
+        """Batch the values of a loose leaf, one per env, as Gymnasium does.
+
+        If the leaf has no space, its values are batched by `batch_values`.
+        """
         space = self.leaves[leaf]
         if space is None:
             return batch_values(values)
@@ -130,7 +136,7 @@ def common_space(candidates: Iterable[Space | None]) -> Space | None:
 
 
 def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
-    """Return facts about envs. If ``spaces`` is given, these replace the spaces of each env."""
+    """Return ``facts``; if ``spaces`` is given, it replaces the spaces of each env."""
     if spaces is None:
         return list(facts)
     return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]
@@ -165,7 +171,7 @@ def pick_rows(batch: Any, rows: int | Sequence[int]) -> Any:
 
 
 def stack_values(values: Sequence[Any]) -> State:
-    """Stack arrays, tensors or numbers of one shape; put anything else into an object array."""
+    """Stack arrays, tensors or numbers of the same shape; put any other values into an object array."""
     with contextlib.suppress(TypeError, RuntimeError):  # such as dates and numbers, or tensors on several devices
         if values and all(isinstance(value, (np.ndarray, np.generic, int, float)) for value in values):
             if len({np.shape(value) for value in values}) == 1:
@@ -184,7 +190,10 @@ def object_array(values: Sequence[object]) -> Array:
 
 
 def casts_to(array: Array, dtype: DType) -> bool:
-    """Return whether an array can be cast to a dtype. Floats may lose precision, as in Gymnasium; ints may not."""
+    """Return whether an array can be cast to a dtype.
+
+    As in Gymnasium, floats may lose precision. Ints can be cast to another int dtype only if no value changes.
+    """
     if array.dtype == dtype:
         return True
     if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: Python ints become int64, but may fit in uint8

@@ -15,7 +15,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of the episodes of all envs. The arrays are ``(n,)`` bool; the flags are those of the latest steps."""
+    """The state of each env's episode.
+
+    The arrays are bool, with one entry per env. ``terminated`` and ``truncated`` are those of the env's latest step.
+    """
 
     done: Array
     terminated: Array
@@ -42,7 +45,6 @@ class SavedState:
         return tuple(env_id for env_id, env in enumerate(self.envs) if env is None)
 
     def __repr__(self) -> str:
-        """Return a one-line summary."""
         size = sum(len(env) for env in self.envs if env is not None)
         lost = f", without that of {list(self.unsaved)}" if self.unsaved else ""
         return f"<SavedState of {len(self.envs)} envs, {size:,} bytes{lost}>"
@@ -50,7 +52,7 @@ class SavedState:
 
 @dataclass(frozen=True)
 class WrappedState:
-    """The result of ``save_state`` of a wrapper that has its own memory: plain data, like `SavedState`."""
+    """What ``save_state`` returns for a wrapper that has a memory of its own: plain data, like `SavedState`."""
 
     wrapper: str  #: Name of the wrapper's class.
     memory: Info  #: The wrapper's memory.

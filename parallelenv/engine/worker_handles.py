@@ -1,4 +1,4 @@
-"""Splits envs over workers, and records what the caller knows about each worker."""
+"""Assigns envs to workers, and records what the caller knows about each worker."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class WorkerHandle:
     Attributes:
         env_ids: Ids of the host's envs. They are the ids in the spec, unless there are vector envs, whose sizes are
             known only after they are built.
-        pending: Tickets of the host's pending commands, by number. A command that was given up has ``None``; its late
-            reply is dropped.
+        pending: Tickets of the host's pending commands, by the command's number. The ticket of a command that was given
+            up is replaced by ``None``, and its late reply is dropped.
         death: Cause of the host's death; ``None`` while it lives.
         has_built: Whether the host's envs were ever made.
     """
@@ -37,10 +37,11 @@ class WorkerHandle:
         self.env_ids = self.spec.env_ids
 
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
-        """Return whether this worker must be replaced before those of ``env_ids`` that it has can be rebuilt.
+        """Return whether this worker must be replaced before its envs among ``env_ids`` can be rebuilt.
 
-        It must if it is dead, was given up, or is busy with one of these envs. A host in the caller's thread never
-        counts as given up or busy, because it continues as soon as the caller waits for it.
+        It must be replaced if it is dead, if one of its commands was given up, or if it is busy with one of these envs.
+        A host in the caller's thread is replaced only if it is dead: it resumes its pending commands as soon as the
+        caller waits for it.
         """
         if self.death is not None or self.channel.in_caller:
             return self.death is not None

@@ -1,4 +1,4 @@
-"""Rollouts: the stacked steps of many envs, their requested length, and functions that join several rollouts."""
+"""Rollouts (the stacked steps of many envs), the requested length of a rollout, and functions that join rollouts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from parallelenv.progress import open_bar
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout:
-    """Steps of many envs: the first axis is time; the second axis is the env, in the order of ``env_ids``.
+    """The steps of many envs. The first axis of the arrays is time; the second is the env, ordered as in ``env_ids``.
 
     Entries where `valid` is False are zero, or ``None`` in object arrays. Later calls never modify the arrays.
 
@@ -61,7 +61,8 @@ class Rollout:
         infos: Infos of steps, by step and env id; empty infos are left out.
         reset_infos: Infos of resets within a step, in the same form.
         env_ids: ``(num_envs,)`` int64.
-        starts: ``(num_envs,)`` bool: whether the env's first step starts an episode instead of continuing one.
+        starts: ``(num_envs,)`` bool: whether the env's first step in this rollout starts an episode instead of
+            continuing one.
         rnn_state: Recurrent state of the policy for each env after the rollout, to pass to the next rollout. Envs
             without a running episode have zeros. ``None`` if the policy has no recurrent state.
     """
@@ -114,7 +115,6 @@ class Rollout:
         return len(self.valid)
 
     def __repr__(self) -> str:
-        """Return one line."""
         steps, envs = self.valid.shape
         rest = "" if self.valid.all() else f" ({int(self.valid.sum()):,} valid)"
         return (
@@ -151,7 +151,7 @@ class RolloutBuilder:
     def add(self, first: int, chunk: RolloutChunk) -> None:
         """Add a chunk that starts at step ``first`` of the rollout.
 
-        Extras that cannot be stacked with those of earlier chunks count as a failure of the policy.
+        If the chunk's extras cannot be stacked with those of earlier chunks, this counts as a failure of the policy.
         """
         try:
             self._forms = join_forms(self._forms, forms_of(chunk.extras))
@@ -215,9 +215,9 @@ class RolloutBuilder:
         return array
 
     def _leaf(self, shape: tuple[int, int], like: Array | None, index: int, name: str) -> Array:
-        """Return one leaf of all states or actions as one array.
+        """Return one leaf of the rollout's states or actions as one array.
 
-        The chunks' own arrays of this leaf are freed, so that memory is not needed twice.
+        To save memory, each chunk's own array of this leaf is freed as soon as it has been copied.
         """
         array = empty_rows(shape, like)
         for chunk, place in self._parts:
@@ -237,7 +237,7 @@ class RolloutBuilder:
 
 
 def _stacked(leaf: Array) -> Any:
-    """Return a leaf. If it is an object array whose values all have one shape, return the stacked values."""
+    """Return the stacked values of an object array if they can be stacked; return any other leaf unchanged."""
     if leaf.dtype != object or not leaf.size:
         return leaf
     values = stack_values(list(leaf.reshape(-1)))
@@ -298,7 +298,7 @@ class RolloutLength:
             )
 
     def shares(self, env_ids: Sequence[int]) -> dict[int, int | None]:
-        """Return the number of episodes that each env should finish; ``None``: any number."""
+        """Return, by env id, how many episodes each env should finish; ``None`` stands for any number."""
         if self.num_episodes is None:
             return dict.fromkeys(env_ids)
         share, rest = divmod(self.num_episodes, len(env_ids) or 1)
@@ -339,9 +339,10 @@ def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
 
 
 def can_follow(one: Rollout, other: Rollout) -> bool:
-    """Return whether the rollout ``other`` can be joined in time to the earlier rollout ``one``.
+    """Return whether the rollout ``other`` can be joined to the earlier rollout ``one`` along the time axis.
 
-    It cannot if the envs or the policy were replaced in between by envs or a policy of a different form.
+    It cannot if the envs or the policy were replaced in between, and the form of their data or the number of envs is
+    different now.
     """
     try:
         refuse_different(one, other, "They")
@@ -351,7 +352,10 @@ def can_follow(one: Rollout, other: Rollout) -> bool:
 
 
 def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
-    """Join consecutive rollouts of the same envs along the time axis, then the results along the env axis.
+    """Join rollouts along the time axis and the env axis.
+
+    Each history has consecutive rollouts of the same envs, which are joined along the time axis. The results are then
+    joined along the env axis.
 
     If an env was lost, a rollout may start an episode although the previous rollout left the env's episode open. The
     open episode then counts as truncated, with its last known state. Shorter histories are padded with steps that are
@@ -430,8 +434,8 @@ def _steps_of_all(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], 
 def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequence[Nest]], Nest]) -> Nest:
     """Join nests leaf by leaf.
 
-    ``form`` shows which parts are leaves. Their type does not, because a batch of texts or graphs is a leaf, but also a
-    tuple.
+    ``form`` shows which parts are leaves. The types of the parts do not show this: a batch of texts or graphs is a leaf
+    although it is a tuple.
     """
     if isinstance(form, dict):
         return {key: _join_nests(form[key], [nest[key] for nest in nests], join_leaves) for key in form}
@@ -444,8 +448,8 @@ def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequen
 def _put_together(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[int, ...]) -> Nest:
     """Return one leaf, with the leading axes ``shape``, that contains the given leaves at their ``places``.
 
-    The leaves are arrays, tensors, or tuples of objects. Tuples are concatenated. If the shapes or types of arrays or
-    tensors differ, the result has dtype object.
+    Each leaf is an array, a tensor, or a tuple of objects. If all are tuples, they are concatenated in the given order.
+    If the leaves differ in type, or in shape after the leading axes, the result has dtype object.
     """
     if all(isinstance(leaf, tuple) for leaf in leaves):
         return tuple(value for leaf in leaves for value in leaf)

@@ -39,7 +39,7 @@ LENGTHS = (4, 7, 3, 6, 4)  # the episodes of two envs end at the same time
 
 
 def five_env_fns(kind: Callable[..., object], *arguments: object) -> list[EnvFn]:
-    """Return five env fns of one kind, with episodes of different lengths."""
+    """Return five env fns. Each calls ``kind`` with the env's number, the ``arguments`` and a length of episodes."""
     return [partial(kind, number, *arguments, length=length) for number, length in enumerate(LENGTHS)]
 
 
@@ -87,7 +87,7 @@ _CALLS: Sequence[tuple[Any, ...]] = (
 
 
 class Make(Protocol):
-    """Makes a `ParallelEnv` that is closed after the test."""
+    """A function that makes a `ParallelEnv`, which is closed after the test."""
 
     def __call__(self, envs: Sequence[object], asynchronous: Any = None, **kwargs: object) -> ParallelEnv: ...
 
@@ -107,19 +107,22 @@ class BackendContract:
 
     @pytest.fixture
     def make(self) -> Iterator[Make]:
-        """Make envs in the mode under test, with two workers by default."""
+        """Yield a function that makes a `ParallelEnv` in the mode under test, with two workers by default."""
         yield from _maker(self.para_mode, self.backend_options)
 
     @pytest.fixture
     def make_oracle(self) -> Iterator[Make]:
-        """Make envs in the mode ``dummy``, whose results are correct by definition."""
+        """Yield a function that makes a `ParallelEnv` in the mode ``dummy``, which is correct by definition."""
         yield from _maker("dummy", {})
 
     # ---------------------------------------------------------------- results
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_results_equal_those_of_the_oracle(self, kind: str, make: Make, make_oracle: Make) -> None:
-        """Results are equal bit for bit for all kinds of envs, done policies, forms of ``id`` and worker counts."""
+        """Results are bit for bit those of the mode ``dummy``.
+
+        This holds for all kinds of envs, done policies, forms of ``id`` and worker counts.
+        """
         if kind == "tensor":
             pytest.importorskip("torch")
         row = list(KINDS).index(kind)
@@ -137,11 +140,11 @@ class BackendContract:
             found.assert_equals(play(make_oracle(KINDS[kind](), done_policy)), context)
 
     def test_views_equal_copies(self, make: Make, make_oracle: Make) -> None:
-        """With ``copy=False``, the states of a call are correct until the next call."""
+        """With ``copy=False``, the states that a call returns are correct until the next call."""
         play(make(KINDS["dict"](), "restart", copy=False)).assert_equals(play(make_oracle(KINDS["dict"](), "restart")))
 
     def test_rollout_equals_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """Rollouts of a recurrent policy, and steps after them, are equal bit for bit."""
+        """Rollouts of a recurrent policy, and steps after them, are bit for bit those of the mode ``dummy``."""
         env, oracle = make(five_env_fns(zoo.Counter), "restart"), make_oracle(five_env_fns(zoo.Counter), "restart")
         for each in (env, oracle):
             each.reset(seed=2)
@@ -151,7 +154,10 @@ class BackendContract:
             assert_same(list(oracle.step(ONES)), list(env.step(ONES)))
 
     def test_calls_equal_those_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """Results of methods, attributes and frames are equal, even through wrappers, and in the order of ``id``."""
+        """Results of env methods, env attributes and frames are those of the mode ``dummy``, in the order of ``id``.
+
+        This holds even for the methods and attributes of wrapped envs.
+        """
         records = []
         for env in (make_oracle(five_env_fns(zoo.wrapped_toolbox)), make(five_env_fns(zoo.wrapped_toolbox))):
             env.reset()
@@ -200,7 +206,7 @@ class BackendContract:
         assert env.get_env_attr("box") == [[0, number] for number in range(NUM_ENVS)]
 
     def test_uncopyable_argument_is_refused(self, make: Make) -> None:
-        """The error is raised before anything is sent to a worker."""
+        """An argument that cannot be copied raises an error before anything is sent to a worker."""
         env = make(five_env_fns(zoo.Toolbox))
         stream = (item for item in range(1))
         with pytest.raises(errors.UnpicklableError, match=r"env 4.*generator"):
@@ -227,9 +233,9 @@ class BackendContract:
         assert_same([before] * NUM_ENVS, env.customized_method("look"))
 
     def test_get_worker_info_works_in_every_env_method(self, make: Make) -> None:
-        """The function works in the constructor, ``reset``, ``step`` and other methods.
+        """`get_worker_info` works in an env's constructor, ``reset``, ``step`` and other methods.
 
-        Envs in the same worker get different infos.
+        Envs in the same worker get different worker infos.
         """
         env = make([zoo.InfoEnv] * NUM_ENVS, "restart", seed=20)
         env.reset()
@@ -244,7 +250,7 @@ class BackendContract:
             assert one == {"made": place, "reset": place, "step": place, "asked": place, "in a thread": None}
 
     def test_printed_lines_are_shown(self, make: Make, capfd: pytest.CaptureFixture[str]) -> None:
-        """Lines that an env prints are shown by the time that the `ParallelEnv` is closed."""
+        """Lines that an env prints have been shown by the time the `ParallelEnv` is closed."""
         with make(five_env_fns(zoo.Toolbox)) as env:
             env.customized_method("say", {"text": "greetings from"}, [4, 0])
         printed = capfd.readouterr().out  # threads print their line breaks separately
@@ -264,7 +270,7 @@ class BackendContract:
             env.recv()
 
     def test_other_calls_are_possible_while_steps_are_in_flight(self, make: Make) -> None:
-        """Calls during a step see the env as it is after the step, and results are not mixed up."""
+        """A call during a step sees the env as it is after the step, and the results of the two are not mixed up."""
         env = make(five_env_fns(zoo.Sleeper))
         env.reset()
         env.send([10, 0, 0, 0, 10])
@@ -273,7 +279,7 @@ class BackendContract:
         assert {env_id: landed[0][0] for env_id, landed in drain(env).items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
 
     def test_large_messages_do_not_block_each_other(self, make: Make) -> None:
-        """One worker gets five commands that exceed a pipe's buffer, and returns results that are just as large."""
+        """One worker gets five commands, each larger than a pipe's buffer, and returns equally large results."""
         env = make(five_env_fns(zoo.Ragged), num_cpus=1)
         env.reset(seed=1)
         large = [np.full(50_000, float(number)) for number in range(NUM_ENVS)]
@@ -284,7 +290,7 @@ class BackendContract:
             assert_same(large[number], landed[number][3]["action"])
 
     def test_no_env_starves(self, make: Make) -> None:
-        """Results of all envs are received, even if each received env gets a new action at once."""
+        """Results of all envs are received, even if each env gets a new action as soon as its result is received."""
         env = make(five_env_fns(zoo.Counter), "restart", num_cpus=NUM_ENVS)
         env.reset()
         env.send(ONES)
@@ -296,7 +302,7 @@ class BackendContract:
         assert counts.min() >= 3, counts
 
     def test_arecv_can_be_awaited_and_cancelled(self, make: Make) -> None:
-        """Other asyncio tasks run during the wait, and cancelling the wait loses no result."""
+        """Other asyncio tasks run while ``arecv`` waits, and no result is lost if ``arecv`` is cancelled."""
         env = make(five_env_fns(zoo.Sleeper), num_cpus=NUM_ENVS)
         env.send_reset()
 
@@ -319,7 +325,7 @@ class BackendContract:
     # ---------------------------------------------------------------- timeouts and interrupts
 
     def test_step_can_be_received_after_timeout(self, make: Make) -> None:
-        """After a timeout, no result is lost."""
+        """No result is lost when ``recv`` times out."""
         env = make(five_env_fns(zoo.Sleeper))
         env.reset()
         env.send([0, 60, 0, 0, 0])
@@ -332,7 +338,7 @@ class BackendContract:
         assert env.step([0] * NUM_ENVS).states[:, 1].tolist() == [2] * NUM_ENVS
 
     def test_late_result_is_never_returned_by_a_later_call(self, make: Make) -> None:
-        """The late result is dropped when it arrives."""
+        """If a call times out, its result is dropped when it arrives."""
         env = make(five_env_fns(zoo.Sleeper), timeout=0.8)
         naps = [{"sleep": 1.2 if number == 1 else 0.0, "answer": "late"} for number in range(NUM_ENVS)]
         with contextlib.suppress(errors.WorkerTimeoutError):  # not raised if the caller runs the envs
@@ -385,7 +391,7 @@ class BackendContract:
         assert env.step(ONES).states[:, 1].tolist() == [3] * NUM_ENVS
 
     def test_failed_reset_does_not_affect_other_envs(self, make: Make) -> None:
-        """Later resets of the same env are not affected either."""
+        """The other envs can be stepped, and the env whose reset failed can be reset again."""
         env = make(_failing_env_fns("reset", [1]))
         with pytest.raises(zoo.TroubleError, match="reset of 1") as caught:
             env.reset()
@@ -415,7 +421,7 @@ class BackendContract:
         assert env.customized_method("method", id=[4, 0]) == [4, 0]
 
     def test_failed_constructor_closes_envs_already_made(self, make: Make, tmp_path: Path) -> None:
-        """Envs that were already made are closed, in the same worker and in other workers."""
+        """If an env's constructor fails, envs already made are closed, in the same worker and in other workers."""
         env_fns = _failing_env_fns("init", [1])
         env_fns[0], env_fns[4] = five_env_fns(zoo.Witness, str(tmp_path))[::4]
         with pytest.raises(zoo.TroubleError) as caught:
@@ -455,7 +461,7 @@ class BackendContract:
         assert _read_records(tmp_path) == [["made", "closed"]] * NUM_ENVS
 
     def test_close_does_not_wait_for_a_step(self, make: Make, tmp_path: Path) -> None:
-        """`ParallelEnv.close` returns soon while a step is in flight, and the envs are closed when it returns."""
+        """`ParallelEnv.close` returns soon even while a step is in flight, and by then the envs are closed."""
         env = make([*five_env_fns(zoo.Sleeper)[:4], partial(zoo.Witness, 4, str(tmp_path))])
         env.reset()
         env.send([20, 0, 0, 0, 1])
@@ -465,7 +471,7 @@ class BackendContract:
         assert _read_records(tmp_path)[0][-1] == "closed"
 
     def test_unreferenced_env_is_closed_by_garbage_collection(self, tmp_path: Path) -> None:
-        """No call to `close` is needed."""
+        """No call to `ParallelEnv.close` is needed."""
         options: Any = {"num_cpus": 2, **self.backend_options}
         env = ParallelEnv(five_env_fns(zoo.Witness, str(tmp_path)), self.para_mode, **options)
         env.reset()
@@ -488,7 +494,10 @@ def _maker(para_mode: ParaMode, options: Mapping[str, object]) -> Iterator[Make]
 
 
 def _counting(states: State, rnn_state: Array | None, done: Array) -> tuple[Array, Array, dict[str, Array]]:
-    """Count the steps of each episode in the recurrent state, which is also an extra and determines the action."""
+    """A policy whose recurrent state counts the steps of each episode.
+
+    The action depends on this count, and the count is also returned as an extra.
+    """
     count = np.where(done, 0, 0 if rnn_state is None else rnn_state)
     return (count + states[:, 0].astype(np.int64)) % 5, count + 1, {"count": count}
 
@@ -503,7 +512,7 @@ def _notes(error: BaseException) -> str:
 
 
 def _read_records(folder: Path) -> list[list[str]]:
-    """Return the list of records of each `Witness`, in the order of the envs' numbers."""
+    """Return the lists of what each `Witness` env recorded in ``folder``, in the order of the envs' numbers."""
     return [path.read_text().split() for path in sorted(folder.iterdir())]
 
 
@@ -511,7 +520,7 @@ def _read_records(folder: Path) -> list[list[str]]:
 
 
 class Actions:
-    """Deterministic actions for any envs."""
+    """Draws actions that depend only on the envs' spaces and the seed."""
 
     def __init__(self, env: ParallelEnv, seed: int) -> None:
         self._spaces = [copy.deepcopy(space) for space in env.action_spaces]
@@ -522,7 +531,10 @@ class Actions:
                 space.seed(int(self._chance.integers(1000)))
 
     def draw(self, env_ids: Sequence[int], *, batched: bool = False) -> Action:
-        """Return one action per env: batched as in Gymnasium if the envs share a space, otherwise as a list."""
+        """Return a list of one action per env.
+
+        With ``batched``, return a batch as in Gymnasium if the envs share a space.
+        """
         spaces = [self._spaces[env_id] for env_id in env_ids]
         drawn = [float(self._chance.normal()) if space is None else space.sample() for space in spaces]
         space = self._common
@@ -535,8 +547,8 @@ class Actions:
 class AnswerRecord:
     """The results of calls, and a copy of each result, which is made when the result is added.
 
-    With ``overwrites``, every third result is overwritten after it has been copied, because users may overwrite
-    results. Later results must not be affected.
+    With ``overwrites``, every third result is overwritten after it has been copied. Users may do this too, so it must
+    not affect later results.
     """
 
     def __init__(self, *, overwrites: bool = False) -> None:
@@ -611,7 +623,7 @@ _ID_FORMS: Sequence[Any] = (
 
 
 def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> AnswerRecord:
-    """Make the fixed sequence of calls and return their results."""
+    """Make a fixed sequence of calls to ``env`` and return their results."""
     record = AnswerRecord(overwrites=overwrites)
     actions = Actions(env, seed)
     record.add("spaces", [*env.observation_spaces, *env.action_spaces])
@@ -645,11 +657,11 @@ def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> Answer
 
 
 def drain(env: ParallelEnv, **arguments: Any) -> dict[int, Any]:
-    """Receive until nothing is in flight.
+    """Receive results until nothing is in flight.
 
     Returns:
-        State, reward, done, info, terminated and truncated of each env, by env id. If an env was received more than
-        once, these are its latest results.
+        By env id, the state, reward, done, info, terminated and truncated of each env whose results were received. If
+        they were received more than once, these are the latest.
     """
     landed: dict[int, Any] = {}
     while True:
