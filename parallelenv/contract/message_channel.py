@@ -62,7 +62,8 @@ class MessageChannel(ABC):
     def take_output(self, *, is_idle: bool) -> list[Printed]:
         """Return what the envs have printed since the last call, if the host writes it where the caller can read it.
 
-        ``is_idle`` is ``True`` if the host has no pending command; the last line that it printed is then complete.
+        ``is_idle`` is ``True`` if the host has no pending command; in that case, the last line of the output is
+        complete.
         """
         return []
 
@@ -105,7 +106,10 @@ class MessageChannel(ABC):
         self.notify(batch.layout.part(self.env_ids))
 
     def number_envs(self, batch: Batch) -> None:
-        """Record the ids of the host's envs. `attach` calls this, because ids of sub-envs are not known earlier."""
+        """Record the ids of the host's envs.
+
+        `attach` calls this, because the ids of sub-envs are unknown until there is a batch.
+        """
         self.env_ids = batch.layout.ids_of(self.items)
 
     def read_message(self) -> Message:

@@ -30,7 +30,7 @@ def is_dlpack(value: object) -> bool:
 def as_array(value: Any) -> Array:
     """Return a value as an array.
 
-    DLPack arrays, tensors and lists of tensors are accepted, even if they require gradients.
+    The value may also be a DLPack array, a tensor or a list of tensors. Tensors may require gradients.
     """
     if is_dlpack(value):
         return np.from_dlpack(value)

@@ -91,8 +91,8 @@ class EnvGroup:
     def run(self, share: Share, each: Any, host: Host, running: RunningCommand) -> dict[int, Any]:
         """Run a command for the sub-envs of a share. ``each`` contains the command's argument for each of them.
 
-        Results are written with ``host.writer``. This attribute is read after each call of the vector env, because a
-        host that was abandoned during the call has a different writer.
+        Results are written with ``host.writer``. This attribute is read anew after each call of the vector env, because
+        a host that was abandoned during the call has a different writer afterwards.
         """
         try:
             return self._run(share, each, host, running)
@@ -103,7 +103,8 @@ class EnvGroup:
     def close(self) -> None:
         """Close the vector env.
 
-        After a failure, an `AsyncVectorEnv` is terminated, because it would wait forever for a worker that died.
+        After a failure, terminate an `AsyncVectorEnv`, which would otherwise wait forever if one of its workers has
+        died.
         """
         options = {"terminate": True} if self._has_failed and isinstance(self.env.unwrapped, AsyncVectorEnv) else {}
         self.env.close(**options)
@@ -257,7 +258,7 @@ class EnvGroup:
         return states, [_pick(one, numbers) for one in outcomes], dict(infos), numbers
 
     def _actions(self, share: Share, each: Sequence[Action] | None, writer: RowWriter) -> Action:
-        """Return a batch of the actions, which does not share memory with the rows."""
+        """Return the share's actions as one batch, which shares no memory with the rows of the `Batch`."""
         if each is not None:
             return self._batch_actions(each)
         return writer.batch.layout.actions.join([array[share.rows].copy() for array in writer.batch.actions])
