@@ -25,7 +25,7 @@ from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare
 class PipeHost(MessageHost):
     """A host that gets its commands over a pipe or by the bell (see `_eventfd_bell`).
 
-    The envs print to a log. The host uses the caller's batch once it has received access to the memory of the batch.
+    The envs print to a log. The host uses the caller's batch once it has received access to the batch's memory.
 
     Args:
         host: See `MessageHost`.

@@ -91,12 +91,12 @@ class Layout:
     def part(self, env_ids: Sequence[int]) -> Layout:
         """Return the layout of a batch for these consecutive env ids only.
 
-        The new layout has no memory for infos, because messages contain infos separately from the rows.
+        The new layout has no memory for infos, because messages carry the infos separately from the rows.
         """
         return self.changed(first=env_ids[0], num_envs=len(env_ids), has_infos=False)
 
     def changed(self, **changes: Any) -> Layout:
-        """Return a copy of the layout with some arguments changed."""
+        """Return a copy of the layout with these arguments changed."""
         return replace(self, **changes)
 
     @property
@@ -191,7 +191,7 @@ class Batch:
             self.info_marks[rows] = 0
 
     def read_reset_infos(self, env_ids: Sequence[int]) -> dict[int, Info]:
-        """Return, by env id, the infos in columns that come from resets within the latest step of these envs."""
+        """Return, by env id, the infos of resets within the latest step of these envs, if they are in columns."""
         columns = self.reset_columns
         if columns is None:
             return {}
@@ -250,7 +250,7 @@ class Batch:
 
 
 def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
-    """Return the rewards and the ends of episodes (bool), two arrays of shape ``(len(outcomes), num_envs)``.
+    """Return two arrays of shape ``(len(outcomes), num_envs)``: the rewards, and whether an episode ended (bool).
 
     ``outcomes`` contains the result of `Batch.outcome` after each step.
     """
@@ -440,7 +440,7 @@ class InfoColumns:
     # ---------------------------------------------------------------- for hosts
 
     def write(self, row: int, info: object) -> bool:
-        """Write an info to a row, and mark the row; return ``False`` if the info does not have the form."""
+        """Write an info to a row, and mark the row; return ``False`` if the info has another form."""
         if type(info) is not dict or list(info) != self._keys:
             return False
         try:
@@ -492,7 +492,7 @@ class InfoColumns:
         return positions, make(*columns)
 
     def gather(self, rows: Index) -> dict[str, Array] | None:
-        """Return these rows' infos in the form of Gymnasium's vector envs; ``None`` if a row has no info in columns.
+        """Return these rows' infos as Gymnasium's vector envs do, in a dict; ``None`` if a row has no info in columns.
 
         For each key, the result has an array under ``key`` and a mask under ``_key``. The mask is True everywhere,
         because every env has every key.

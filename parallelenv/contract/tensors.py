@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def imported_torch() -> Any:
-    """Return the torch module if the user has imported it, else ``None``."""
+    """Return the torch module if it has been imported, else ``None``."""
     return sys.modules.get("torch")
 
 

@@ -80,7 +80,7 @@ class HostTracer:
         self._clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 
     def traced(self, run: Run) -> Run:
-        """Return a function that runs a command and records it."""
+        """Return a function that runs a command with ``run`` and records it."""
 
         def traced_run(running: RunningCommand, walk: Iterator[Any]) -> None:
             operation, env_ids = running.command.operation, running.command.env_ids
