@@ -25,7 +25,7 @@ from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare
 class PipeHost(MessageHost):
     """A host that gets its commands over a pipe or by the bell (see `_eventfd_bell`).
 
-    The envs print to a log. The host uses the caller's batch once it has received access to the memory of the batch.
+    The envs print to a log. The host uses the caller's batch once it has received access to the batch's memory.
 
     Args:
         host: See `MessageHost`.
@@ -45,8 +45,8 @@ class PipeHost(MessageHost):
     def obey(self, receive: Any, send: Any) -> None:
         """Execute commands until the connection is closed. See `MessageHost.obey`.
 
-        Plain steps are executed in this method itself, to save function calls: from here to the ``step`` of an env,
-        there are only three.
+        This method itself executes plain steps, to save function calls: there are only three calls from here to the
+        ``step`` of an env.
         """
         try:
             while True:
@@ -141,7 +141,7 @@ def _marked(message: Message, has_printed: bool) -> Message:
 
 
 def serve(connection: Connection, log: WorkerLog) -> None:
-    """Run the host of a worker process until the caller closes the pipe or dies. ``connection`` is the pipe."""
+    """Run the host of this worker process until the caller closes the pipe (``connection``) or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # was blocked while this process was being started
     redirect_descriptors(log)

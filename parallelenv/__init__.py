@@ -71,7 +71,7 @@ _SUBMODULES = ("errors", "wrappers")
 
 
 def __dir__() -> list[str]:
-    """Return only the names that users need, without the many other names in submodules."""
+    """Return only the names that users need, without imports and internal submodules."""
     return [*__all__, "__version__", *_SUBMODULES]
 
 

@@ -39,7 +39,7 @@ _ALIGNMENT = 64  # a cache line: hosts that write neighbouring arrays do not slo
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One array of a batch: the shape of a row, without the env axis, and the dtype."""
+    """Describes one array of a batch: the shape of a row and the dtype."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -91,12 +91,12 @@ class Layout:
     def part(self, env_ids: Sequence[int]) -> Layout:
         """Return the layout of a batch for these consecutive env ids only.
 
-        The new layout has no memory for infos, because messages contain infos separately from the rows.
+        The new layout has no memory for infos, because messages carry the infos separately from the rows.
         """
         return self.changed(first=env_ids[0], num_envs=len(env_ids), has_infos=False)
 
     def changed(self, **changes: Any) -> Layout:
-        """Return a copy of the layout with some arguments changed."""
+        """Return a copy of the layout with these arguments changed."""
         return replace(self, **changes)
 
     @property
@@ -129,15 +129,16 @@ class Batch:
         single_state: The only item in ``states``, if a state is a single array.
         ended_states: The last state of each env's latest ended episode, in the same form as ``states``; empty unless
             `Layout.keeps_ended` is set.
-        infos: ``(num_envs, INFO_NBYTES)`` uint8, memory for `InfoColumns`; ``None`` if the layout has none.
+        infos: ``(num_envs, INFO_NBYTES)`` uint8, memory for `InfoColumns`; ``None`` unless `Layout.has_infos` is set.
         reset_infos: Like ``infos``, for the infos of resets within steps.
-        info_marks: ``(num_envs,)`` uint8: the kinds of infos, `OF_STEP` and `OF_RESET`, that the latest step wrote.
+        info_marks: ``(num_envs,)`` uint8: which kinds of infos, `OF_STEP` and `OF_RESET`, the latest step wrote to
+            columns.
         info_columns: The columns in ``infos``; ``None`` if there are none.
         reset_columns: The columns in ``reset_infos``; ``None`` if there are none.
         rewards: ``(num_envs,)`` float64.
         flags: ``(num_envs, 2)`` bool: terminated, truncated.
         terminated, truncated: ``(num_envs,)`` bool, views of ``flags``.
-        env_ids: ``(num_envs,)`` int64: the env of each row.
+        env_ids: ``(num_envs,)`` int64: the env id of each row.
         outcome: A function that returns the bytes of rewards and flags, for `read_outcomes`.
     """
 
@@ -190,7 +191,7 @@ class Batch:
             self.info_marks[rows] = 0
 
     def read_reset_infos(self, env_ids: Sequence[int]) -> dict[int, Info]:
-        """Return, by env id, the infos in columns that come from resets within the latest step of these envs."""
+        """Return, by env id, the infos of resets within the latest step of these envs, if they are in columns."""
         columns = self.reset_columns
         if columns is None:
             return {}
@@ -249,7 +250,7 @@ class Batch:
 
 
 def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
-    """Return the rewards and the ends of episodes (bool), two arrays of shape ``(len(outcomes), num_envs)``.
+    """Return two arrays of shape ``(len(outcomes), num_envs)``: the rewards, and whether an episode ended (bool).
 
     ``outcomes`` contains the result of `Batch.outcome` after each step.
     """
@@ -326,7 +327,10 @@ def frozen(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return copies of arrays for hosts in this process, stored in `bytes` so that nothing can make them writable."""
+    """Return copies of arrays, for hosts in this process.
+
+    The copies are stored in `bytes`, so nothing can make them writable.
+    """
     return {name: np.ndarray(array.shape, array.dtype, array.tobytes()) for name, array in arrays.items()}
 
 
@@ -344,7 +348,7 @@ OF_STEP, OF_RESET = 1, 2
 
 
 class InfoColumn(NamedTuple):
-    """One key of infos, the type of its values (float, int, bool, NumPy scalar or array), and their dtype and shape."""
+    """A key of infos, with the type (float, int, bool, NumPy scalar or array), dtype and shape of its values."""
 
     key: str
     kind: type
@@ -352,7 +356,7 @@ class InfoColumn(NamedTuple):
     shape: tuple[int, ...] = ()
 
     def nbytes(self, num_rows: int) -> int:
-        """Return the size of the column in bytes, up to the place where the next column may start."""
+        """Return the size in bytes of a column with ``num_rows`` rows, including the padding before the next column."""
         nbytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64)) * num_rows
         return -(-nbytes // _COLUMN_ALIGNMENT) * _COLUMN_ALIGNMENT
 
@@ -391,13 +395,16 @@ class InfoRows(NamedTuple):
 
 
 class InfoForms(NamedTuple):
-    """The forms of the infos of steps and of the infos of resets within steps. An empty form has no columns."""
+    """The forms of two kinds of infos: those of steps, and those of resets within steps.
+
+    Infos whose form is empty have no columns.
+    """
 
     steps: InfoForm = ()
     resets: InfoForm = ()
 
     def columns(self, batch: Batch) -> tuple[InfoColumns | None, InfoColumns | None]:
-        """Return the columns of a batch for infos of steps and for infos of resets; ``None`` for an empty form."""
+        """Return the batch's columns for infos of steps and those for infos of resets; ``None`` for an empty form."""
         marks = batch.info_marks
         steps = InfoColumns(self.steps, batch.infos, marks, OF_STEP) if self.steps else None
         return steps, InfoColumns(self.resets, batch.reset_infos, marks, OF_RESET) if self.resets else None
@@ -409,7 +416,7 @@ class InfoColumns:
     Args:
         form: The form of the infos.
         memory: ``(num_rows, INFO_NBYTES)`` uint8, or any uint8 array that is large enough for the columns.
-        marks: ``(num_rows,)`` uint8: the kinds of infos from the latest step that are in columns.
+        marks: ``(num_rows,)`` uint8: which kinds of infos from the latest step are in columns.
         mark: The kind of these infos: `OF_STEP` or `OF_RESET`.
     """
 
@@ -433,7 +440,7 @@ class InfoColumns:
     # ---------------------------------------------------------------- for hosts
 
     def write(self, row: int, info: object) -> bool:
-        """Write an info to a row, and mark the row; return ``False`` if the info does not have the form."""
+        """Write an info to a row, and mark the row; return ``False`` if the info has another form."""
         if type(info) is not dict or list(info) != self._keys:
             return False
         try:
@@ -447,7 +454,10 @@ class InfoColumns:
         return True
 
     def write_rows(self, rows: Index, columns: Mapping[str, Array]) -> bool:
-        """Write infos to several rows, one array per key, and mark the rows; return ``False`` if the form differs."""
+        """Write infos, given as one array per key, to several rows and mark the rows.
+
+        If the infos have another form, only return ``False``.
+        """
         if list(columns) != self._keys:
             return False
         for column, values in zip(self._form, columns.values(), strict=True):
@@ -482,7 +492,7 @@ class InfoColumns:
         return positions, make(*columns)
 
     def gather(self, rows: Index) -> dict[str, Array] | None:
-        """Return these rows' infos in the form of Gymnasium's vector envs; ``None`` if a row has no info in columns.
+        """Return these rows' infos as Gymnasium's vector envs do, in a dict; ``None`` if a row has no info in columns.
 
         For each key, the result has an array under ``key`` and a mask under ``_key``. The mask is True everywhere,
         because every env has every key.

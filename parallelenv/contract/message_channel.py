@@ -19,7 +19,7 @@ from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Rep
 class MessageChannel(ABC):
     """A `Channel` that reaches its host through messages. A subclass adds the transport.
 
-    The host is at the other end of the transport, in `parallelenv.worker.worker_loop.serve` or a `MessageHost`. Action
+    At the other end of the transport, `parallelenv.worker.worker_loop.serve` or a `MessageHost` runs the host. Action
     and result rows travel in the messages, unless a subclass overrides `attach` for a host that shares the batch.
 
     Attributes:
@@ -62,7 +62,8 @@ class MessageChannel(ABC):
     def take_output(self, *, is_idle: bool) -> list[Printed]:
         """Return what the envs have printed since the last call, if the host writes it where the caller can read it.
 
-        ``is_idle`` is ``True`` if the host has no pending command; the last line that it printed is then complete.
+        ``is_idle`` is ``True`` if the host has no pending command; in that case, the last line of the output is
+        complete.
         """
         return []
 
@@ -105,7 +106,10 @@ class MessageChannel(ABC):
         self.notify(batch.layout.part(self.env_ids))
 
     def number_envs(self, batch: Batch) -> None:
-        """Record the ids of the host's envs. `attach` calls this, because ids of sub-envs are not known earlier."""
+        """Record the ids of the host's envs.
+
+        `attach` calls this, because the ids of sub-envs are unknown until there is a batch.
+        """
         self.env_ids = batch.layout.ids_of(self.items)
 
     def read_message(self) -> Message:
@@ -115,7 +119,7 @@ class MessageChannel(ABC):
         return message
 
     def plain_step(self, command: Command) -> Message | None:
-        """Return the message of a step, without a command number; ``None`` if the message needs a pickle.
+        """Return the message for a step, without a command number; ``None`` if the message must contain a pickle.
 
         If the host does not share the batch and only some of its envs step, this subset gets a number first.
         """
@@ -183,7 +187,7 @@ class MessageStep:
         return True
 
     def _read(self, channel: MessageChannel) -> bool:
-        """Read a reply; return whether the reply is only `DONE`."""
+        """Read a channel's reply, if there is one; return whether the reply is only `DONE`."""
         if channel.inbox or channel not in self._pending:
             return False
         try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def imported_torch() -> Any:
-    """Return the torch module if the user has imported it, else ``None``."""
+    """Return the torch module if it has been imported, else ``None``."""
     return sys.modules.get("torch")
 
 
@@ -30,7 +30,7 @@ def is_dlpack(value: object) -> bool:
 def as_array(value: Any) -> Array:
     """Return a value as an array.
 
-    DLPack arrays, tensors and lists of tensors are accepted, even if they require gradients.
+    The value may also be a DLPack array, a tensor or a list of tensors. Tensors may require gradients.
     """
     if is_dlpack(value):
         return np.from_dlpack(value)

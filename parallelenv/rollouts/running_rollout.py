@@ -50,7 +50,7 @@ _numbers = itertools.count(1)
 class RunningRollout:
     """One rollout, whose policy acts in the workers. See `ParallelEnv.rollout` for arguments and errors.
 
-    If a worker dies, the steps of its chunk in progress are lost; the steps of the other workers are kept.
+    If a worker dies, its steps of the current chunk are lost; the steps of the other workers are kept.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RunningRollout:
         self._policy_failure: tuple[Failure, tuple[int, ...]] | None = None
 
     def _prepare(self, memory: RecurrentState | None) -> Array | None:
-        """Return the policy and this recurrent state in the form in which they are sent to hosts."""
+        """Return the policy and ``memory``, pickled for the hosts."""
         what = f"The policy, a {type(self._policy).__name__},"
         way_out = "Let it hold plain data, and create other objects at its first call."
         return pickled((self._policy, memory), what, way_out)
@@ -97,10 +97,11 @@ class RunningRollout:
         return RecurrentState(tuple(self._env_ids), rnn_state, new)
 
     def _shares(self, living: Sequence[int]) -> dict[int, int | None]:
-        """Return the number of episodes that each env should finish: 0 for idle envs, ``None`` for any number.
+        """Return the number of episodes that each env should finish: 0 if it is not stepped, ``None`` for any number.
 
         Raises:
-            ResetNeededError: If an idle env would have to finish an episode.
+            ResetNeededError: If the goal is a number of episodes, and an env that should finish an episode needs a
+                reset first.
         """
         shares = {**dict.fromkeys(self._env_ids, 0), **self._goal.shares(living)}
         if self._done_policy.skips_done:
@@ -167,10 +168,10 @@ class RunningRollout:
         return self._chunk_size if self._goal.num_steps is not None else num_ended
 
     def _send_policy(self, asked: Sequence[int]) -> Mapping[int, Failure]:
-        """Make hosts unpickle the policy. There is no time limit, because unpickling may import a library.
+        """Make hosts unpickle the policy. This has no time limit, because unpickling may import a library.
 
-        Before that, hosts must finish earlier commands within the timeout of the `ParallelEnv`. If there is no
-        recovery, late commands stay in flight. No steps are lost, because no env takes part in the rollout yet.
+        Before they unpickle it, hosts must finish earlier commands within the timeout of the `ParallelEnv`. If there is
+        no recovery, late commands stay in flight. No steps are lost, because no env takes part in the rollout yet.
 
         Returns:
             The failures of envs whose host could not be reached.
@@ -255,7 +256,7 @@ class RunningRollout:
         return num_ended
 
     def _cut_off(self, chunk: RolloutChunk, env_id: int, failure: Failure, begun: Extra, *, is_lost: bool) -> None:
-        """Mark the step in which a restarted env failed as truncated, as `ParallelEnv.step` does.
+        """Set a restarted env's truncated flag for the step in which the env failed, as `ParallelEnv.step` does.
 
         The step stays valid unless its values did not arrive (``is_lost``).
         """
@@ -318,7 +319,7 @@ _OWN_ROLLOUT = "run_batch_episode"
 def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: Any) -> list[Any]:
     """Call ``run_batch_episode()`` of each env, which uses the env's own policy, and return the results.
 
-    ``for_policies`` are the arguments of `ParallelEnv.rollout` that only apply to a rollout with a policy.
+    ``for_policies`` are the arguments of `ParallelEnv.rollout` that apply only to a rollout with a policy.
 
     Raises:
         ArgumentError: If an env lacks that method, or if any of ``for_policies`` is not ``None``.

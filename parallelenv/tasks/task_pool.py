@@ -40,8 +40,8 @@ class TaskPool(ParallelEnv):
     def all_done(self) -> bool:
         """Return whether no task is in progress: each sampler waits for `next_task` or has no more tasks.
 
-        With automatic restarts, the result is true only when no sampler has any more tasks. A loop ``while not
-        env.all_done()`` therefore runs all tasks, even if the tasks of all envs end in the same step.
+        If the next task starts automatically, the result is true only when no sampler has any more tasks. A loop
+        ``while not env.all_done()`` therefore runs all tasks, even if the tasks of all envs end in the same step.
         """
         return self.all_exhausted() if self.engine.done_policy.autoreset else super().all_done()
 
@@ -131,8 +131,8 @@ def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Calla
     """Return one env fn per sampler.
 
     Raises:
-        ArgumentError: If ``make_sampler_fn`` cannot be called, or ``sampler_fn_args`` is not a list of dicts of its
-            keyword arguments.
+        ArgumentError: If ``make_sampler_fn`` cannot be called, or if ``sampler_fn_args`` is empty or is not a list of
+            dicts, each with the keyword arguments for one sampler.
     """
     if not callable(make_sampler_fn):
         raise ArgumentError(

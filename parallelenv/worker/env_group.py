@@ -36,8 +36,8 @@ class EnvGroup:
 
     There are three kinds of vector env. `SyncVectorEnv` and `AsyncVectorEnv` take a list of seeds and
     ``options["reset_mask"]``. EnvPool's vector envs can step and reset selected sub-envs, which are given by number;
-    they keep the seed that they were made with. All other vector envs are used only as Gymnasium's documentation
-    describes: with one seed, and with the mask only if their autoreset mode is ``"Disabled"``.
+    these vector envs keep the seed that they were made with. All other vector envs are used only as Gymnasium's
+    documentation describes: with one seed, and with the mask only if their autoreset mode is ``"Disabled"``.
 
     The methods for operations return a dict that maps env ids to the envs' values for the reply. Envs without a value
     are left out.
@@ -91,8 +91,8 @@ class EnvGroup:
     def run(self, share: Share, each: Any, host: Host, running: RunningCommand) -> dict[int, Any]:
         """Run a command for the sub-envs of a share. ``each`` contains the command's argument for each of them.
 
-        Results are written with ``host.writer``. This attribute is read after each call of the vector env, because a
-        host that was abandoned during the call has a different writer.
+        Results are written with ``host.writer``. This attribute is read anew after each call of the vector env, because
+        a host that was abandoned during the call has a different writer afterwards.
         """
         try:
             return self._run(share, each, host, running)
@@ -103,7 +103,8 @@ class EnvGroup:
     def close(self) -> None:
         """Close the vector env.
 
-        After a failure, an `AsyncVectorEnv` is terminated, because it would wait forever for a worker that died.
+        After a failure, terminate an `AsyncVectorEnv`, which would otherwise wait forever if one of its workers has
+        died.
         """
         options = {"terminate": True} if self._has_failed and isinstance(self.env.unwrapped, AsyncVectorEnv) else {}
         self.env.close(**options)
@@ -257,7 +258,7 @@ class EnvGroup:
         return states, [_pick(one, numbers) for one in outcomes], dict(infos), numbers
 
     def _actions(self, share: Share, each: Sequence[Action] | None, writer: RowWriter) -> Action:
-        """Return a batch of the actions, which does not share memory with the rows."""
+        """Return the share's actions as one batch, which shares no memory with the rows of the `Batch`."""
         if each is not None:
             return self._batch_actions(each)
         return writer.batch.layout.actions.join([array[share.rows].copy() for array in writer.batch.actions])
@@ -314,7 +315,7 @@ class EnvGroup:
     # ---------------------------------------------------------------- infos
 
     def _columns(self, infos: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Array] | None:
-        """Return infos as arrays with one row per env, or ``None`` if an info is not an array or lacks some envs."""
+        """Return infos as arrays with one row per env; ``None`` if a value is no array or is missing for some envs."""
         columns: dict[str, Array] = {}
         size = self._size(indices)
         for key, values in infos.items():
@@ -328,7 +329,7 @@ class EnvGroup:
         return columns
 
     def _split(self, infos: Mapping[str, Any], indices: Sequence[int]) -> list[Info]:
-        """Return the info of each env at these indices. The info omits the keys whose mask excludes the env."""
+        """Return one info for each of these indices. An env's info lacks the keys whose mask excludes the env."""
         each: list[Info] = [{} for _ in indices]
         size = self._size(indices)
         for key, values in infos.items():
@@ -386,7 +387,7 @@ class EnvGroup:
         return values
 
     def _attribute(self, key: str) -> list[tuple[Any] | None]:
-        """Return an attribute of each sub-env in a one-tuple, or ``None`` for sub-envs that do not have it."""
+        """Return, for each sub-env, a one-tuple with the attribute, or ``None`` if the sub-env does not have it."""
         name, *rest = key.split(".")
         absent: list[tuple[Any] | None] = [None] * self.facts.num_envs
         # Checked first, because reading an absent attribute ends the workers of an `AsyncVectorEnv`.
@@ -446,7 +447,7 @@ class EnvGroup:
 
     @property
     def can_be_saved(self) -> bool:
-        """True if, as far as is known, pickle would keep the state of all sub-envs. See `save_env`."""
+        """Whether pickle would keep the state of all sub-envs, as far as is known. See `save_env`."""
         inner = getattr(self.env.unwrapped, "envs", [])
         layers = (layer for env in inner for layer in env_adapter.layers(env))
         return not any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in layers)

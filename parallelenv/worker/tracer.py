@@ -32,7 +32,7 @@ Span = tuple[float, float, str, tuple[int, ...], "array[float]"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
-    """The record of a worker. All times are in seconds, from the same `time.perf_counter`."""
+    """What a worker's envs did and when. All times are in seconds, from the same `time.perf_counter`."""
 
     env_ids: tuple[int, ...]  #: Ids of the worker's envs.
     process: ProcessInfo  #: The worker's process.
@@ -66,7 +66,7 @@ class HostTracer:
     """Records the commands of a host. If there are more than `MOST_TURNS` allows, only the newest ones are kept.
 
     Attributes:
-        resets: Start and end of each reset within a step, and the env's id.
+        resets: Start and end of each reset within a step, and the id of the env that was reset.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class HostTracer:
         self._clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 
     def traced(self, run: Run) -> Run:
-        """Return a function that runs a command and records it."""
+        """Return a function that runs a command with ``run`` and records it."""
 
         def traced_run(running: RunningCommand, walk: Iterator[Any]) -> None:
             operation, env_ids = running.command.operation, running.command.env_ids
@@ -103,7 +103,7 @@ class HostTracer:
         return traced_run
 
     def record(self, env_ids: tuple[int, ...]) -> WorkerRecord:
-        """Return the record so far, for a host with these envs."""
+        """Return the record so far. ``env_ids`` are the host's envs."""
         spans = list(self._spans)
         moments = np.array([moment for span in spans for moment in span[4]])
         span_of = np.repeat(np.arange(len(spans)), [len(span[4]) for span in spans])
