@@ -126,8 +126,7 @@ class CollectorSet(CollectorBase):
         """Return a picklable function that makes a `CollectorSet` with these arguments.
 
         The function is meant for training with several learners: you can call it in another process. It accepts keyword
-            arguments
-        of the constructor, which override those given to this method.
+        arguments of the constructor, which override those given to this method.
         """
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
         return functools.partial(cls, **given, **options)
