@@ -492,7 +492,7 @@ class InfoColumns:
         return positions, make(*columns)
 
     def gather(self, rows: Index) -> dict[str, Array] | None:
-        """Return these rows' infos as Gymnasium's vector envs do, in a dict; ``None`` if a row has no info in columns.
+        """Return these rows' infos as one dict, like Gymnasium's vector envs; ``None`` if a row has no info in columns.
 
         For each key, the result has an array under ``key`` and a mask under ``_key``. The mask is True everywhere,
         because every env has every key.

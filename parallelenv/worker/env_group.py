@@ -315,7 +315,7 @@ class EnvGroup:
     # ---------------------------------------------------------------- infos
 
     def _columns(self, infos: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Array] | None:
-        """Return infos as arrays with one row per env; ``None`` if a value is no array or is missing for some envs."""
+        """Return infos as arrays with a row per env; ``None`` if a value is not an array or lacks some envs' rows."""
         columns: dict[str, Array] = {}
         size = self._size(indices)
         for key, values in infos.items():
