@@ -1,4 +1,4 @@
-"""The caller's end of a pipe to a host in another process of this machine."""
+"""The caller's end of a pipe to a host in another process on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_COMMAND = 0
 
 
 class PipeChannel(MessageChannel):
-    """A channel over a pipe to a host in another process, which shares the memory of the batch.
+    """A channel over a pipe to a host in another process. Both processes share the memory of the batch.
 
     Args:
         group: The group that the channel belongs to.
@@ -35,7 +35,7 @@ class PipeChannel(MessageChannel):
         env_ids: See `MessageChannel`.
 
     Attributes:
-        is_closed: Whether the host was killed or handed over, so that the channel's resources are released.
+        is_closed: Whether the host was killed or handed over and the channel's resources were released.
         found_dead: Whether `is_alive` has found that the process has ended.
     """
 
@@ -65,17 +65,23 @@ class PipeChannel(MessageChannel):
         return self.wire.receive()
 
     def advance(self) -> bool:
-        """Return whether there is a reply to receive. Unlike `CallerChannel.advance`, this method does no work."""
+        """Return whether there is a reply to receive.
+
+        Unlike `CallerChannel.advance`, this method executes no command.
+        """
         return bool(self.inbox)
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
-        """Return what the host's process has printed since the last call; only whole lines, unless the host is idle."""
+        """Return what the host's process has printed since the last call.
+
+        Unless the host is idle, an unfinished last line is left for the next call.
+        """
         return self._log.take_output(self.env_ids, is_idle=is_idle)
 
     def receive_output(self) -> bool:
-        """Put what a busy host has printed into the inbox, in the form of a reply.
+        """If a busy host has printed anything, add the text to the inbox, in the form of a reply.
 
-        Return ``True`` if the host has printed anything.
+        Return whether it has printed anything.
         """
         output = self.take_output(is_idle=False)
         if output:
@@ -100,8 +106,8 @@ class PipeChannel(MessageChannel):
     def is_alive(self) -> bool:
         """Return whether the host's process is running.
 
-        If a fork server has ended, ``process.is_alive()`` is ``False`` for all of its workers. This method then asks
-        the operating system.
+        If a fork server has ended, ``process.is_alive()`` is ``False`` for all of its workers, even if they are
+        running. This method then asks the operating system.
         """
         try:
             if self.process.is_alive():
@@ -112,7 +118,7 @@ class PipeChannel(MessageChannel):
         return not self.found_dead
 
     def join(self, timeout: float) -> None:
-        """Wait at most ``timeout`` seconds for the process to end, or until another thread closes this channel."""
+        """Wait until the process ends or another thread closes this channel, but at most ``timeout`` seconds."""
         with contextlib.suppress(ValueError):
             self.process.join(timeout)
 

@@ -45,7 +45,7 @@ class ClosedError(ParallelEnvError, gymnasium.error.ClosedEnvironmentError, Runt
 
 
 class ResetNeededError(ParallelEnvError, gymnasium.error.ResetNeeded):
-    """An env was stepped before its first reset, or after one of its steps was lost."""
+    """An env must be reset first, for example because it has never been reset or because its episode was lost."""
 
 
 class EnvBusyError(ParallelEnvError, RuntimeError):
@@ -136,7 +136,7 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
         self.exitcode = exitcode
 
     def about(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
-        """Return a copy of this error for a call that needed the given envs."""
+        """Return a copy of this error with the given ``env_ids``."""
         return WorkerDiedError(str(self), env_ids, self.pid, self.exitcode)
 
 
@@ -152,5 +152,5 @@ class WorkerTimeoutError(ParallelEnvError, TimeoutError, multiprocessing.Timeout
         self.env_ids = env_ids
 
     def about(self, env_ids: tuple[int, ...]) -> WorkerTimeoutError:
-        """Return a copy of this error for the given envs."""
+        """Return a copy of this error with the given ``env_ids``."""
         return WorkerTimeoutError(str(self), env_ids)

@@ -37,10 +37,10 @@ _Step = TypeVar("_Step")
 
 
 def positions(argument: Any, num_envs: int, name: str) -> list[int]:
-    """Return the env ids at the given positions in the list of all envs, in the order given; ``None`` means all envs.
+    """Convert positions in the list of all envs to env ids, in the same order; ``None`` means all envs.
 
-    In addition to the forms that `parse_ids` accepts, a position may be negative (counted from the end) or occur more
-    than once, and the positions may be a set. ``name`` is the name of the argument, for messages.
+    ``argument`` may have any form that `parse_ids` accepts, or be a set. Positions may be negative (counted from the
+    end) and may occur more than once. ``name`` is the name of the argument, for messages.
     """
     if argument is None:
         return list(range(num_envs))
@@ -116,19 +116,19 @@ class AdapterCalls:
     """The calls that an adapter makes on the engine of a `ParallelEnv`.
 
     Once this object has been made, the engine follows the adapter's rules. An adapter keeps no episode state itself, so
-    attributes, rendering, `ParallelEnv.restart` and `ParallelEnv.save_state` still work on the `ParallelEnv`, and
-    closing either the adapter or the `ParallelEnv` closes both. Envs may be stepped before their first reset.
+    attributes, rendering, `ParallelEnv.restart` and `ParallelEnv.save_state` still work on the `ParallelEnv`. Closing
+    either the adapter or the `ParallelEnv` closes both. Envs may be stepped before their first reset.
 
     Args:
         env: The `ParallelEnv`.
         adapter: The call that made the adapter, such as ``"to_sb3()"``.
         policy: The done policy of the adapter.
-        observation_space: Space in which states are batched; ``None``: the space stays the same.
-        reward_dtype: A dtype of numbers, which all rewards must fit; ``None``: rewards of any type are allowed.
-        always_copies: Whether states are copied regardless of ``copy``.
+        observation_space: Space according to which states are batched; ``None``: the space does not change.
+        reward_dtype: A numeric dtype that all rewards must fit; ``None``: rewards may be of any type.
+        always_copies: Whether states are copied even if the `ParallelEnv` was made with ``copy=False``.
         broadcasts: See `Layout`.
-        waits_by: Name of the call that continues the wait for an interrupted or late step, for messages.
-        align: Form of the results of steps.
+        waits_by: Name of the call that gets the result of an interrupted or late step, for messages.
+        align: Form of the results of `step`.
 
     Raises:
         UsageError: If another adapter already uses the `ParallelEnv`.
@@ -199,18 +199,18 @@ class AdapterCalls:
 
     @single_threaded
     def step_wait(self, timeout: float | None) -> StepResult:
-        """Wait for the step of all envs that was sent, or whose call was interrupted, and return its result."""
+        """Wait for the step that `step_async` sent, or that an interrupt left in flight, and return its result."""
         limit = arguments.check_timeout(timeout)
         return self._engine.step_wait(self._engine.env_ids, limit, "item")  # type: ignore[return-value]
 
     @single_threaded
     def reset_async(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> Ticket:
-        """Send resets and return their ticket, for `reset_wait`. See `ParallelEnv.reset` for the arguments."""
+        """Send resets and return the ticket for `reset_wait`. See `ParallelEnv.reset` for the arguments."""
         return self._engine.submit_reset(env_ids, self._engine.reset_arguments(env_ids, seed, options))
 
     @single_threaded
     def reset_wait(self, ticket: Ticket, timeout: float | None) -> State:
-        """Wait for the resets of `reset_async` and return the batched first states."""
+        """Wait for the resets that `reset_async` sent and return the batched first states."""
         return self._engine.collect_reset(ticket, arguments.check_timeout(timeout))
 
     @single_threaded_in("reset")
@@ -229,7 +229,7 @@ class AdapterCalls:
 
     @single_threaded_in("call")
     def call_async(self, call: MethodCall, id: Ids = None) -> Ticket:
-        """Send a method call to each env of ``id`` (by default, to all envs) and return its ticket, for `call_wait`."""
+        """Send a method call to each env of ``id`` (by default, to all envs) and return the ticket for `call_wait`."""
         env_ids = self._engine.ids(id, with_paused=True)
         return self._engine.pool.submit("call", env_ids, [call] * len(env_ids))
 
@@ -264,7 +264,7 @@ class AdapterCalls:
     def envs(self, name: str, way: str) -> tuple[Any, ...]:
         """Return the env objects, in env id order.
 
-        ``name``, the attribute that the user has read, and ``way``, the call to use instead, are for messages.
+        ``name``, the attribute that the user tried to read, and ``way``, the call to use instead, are for messages.
 
         Raises:
             AbsentAttributeError: If the envs do not live in this process, or have been closed.
@@ -278,7 +278,7 @@ class AdapterCalls:
 
 
 class PartialStep(tuple):  # type: ignore[type-arg]
-    """The return value of a step, with only the rows of envs that did not fail.
+    """The return value of an adapter's step, limited to the rows of the envs that did not fail.
 
     Attributes:
         env_ids: ``(k,)`` int64, the env of each row.
@@ -290,7 +290,7 @@ class PartialStep(tuple):  # type: ignore[type-arg]
 def convert_step(
     convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
 ) -> _Step:
-    """Call a method of `AdapterCalls` and convert its result; ``None`` if the method only starts a step.
+    """Call a method of `AdapterCalls` and return its converted result, or ``None`` if the method only starts a step.
 
     Raises:
         PendingCallError, NothingInFlightError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
@@ -318,7 +318,7 @@ def nothing_begun(name: str) -> NothingInFlightError:
 
 
 def convert_partial(error: BaseException, convert: Callable[[Any], Any]) -> None:
-    """Convert ``error.partial``, if it is the result of a step, to the adapter's form with ``convert``."""
+    """If ``error.partial`` is the result of a step, convert it to the adapter's form with ``convert``."""
     partial = getattr(error, "partial", None)
     if isinstance(partial, StepResult | StepBatch):
         converted = PartialStep(convert(partial))

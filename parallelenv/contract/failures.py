@@ -41,7 +41,7 @@ class Failure:
     def exception(self) -> BaseException:
         """The exception.
 
-        It is unpacked on first access, because a process that only forwards the exception may lack its module.
+        It is unpacked on first access, because a process that only forwards it may lack the module that defines it.
         """
         if self._exception is None:
             self._exception = _unpack(self._packed)
@@ -90,7 +90,10 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
 
 
 def with_note(*failures: Failure) -> BaseException:
-    """Return one exception for equal failures; if envs raised it, add a note with the env, operation and process."""
+    """Return one exception that stands for these equal failures.
+
+    An exception that envs raised gets a note that names the first env, the operation and the process.
+    """
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
         return first.exception.about(tuple(failure.env_id for failure in failures))
@@ -110,7 +113,10 @@ def put(exception: BaseException, name: str, value: object) -> None:
 
 
 def add_note(exception: BaseException, note: str) -> None:
-    """Add a note once, even if the exception's class forbids attributes or uses ``__notes__`` for something else."""
+    """Add a note to an exception that does not have it yet.
+
+    This works even if the exception's class forbids attributes or uses ``__notes__`` for something else.
+    """
     found = object.__getattribute__(exception, "__dict__").get("__notes__")
     notes = list(found) if isinstance(found, list | tuple) else []
     if note not in notes:
@@ -128,7 +134,8 @@ def one_line(error: BaseException) -> str:
 def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
     """Return an exception and its causes as plain data.
 
-    ``seen`` contains the `id` of each exception that leads to this one, because exceptions may form a cycle.
+    ``seen`` contains the `id` of each exception on the way to this one; these are not packed again, because causes may
+    form a cycle.
     """
     seen = (*seen, id(exception))
     causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
@@ -170,7 +177,7 @@ def _safe_str(exception: BaseException) -> str:
 
 
 def _unpack(packed: _Packed, exception: BaseException | None = None) -> BaseException:
-    """Return the exception with its traceback and causes; if it cannot be loaded here, return an `EnvError`.
+    """Return the exception with its traceback and causes; if it cannot be loaded in this process, return an `EnvError`.
 
     The members of an exception group are loaded with the group; only their tracebacks and causes are added here.
     """

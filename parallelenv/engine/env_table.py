@@ -1,4 +1,4 @@
-"""Where each env is: whether it has an episode, is done, exhausted or paused, and which call on it is in flight.
+"""The status of each env, and the call on it that is in flight, if any.
 
 An env is in one of four phases. The table describes each phase, and the events that end it:
 
@@ -11,8 +11,9 @@ DONE           its episode has ended, and the next has not started by itself   a
 EXHAUSTED      its latest reset found no further episode                       a reset, a loss
 =============  ==============================================================  =========================================
 
-A loss is any event that leaves the env without a known episode, such as the death of its worker. Few envs need a reset
-or are exhausted at any time, so these two phases are kept as sets of env ids; the phase DONE is kept as a bool array.
+A loss is any event that leaves the env without a known episode, such as the death of its worker. At any time, only a
+few envs need a reset or are exhausted, so these two phases are kept as sets of env ids; the phase DONE is kept as a
+bool array.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Phase(enum.Enum):
 
 
 class EnvTable:
-    """The phase of each of the envs ``0 .. num_envs-1`` under a done policy, and the calls in flight.
+    """The phases of the envs ``0 .. num_envs-1`` under a done policy, and the calls in flight.
 
     A ticket is in the table from before its first command is sent until its result has been returned to the user. An
     interrupt therefore loses no result: the next call finds the ticket in the table.
@@ -66,10 +67,10 @@ class EnvTable:
         exhausted: Ids of envs whose latest reset found no further episode. Such envs also count as done.
         paused: ``(num_envs,)`` bool: whether the env is paused.
         unpaused: Ids of envs that are not paused, ascending.
-        tickets: Maps an env id to the ticket of its step or reset in flight, whose result the user does not have yet. A
-            planned step is not in this dict before `Pool.enter_planned` is called.
+        tickets: Tickets of steps and resets whose results the user does not have yet, by env id. A planned step is not
+            in this dict before `Pool.enter_planned` is called.
         reset_infos: The info of each env's latest reset.
-        version: A number. When it changes, all plans of steps become invalid.
+        version: A number. Whenever it changes, all step plans become invalid.
         stats: Statistics of the episodes that have ended.
     """
 
@@ -97,22 +98,22 @@ class EnvTable:
         self.share_stats(EpisodeStats(num_envs))
 
     def share_stats(self, stats: EpisodeStats) -> None:
-        """Use the statistics of a different table of the same envs from now on."""
+        """Replace this table's statistics by those of a different table of the same envs."""
         self.stats = stats
         stats.set_autoreset(self._done_policy.autoreset)
 
     @property
     def flags(self) -> tuple[Array, Array, Array]:
-        """Flags of the latest steps: done, terminated, truncated, each ``(n,)`` bool."""
+        """Flags of the latest steps: done, terminated, truncated, each ``(num_envs,)`` bool."""
         return self.done, self.terminated, self.truncated
 
     # ---------------------------------------------------------------- calls in flight
 
     def enter(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
-        """Enter a step or reset that is about to be sent. Earlier tickets of these envs are dropped.
+        """Add the ticket of a step or reset that is about to be sent; it replaces earlier tickets of these envs.
 
-        ``separately`` is for `recv`, which returns each env's result when it has arrived. Otherwise, the results are
-        returned together, in the order of ``env_ids``.
+        If ``separately`` is ``True``, `recv` can return each env's result as soon as it has arrived. Otherwise, the
+        results are returned together, in the order of ``env_ids``.
         """
         self.version += 1
         ticket.env_ids = env_ids
@@ -127,7 +128,7 @@ class EnvTable:
             self._arrivals.append((ticket, None))
 
     def release(self, env_ids: Iterable[int]) -> None:
-        """Remove the tickets of these envs, whose results have been returned or are no longer wanted."""
+        """Remove the tickets of envs whose results have been returned or are no longer wanted."""
         tickets: dict[int, Ticket] = {}
         old = self.tickets
         if env_ids is not self.env_ids:
@@ -183,7 +184,7 @@ class EnvTable:
             )
 
     def refuse_stepless(self, env_ids: Iterable[int]) -> None:
-        """Raise `AbsentAttributeError` if any of these envs can be neither reset nor stepped."""
+        """Raise `AbsentAttributeError` if any of these envs lacks ``reset`` or ``step``."""
         found = [env_id for env_id in env_ids if env_id in self._stepless] if self._stepless else []
         if found:
             raise AbsentAttributeError(
@@ -202,7 +203,7 @@ class EnvTable:
             )
 
     def refuse_unknown_states(self, env_ids: Sequence[int]) -> None:
-        """Raise `ResetNeededError` if the caller lacks the state of at least one of these envs."""
+        """Raise `ResetNeededError` if, for any of these envs, the caller does not know the latest state."""
         unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
         if unknown:
             raise ResetNeededError(
@@ -228,12 +229,13 @@ class EnvTable:
         return tuple(itertools.compress(env_ids, self.done[list(env_ids)].tolist()))
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return the envs among ``env_ids`` that a step includes, and their positions (``None``: all).
+        """Return the envs in ``env_ids`` that a step includes, and their positions there (``None``: all positions).
 
         A step leaves out exhausted envs and, if the done policy skips done envs, those that are done.
 
         Raises:
-            ExhaustedError: If an env is exhausted, and the done policy does not let envs rest.
+            ExhaustedError: If an env is exhausted, and the done policy does not let exhausted envs rest (see
+                `DonePolicy`).
         """
         if self.exhausted:
             self.refuse_exhausted(env_ids)
@@ -250,7 +252,7 @@ class EnvTable:
         return [env_id for env_id in env_ids if env_id not in self.exhausted] if self.exhausted else env_ids
 
     def refuse_exhausted(self, env_ids: Sequence[int], partial: Any = None) -> None:
-        """Raise `ExhaustedError` if an env is exhausted, and the done policy does not let envs rest."""
+        """Raise `ExhaustedError` if an env is exhausted, and the done policy does not let exhausted envs rest."""
         if self._done_policy.lets_rest:
             return
         exhausted = [env_id for env_id in env_ids if env_id in self.exhausted]
@@ -267,11 +269,11 @@ class EnvTable:
         return [*list(self._needs_reset), *list(self.exhausted)]
 
     def absent_info(self, env_id: int) -> Info:
-        """Return the info that a step's result has for an env that was not stepped."""
+        """Return the info that a step's result contains for an env that was not stepped."""
         return dict(EXHAUSTED) if env_id in self.exhausted else {}
 
     def set_paused(self, env_ids: Sequence[int], is_paused: bool) -> None:
-        """Pause envs or resume them. Calls without ``id`` leave out paused envs."""
+        """Pause these envs, or resume them if ``is_paused`` is ``False``."""
         self.version += 1
         self.paused[list(env_ids)] = is_paused
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else self.env_ids
@@ -279,23 +281,23 @@ class EnvTable:
     # ---------------------------------------------------------------- recording resets and steps
 
     def require_reset(self, env_ids: Iterable[int]) -> None:
-        """Mark envs as needing a reset, until a later call records that they have an episode or are exhausted."""
+        """Mark envs as needing a reset, and as not exhausted."""
         self.version += 1
         marked = tuple(env_ids)
         self._needs_reset.update(marked)
         self.exhausted.difference_update(marked)
 
     def record_running(self, env_ids: Iterable[int]) -> None:
-        """Mark envs as having an episode, whether at its start or later."""
+        """Record that these envs have an episode, which may have just started or be under way."""
         self._needs_reset.difference_update(env_ids)
 
     def record_unknown_states(self) -> None:
-        """Record that each env is in the middle of an episode, in a state that is not known."""
+        """Record that each env is in the middle of an episode, in a state that the caller does not know."""
         self.record_running(self.env_ids)
         self._unstepped = dict.fromkeys(self.env_ids, False)
 
     def clear_flags(self, env_ids: Sequence[int]) -> None:
-        """Clear the flags of envs that are reset."""
+        """Set the flags of these envs, which are being reset, to ``False``."""
         for record in self.flags:
             record[list(env_ids)] = False
 
@@ -325,7 +327,7 @@ class EnvTable:
         self.share_stats(self.stats)
 
     def record_stepped(self, env_ids: Sequence[int]) -> None:
-        """Mark envs as stepped."""
+        """Record that these envs have been stepped since their reset or `load_state`."""
         if self._unstepped:
             for env_id in env_ids:
                 self._unstepped.pop(env_id, None)
@@ -333,7 +335,7 @@ class EnvTable:
     def record_step(
         self, env_ids: Sequence[int], stepped: Index, terminated: Array, truncated: Array
     ) -> tuple[Array, Array, Array]:
-        """Record the flags of a step of the envs in the rows ``stepped``.
+        """Record the flags that a step returned for the envs in the rows ``stepped``.
 
         Returns:
             Three arrays with an entry for each of ``env_ids``: terminated, truncated, and whether either is set.

@@ -28,13 +28,13 @@ def as_number(reward: Any) -> float | None:
 
 
 def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -> tuple[Outcome, Sequence[int]]:
-    """Return an outcome whose rewards are all in the batch, as numbers that fit a float dtype.
+    """Convert an outcome's rewards to numbers in the batch; rewards that do not fit a float dtype become failures.
 
-    Numbers of other types, such as a `Fraction`, are written to the batch; ``None`` is written as nan.
+    Numbers of other types, such as `Fraction`, are converted to float; ``None`` is converted to nan.
 
     Returns:
-        The outcome, in which each env with any other reward has an `EnvContractError` as its failure; and the ids of
-        those envs, ascending. The steps of those envs still count.
+        The new outcome, and the ids of the envs whose rewards were refused, ascending. In the outcome, each of these
+        envs has an `EnvContractError` as its failure, but its step still counts.
     """
     wrong = too_large_rewards(batch, outcome.stepped, dtype)
     extras = dict(outcome.extras)

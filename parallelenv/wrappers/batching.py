@@ -82,7 +82,7 @@ def numeric_rewards(result: StepResult) -> Array:
 
 
 def batch_of(space: Space, states: Sequence[object]) -> States:
-    """Return a batch of single states."""
+    """Join single states into a batch."""
     if space is None:
         return batch_values(states)
     empty: Any = create_empty_array(space, len(states))
@@ -90,7 +90,7 @@ def batch_of(space: Space, states: Sequence[object]) -> States:
 
 
 def unstacked(states: States, space: Space, count: int) -> list[State]:
-    """Return the ``count`` single states of a batch.
+    """Split a batch of ``count`` states into a list of single states.
 
     Rows of arrays are copied, because a `ParallelEnv` with ``copy=False`` overwrites its arrays in the next step.
     """
@@ -108,7 +108,7 @@ def _copied(value: State) -> State:
 
 
 def scattered(states: States, space: Space, rows: Sequence[int], count: int) -> Array:
-    """Return an object array with ``count`` rows: the states of a batch in ``rows``, and ``None`` in all others."""
+    """Return an object array of length ``count``: ``rows`` contain the states of a batch, all other rows ``None``."""
     found: list[object] = [None] * count
     for row, state in zip(rows, unstacked(states, space, len(rows)), strict=True):
         found[row] = state
@@ -116,7 +116,10 @@ def scattered(states: States, space: Space, rows: Sequence[int], count: int) -> 
 
 
 def aligned(result: StepResult, align: Align, space: Space) -> StepResult | StepBatch:
-    """Return a result with the requested alignment. ``space`` is the space of the states."""
+    """Return ``result`` unchanged if ``align`` is ``"item"``, otherwise converted to a `StepBatch`.
+
+    ``space`` is the space of the states in ``result``.
+    """
     if align == "item":
         return result
     rows = unstacked(result.states, space, len(result.env_ids))
