@@ -40,7 +40,7 @@ class WorkerProcess:
 
     If Ctrl-C comes between a system call and the storing of its result, `multiprocessing` may wait for a process that
     has already ended, leak the descriptors of the process, or raise an `AssertionError` at the next call. The methods
-    of this class delay Ctrl-C at these places, but Ctrl-C can interrupt a wait for the process.
+    of this class delay Ctrl-C at these places, but Ctrl-C can interrupt `join` while it waits.
 
     Args:
         process: The `multiprocessing.Process` or `ForkedProcess`.
@@ -52,9 +52,9 @@ class WorkerProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code of the process, or the negative number of the signal that ended it.
+        """The exit code of the process, or ``-n`` if signal ``n`` ended it.
 
-        ``None`` while the process runs, or if other code in this process has waited for it and received the exit code.
+        ``None`` while the process runs, or if other code in the caller's process has already received the exit code.
         """
         with DeferSigint():
             return self._process.exitcode
@@ -88,17 +88,17 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """Return text about the death of the process that is known in addition to the exit code; may be empty."""
+        """Return what is known about the death of the process besides its exit code, as text; it may be empty."""
         return ""
 
     def hand_over(self, connection: Connection, pid: int) -> object:
-        """Let another process receive the exit code, and return an object that keeps this worker process alive.
+        """Let another process receive the exit code; return an object that keeps the worker alive while it exists.
 
-        Only workers of a fork server can be handed over. This object must not be used afterwards.
+        Only workers of a fork server can be handed over. Afterwards, this `WorkerProcess` must not be used any more.
 
         Args:
-            connection: A connection to that process.
-            pid: Id of that process.
+            connection: A connection to the other process.
+            pid: Id of the other process.
         """
         forked: Any = self._process
         reduction.send_handle(connection, forked.sentinel.fileno(), pid)
@@ -134,9 +134,9 @@ class ForkedProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code of the process, or the negative number of the signal that ended it.
+        """The exit code of the process, or ``-n`` if signal ``n`` ended it.
 
-        ``None`` while the process runs; `UNKNOWN` if the server has ended.
+        ``None`` while the process runs; `UNKNOWN` if the fork server has ended without reporting the exit code.
         """
         if self.sentinel.closed:
             raise ValueError("process object is closed")
@@ -148,7 +148,7 @@ class ForkedProcess:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Return whether the process is running: its end was not reported, and the fork server has not ended."""
+        """Return whether the process counts as running: its end was not reported, and the fork server has not ended."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
@@ -184,9 +184,10 @@ def start_methods() -> list[str]:
 
 @contextlib.contextmanager
 def starting(method: str) -> Iterator[None]:
-    """Prepare the caller for starting a process in the block.
+    """Prepare the caller for the start of a process in the ``with`` block.
 
-    Only one thread at a time is in such a block, and Ctrl-C is delayed until its end. ``method`` is the start method.
+    Only one thread at a time can be in such a block, and Ctrl-C is delayed until the block ends. ``method`` is the
+    start method.
     """
     with _STARTING, DeferSigint():
         if method != "fork":

@@ -79,7 +79,7 @@ class RelayedWorker:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Send queued messages until a command without a reply has been sent."""
+        """Send queued messages until the worker has a command to which it has not replied."""
         while self._queue and self._awaited is None:
             messages, reply = self._queue.popleft()
             if reply is not None:
@@ -109,7 +109,7 @@ class RelayedWorker:
             reply.set_result(RelayedReply(number, answer, output))
 
     def check(self) -> None:
-        """Check whether the worker has died, for deaths that the pipe does not show."""
+        """Check whether the worker has died in a way that the pipe does not show."""
         if self._death is None and not self.channel.is_alive() and not self.channel.wire.connection.poll(0):
             self._die(self.channel.cause_of_death())
 
@@ -123,7 +123,7 @@ class RelayedWorker:
         self._die(Death(self.channel.process.pid))
 
     def _die(self, death: Death) -> None:
-        """Make the worker's death the reply to all queued and later commands."""
+        """Kill the worker, and make ``death`` the reply to its current, queued and later commands."""
         if self._death is None:
             self._death = death
             self.unwatch()
@@ -159,11 +159,11 @@ class RelayActor(RayActor):
     ) -> list[int]:
         """Start workers, and return the ids of their processes.
 
-        Workers with the same items as a new worker are ended first: the new worker replaces them.
+        If a running worker has the same envs as a new one, it is ended first: the new worker replaces it.
 
         Args:
-            host_numbers: The host numbers of the workers, see `RelayedMessage`.
-            message: The items of a `Message`, which contains an encoded list with the `PackedSpec` of each worker.
+            host_numbers: The host numbers of the workers; see `RelayedMessage`.
+            message: The fields of a `Message` that contains an encoded list with the `PackedSpec` of each worker.
             shared: Read-only arrays for the envs, which Ray reads from its object store.
         """
         specs: list[PackedSpec] = decode(Message(*message))
@@ -206,7 +206,7 @@ class RelayActor(RayActor):
     ) -> list[RelayedReply]:
         """Send messages to workers and return the replies. Replies that take much longer than the first are left out.
 
-        The caller gets these replies with `rest`. See `RayHost.relay` for the arguments.
+        The caller gets the missing replies with `rest`. See `RayHost.relay` for the arguments.
         """
         loop = asyncio.get_running_loop()
         replies = [loop.create_future() if message.number else None for _, message, _ in messages]
@@ -231,7 +231,10 @@ class RelayActor(RayActor):
                 reply.set_result(RelayedReply(message.number, Death()))
 
     async def rest(self, call_number: int) -> list[RelayedReply]:
-        """Return replies that the call with this number has left out, except for those that are late again."""
+        """Return the replies that the `relay` call with this number has left out.
+
+        Replies that take much longer than the first of them are left out again.
+        """
         return await self._gather(call_number, self._waiting.pop(call_number))
 
     async def _gather(self, call_number: int, waiting: set[asyncio.Future[RelayedReply]]) -> list[RelayedReply]:
@@ -292,7 +295,9 @@ class RelayChannel(RayChannel):
 
 
 class RaySubprocBackend(RayBackend):
-    """A backend with one actor per node of the cluster. Each actor has up to one worker process per core.
+    """A backend with one or more actors per node of the cluster.
+
+    By default, there is at most one worker process per core.
 
     Args:
         hosts_per_node: Number of actors per node, at least 1. Several actors on a node share its cores.
@@ -321,7 +326,7 @@ class RaySubprocBackend(RayBackend):
         self._hosts_per_node = hosts_per_node
 
     def distribute(self, num_workers: int) -> list[int]:
-        """Return the number of workers of each actor. Actors on nodes with more cores get more workers."""
+        """Return the number of workers of each actor. An actor with a larger share of the cores gets more workers."""
         parts = [
             part for cores in cores_of_nodes() for part in apportion(cores, [1] * min(cores, self._hosts_per_node))
         ]

@@ -1,10 +1,11 @@
 """Recommends a mode for given envs after a short trial; used by ``para_mode="auto"``.
 
-The trial opens a pool for each candidate, which is a mode with a number of workers. A pool has as many stand-ins
-(`StandIn`) as there are envs, but only a few real envs per worker, usually one. The pool and a plain loop are stepped
-alternately, in several short rounds, so that a slow moment of the machine affects both. The result is the median of the
-ratios of their speeds in these rounds. The pool of a candidate is opened only if the candidate could be clearly faster
-than the best one so far, assuming that messages cost nothing.
+The trial compares candidates; a candidate is a mode with a number of workers. The pool of a candidate has as many
+stand-ins (`StandIn`) as there are envs, but only a few real envs per worker, usually one. The pool and a plain loop are
+stepped alternately, in several short rounds, so that a slow moment of the machine affects both. Each round gives the
+ratio of the two speeds, and the median ratio is the result. (If envs mostly wait, the mean times of their steps are
+compared instead.) A candidate's pool is opened only if the candidate, with messages that cost almost nothing, would be
+clearly faster than the best one so far.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Recommendation:
     """A recommended mode and the reason for it. ``str()`` gives one line.
 
     Attributes:
-        mode: The word for ``para_mode``.
+        mode: The value for ``para_mode``.
         num_cpus: Number of workers.
         options: Options of the mode's backend.
         reason: The reason, in one line.
@@ -123,10 +124,11 @@ def recommend(
     """Try the modes on envs for a moment and return the fastest one, or a simpler one that is about as fast.
 
     Each mode that could be faster than the best one so far steps envs with random actions for a few tenths of a second.
-    Each worker has one real env (one of each kind, up to three, if the list has different env fns), which all env ids
-    of the worker share. The real envs are closed afterwards. Live instances are copied, and the copies are tried in
-    separate processes; the instances are not touched. If a step takes longer than 0.05 s, or making and resetting an
-    env takes longer than 1 s, only ``"dummy"`` is tried, with one env, and the speed of other modes is estimated.
+    Each worker has one real env, which all env ids of the worker share. If the list has different env fns, each worker
+    has one real env of each env fn, but of at most three env fns. The real envs are closed afterwards. Live instances
+    are copied, and the copies are tried in separate processes; the instances are not touched. If a step takes longer
+    than 0.05 s, or making and resetting an env takes longer than 1 s, only ``"dummy"`` is tried, with one env, and the
+    speed of other modes is estimated.
 
     Args:
         envs: See `ParallelEnv`.
@@ -205,9 +207,9 @@ class Candidate:
 class Trial:
     """A trial of the modes.
 
-    In this process, and in each worker, one env of each kind (env fn) is made, of at most `_MOST_KINDS` kinds. Live
-    envs, and envs of env fns that return an existing env, are tried as copies, and only in other processes, because a
-    copy may hold the same handle to a simulator or a connection.
+    This process and each worker make one env of each kind, that is, of each env fn, but of at most `_MOST_KINDS` kinds.
+    Live envs, and existing envs that an env fn returns, are tried as copies, and only in other processes, because a
+    copy may hold the same handle to a simulator or a connection as the original.
     """
 
     factories: Sequence[EnvFactory]  # of all envs
@@ -221,7 +223,7 @@ class Trial:
     def run(self) -> Recommendation:
         """Try the modes, in another process if necessary.
 
-        Exceptions raised by envs or by the trial are not caught.
+        Exceptions in the plain loop are not caught. A mode in which a pool raises an exception is not tried again.
         """
         # Each env is tried with its own factory or, if there are many, with one of a few that are spread evenly.
         different = list({id(one.source): one for one in reversed(self.factories)}.values())[::-1]
@@ -293,7 +295,7 @@ class Trial:
         return True
 
     def _first_steps(self) -> tuple[float, float, float] | None:
-        """Step one env of each kind.
+        """Step one env of each kind, or of fewer kinds if this takes long.
 
         These envs stay open, and all of the trial's pools that run envs in this thread use them.
 
@@ -360,7 +362,7 @@ class Trial:
         return self._loop / max(self._busy, least + work)
 
     def _takes_long(self, candidate: Candidate) -> bool:
-        """Return whether a trial would take long.
+        """Return whether trying the candidate would take too long.
 
         The estimate assumes that threads make envs one at a time, because of the GIL.
         """
@@ -440,7 +442,7 @@ def _copy(packed: bytes, is_live: bool) -> Env:
 
 
 def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
-    """Step an env a few times; return the seconds per step, and how many of them were spent computing.
+    """Step an env a few times; return the seconds per step, and how many of these seconds were spent computing.
 
     Time in which the env is ready to run but another process has the core does not count, as far as the system can
     distinguish such time from waiting.
@@ -494,10 +496,11 @@ class TimedEnv:
 
     Args:
         env: The `ParallelEnv`; it must have been reset.
-        actions: Actions of the steps; they are repeated if necessary.
-        turn: Seconds of a turn; a turn has at least one step.
+        actions: One item per step, with the actions of all envs; the items are used again if there are more steps.
+        turn: Length of a turn in seconds; a turn has at least one step.
         busy: Seconds for which the caller computes during a step.
-        scale: Factor by which each time is multiplied, to estimate a step of all envs if ``env`` has only some of them.
+        scale: Factor by which each time is multiplied, to estimate the time of a step of all envs if ``env`` has only
+            some of them.
     """
 
     def __init__(
@@ -532,13 +535,13 @@ class TimedEnv:
         self.times.append((time.perf_counter() - begin) / self._count * self._scale)
 
     def mean(self) -> float:
-        """Return the mean seconds per step over `ROUNDS` turns, for envs with random times."""
+        """Time `ROUNDS` turns, and return the mean seconds per step; for envs whose steps take random times."""
         for _ in range(ROUNDS):
             self.time()
         return mean(self.times)
 
     def speedup(self, loop: TimedEnv) -> float:
-        """Return the speed relative to that of ``loop``; the two alternate for `ROUNDS` rounds."""
+        """Time this env and ``loop`` alternately; return the median speed of this env relative to that of ``loop``."""
         ratios: list[float] = []
         for turn in range(ROUNDS):
             for each in (self, loop) if turn % 2 else (loop, self):
@@ -558,7 +561,7 @@ class TimedEnv:
 
 
 def random_actions(env: ParallelEnv, number: int, seed: int = 0) -> list[object]:
-    """Return random actions for all envs; raise `EnvContractError` if an env declares no action space."""
+    """Return ``number`` batches of random actions; raise `EnvContractError` if an env declares no action space."""
     space = env.action_space
     spaces = [space for space in env.action_spaces if space is not None]
     if len(spaces) < len(env):
@@ -591,8 +594,9 @@ class StandIn(gymnasium.Env[State, Action]):
     """Takes the place of an env. All stand-ins with the same trial, factory and thread take turns to step one real env.
 
     With stand-ins, the pool of a trial makes as many calls and exchanges as many messages as the real pool, but does
-    not need the memory for all envs or the time to build them. The first stand-in builds the env. With ``must_be_new``,
-    it raises `InvalidEnvError` if the env already existed, because the user may be using it.
+    not need the memory for all envs or the time to build them. The first stand-in builds the real env. With
+    ``must_be_new``, it raises `InvalidEnvError` if the env fn returns an env that already existed, because the user may
+    be using that env.
     """
 
     def __init__(self, trial: str, factory: EnvFactory, must_be_new: bool = False) -> None:
@@ -654,7 +658,7 @@ class StandIn(gymnasium.Env[State, Action]):
             raise EnvContractError(f"it has too few episodes for a trial ({error})") from error
 
     def close(self) -> None:
-        """Close the env when the last of its stand-ins is closed."""
+        """Close the real env if no other stand-in uses it."""
         self._shared.num_users -= 1
         if not self._shared.num_users:
             _SHARED.pop(self._key, None)

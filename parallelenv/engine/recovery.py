@@ -64,8 +64,8 @@ class Recovery:
     """Rebuilds envs that failed and resets them.
 
     Attributes:
-        unreported: Envs that have been rebuilt, as long as the user has not been told. The values, by env id, are the
-            failure that ended the episode and the result of the reset (``None`` before the reset). Most of these envs
+        unreported: A dict by env id of the rebuilt envs that have not been reported to the user yet. Each value is the
+            failure that ended the episode, and the result of the reset (``None`` before the reset). Most of these envs
             did not fail, but shared a worker with an env that did. Envs that did not fail are not reset at once,
             because the user may not have received the result of their latest step yet, and a reset would overwrite it.
     """
@@ -89,7 +89,7 @@ class Recovery:
             self.unreported.pop(env_id, None)
 
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
-        """Return the failures of those envs that cannot continue the episode that the user knows of.
+        """Return the failures of the envs in ``env_ids`` that cannot continue the episode that the user knows of.
 
         The worker of such an env is dead, or the env was rebuilt and the user does not know it yet.
         """
@@ -105,7 +105,8 @@ class Recovery:
 
         Returns:
             Two dicts by env id. The first has, for each env that was restarted, the failure that ended its episode and
-            the result of its reset; the first state is in the batch. The second has the last failure of each other env.
+            the result of its reset; its state after the reset is in the batch. The second has the last failure of each
+            other env.
         """
         left: dict[int, Failure] = {}
         ill = {env_id: failure for env_id, failure in failures.items() if not self._has_begun(env_id)}
@@ -119,7 +120,7 @@ class Recovery:
         return {env_id: (failure, begun or NOTHING) for env_id, (failure, begun) in restarted.items()}, left
 
     def _has_begun(self, env_id: int) -> bool:
-        """Return whether an env has an episode that the user does not know of."""
+        """Return whether an env has begun an episode that the user does not know of yet."""
         return self.unreported.get(env_id, (None, None))[1] is not None
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
@@ -150,7 +151,7 @@ class Recovery:
         return failures
 
     def _reset(self, ill: Mapping[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
-        """Reset envs that were rebuilt; return the failures."""
+        """Reset the envs in ``ill``, which have been rebuilt; return the failures of these resets."""
         env_ids = sorted(ill)
         seeds: list[int | None] = []
         for env_id in env_ids:

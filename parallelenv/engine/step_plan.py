@@ -3,7 +3,7 @@
 A `StepPlan` is made when the same envs are stepped for the second time. It is valid until something changes the
 `EnvTable` or the workers: for example, a reset, a step without a plan, a failure, an env that rests, or a replaced
 worker. A plan adds no rules of its own: if anything unusual happens in a step, the plan gives the step a `Ticket`, and
-the engine continues.
+the engine finishes the step like any other.
 
 Three objects prepare a planned step, one at each level: the `StepPlan` knows the form of the result; the backend's
 `RepeatedStep` knows how to reach all workers; and the `RunningCommand` of each worker's host knows the envs' rows.
@@ -37,15 +37,15 @@ PATIENCE = 0.25
 
 
 class StepPlan:
-    """A step of the same envs, with the same form of the result, that is repeated many times.
+    """A step that is repeated many times, with the same envs and the same form of the result.
 
     A plan has no reference to the engine. After an interrupt, the pool refers to the plan. If the plan then referred to
     the engine, the engine of a dropped `ParallelEnv` would not be freed, and the pool, which is closed when the engine
     is freed, would stay open.
 
-    The result has the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` are their positions in ``env_ids``
-    (``None``: all). ``repeated`` is the step that the backend has prepared; its commands go to the workers in
-    ``shards``.
+    The result contains the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` contains their positions in
+    ``env_ids`` (``None`` means all). ``repeated`` is the step that the backend has prepared; its commands go to the
+    workers in ``shards``.
 
     Attributes:
         generation: The `Pool.generation` for which the plan is valid.
@@ -88,7 +88,7 @@ class StepPlan:
     # ---------------------------------------------------------------- validity
 
     def is_valid(self) -> bool:
-        """Return whether only planned steps have happened since `renew`, and no step is in flight."""
+        """Return whether only planned steps have been made since the last call of `renew`, and none is in flight."""
         pool = self._pool
         return (
             self._version == self._table.version
@@ -98,7 +98,7 @@ class StepPlan:
         )
 
     def renew(self) -> None:
-        """Make the plan valid."""
+        """Make the plan valid for the current state of the `EnvTable` and the pool."""
         self._version, self.generation = self._table.version, self._pool.generation
 
     # ---------------------------------------------------------------- a step
@@ -129,7 +129,7 @@ class StepPlan:
         return self._assembled()
 
     def enter(self) -> Ticket:
-        """Give the step, which is in flight, a ticket in the table, like any other step; return the ticket."""
+        """Give the step in flight a ticket in the `EnvTable`, as if it had not been planned; return the ticket."""
         pool, ticket = self._pool, Ticket("step", self.stepped)
         with pool.shield:
             pool.planned = None
@@ -141,7 +141,7 @@ class StepPlan:
         return ticket
 
     def _assembled(self) -> StepResult | StepBatch:
-        """Return the result in the plan's form, made by the `Assembler`."""
+        """Let the `Assembler` make the result in the plan's form, and return it."""
         result = self._assembler.assemble(self._batch, self._outcome, self.align)
         self._pool.planned = None
         if self._done_policy.skips_done and has_true(self._table.done):
@@ -149,7 +149,7 @@ class StepPlan:
         return result
 
     def _result(self) -> StepResult | StepBatch:
-        """Return the result as four batched items, for a step that skips none of ``env_ids``."""
+        """Return the result as four batched items; the step must not have skipped any of ``env_ids``."""
         batch, table, done_policy, rows = self._batch, self._table, self._done_policy, self._rows
         if self._views is not None:
             rewards, flags, env_ids = self._views

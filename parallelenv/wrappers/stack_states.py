@@ -65,7 +65,7 @@ class StackStates(StateWrapper):
         return self._shown(rows)
 
     def on_step(self, result: StepResult) -> StepResult:
-        """Add the states to the stacks, and return the result with stacks as states."""
+        """Add the new states to the stacks, and return a copy of the result with the stacks as its states."""
         rows = result.env_ids
         leaves = [as_array(leaf) for leaf in self._structure.split(result.states)]
         begins = rebuilt(result) | ~self._is_known[rows]
@@ -90,7 +90,7 @@ class StackStates(StateWrapper):
         self._refuse("get_observations")
 
     def _start(self, rows: Array, leaves: Sequence[Array]) -> None:
-        """Start new stacks for the envs ``rows``, with one state each."""
+        """Start a new stack for each env in ``rows``, with its first state from ``leaves``."""
         for stack, leaf in zip(self._stacks, leaves, strict=True):
             stack[rows] = 0 if self._padding_type == "zero" else np.expand_dims(leaf, 1)
             stack[rows, -1] = leaf
