@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from modes import ORACLE
 
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends.dummy import DummyBackend
@@ -205,7 +206,7 @@ def run(backend: type[Any], test: str, **given: Any) -> None:
     """Run a test of the contract over a backend."""
     suite = BackendContract()
     suite.para_mode = backend
-    makers = {"make": contract._maker(backend, {}), "make_oracle": contract._maker("dummy", {})}
+    makers = {"make": contract._maker(backend, {}), "make_oracle": contract._maker(ORACLE, {})}
     given |= {name: next(maker) for name, maker in makers.items()}
     wanted = inspect.signature(getattr(suite, test)).parameters
     try:

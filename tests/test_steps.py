@@ -122,6 +122,9 @@ def test_reset_options_are_passed_to_the_envs(make_env: MakeEnv) -> None:
     assert [info["options"] for info in env.reset_infos] == [{"level": 3}] * NUM_ENVS
     env.reset([2, 0], options=[{"level": 2}, None])
     assert [info["options"] for info in env.reset_infos] == [None, {"level": 3}, {"level": 2}] + [{"level": 3}] * 2
+    env.send_reset([4, 1], options=[{"level": 1}, None])
+    drain(env)
+    assert [info["options"] for info in env.reset_infos] == [None, None, {"level": 2}, {"level": 3}, {"level": 1}]
 
 
 # ---------------------------------------------------------------- done policies

@@ -131,8 +131,8 @@ class TianshouVectorEnv:
 
         Returns:
             Five arrays with one row for each env whose step has finished: observations, rewards, terminated (bool),
-                truncated (bool) and infos. Observations and
-            infos have the same form as those of `reset`, and ``info["env_id"]`` is the id of the row's env.
+            truncated (bool) and infos. Observations and infos have the same form as those of `reset`, and
+            ``info["env_id"]`` is the id of the row's env.
 
         Raises:
             ActionError: If the actions are invalid; nothing was stepped.

@@ -55,35 +55,45 @@ _FALL = ("env 1 fell over", "raise ZeroDivisionError(")
 for _name, _kind, _parts, _act in (
     (
         "an exception in reset",
-        *(ZeroDivisionError, ("Raised by env 1 in reset, process ", *_FALL)),
+        ZeroDivisionError,
+        ("Raised by env 1 in reset, process ", *_FALL),
         lambda env: env.reset(options=[None, {"do": "fall"}, None, None]),
     ),
     (
         "an exception in step",
-        *(ZeroDivisionError, ("Raised by env 1 in step, process ", *_FALL)),
+        ZeroDivisionError,
+        ("Raised by env 1 in step, process ", *_FALL),
         lambda env: env.step(actions("go", "fall")),
     ),
     (
         "exceptions in the steps of several envs",
-        *(ExceptionGroup, ("3 envs failed: (0, 1, 3)", "env 0 fell over", *_FALL)),
+        ExceptionGroup,
+        ("3 envs failed: (0, 1, 3)", "env 0 fell over", *_FALL),
         lambda env: env.step(actions("fall", "fall", "go", "fall")),
     ),
     (
         "an exception in render",
-        *(ZeroDivisionError, ("Raised by env 1 in render(), process ", *_FALL)),
+        ZeroDivisionError,
+        ("Raised by env 1 in render(), process ", *_FALL),
         lambda env: env.render(),
     ),
     (
         "an exception in a method",
-        *(ZeroDivisionError, ("Raised by env 1 in do(), process ", *_FALL), _method("fall")),
+        ZeroDivisionError,
+        ("Raised by env 1 in do(), process ", *_FALL),
+        _method("fall"),
     ),
     (
         "an exception whose constructor wants two arguments",
-        *(TwoArguments, ("first-second", "raise TwoArguments("), _method("raise_two")),
+        TwoArguments,
+        ("first-second", "raise TwoArguments("),
+        _method("raise_two"),
     ),
     (
         "an exception whose constructor wants keywords",
-        *(OnlyKeywords, ("code 1", "raise OnlyKeywords("), _method("raise_keyword")),
+        OnlyKeywords,
+        ("code 1", "raise OnlyKeywords("),
+        _method("raise_keyword"),
     ),
     ("an exception that holds a lock", Holding, ("held", "raise Holding"), _method("raise_lock")),
     ("SystemExit in a method", SystemExit, ("SystemExit: 3", "raise SystemExit(3)"), _method("raise_exit")),
@@ -91,17 +101,22 @@ for _name, _kind, _parts, _act in (
     ("a result that does not pickle", UnpicklableError, ("cannot be copied", "lock"), _method("hand_out_lock")),
     (
         "an attribute that does not pickle",
-        *(UnpicklableError, ("cannot be copied", "lock"), lambda env: env.get_env_attr("lock", 1)),
+        UnpicklableError,
+        ("cannot be copied", "lock"),
+        lambda env: env.get_env_attr("lock", 1),
     ),
     (
         "an attribute to be set that does not pickle",
-        *(UnpicklableError, ("cannot be copied", "lock")),
+        UnpicklableError,
+        ("cannot be copied", "lock"),
         lambda env: env.set_env_attr("thing", values=[1, threading.Lock(), 3, 4]),
     ),
     ("an argument that does not pickle", UnpicklableError, ("cannot be copied", "lock"), _method(threading.Lock())),
     (
         "an info that does not pickle",
-        *(UnpicklableError, ("lock",), lambda env: env.step(actions("go", "hand_out_lock"))),
+        UnpicklableError,
+        ("lock",),
+        lambda env: env.step(actions("go", "hand_out_lock")),
     ),
 ):
     fault(_name)(partial(_raise, _kind, _parts, _act))

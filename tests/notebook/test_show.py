@@ -24,7 +24,13 @@ from parallelenv.testing.envs import Old
 
 
 class Dark(Lamp):
+    """Can be drawn only once it has a render mode."""
+
     render_mode = None
+
+    def render(self) -> Any:
+        assert self.render_mode is not None
+        return super().render()
 
 
 def stay(states: Any) -> list[int]:
@@ -352,7 +358,7 @@ def test_error_of_an_env_keeps_its_type_and_gets_a_hint_before_the_reset(make_en
     assert not getattr(group.value, "__notes__", None)
 
 
-def test_show_refuses_envs_without_a_picture(shown: list[Any]) -> None:
+def test_show_refuses_envs_without_a_picture_before_it_draws_any(shown: list[Any]) -> None:
     with ParallelEnv([Dark, Lamp]) as env:
         env.reset()
         with pytest.raises(ArgumentError, match=r"env 0 has render_mode=None, so it returns no picture.*'rgb_array'"):
