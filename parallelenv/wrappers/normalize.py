@@ -375,12 +375,12 @@ class NormalizeRewards(ParallelWrapper):
     def on_step(self, result: StepResult) -> StepResult:
         """Add the returns to the statistics unless ``frozen`` is set; return a result with scaled rewards."""
         rewards, given = numeric_rewards(result), ~rebuilt(result)
+        env_ids = result.env_ids[given]
+        with np.errstate(all="ignore"):  # update() detects overflows
+            returns = self.returns[env_ids] * self.gamma + rewards[given]
         if not self.is_frozen:
-            env_ids = result.env_ids[given]
-            with np.errstate(all="ignore"):  # update() detects overflows
-                returns = self.returns[env_ids] * self.gamma + rewards[given]
             self.statistics.update({"": returns}, env_ids)
-            self.returns[env_ids] = returns
+        self.returns[env_ids] = returns  # also while frozen: the statistics may be unfrozen within an episode
         self.returns[result.env_ids[result.dones]] = 0.0
         _, variance = self.statistics.leaves[""].guess()
         scaled = np.clip(rewards / np.sqrt(variance + self.epsilon), -self.clip, self.clip)

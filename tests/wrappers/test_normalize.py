@@ -67,13 +67,15 @@ def test_normalization_equals_that_of_gymnasium() -> None:
     def make() -> Any:
         return gym.make("CartPole-v1", max_episode_steps=100)
 
-    theirs = gym.wrappers.vector.NormalizeReward(
+    theirs: Any = gym.wrappers.vector.NormalizeReward(
         gym.wrappers.vector.NormalizeObservation(gym.vector.SyncVectorEnv([make] * 3)), gamma=0.9
     )
     env = NormalizeRewards(NormalizeStates(ParallelEnv([make] * 3), clip=np.inf), gamma=0.9, clip=np.inf)
     expected, _ = theirs.reset(seed=3)
     assert np.allclose(env.reset(seed=3), expected, rtol=1e-5)
-    for step in range(6):
+    for step in range(8):
+        env.frozen = step in (3, 4)  # returns are followed while the statistics are frozen
+        theirs.update_running_mean = theirs.env.update_running_mean = not env.frozen
         actions = np.array([step % 2, (step + 1) % 2, step % 2])
         states, rewards, terminations, truncations, _ = theirs.step(actions)
         assert not (terminations | truncations).any()
