@@ -1,1 +1,1 @@
-"""One file per mode. A backend transports commands; their meaning is in `parallelenv.worker.host`."""
+"""One file per mode. A backend only transports commands; `parallelenv.worker.host` executes them."""

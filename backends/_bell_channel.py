@@ -1,6 +1,6 @@
-"""Channels to hosts that can be woken by the bell as well as over their pipes, and a step of several such hosts.
+"""Channels to hosts that can be woken by the bell as well as over their pipes.
 
-`_eventfd_bell` describes the bell and its words.
+`BellStep` steps several such hosts at once. `_eventfd_bell` describes the bell and its words.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class BellChannel(PipeChannel):
 
     @property
     def has_begun(self) -> bool:
-        """True if the worker has started the step in ``word``."""
+        """True if the worker has started the announced step."""
         return self._bell.words[self.line + TAKEN] == self.word
 
     @property
     def has_finished(self) -> bool:
-        """True if the worker has finished the step in ``word`` without sending a reply over the pipe."""
+        """True if the worker has finished the announced step without sending a reply over the pipe."""
         return self.word != 0 and self._bell.words[self.line + DONE] == self.word
 
     def tell(self) -> None:
@@ -206,7 +206,7 @@ class BellStep:
         return True
 
     def _sleep(self, until: float) -> bool:
-        """Sleep until a worker may have finished its step, but no longer than the time ``until``.
+        """Sleep until a worker may have finished its step, but not past the time ``until``.
 
         Return ``False`` if a worker has sent a message or died, or if the time ``until`` has come.
         """

@@ -1,4 +1,4 @@
-"""The group of a pool's channels to hosts in other processes of this machine.
+"""The group of a pool's channels to hosts in other processes on this machine.
 
 The group announces steps to several hosts at once, and waits for replies from any host.
 """
@@ -38,17 +38,17 @@ by 10 %.
 
 
 class ChannelGroup:
-    """A pool's channels to hosts in other processes of this machine, and the `Bell` of these hosts.
+    """A pool's channels to hosts in other processes on this machine, and the `Bell` of these hosts.
 
     Args:
         balancer: Moves hosts that share a core to different cores.
 
     Attributes:
-        channels: All living channels, including those that `Backend.launch` has not returned yet.
+        channels: All open channels, including those that `Backend.launch` has not returned yet.
         bell: The `Bell` that announces plain steps; ``None`` if messages over the pipes announce them.
         queue: Steps that the next `flush` announces, each with its channel.
         poll: The method ``poll`` of a `select.poll` object that watches all pipes and the bell's counter.
-        awaits_first: Whether a message was sent since the latest wait.
+        awaits_first: Whether a message has been sent since the latest wait.
     """
 
     def __init__(self, balancer: CpuBalancer) -> None:
@@ -144,7 +144,8 @@ class ChannelGroup:
     def flush(self) -> None:
         """Announce all queued steps.
 
-        The bell rings once; if that would wake too many other workers, messages are sent over the pipes instead.
+        The bell rings once; if that would wake too many workers that have no queued step, messages are sent over the
+        pipes instead.
         """
         if self.bell is None or not self.queue:
             return
@@ -204,7 +205,7 @@ class ChannelGroup:
     # ---------------------------------------------------------------- the end
 
     def end(self, hosts: Container[tuple[int, ...]]) -> None:
-        """End those living hosts whose `MessageChannel.items` are in ``hosts``."""
+        """Kill the host of each channel whose `MessageChannel.items` are in ``hosts``."""
         for channel in self.channels:
             if channel.items in hosts:
                 channel.kill()
@@ -216,7 +217,7 @@ class ChannelGroup:
                 channel.hang_up()
 
     def close(self, timeout: float) -> Sequence[Printed]:
-        """Wait at most ``timeout`` seconds for the hosts to exit, end those that do not exit, and return all output."""
+        """Wait at most ``timeout`` seconds for the hosts to exit, end the others, and return the remaining output."""
         deadline = time.monotonic() + timeout
         workers = [channel for channel in self.channels if not channel.is_closed]
         for channel in workers:

@@ -4,7 +4,7 @@ With a bell, the caller announces a plain step without sending a message to each
 worker into shared memory and then rings the bell once. A worker that has finished the step writes a word of its own and
 adds one to the counter. All other communication uses the pipes: other commands, and replies with infos, text or
 failures. Both sides poll the pipes together with the bell or the counter, so they also notice that the other side has
-died. To announce a step to two workers that do nothing, and to notice that both have finished it, takes 11 us; over
+died. For two workers whose envs do nothing, announcing a step and noticing that both have finished it takes 11 us; over
 pipes, which wake each worker separately, it takes 124 us.
 
 The shared memory consists of words of 8 bytes. The first word is the number of rings so far. Each worker has its own
@@ -20,7 +20,7 @@ A step's word combines the number of the step, the number of the subset of envs 
 of the step's message. No two steps have the same word, so both sides can read or write a word again after an interrupt.
 
 The bell consists of two eventfds that are rung alternately. To ring, the caller makes one eventfd readable and resets
-the other, which it rang the last time. A worker waits for the eventfd that will be rung next. Workers never read an
+the other, which it rang last time. A worker waits for the eventfd that will be rung next. Workers never read an
 eventfd: a read would reset it, and other workers would then wake late or not at all. A worker that has not noticed the
 last ring when the next ring comes may wait for the wrong eventfd. The caller detects this from the worker's words, and
 sends a message over the worker's pipe.
@@ -144,10 +144,10 @@ class Bell:
             return
 
     def silence(self) -> None:
-        """Reset the counter.
+        """Reset the counter of finished workers.
 
-        Even if Ctrl-C follows, no information is lost, because the words, not the counter, show which workers have
-        finished.
+        If Ctrl-C comes directly afterwards, no information is lost, because the words, not the counter, show which
+        workers have finished.
         """
         try:  # `contextlib.suppress` would need three more calls at every step
             os.eventfd_read(self.fileno)

@@ -1,9 +1,9 @@
 """The code of a fork server: a process that has imported the envs' modules and from which workers are forked.
 
-The root server is started once and imports only the modules that every worker needs. Other servers are forked from the
-root, in about 10 ms each; they import the modules that define the envs, and then fork workers. The effects of an import
-on a server cannot be undone, so each set of packages has its own server. `_fork_server_client` decides which server
-imports which modules.
+The root server is started once and imports only the modules that every worker needs. Every other server is forked from
+an existing one in about 10 ms; these servers import the modules that define the envs, and then fork workers. The
+effects of an import on a server cannot be undone, so envs that need a different set of packages get a server of their
+own. `_fork_server_client` decides which server imports which modules.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class _Server:
             os.close(fileno)
 
     def load(self, module: str, silence: bool, output: int) -> ImportResult:
-        """Import a module and return what the import did, including its side effects.
+        """Import a module and return the result.
 
         Args:
             module: Name of the module.

@@ -109,7 +109,7 @@ class ForkServer:
             return server
 
     def fork_worker(self, connection: Connection, log: WorkerLog) -> ForkedProcess:
-        """Return a new worker that is forked from this server. See `fork_server` for errors.
+        """Return a new worker that is forked from this server. See `fork_server` for the errors raised.
 
         Args:
             connection: The worker's end of the pipe to the caller.
@@ -224,7 +224,7 @@ class ForkServers:
             silence: Whether warnings during the imports are hidden.
 
         Returns:
-            The server, and the reason for each module that it has not imported, by module name.
+            The server, and a dict that maps each module that the server has not imported to the reason.
 
         Raises:
             OSError: If no server can be started.
@@ -255,8 +255,7 @@ class ForkServers:
     def _server(self, root: ForkServer, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
         """Return the server for exactly these packages.
 
-        If there is none yet, fork it from an existing server: of those that may import nothing but these packages, the
-        one that may import the most of them.
+        If there is none yet, fork it from the existing server that may import the most of these packages and no others.
         """
         fitting = [one for one in self.servers if one.surroundings == surroundings and one.packages <= packages]
         server = max(fitting, key=lambda one: len(one.packages), default=root)
@@ -266,7 +265,7 @@ class ForkServers:
         return server
 
     def _load(self, server: ForkServer, wanted: Sequence[str], log: WorkerLog, silence: bool) -> dict[str, str] | None:
-        """Make a server import modules; return the reason for each module that is still missing, by module name.
+        """Make a server import modules; return a dict that maps each module that is still missing to the reason.
 
         Return ``None`` if an import had side effects that do not allow forking workers from this server.
         """

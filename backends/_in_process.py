@@ -126,8 +126,8 @@ class JointStep:
     Args:
         workers: The step of the workers.
         callers: The step of the host in the caller's thread.
-        num_workers: Number of workers. The commands for the workers get the first ``num_workers`` numbers, and the
-            command for the host in the caller's thread gets the next number.
+        num_workers: Number of workers. The commands for the workers get consecutive numbers, starting with the argument
+            of `send`, and the command for the host in the caller's thread gets the number after those.
     """
 
     def __init__(self, workers: RepeatedStep, callers: CallerStep, num_workers: int) -> None:

@@ -25,7 +25,7 @@ from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare
 class PipeHost(MessageHost):
     """A host that gets its commands over a pipe or by the bell (see `_eventfd_bell`).
 
-    The envs print to a log. The host uses the caller's batch once it has received access to the batch's memory.
+    The envs print to a log. The host uses the caller's batch once it has access to the batch's memory.
 
     Args:
         host: See `MessageHost`.
@@ -136,7 +136,7 @@ class PipeHost(MessageHost):
 
 
 def _marked(message: Message, has_printed: bool) -> Message:
-    """Return a reply with the mark `PRINTED` if ``has_printed``, so that the caller reads the log."""
+    """Return a reply; if ``has_printed``, add the mark `PRINTED`, which makes the caller read the log."""
     return Message(message.tag | PRINTED, message.number, message.frames) if has_printed else message
 
 

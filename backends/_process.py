@@ -1,4 +1,4 @@
-"""Processes of workers: the caller starts them, waits for them and ends them, and Ctrl-C cannot corrupt their state."""
+"""Worker processes: the caller starts them, waits for them and ends them, and Ctrl-C cannot corrupt their state."""
 
 from __future__ import annotations
 
@@ -92,9 +92,10 @@ class WorkerProcess:
         return ""
 
     def hand_over(self, connection: Connection, pid: int) -> object:
-        """Let another process receive the exit code; return an object that keeps the worker alive while it exists.
+        """Let another process receive the exit code; return an object that keeps the worker alive.
 
-        Only workers of a fork server can be handed over. Afterwards, this `WorkerProcess` must not be used any more.
+        The worker ends when nothing refers to that object any more. Only workers of a fork server can be handed over.
+        Afterwards, this `WorkerProcess` must not be used any more.
 
         Args:
             connection: A connection to the other process.
@@ -148,7 +149,10 @@ class ForkedProcess:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Return whether the process counts as running: its end was not reported, and the fork server has not ended."""
+        """Return whether the process is assumed to be running.
+
+        The process is assumed to be running until its end is reported or the fork server ends.
+        """
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
@@ -176,7 +180,7 @@ def process_exists(pid: int) -> bool:
 
 
 def start_methods() -> list[str]:
-    """Return the start methods of `multiprocessing` on this system, with this package's default as the first."""
+    """Return the start methods of `multiprocessing` on this system, with this package's default first."""
     methods = multiprocessing.get_all_start_methods()
     default = "forkserver" if "forkserver" in methods else "spawn"
     return [default, *(method for method in methods if method != default)]
@@ -221,7 +225,7 @@ def _show_main() -> None:
 
 
 def _reset_after_fork() -> None:
-    """In a forked child, close `CLOSED_IN_CHILDREN` and reset the state that `starting` had changed in the parent.
+    """In a forked child, close the connections in `CLOSED_IN_CHILDREN` and reset the state that `starting` had changed.
 
     The child can then start processes itself, even if it was forked while its parent was starting one.
     """

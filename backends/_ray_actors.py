@@ -60,7 +60,7 @@ def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
             not listen.
 
     Raises:
-        OSError: If the caller has died or does not listen any more. Ray may start an actor even then.
+        OSError: If the caller has died or has stopped listening. Ray may start an actor even then.
     """
     connections: list[Connection] = []
     if address is None or sys.platform != "linux" or machine() != address[1]:
@@ -76,7 +76,10 @@ def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
 
 
 def machine() -> str:
-    """Return text that identifies this machine, or this container if the process runs in one, until it restarts."""
+    """Return text that identifies this machine, or this container if the process runs in one.
+
+    The text changes when the machine or the container restarts.
+    """
     namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "mnt")]
     return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text(), *namespaces])
 
@@ -102,7 +105,7 @@ class RelayedReply(NamedTuple):
 class RayActor:
     """Base class of the actors in the modes ``ray`` and ``ray-subproc``.
 
-    On the caller's machine, an actor has a lifeline: a connection to the caller. When the caller dies, the connection
+    An actor on the caller's machine has a lifeline: a connection to the caller. When the caller dies, the connection
     is closed, and the actor ends at once. Ray would need 1.4 to 2.6 s to end the actor.
 
     Args:
@@ -220,9 +223,9 @@ class ActorHandle:
         is_terminated: Whether this process has made Ray end the actor.
         lifeline: A connection to an actor on this machine. When the caller or the actor dies, the connection is closed,
             and the other process notices. ``None`` for an actor on another machine.
-        commands: A second connection to an actor on this machine. If the actor is a `RayHost`, it carries commands to
-            the host. If the actor is a `RelayActor`, it carries the file descriptors of the workers that the actor
-            hands over to the caller.
+        commands: A second connection to an actor on this machine. If the actor is a `RayHost`, the connection carries
+            commands to the host. If the actor is a `RelayActor`, the connection carries the file descriptors of the
+            workers that the actor hands over to the caller.
     """
 
     exitcode = None  # Ray does not report exit codes
@@ -238,7 +241,7 @@ class ActorHandle:
         self._serving: Any = None
 
     def serve(self) -> tuple[Connection, WorkerLog]:
-        """Make a `RayHost` execute commands that arrive over a socket.
+        """Make the actor, which is a `RayHost`, execute commands that arrive over a socket.
 
         Return the caller's end of the socket, and the actor's log.
         """
@@ -254,7 +257,7 @@ class ActorHandle:
         """Wait for a Ray call that starts something in the actor, and return its result.
 
         Raises:
-            WorkerStartError: If the call has failed.
+            WorkerStartError: If the call fails.
         """
         import ray
 
@@ -363,7 +366,7 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
 def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
     """Accept two connections from each of these actors: its lifeline and its connection for commands.
 
-    Connections from other processes are closed. Ctrl-C may interrupt this function.
+    Connections from other processes are closed. Ctrl-C can interrupt the wait for a connection.
 
     Raises:
         WorkerStartError: If an actor does not connect in time.
@@ -455,9 +458,9 @@ class ActorCalls:
 class RayChannel(MessageChannel):
     """A channel to one host of an actor. It uses Ray calls, so the actor may run on any machine.
 
-    Ray's compiled graphs, which call actors faster, do not fit here. With them, a round of two actors takes 0.8 to
-    1.2 ms instead of 1.7 to 2.1 ms. But a graph always calls all of its actors, `ray.wait` does not accept its results,
-    a step that takes 10 s is an error, and envs would not run in the actor's main thread.
+    Ray's compiled graphs, which call actors faster, are not suitable here. With them, a round of calls to two actors
+    takes 0.8 to 1.2 ms instead of 1.7 to 2.1 ms. But a graph always calls all of its actors, `ray.wait` does not accept
+    its results, a step that takes more than 10 s raises an error, and envs would not run in the actor's main thread.
 
     Args:
         actor: The actor.

@@ -123,8 +123,8 @@ class Cluster:
     def leave(self) -> None:
         """End a pool's membership in this connection.
 
-        When the last pool leaves, a connection to a joined cluster ends. A cluster that this process has started
-        continues to run.
+        When the last pool leaves, the connection ends, unless this process has started the cluster, or the user has
+        made the connection.
         """
         with self._lock, DeferSigint():
             self._num_members -= 1
@@ -188,7 +188,7 @@ def _connect(arguments: dict[str, Any]) -> None:
 
 
 def resources(kind: str) -> dict[str, float]:
-    """Return the result of the function of Ray called ``kind``: ``cluster_resources`` or ``available_resources``."""
+    """Return the result of the Ray function that ``kind`` names: ``cluster_resources`` or ``available_resources``."""
     import ray
 
     found: dict[str, float] = getattr(ray, kind)()
@@ -272,7 +272,7 @@ def bundle_of(options: ActorOptions) -> dict[str, float]:
 
 
 def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
-    """Return text that lists the resources of which one of these actors needs more than there is.
+    """Return text that lists each resource of which at least one of these actors needs more than the cluster can offer.
 
     The text is empty if there are no such resources.
 
@@ -294,8 +294,8 @@ def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
     """Split ``total`` into one part for each weight, in proportion to the weights. Each part is at least 1.
 
-    Each part starts as 1. The rest is given out in units of 1. Each unit goes to the part that, with this unit, has the
-    smallest ratio of size to weight.
+    Each part starts as 1. The rest is given out in units of 1. Each unit goes to the part that, after receiving it,
+    would have the smallest ratio of size to weight.
     """
     shares = [1] * len(weights)
     loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # (size with one more) / weight

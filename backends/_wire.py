@@ -65,7 +65,7 @@ class Wire:
             self._write(part)
 
     def receive(self) -> Message:
-        """Wait for the next message and return it. Its buffers are new and writable.
+        """Wait for the next message and return it. Its out-of-band buffers are new and writable.
 
         Raises:
             EOFError, OSError: If the other end is closed.

@@ -1,7 +1,7 @@
 """The mode ``dummy``: all envs are in this process, and the caller steps them one after another.
 
 This mode is the reference: all other modes must give the same results. It is also the fastest mode if a step takes less
-time than a message between processes, which is about 10 us.
+time than a message between processes, which takes about 10 us.
 """
 
 from __future__ import annotations

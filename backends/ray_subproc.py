@@ -2,7 +2,8 @@
 
 An actor on each node starts the node's worker processes and ends them. On the caller's machine, the actor hands its
 workers over to the caller, which then reaches them like workers of ``subproc``. On other machines, the actor relays
-messages between the caller and its workers. A step then needs one Ray call per node, whatever the number of cores.
+messages between the caller and its workers. Such an actor usually needs only one Ray call per step, however many cores
+its machine has.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class RelayedWorker:
             reply.set_result(RelayedReply(number, answer, output))
 
     def check(self) -> None:
-        """Check whether the worker has died in a way that the pipe does not show."""
+        """If the worker has died in a way that the pipe does not show, handle its death."""
         if self._death is None and not self.channel.is_alive() and not self.channel.wire.connection.poll(0):
             self._die(self.channel.cause_of_death())
 
@@ -231,9 +232,9 @@ class RelayActor(RayActor):
                 reply.set_result(RelayedReply(message.number, Death()))
 
     async def rest(self, call_number: int) -> list[RelayedReply]:
-        """Return the replies that the `relay` call with this number has left out.
+        """Return the replies that the `relay` call with this number left out.
 
-        Replies that take much longer than the first of them are left out again.
+        Of these replies, those that take much longer than the first are left out again.
         """
         return await self._gather(call_number, self._waiting.pop(call_number))
 

@@ -212,7 +212,7 @@ class SubprocBackend(Backend):
         return self._group.prepare_step(commands)
 
     def flush(self) -> None:
-        """Send the queued commands. The engine calls this after it has given all commands of a call to the channels."""
+        """Send the queued commands. The engine calls this after it has passed every command to its channel."""
         self._group.flush()
 
     def fileno(self) -> int | None:  # noqa: D102 (see Backend)

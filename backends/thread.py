@@ -1,6 +1,7 @@
 """The mode ``thread``: all envs are in this process, and threads step them.
 
-This mode is useful if ``step`` releases the GIL, as many simulators in C do, and as network calls and sleeping do.
+This mode is useful if ``step`` releases the GIL, for example in a simulator written in C, in a network call or while it
+sleeps.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class ThreadChannel(InProcessChannel):
         answered: A queue to which the thread adds an item after each reply, to wake the caller.
         bells: A list that is empty until `ThreadBackend.fileno` is called for an event loop, and then contains one
             non-blocking socket. The thread writes to the socket after each reply, to wake the event loop. The list
-            contains a socket object, not a descriptor, because the thread may still write after the close, when the
-            number of the descriptor may already belong to another file.
+            contains a socket object, not a descriptor, because the thread may still write after the socket is closed,
+            when the number of the descriptor may already belong to another file.
     """
 
     def __init__(self, spec: WorkerSpec, answered: queue.SimpleQueue[None], bells: Sequence[socket.socket]) -> None:

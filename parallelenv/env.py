@@ -1,4 +1,4 @@
-"""The class `ParallelEnv`, which checks arguments, calls the engine, and documents the results."""
+"""The class `ParallelEnv`, which checks arguments and calls the engine."""
 
 from __future__ import annotations
 
@@ -256,8 +256,9 @@ class ParallelEnv:
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of vector envs, one per worker, with ``num_envs`` envs in total.
 
-        Each vector env has ``k`` envs, an even share, and is made in its worker by ``gymnasium.make_vec(id, k,
-        vectorization_mode, ...)``. The documentation page on vector envs lists the done policies that they support.
+        The envs are divided evenly among the vector envs. A vector env of ``k`` envs is made in its worker by
+        ``gymnasium.make_vec(id, k, vectorization_mode, ...)``. The documentation page on vector envs lists the done
+        policies that they support.
 
         Args:
             id: A registered id or an `EnvSpec`.
@@ -348,7 +349,7 @@ class ParallelEnv:
         All other arguments are those of the constructor.
 
         Raises:
-            InvalidEnvError: If ``env`` is not an env.
+            InvalidEnvError: If ``env`` is not an env, an env fn, a registered id or an `EnvSpec`.
             UnpicklableError: If ``env`` cannot be copied.
         """
         arguments.check_positive("num_envs", num_envs)
@@ -377,8 +378,8 @@ class ParallelEnv:
             {"exhausted": True})``, whatever ``asynchronous`` is.
 
         Raises:
-            ArgumentError: If ``seed`` or ``options`` is invalid, or the result is unpacked into a pair as in
-                Gymnasium; nothing was reset.
+            ArgumentError: If ``seed`` or ``options`` is invalid, or if the calling code unpacks the result into states
+                and infos, as code written for Gymnasium does; nothing was reset.
             WorkerTimeoutError: If the resets took longer than the ``timeout`` of the `ParallelEnv`. All envs of ``id``
                 then need another reset.
             BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
@@ -540,7 +541,7 @@ class ParallelEnv:
     def recv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
     ) -> StepResult | StepBatch:
-        """Return the results of envs that have finished their step or reset, in the order in which the envs finish.
+        """Return the results of envs that have finished their step or reset, in the order in which they finished.
 
         Args:
             min_envs: Number of envs to wait for. If fewer envs are in flight, the call waits for all of them.
@@ -632,7 +633,7 @@ class ParallelEnv:
             env_id: Id of the env.
 
         Raises:
-            ArgumentError: If ``env_id`` is not the id of one env, or the action is `TERMINATED`.
+            ArgumentError: If ``env_id`` does not name exactly one env, or the action is `TERMINATED`.
             The errors of `send`.
         """
         if len(self._engine.ids(env_id)) != 1:
@@ -810,7 +811,7 @@ class ParallelEnv:
             function_names: A method name for all envs, or a list with one name per env; see ``env_method`` of
                 `customized_method`.
             function_args_list: A list with one item per env: a list or tuple of positional arguments, a dict of keyword
-                arguments, or ``None``. Arguments are copied.
+                arguments, or ``None`` for no arguments. Arguments are copied.
             id: The envs; the results are in the order of ``id``.
 
         Raises:
@@ -826,7 +827,9 @@ class ParallelEnv:
 
     @single_threaded
     def attr(self, names: str | Sequence[str], id: Ids = None) -> list[Any]:
-        """Return a copy of an attribute of each env, in the order of ``id``. Every env must have its attribute.
+        """Return a copy of an attribute of each env, in the order of ``id``.
+
+        Every env must have the attribute that is requested from it.
 
         ``names`` is a name for all envs, or a list with one name per env; see ``key`` of `get_env_attr`.
 
@@ -893,7 +896,7 @@ class ParallelEnv:
         options: Options = None,
         progress: bool = True,
     ) -> Evaluation:
-        """Run whole episodes with a policy in this process, and return their statistics.
+        """Run whole episodes and return their statistics; the policy is called in this process.
 
         Each env runs an equal share of the episodes, and is then idle while the other envs finish. If the episodes do
         not divide evenly, the first envs run one more each. Shares are fixed beforehand, so short episodes are not
@@ -983,9 +986,9 @@ class ParallelEnv:
             which MetaBox's test units define.
 
         Raises:
-            ArgumentError: If ``num_steps`` and ``num_episodes`` are both given or both missing, or ``asynchronous``
-                does not allow this ``num_episodes``; or if there is no policy and an env has no
-                ``run_batch_episode()``.
+            ArgumentError: With a policy: if ``num_steps`` and ``num_episodes`` are both given or both missing, or if
+                ``asynchronous`` does not allow the rollout. Without a policy: if an env has no ``run_batch_episode()``,
+                or if ``num_steps``, ``num_episodes`` or ``rnn_state`` is given.
             UnpicklableError: If the policy cannot be copied.
             ResetNeededError, EnvBusyError: See `step`. After any of the errors above, nothing was stepped.
             BaseException: Any exception raised by an env, after the other envs have finished. An exception in the
@@ -1178,7 +1181,7 @@ class ParallelEnv:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return the display of this object in a notebook, as text and as HTML.
 
-        No worker is contacted, so even a busy, broken or closed object can be displayed, with the last known facts.
+        No worker is contacted, so even a busy, broken or closed object can be displayed.
         """
         return _notebook().mime_bundle(self)  # type: ignore[no-any-return]
 
@@ -1190,7 +1193,7 @@ class ParallelEnv:
         between them, and each frame shows its env id.
 
         Args:
-            id: The envs, which must be made with ``render_mode="rgb_array"``. Their frames may differ in size.
+            id: The envs, which must have been made with ``render_mode="rgb_array"``. Their frames may differ in size.
             width: Maximum width in pixels; a wider picture is scaled down.
 
         Raises:
@@ -1324,8 +1327,8 @@ class ParallelEnv:
                 batched space and the single space.
 
         Raises:
-            ArgumentError: If a mode is unknown, or if an env declares no spaces, or spaces that ``observation_mode``
-                does not allow.
+            ArgumentError: If a mode is unknown, or if an env declares no spaces or declares spaces that
+                ``observation_mode`` does not allow.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
             UsageError: If another adapter already uses this object.

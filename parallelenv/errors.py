@@ -1,8 +1,8 @@
 """Every exception that this package raises on purpose.
 
 Each error derives from `ParallelEnvError` and from the builtin or Gymnasium exception to which it corresponds, so that
-existing ``except`` clauses keep working. Exceptions raised by envs are not among these errors: they reach the user with
-their own type.
+existing ``except`` clauses keep working. Exceptions raised by envs reach the user with their own type, except those
+that cannot be pickled; see `EnvError`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class IdRangeError(ArgumentError, IndexError):
 
 
 class ActionError(ArgumentError):
-    """The actions have the wrong number, shape or dtype."""
+    """The actions do not fit the envs, for example because their number, shape or dtype is wrong."""
 
 
 class InvalidEnvError(ArgumentError, RuntimeError):
@@ -88,7 +88,7 @@ class AbsentAttributeError(ParallelEnvError, AttributeError):
 
 
 class AbsentAttributeWarning(UserWarning):
-    """None of the envs has an attribute of this name, but the first of them has one with a similar name."""
+    """An attribute was read or set that none of the envs had; the first of them has one with a similar name."""
 
 
 class OldApiWarning(UserWarning):
@@ -111,7 +111,7 @@ class EnvError(ParallelEnvError, RuntimeError):
 
 
 class UnpicklableError(ParallelEnvError, TypeError):
-    """An object cannot be pickled, for example to copy it to or from the process where an env lives."""
+    """An object cannot be pickled or unpickled, for example when sent to or from the process where an env lives."""
 
 
 class WorkerStartError(ParallelEnvError, OSError):

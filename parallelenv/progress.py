@@ -18,7 +18,7 @@ _PATIENCE = 2.0
 
 
 class NoBar:
-    """A progress bar that shows nothing. It has the methods of a tqdm bar that this package uses."""
+    """A progress bar that shows nothing. It has the tqdm methods that this package uses."""
 
     def update(self, n: float | None = 1) -> bool | None:
         """Do nothing; a tqdm bar would advance by ``n``."""
@@ -51,7 +51,7 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def announce_if_slow(text: str) -> Iterator[None]:
-    """If the block takes longer than 2 s, show ``text`` in the place of a progress bar until the block ends."""
+    """If the block takes longer than 2 s, show ``text`` in place of a progress bar until the block ends."""
     with contextlib.ExitStack() as shown:
 
         def show() -> None:

@@ -68,7 +68,8 @@ class StepResult(tuple[State, Any, Any, Any]):
         """Return a result that creates each attribute when the attribute is first read.
 
         If no attribute is read, this saves 0.9 us. The array ``flags``, ``(k, 2)`` bool, has the columns ``terminated``
-        and ``truncated``. Neither ``flags`` nor the array ``env_ids`` may change later; the attributes are copies.
+        and ``truncated``. The attributes are copied from ``flags`` and ``env_ids`` when they are first read, so these
+        two arrays must not change later.
         """
         self = tuple.__new__(cls, (states, rewards, dones, infos))
         self._flags, self._env_ids = flags, env_ids
@@ -92,9 +93,9 @@ class StepResult(tuple[State, Any, Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the four items.
 
-        Python's own message for a wrong number of targets does not explain the result. Therefore, this method reads the
-        caller's current bytecode instruction and raises an error of its own. Reading the instruction takes 0.25 us; the
-        smallest step takes 14 us.
+        Python's own message for a wrong number of targets does not say what the four items are. Therefore, this method
+        reads the caller's current bytecode instruction and raises an error of its own. Reading the instruction takes
+        0.25 us; the fastest step takes 14 us.
 
         Raises:
             ArgumentError: If the caller unpacks the result into a number of targets other than four.
@@ -140,11 +141,11 @@ class StepBatch(list[tuple[State, Any, Any, Any]]):
 
 
 def refuse_pair(num_states: int | None) -> None:
-    """Raise an error if the code that calls ``reset`` unpacks the result into two variables, as for Gymnasium.
+    """Raise an error if the result of ``reset`` is unpacked into two variables, as in code written for Gymnasium.
 
     Python's own error would only say that there are too many values to unpack, and with two envs, Python would raise no
-    error at all. Therefore, this function reads the next bytecode instruction of that code. This takes 0.8 us; the
-    smallest reset takes 20 us.
+    error at all. Therefore, this function reads the next bytecode instruction of the code that calls ``reset``. This
+    takes 0.8 us; the fastest reset takes 20 us.
 
     Args:
         num_states: Number of items in the result; ``None`` if the result may itself be a pair, such as the batched
@@ -176,11 +177,11 @@ def refuse_pair(num_states: int | None) -> None:
 
 
 def difference(left: Any, right: Any, where: str = "") -> str | None:
-    """Return a text that says where two nested values first differ; ``None`` if they are the same bit for bit.
+    """Return a message that says where two nested values first differ; ``None`` if they are the same bit for bit.
 
     Types, dtypes and shapes must match. Two NaNs are the same if their bits are; 0.0 and -0.0 differ. Dicts, lists and
     tuples are compared item by item. Objects other than these containers, numbers, strings and arrays count as the same
-    if they are equal or pickle to the same bytes. ``where`` is what the text calls the value.
+    if they are equal or pickle to the same bytes. ``where`` is the name of the value in the message.
     """
     if type(left) is not type(right):
         return f"{where}: {_shown(left)} ({type(left).__name__}) against {_shown(right)} ({type(right).__name__})"

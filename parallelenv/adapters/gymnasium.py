@@ -70,9 +70,9 @@ class _PendingCall(NamedTuple):
 class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     """A Gymnasium vector env, returned by `ParallelEnv.to_gymnasium`.
 
-    It behaves like Gymnasium's own vector envs, but without their bugs. A step is one round trip in every autoreset
-    mode. After Ctrl-C or a timeout, `step_wait` returns the result of the step in flight, and `reset` drops that step.
-    ``parallel_env`` is the `ParallelEnv`.
+    It behaves like Gymnasium's own vector envs, but without their bugs. In every autoreset mode, a step takes one round
+    trip to the workers. After Ctrl-C or a timeout, `step_wait` returns the result of the step in flight, and `reset`
+    drops that step. ``parallel_env`` is the `ParallelEnv`.
     """
 
     def __init__(
@@ -115,12 +115,14 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
         Args:
             seed: Int ``s`` gives env i the seed ``s + i``. A list has one seed per env.
-            options: A dict for each env's ``reset``. The key ``"reset_mask"``, which is not passed to the envs, has a
-                mask ``(num_envs,)`` bool of the envs to reset; by default, all envs are reset. The dict is not changed.
+            options: One dict, passed to the ``reset`` of every env that is reset. The key ``"reset_mask"`` is not
+                passed on; its value is a mask ``(num_envs,)`` bool of the envs to reset. By default, all envs are
+                reset. The dict is not changed.
 
         Raises:
             ArgumentError: If seeds, options or mask are invalid; nothing was reset.
-            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` was not called yet; nothing was reset.
+            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` has not been called yet; nothing was
+                reset.
             ResetNeededError: If the mask leaves out an env that has not been reset or stepped yet; nothing was reset.
             BaseException: Any exception raised by an env.
         """
@@ -151,7 +153,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         self._is_awaited = True
 
     def reset_wait(self, timeout: float | None = None) -> tuple[State, Info]:
-        """Wait for a started `reset`; return its result. For ``timeout`` and further errors, see `step_wait`."""
+        """Wait for a started `reset`; return its result. For ``timeout`` and the errors raised, see `step_wait`."""
         env_ids, observations = self._finish("reset", timeout, self._calls.reset_wait)
         if len(env_ids) < self.num_envs:
             observations = self.parallel_env.engine.latest_states()
@@ -170,8 +172,8 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
         Raises:
             ActionError: If the actions are invalid; nothing was stepped.
-            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` was not called yet, or if a step was
-                interrupted or timed out, and its result was not received yet; nothing was stepped.
+            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` has not been called yet, or if a step was
+                interrupted or timed out, and its result has not been received yet; nothing was stepped.
             ResetNeededError: If an env's episode has ended and the mode is ``"Disabled"``, or if an env lost its
                 episode because its worker died; nothing was stepped.
             WorkerTimeoutError: If the step takes longer than the ``timeout`` of the `ParallelEnv`; call `step_wait` to
@@ -242,7 +244,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         Raises:
             ArgumentError: If the name is invalid, or is ``reset``, ``step`` or ``close``.
             AttributeError: If an env does not have the attribute.
-            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` was not called yet.
+            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` has not been called yet.
             BaseException: Any exception raised by a method.
         """
         self.call_async(name, *args, **kwargs)
@@ -259,7 +261,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         self._is_awaited = True
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for a started `call`; return its result. For ``timeout`` and further errors, see `step_wait`."""
+        """Wait for a started `call`; return its result. For ``timeout`` and the errors raised, see `step_wait`."""
         return tuple(self._finish("call", timeout, self._calls.call_wait)[1])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -273,7 +275,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
         Raises:
             ArgumentError: If the number of values differs from the number of envs.
-            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` was not called yet.
+            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` has not been called yet.
         """
         self._refuse_awaited("set_attr")
         each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
@@ -335,7 +337,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             raise PendingCallError(f"{call}() was called while {name}_async() waits for {name}_wait().", name)
 
     def _take(self, name: str, timeout: object) -> _PendingCall:
-        """Return the call that the ``..._async`` method started.
+        """Return the started call; ``name`` is ``"reset"``, ``"step"`` or ``"call"``.
 
         Once this method has returned, other calls are allowed, even if the caller's wait for the result is interrupted.
 

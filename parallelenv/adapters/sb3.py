@@ -62,7 +62,7 @@ class SB3VecEnv(VecEnv):
     # ---------------------------------------------------------------- episodes
 
     def reset(self) -> State:
-        """Start new episodes with the seeds and options of `seed` and `set_options`; return the observations."""
+        """Start new episodes with the seeds and options given to `seed` and `set_options`; return the observations."""
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         options = [option or None for option in self._options]
         observations = self.parallel_env.reset(slice(None), seed=seeds, options=options)
@@ -76,7 +76,9 @@ class SB3VecEnv(VecEnv):
         return convert_step(self._convert, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
-        """Start a step of all envs with actions ``(num_envs, *shape)``; if an error is raised, no step is started.
+        """Start a step of all envs; if an error is raised, no step is started.
+
+        ``actions`` has the shape ``(num_envs, *action_space.shape)``.
 
         Raises:
             ActionError: If the actions are invalid.
@@ -130,12 +132,12 @@ class SB3VecEnv(VecEnv):
         return self._each(indices, lambda ids: self._calls.existing_attr(attr_name, ids))
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return True if every env has an attribute, even if the attribute cannot be copied."""
+        """Return True if every env has the attribute ``attr_name``, even if its value cannot be copied."""
         arguments.check_name("attr_name", attr_name)
         return all(self._calls.look_up(Lookup(attr_name, "exists"), None))
 
     def set_attr(self, attr_name: str, value: object, indices: Indices = None) -> None:
-        """Set an attribute of each env on the outermost wrapper that has it, otherwise on the innermost env."""
+        """Set an attribute of each env on the outermost wrapper that has it; if none has it, on the innermost env."""
         ids = list(dict.fromkeys(positions(indices, self.num_envs, "indices")))
         self.parallel_env.set_env_attr(attr_name, values=[value] * len(ids), id=ids)
 
@@ -175,7 +177,7 @@ class SB3VecEnv(VecEnv):
         return self._calls.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
-        """Ask each env once; return the results in the order of ``indices``, which may contain an env twice."""
+        """Call ``ask`` with the distinct env ids; return one result per index, in the order of ``indices``."""
         ids = positions(indices, self.num_envs, "indices")
         asked = list(dict.fromkeys(ids))
         answers = dict(zip(asked, ask(asked), strict=True))

@@ -93,7 +93,7 @@ class Comparison:
 
     @property
     def is_reproducible(self) -> bool:
-        """True if the env gave the same results in two runs of the oracle. Otherwise no mode can be checked."""
+        """True if the env gave the same results in two runs of ``"dummy"``. Otherwise no mode can be checked."""
         return self.rows[0].deviation is None
 
     @property
@@ -152,7 +152,7 @@ class Comparison:
 
 
 def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Comparison:
-    """Measure one env in each mode in ``settings``; raise `InvalidEnvError` if the env fails in the oracle.
+    """Measure one env in each mode in ``settings``; raise `InvalidEnvError` if the env fails in ``"dummy"``.
 
     ``progress`` advances by one after each mode.
     """
@@ -201,10 +201,10 @@ def _measure(
     record: Sequence[tuple[str, object]],
     loop: TimedEnv | None = None,
 ) -> TimedEnv:
-    """Compare a mode's results with ``record``, the results of the oracle, and time the mode.
+    """Compare a mode's results with ``record``, the results of ``"dummy"``, and time the mode.
 
-    ``loop`` is the oracle's `TimedEnv`. If it is given, it and the mode are timed alternately, and their speeds are
-    compared.
+    ``loop`` is the `TimedEnv` of ``"dummy"``. If it is given, it and the mode are timed alternately, and their speeds
+    are compared.
     """
     for (when, expected), (_, found) in zip(record, _play(env, actions, settings.seed), strict=True):
         row.deviation = row.deviation or difference(expected, found, when)
@@ -227,7 +227,7 @@ def _play(env: ParallelEnv, actions: Sequence[object], seed: int) -> Iterator[tu
 
 
 def check_plot(path: Path) -> None:
-    """Raise an error if `plot` would fail: matplotlib or the folder is missing, or the format is unknown."""
+    """Raise an error if matplotlib or the folder of ``path`` is missing, or if `plot` cannot write the format."""
     if find_spec("matplotlib") is None:
         raise MissingDependencyError(
             f"--plot {path} needs the package 'matplotlib', which is not installed. "
@@ -243,7 +243,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Write a plot to a file: the speed of each mode relative to the oracle, with one panel per env."""
+    """Write a plot to a file: the speed of each mode relative to ``"dummy"``, with one panel per env."""
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
 
     most_rows = max(len(comparison.rows) for comparison in comparisons)

@@ -4,8 +4,8 @@ The trial compares candidates; a candidate is a mode with a number of workers. T
 stand-ins (`StandIn`) as there are envs, but only a few real envs per worker, usually one. The pool and a plain loop are
 stepped alternately, in several short rounds, so that a slow moment of the machine affects both. Each round gives the
 ratio of the two speeds, and the median ratio is the result. (If envs mostly wait, the mean times of their steps are
-compared instead.) A candidate's pool is opened only if the candidate, with messages that cost almost nothing, would be
-clearly faster than the best one so far.
+compared instead.) A candidate's pool is opened only if, even with messages that cost almost nothing, the candidate
+would be clearly faster than the best candidate so far.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ def recommend(
 
     Each mode that could be faster than the best one so far steps envs with random actions for a few tenths of a second.
     Each worker has one real env, which all env ids of the worker share. If the list has different env fns, each worker
-    has one real env of each env fn, but of at most three env fns. The real envs are closed afterwards. Live instances
-    are copied, and the copies are tried in separate processes; the instances are not touched. If a step takes longer
-    than 0.05 s, or making and resetting an env takes longer than 1 s, only ``"dummy"`` is tried, with one env, and the
-    speed of other modes is estimated.
+    has one real env for each env fn that it runs, but at most three. The real envs are closed afterwards. Live
+    instances are copied, and the copies are tried in separate processes; the instances are not touched. If a step takes
+    longer than 0.05 s, or making and resetting an env takes longer than 1 s, only ``"dummy"`` is tried, with one env,
+    and the speed of other modes is estimated.
 
     Args:
         envs: See `ParallelEnv`.
@@ -137,7 +137,7 @@ def recommend(
         spaces: See `ParallelEnv`.
         caller_busy: Whether your process computes while envs step: for example, a policy on the CPU may act for one
             half of the envs while the other half steps (`ParallelEnv.send`, `ParallelEnv.recv`). The trial then
-            computes as well, and also tries a number of workers that leaves one core to your process.
+            simulates this computation, and also tries a number of workers that leaves one core to your process.
 
     Returns:
         Mode, number of workers and options, with the reason. The mode is ``"dummy"`` if no env can be tried. It is
@@ -145,7 +145,7 @@ def recommend(
 
     Raises:
         ArgumentError: If ``num_cpus``, ``spaces`` or ``caller_busy`` has an invalid value.
-        InvalidEnvError: If an item of ``envs`` is not an env, or appears twice.
+        InvalidEnvError: If an item of ``envs`` is not an env, or if the same env object appears twice.
     """
     num_cpus = arguments.check_counts(num_cpus, 0)
     return choose(make_factories(envs), num_cpus, arguments.check_spaces(spaces), caller_busy=caller_busy)
@@ -194,7 +194,7 @@ def choose(
 
 @dataclass(slots=True)
 class Candidate:
-    """A mode with its number of workers, and either the option ``caller_steps=True`` or none."""
+    """A mode with a number of workers and, possibly, the option ``caller_steps=True``."""
 
     mode: str
     workers: int
@@ -207,7 +207,7 @@ class Candidate:
 class Trial:
     """A trial of the modes.
 
-    This process and each worker make one env of each kind, that is, of each env fn, but of at most `_MOST_KINDS` kinds.
+    This process and each worker make one env for each env fn that they run. At most `_MOST_KINDS` env fns are tried.
     Live envs, and existing envs that an env fn returns, are tried as copies, and only in other processes, because a
     copy may hold the same handle to a simulator or a connection as the original.
     """
@@ -223,7 +223,7 @@ class Trial:
     def run(self) -> Recommendation:
         """Try the modes, in another process if necessary.
 
-        Exceptions in the plain loop are not caught. A mode in which a pool raises an exception is not tried again.
+        Exceptions in the plain loop are not caught. After a pool has raised an exception, its mode is not tried again.
         """
         # Each env is tried with its own factory or, if there are many, with one of a few that are spread evenly.
         different = list({id(one.source): one for one in reversed(self.factories)}.values())[::-1]
@@ -295,7 +295,7 @@ class Trial:
         return True
 
     def _first_steps(self) -> tuple[float, float, float] | None:
-        """Step one env of each kind, or of fewer kinds if this takes long.
+        """Step one env from each env fn, or from fewer env fns if this takes long.
 
         These envs stay open, and all of the trial's pools that run envs in this thread use them.
 
@@ -436,7 +436,7 @@ class Trial:
 
 
 def _copy(packed: bytes, is_live: bool) -> Env:
-    """Return a copy of a pickled live env, or the env that a copy of a pickled env fn makes."""
+    """Unpickle and return a live env, or unpickle an env fn and return the env that it makes."""
     source = loads(packed)
     return source if is_live else source()
 
@@ -444,8 +444,8 @@ def _copy(packed: bytes, is_live: bool) -> Env:
 def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
     """Step an env a few times; return the seconds per step, and how many of these seconds were spent computing.
 
-    Time in which the env is ready to run but another process has the core does not count, as far as the system can
-    distinguish such time from waiting.
+    Time that the env spends ready to run while another process has the core is left out, as far as the system can
+    distinguish it from waiting.
     """
     actions = random_actions(env, 16)
     for seconds in (0.0, _LONG_STEP):  # the first step may include one-time work
@@ -496,7 +496,8 @@ class TimedEnv:
 
     Args:
         env: The `ParallelEnv`; it must have been reset.
-        actions: One item per step, with the actions of all envs; the items are used again if there are more steps.
+        actions: One item per step, with the actions of all envs; the items are reused in order if there are more steps
+            than items.
         turn: Length of a turn in seconds; a turn has at least one step.
         busy: Seconds for which the caller computes during a step.
         scale: Factor by which each time is multiplied, to estimate the time of a step of all envs if ``env`` has only
@@ -535,7 +536,7 @@ class TimedEnv:
         self.times.append((time.perf_counter() - begin) / self._count * self._scale)
 
     def mean(self) -> float:
-        """Time `ROUNDS` turns, and return the mean seconds per step; for envs whose steps take random times."""
+        """Time `ROUNDS` turns, and return the mean seconds per step. Used for envs whose steps take random times."""
         for _ in range(ROUNDS):
             self.time()
         return mean(self.times)
@@ -642,7 +643,7 @@ class StandIn(gymnasium.Env[State, Action]):
         return self._shared.env.env.action_space
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
-        """Reset the env. When a pool starts, only the first stand-in resets it, because resets may take long.
+        """Reset the env. When a pool starts, only the first stand-in resets it, because resets may be slow.
 
         Raises:
             EnvContractError: If the env has no further episode.

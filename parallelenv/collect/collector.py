@@ -74,7 +74,7 @@ class CollectorBase(ShortTracebacks):
             num_steps: Steps of each env. ``None`` means ``start_steps`` for the first collection and ``num_steps``
                 for all others, as given to the constructor.
             listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as an event is set or
-                a function returns ``True``, the collection stops at its next step and returns the steps so far. A
+                a function returns ``True``, the collection stops before its next step and returns the steps so far. A
                 `CollectorSet` checks the events and functions about every 0.05 s.
             progress: Whether to show a progress bar, on a terminal or in a notebook, after the first second.
 
@@ -91,9 +91,9 @@ class CollectorBase(ShortTracebacks):
             For a `CollectorSet`, ``data`` has all envs: those of the first collector, then those of the second, and so
             on. ``data.valid`` is ``False`` for steps that a collector did not make. If a collector died and was
             replaced, its running episodes are truncated at that point and count as ended. If `replace` changed the
-            number of envs or the nesting of their data, the steps made before the change are returned first, as a
-            collection of their own. ``num_steps`` and ``version`` (the oldest version used) are arrays with one item
-            per collector, ``(num_workers,)``, and ``info`` also has
+            number of envs or the nesting of their data, only the steps made before the change are returned; the later
+            ones are part of the next collection. ``num_steps`` and ``version`` (the oldest version used) are arrays
+            with one item per collector, ``(num_workers,)``, and ``info`` also has
 
             * ``staleness``, ``(num_workers,)``: the set's latest version minus the oldest version that the collector
               used;
@@ -178,8 +178,8 @@ class CollectorBase(ShortTracebacks):
     def replace(self, component: str, make: Callable[..., object]) -> None:
         """Replace the policy, the envs or the test envs.
 
-        The old envs are closed. The number of envs may change. A `CollectorSet` replaces the component in all of its
-        collectors. A busy collector replaces it once it has finished its current work.
+        Replaced envs are closed. The number of envs may change. A `CollectorSet` replaces the component in all of its
+        collectors. In a busy collector, this happens once its current work is finished.
 
         Args:
             component: ``"policy"``, ``"envs"`` or ``"test_envs"``. A new policy keeps the weights that it was made
@@ -198,7 +198,7 @@ class CollectorBase(ShortTracebacks):
 
     @abc.abstractmethod
     def _apply(self, method: str, *arguments: object) -> None:
-        """Run one of the public methods with arguments that have already been checked."""
+        """Do the work of the public method called ``method``, with checked arguments."""
 
     # ---------------------------------------------------------------- other
 
@@ -489,7 +489,7 @@ def derived_seed(seed: int, *key: int) -> int:
 def check_maker(name: str, make: object) -> None:
     """Check that ``make`` can be called without arguments.
 
-    If ``name`` is ``"make_policy"``, the function may require rank, world_size and seed.
+    If ``name`` is ``"make_policy"``, ``make`` may require the arguments ``rank``, ``world_size`` and ``seed``.
     """
     is_policy = name == "make_policy"
     way_out = _POLICY_MAKER if is_policy else ENV_MAKER

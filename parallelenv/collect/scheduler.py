@@ -90,13 +90,13 @@ class CollectorEnv(Collector):
         self._compresses = compresses
 
     def reset(self, seed: int | None = None) -> None:
-        """Set the seed if one is given, that is, if this collector replaces a dead one."""
+        """Set the seed if one is given, which happens only if this collector replaces a dead one."""
         if seed is not None:
             self._seed = seed
             self._begin()
 
     def step(self, request: CollectRequest) -> tuple[Part, float, bool, dict[str, Any]]:
-        """Collect steps. An exception of an env or the policy is returned, together with the steps made before it."""
+        """Collect steps. An exception that an env or the policy raises is returned with the steps made before it."""
         end = time.perf_counter() + request.seconds
         part = Part(self.num_envs, self.version)
         try:
@@ -201,8 +201,8 @@ class Scheduler:
 
         Busy collectors run the method before their next request, and replacements before their first one. A collector
         that has not yet run an earlier call with the same `Subject` runs only the new one. After Ctrl-C or
-        `WorkerTimeoutError`, the new call still takes effect. After any other error, the former settings and version
-        are restored.
+        `WorkerTimeoutError`, the new call still takes effect. After any other error, the former settings and policy
+        version are restored.
         """
         broadcast = Broadcast(method, *arguments)
         before = self._settings, self.version
@@ -281,8 +281,8 @@ class Scheduler:
     def receive(self) -> int:
         """Wait until a collector has sent steps or failed, store all that has arrived, and return the number of steps.
 
-        If an env or a policy has raised an exception, this method stores the steps that the collector made before, and
-        then raises the exception.
+        If an env or a policy has raised an exception, this method stores the steps that the collector made before the
+        exception, and then raises it.
         """
         num_steps = 0
         while self.busy:
@@ -308,7 +308,7 @@ class Scheduler:
         return num_steps
 
     def _handle(self, error: BaseException) -> None:
-        """Make collectors that died or were interrupted usable again; raise any other ``error``."""
+        """Make collectors that died or were interrupted usable again; raise ``error`` if it has another cause."""
         failed = sorted(set(self.busy).difference(self.env.engine.in_flight))
         if self._pool.death_failures(failed):
             self._replace_dead()
@@ -394,7 +394,7 @@ class Scheduler:
     def take(self, ranks: Sequence[int]) -> tuple[Rollout, Info]:
         """Remove the steps received from the collectors ``ranks``; return them, joined into one rollout, and an info.
 
-        If `replace` changed the number of envs or the nesting of a collector's data, the steps made after the change
+        If `replace` changed a collector's number of envs or the form of its data, the steps made after the change
         remain for the next call. If the steps of different collectors cannot be joined, raise an `ArgumentError` and
         remove nothing.
         """

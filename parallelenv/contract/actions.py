@@ -27,7 +27,7 @@ class ActionReader:
         keeps_graphs: ``True``: an action that requires gradients reaches its env with its graph. ``False``: such an
             action is rejected. ``None``: gradients are dropped.
         as_given: If ``True``, actions of a `Box` keep their own dtype instead of getting the dtype of the space, and
-            whole numbers given as floats are accepted where ints are needed, as in other libraries.
+            whole numbers given as floats are accepted where ints are needed.
     """
 
     def __init__(

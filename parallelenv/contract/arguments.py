@@ -64,7 +64,7 @@ def check_timeout(timeout: object) -> float | None:
 
 
 def check_grace(timeout: object, default: float) -> float:
-    """Return how many seconds workers may take to close their envs; ``None`` means the default."""
+    """Return how many seconds workers may take to close their envs; a ``timeout`` of ``None`` means ``default``."""
     if timeout is None:
         return default
     if not is_number(timeout) or not timeout >= 0:
@@ -142,7 +142,10 @@ def absent_attribute(owner: object, name: str, purpose: str = "", default: str =
 
 
 def unsettable_attribute(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
-    """Return the error for an attribute that cannot be set; ``is_argument`` is ``True`` for constructor arguments."""
+    """Return the error for an attribute that cannot be set.
+
+    ``is_argument`` says whether ``name`` is the name of a constructor argument.
+    """
     default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
     return absent_attribute(owner, name, " to set", SET_ONCE.format(name) if is_argument else default)
 
@@ -259,20 +262,20 @@ def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str)
 
 
 def _is_sequence(items: object) -> TypeGuard[Sequence[object]]:
-    """Return whether ``items`` is ordered and has a length, and is neither text nor an array without axes."""
+    """Return whether ``items`` is ordered and has a length, and is neither text nor a zero-dimensional array."""
     has_items = hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
     return has_items and not isinstance(items, (str, bytes, dict, set))
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a real number of Python or NumPy, and not a bool."""
+    """Return whether a value is a Python or NumPy real number, but not a bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
     """Return the env ids that an ``id`` argument names, in the order given.
 
-    The argument must be an int, a sequence of different ints, a slice, or a bool mask of length ``num_envs``, but not
+    The argument must be an int, a sequence of distinct ints, a slice, or a bool mask of length ``num_envs``, but not
     ``None``. Otherwise, an error is raised; its message calls the argument ``name``.
     """
     if isinstance(argument, slice):
@@ -305,7 +308,7 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Return whether a value is an int of Python or NumPy, and not a bool."""
+    """Return whether a value is a Python or NumPy int, but not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 

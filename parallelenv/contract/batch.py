@@ -80,7 +80,10 @@ class Layout:
         self.state_fields = _fields(self.states)
 
     def ids_of(self, items: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the env ids of consecutive items in the user's list. Equal arguments give the same object."""
+        """Return the env ids of consecutive items in the user's list.
+
+        Calls with the same tuple return the same object.
+        """
         if not self.group_sizes:
             return items
         if items not in self._ids_of:
@@ -124,7 +127,7 @@ class Batch:
         owner: The object that holds the memory, if the backend needs it.
 
     Attributes:
-        actions: One array per leaf, ``(num_envs, *shape)``; empty if actions are loose.
+        actions: One array per leaf, ``(num_envs, *shape)``; empty if any leaf is loose.
         states: One array per leaf, ``(num_envs, *shape)``; ``None`` for loose leaves.
         single_state: The only item in ``states``, if a state is a single array.
         ended_states: The last state of each env's latest ended episode, in the same form as ``states``; empty unless
@@ -191,7 +194,7 @@ class Batch:
             self.info_marks[rows] = 0
 
     def read_reset_infos(self, env_ids: Sequence[int]) -> dict[int, Info]:
-        """Return, by env id, the infos of resets within the latest step of these envs, if they are in columns."""
+        """If the infos of resets within the latest step of these envs are in columns, return them by env id."""
         columns = self.reset_columns
         if columns is None:
             return {}
@@ -265,7 +268,7 @@ def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Arra
 def has_true(flags: Array) -> bool:
     """Return whether any flag is true.
 
-    Every step calls this function, which takes 0.3 us. ``any()`` takes 1.2 us.
+    Every step calls this function, which takes 0.3 us; ``flags.any()`` would take 1.2 us.
     """
     return b"\1" in flags.tobytes()
 
@@ -456,7 +459,7 @@ class InfoColumns:
     def write_rows(self, rows: Index, columns: Mapping[str, Array]) -> bool:
         """Write infos, given as one array per key, to several rows and mark the rows.
 
-        If the infos have another form, only return ``False``.
+        If the infos have another form, write nothing and return ``False``.
         """
         if list(columns) != self._keys:
             return False
@@ -492,10 +495,12 @@ class InfoColumns:
         return positions, make(*columns)
 
     def gather(self, rows: Index) -> dict[str, Array] | None:
-        """Return these rows' infos as one dict, like Gymnasium's vector envs; ``None`` if a row has no info in columns.
+        """Return these rows' infos as one dict, or ``None`` if a row has no info in columns.
 
-        For each key, the result has an array under ``key`` and a mask under ``_key``. The mask is True everywhere,
-        because every env has every key.
+        The dict has the form that Gymnasium's vector envs use.
+
+        For each key, the dict contains an array under the key, and a mask under the key with a leading underscore. The
+        mask is True everywhere, because every env has every key.
         """
         marks: Array = np.asarray(self._marks)[rows]
         if marks.tobytes().count(self._mark) < len(marks) and not (marks & self._mark).all():  # the count takes 0.2 us

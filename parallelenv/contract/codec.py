@@ -106,9 +106,9 @@ def split_body(body: memoryview) -> tuple[memoryview, tuple[int, ...]]:
 def encode_command(command: Command, host_env_ids: tuple[int, ...], subsets: Mapping[tuple[int, ...], int]) -> Message:
     """Return a command as a message to the host that owns the envs ``host_env_ids``.
 
-    ``subsets`` maps each subset of envs that the host knows to its number. Only users' arguments are pickled with
-    cloudpickle, which supports classes and functions defined in a notebook, but takes 31 us where pickle takes 17 us.
-    If an argument cannot be pickled, an `UnpicklableError` that names the env is raised.
+    The keys of ``subsets`` are the subsets of envs that the host knows; the values are their numbers. Only users'
+    arguments are pickled with cloudpickle, which supports classes and functions defined in a notebook, but takes 31 us
+    where pickle takes 17 us. If an argument cannot be pickled, an `UnpicklableError` that names the env is raised.
     """
     is_whole = command.env_ids is host_env_ids
     if command.is_plain_step and command.rows is None and (is_whole or command.env_ids in subsets):
@@ -213,7 +213,7 @@ def decode(message: Message) -> Any:
 
 
 def _writable(frames: Sequence[Any]) -> list[Any]:
-    """Return the frames with read-only buffers, such as Ray's, copied, so that arrays in them are writable."""
+    """Return the frames; replace read-only buffers, such as Ray's, with copies, so that arrays are writable."""
     head, *buffers = frames
     return [head, *(bytearray(buffer) if memoryview(buffer).readonly else buffer for buffer in buffers)]
 

@@ -207,7 +207,7 @@ def _unpicklable_part(value: object) -> object:
 
 
 class Broadcast:
-    """A call of one method with the same arguments for all envs; each env gets copies of the arguments.
+    """A call to one method with the same arguments for all envs; each env gets copies of the arguments.
 
     Attributes:
         packed: The content of the call: the method and the arguments, in the form that `pickled` returns; ``None`` if
@@ -222,7 +222,7 @@ class Broadcast:
         self.stored: object = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state without ``stored``, which only the caller uses."""
+        """Return the state with ``stored`` set to ``None``, because only the caller uses it."""
         return {"packed": self.packed, "stored": None}
 
     def without_content(self) -> Broadcast:
@@ -232,7 +232,7 @@ class Broadcast:
         return other
 
     def call(self) -> tuple[str, tuple[object, ...]]:
-        """Return the method and new copies of the arguments."""
+        """Return the name of the method, and new copies of the arguments."""
         method, arguments = loads(self.packed)
         return method, arguments
 

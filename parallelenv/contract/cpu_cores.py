@@ -3,7 +3,7 @@
 `os.cpu_count` counts the machine's cores. A process may be allowed to use fewer, because of its CPU affinity (set by
 `taskset`, a batch scheduler or a cpuset) or a cgroup's CPU quota (a container started with "1.5 CPUs" still sees every
 core of the machine). ``loky.cpu_count`` is not used here: it reads only the quota of the topmost cgroup, not that of a
-batch job, and it requires an import of all of loky.
+batch job, and it requires importing all of loky.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """Number of usable cores: the smaller of affinity and quota, rounded up as in Go and Java, and at least 1."""
+        """Number of usable cores, at least 1.
+
+        This is the smaller of ``affinity`` and ``quota``. The quota is rounded up, as in Go and Java.
+        """
         return max(1, min(self.affinity, math.ceil(self.quota or self.affinity)))
 
 

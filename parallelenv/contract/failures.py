@@ -92,7 +92,8 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
 def with_note(*failures: Failure) -> BaseException:
     """Return one exception that stands for these equal failures.
 
-    An exception that envs raised gets a note that names the first env, the operation and the process.
+    If envs raised the exception, it gets a note that names the first env, the number of other envs, the operation and
+    the process.
     """
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
@@ -113,7 +114,7 @@ def put(exception: BaseException, name: str, value: object) -> None:
 
 
 def add_note(exception: BaseException, note: str) -> None:
-    """Add a note to an exception that does not have it yet.
+    """Add a note to an exception, unless the exception already has this note.
 
     This works even if the exception's class forbids attributes or uses ``__notes__`` for something else.
     """
@@ -134,8 +135,8 @@ def one_line(error: BaseException) -> str:
 def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
     """Return an exception and its causes as plain data.
 
-    ``seen`` contains the `id` of each exception on the way to this one; these are not packed again, because causes may
-    form a cycle.
+    ``seen`` contains the `id` of each exception on the path from the first exception to this one; these are not packed
+    again, because causes may form a cycle.
     """
     seen = (*seen, id(exception))
     causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}

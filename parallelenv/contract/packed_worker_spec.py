@@ -39,8 +39,8 @@ class PackedSpec(WorkerSpec):
         """Return specs in the form in which workers get them; raise an `UnpicklableError` if an env cannot be pickled.
 
         ``caller`` is the version and folder of this package in the caller's process; the default describes the copy
-        that runs in this process. ``environment`` and ``shared`` become the fields of the same name; by default,
-        ``shared`` is the arrays of the specs.
+        that runs in this process. ``environment`` and ``shared`` become the fields of the same name; by default, each
+        spec keeps its own shared arrays.
         """
         registered, caller = registered_by_user(), caller or package_version()
         return [
@@ -59,18 +59,18 @@ class PackedSpec(WorkerSpec):
         ]
 
     def unpack(self, shared: Mapping[str, Array]) -> WorkerSpec:
-        """Return the spec with the arrays ``shared``; an env is unpickled each time it is built."""
+        """Return a plain `WorkerSpec` whose shared arrays are ``shared``. An env is unpickled each time it is built."""
         return WorkerSpec(**{name: getattr(self, name) for name in _PLAIN_FIELDS}, envs=self.envs, shared=shared)
 
 
 class PackageVersion(NamedTuple):
-    """A copy of this package, by version and folder; the folder is empty on Ray, where folders cannot be compared."""
+    """Identifies a copy of this package. The folder is empty on Ray, where folders cannot be compared."""
 
     version: str
     folder: str
 
     def check(self) -> None:
-        """Raise a `WorkerStartError` unless this process runs the caller's copy.
+        """Raise a `WorkerStartError` unless this process runs the same copy of the package as the caller.
 
         This tuple describes the caller's copy. If its folder is empty, only the versions are compared.
         """

@@ -245,7 +245,7 @@ class Channel(Protocol):
         """
 
     def send(self, packed: Any) -> None:
-        """Send a packed command and return at once; raise `HostDied` if the host has died without executing it."""
+        """Send a packed command and return at once; raise `HostDied` if this fails because the host has died."""
 
     def receive(self) -> Reply:
         """Return the next reply; raise `HostDied` if the host has died and no reply is left.
@@ -283,8 +283,8 @@ class RepeatedStep(Protocol):
     def wait(self, timeout: float) -> bool:
         """Wait until all hosts have stepped, but no longer than ``timeout`` seconds.
 
-        Return ``True`` if all hosts have stepped and have nothing to report; then, they send no replies. If the result
-        is ``False``, the caller calls `leave_to_channels` next.
+        Return ``True`` if all hosts have stepped and have nothing to report; in that case, they send no replies. If the
+        result is ``False``, the caller calls `leave_to_channels` next.
         """
 
     def leave_to_channels(self, number: int) -> None:
@@ -299,7 +299,7 @@ class Backend(Protocol):
     """Decides where hosts run, and waits for them. It does not interpret commands.
 
     The keyword-only arguments of its constructor are the options that ``ParallelEnv(...)`` accepts with this backend. A
-    backend may derive from this class to inherit the defaults.
+    backend may derive from this class to inherit its default attributes and methods.
     """
 
     #: Whether all envs run in this process. If so, live instances are used and not copied, and actions with gradients
@@ -360,7 +360,7 @@ class Backend(Protocol):
         Args:
             channels: All channels that have been launched and not killed. Hosts that an interrupted `launch` has
                 started are also ended.
-            timeout: Seconds before hosts that have not exited are killed.
+            timeout: Seconds that the hosts have to exit before they are terminated.
 
         Returns:
             Env output that was in no reply and that the caller would otherwise not see.

@@ -24,7 +24,7 @@ class RecurrentState(NamedTuple):
     """The recurrent state of a policy for some envs.
 
     ``rows`` is a nest of dicts, tuples and lists of arrays; each array has one row per env, in the order of
-    ``env_ids``. The rows of envs in ``begins``, whose episode has not started, are ignored.
+    ``env_ids``. The rows of envs in ``begins``, whose episodes have not started, are ignored.
     """
 
     env_ids: tuple[int, ...]
@@ -36,7 +36,8 @@ class RecurrentState(NamedTuple):
 class RolloutRequest:
     """Asks a host to make steps of a rollout.
 
-    The ``each`` of the command that contains the request limits the number of further episodes of each env.
+    `Command.each` holds, for each env, the number of episodes that the env may still finish, or ``None`` for any
+    number.
     """
 
     rollout: int  #: Id of the rollout. A host keeps its copy of the policy until it gets a different id.
@@ -53,7 +54,7 @@ class RolloutRequest:
 class EpisodeEnds(NamedTuple):
     """Episodes that ended, ordered by step and then by column.
 
-    For ``m`` episodes, ``steps`` and ``columns`` are ``(m,)`` int64. A column is a position in
+    For ``m`` episodes, ``steps`` and ``columns`` are int64 arrays of shape ``(m,)``. A column is a position in
     ``RolloutChunk.env_ids``. ``states`` contains the last states of the episodes, one array ``(m, *shape)`` per leaf;
     the arrays of loose leaves have dtype object.
     """
@@ -170,16 +171,16 @@ def empty_array(shape: tuple[int, ...], dtype: DType) -> Array:
 
 
 def empty_rows(shape: tuple[int, ...], like: Array | None) -> Array:
-    """Return an array of zeros with the row shape and dtype of ``like``, or, for a loose leaf, of ``None``.
+    """Return an array of zeros with the row shape and dtype of ``like`` or, for a loose leaf, an array of ``None``.
 
-    ``shape`` is the shape of the first axes of the result, which the axes of a row follow. ``like`` is a leaf of the
-    batch, or ``None`` for a loose leaf.
+    The axes of the result are those of ``shape``, followed by those of a row. ``like`` is a leaf of the batch, or
+    ``None`` for a loose leaf.
     """
     return empty_array(shape, np.dtype(object)) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
 
 
 def empty_actions(shape: tuple[int, ...], batch: Batch) -> list[Array]:
-    """Return `empty_rows` for each leaf of the actions, or a single object array if actions are not in the batch."""
+    """Return `empty_rows` for each leaf of the actions, or one object array if the batch holds no actions."""
     return [empty_rows(shape, like) for like in batch.actions] or [empty_rows(shape, None)]
 
 
@@ -198,7 +199,10 @@ def join_ends(parts: Sequence[EpisodeEnds], leaves: Sequence[Array | None]) -> E
 
 
 def map_leaves(nest: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of a nest of dicts, tuples and lists, with ``change(leaf)`` for each leaf; ``None`` is kept."""
+    """Return a copy of a nest of dicts, tuples and lists, with each leaf replaced by ``change(leaf)``.
+
+    ``None`` is kept.
+    """
     if isinstance(nest, dict):
         return {key: map_leaves(part, change) for key, part in nest.items()}
     if isinstance(nest, tuple | list):

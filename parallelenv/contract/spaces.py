@@ -69,7 +69,10 @@ class Structure:
             self._paths.append(path)
 
     def is_fixed(self, leaf: int) -> bool:
-        """Return whether a leaf has a fixed shape and dtype; ``False`` for subclasses of Gymnasium's spaces."""
+        """Return whether a leaf has a fixed shape and dtype.
+
+        This is true only for a `Box`, `Discrete`, `MultiBinary` or `MultiDiscrete`, not for subclasses of these.
+        """
         return type(self.leaves[leaf]) in (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
     def describe(self, leaf: int) -> str:

@@ -33,8 +33,8 @@ _MOST_FRAMES = 50
 def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseException] | None = None) -> _Target:
     """Leave this package's frames out of the tracebacks of a function, or of all public methods of a class.
 
-    The user then sees the line of the call, the frames of the env or policy that raised, and the message. ``translate``
-    takes an error and returns the exception to raise instead.
+    The user then sees the line of the call, the frames of the env or policy that raised the error, and the message.
+    ``translate`` takes an error and returns the exception to raise instead.
     """
     if not isinstance(target, type):
         return cast("_Target", _shortening(target, translate))

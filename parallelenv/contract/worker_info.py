@@ -1,6 +1,6 @@
 """Facts that an env can query about itself and its worker while one of its methods runs.
 
-Also facts about processes.
+This module also provides facts about processes.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _CALLERS_OF_ENVS: set[CodeType] = set()
 def calls_envs(function: _Function) -> _Function:
     """Mark a function whose first argument is a host. While it runs, `get_worker_info` queries this host.
 
-    `get_worker_info` finds the host on the call stack, which each call leaves, however it ends. If a variable held the
-    host instead, Ctrl-C could prevent the variable from being reset.
+    `get_worker_info` finds the host on the call stack, from which each call is removed, however it ends. If a variable
+    held the host instead, Ctrl-C could prevent the variable from being reset.
     """
     _CALLERS_OF_ENVS.add(function.__code__)
     return function

@@ -39,7 +39,7 @@ class GatheredInfos(dict[str, Any]):
 
 
 class Assembler:
-    """Builds the results of steps, and records them in the `EnvTable`."""
+    """Builds the results of steps, and records the steps in the `EnvTable`."""
 
     def __init__(self, done_policy: DonePolicy, table: EnvTable, copy: bool) -> None:
         self._done_policy = done_policy
@@ -47,9 +47,10 @@ class Assembler:
         self._copy = copy
 
     def infos(self, batch: Batch, rows: Index, count: int) -> Array:
-        """Return the infos of ``count`` envs, as far as these infos are stored in `InfoColumns`.
+        """Return the infos that `InfoColumns` holds for ``count`` envs.
 
-        The result is a ``(count,)`` array in which each info is a separate dict.
+        The result is a ``(count,)`` array in which each info is a separate dict. An env without an info in the columns
+        gets a copy of `DonePolicy.plain_info`.
         """
         if batch.info_columns is None:
             return self._done_policy.plain_infos(count)
@@ -151,7 +152,7 @@ Flags = tuple[Array, Array, Array]
 
 
 def by_item(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array, copy: bool) -> StepResult:
-    """Return the result of a step as four batched items. ``flags`` and ``infos`` are not copied again."""
+    """Return the result of a step as four batched items. ``flags`` and ``infos`` are not copied."""
     states: State
     rewards = _rewards(batch, outcome, rows) if outcome.extras else batch.rewards[rows].copy()
     if len(outcome.stepped) == len(outcome.env_ids):
@@ -176,7 +177,7 @@ def by_env(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Arr
 def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) -> State:
     """Return the states after a reset: batched or, if ``is_listed``, as a list.
 
-    An absent env has the state ``None``.
+    An exhausted env has the state ``None``.
     """
     is_whole = len(outcome.stepped) == len(outcome.env_ids)
     if is_whole and not is_listed:
@@ -198,7 +199,7 @@ def _rewards(batch: Batch, outcome: Outcome, rows: Index) -> Array:
 
 
 def _completed(outcome: Outcome, values: list[Any]) -> list[Any]:
-    """Return one value for each env of the result: the given value for a stepped env, ``None`` for an absent env."""
+    """Return one value for each env of the result: the given value for a stepped env, ``None`` for any other env."""
     if len(values) == len(outcome.env_ids):
         return values
     found = dict(zip(outcome.stepped, values, strict=True))

@@ -52,7 +52,10 @@ def close_earlier() -> None:
 
 
 def register(env: Any) -> None:
-    """Record an object that the current run of a notebook cell made. It must have ``closed`` and ``close()``."""
+    """Record an object that the current run of a notebook cell made.
+
+    The object must have a ``closed`` attribute and a ``close()`` method.
+    """
     run = current_run()
     if run is not None:
         _made.setdefault(run.cell, []).append((run.message, weakref.ref(env)))

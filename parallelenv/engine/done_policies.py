@@ -2,7 +2,7 @@
 
 A done policy decides which envs a step skips, whether hosts reset envs by themselves, which envs count as done
 afterwards, and what the info contains. No other code depends on which done policy is used. The name ``asynchronous``
-comes from MetaBox.
+comes from the library MetaBox.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DonePolicy:
     """``"continue"``: every env is stepped, even if its episode has ended. Base class of the other done policies.
 
     Attributes:
-        word: The word by which users choose it.
+        word: The value of ``asynchronous`` that selects this policy.
         after_end: The behaviour of an env after the end of its episode, for messages.
         autoreset: Whether a host resets an env within the step that ends its episode.
         resets_next: Whether the step after the end of an episode resets the env, whatever the action is.
@@ -60,16 +60,17 @@ class DonePolicy:
         return np.fromiter(map(dict.copy, repeat(self.plain_info, count)), _OBJECT, count)
 
     def mark_done(self, done: Array, rows: Index, ended: Array) -> None:
-        """Update ``done``, ``(num_envs,)`` bool, after a step of the envs in ``rows``.
+        """Update ``done``, which has one flag per env, after a step of the envs in ``rows``.
 
-        ``ended``, ``(k,)`` bool, tells for each of these rows whether the step ended the env's episode.
+        ``ended`` has one flag per env in ``rows``: whether the step ended the env's episode.
         """
         done[rows] = ended
 
     def describe_end(self, info: Info, ended_state: State, reset_info: Info, is_exhausted: bool) -> None:
-        """Add to ``info`` what a reset within the step would hide: the episode's last state and the reset's info.
+        """Add to ``info`` what would otherwise be lost when a step also resets the env.
 
-        By default, nothing is added. ``is_exhausted`` tells whether the env has no further episode to start.
+        That is the episode's last state and the reset's info. The base class adds nothing. ``is_exhausted`` tells
+        whether the env has no further episode to start.
         """
 
 

@@ -4,16 +4,16 @@
 command is sent. *Wait* can be interrupted anywhere. *Collect* converts the arrived results to the user's form, restarts
 failed envs if there is a recovery, and removes the ticket. Some calls use only one or two of these three parts.
 
-A step takes one of the following ways, where each arrow is a call:
+A step takes one of the following paths, where each arrow is a call:
 
-    ParallelEnv.step            checks that it is open, and used in the right thread and process; uses a valid plan
+    ParallelEnv.step            checks that it is open, and used in the right thread and process; uses the plan if valid
      |        |
      |        v
      |    Engine.step           repeats the checks, because adapters call it directly; finds, renews or makes the plan
      |    |          |
      v    v          v
-    StepPlan.step   submit_step  <--  send, step_async: checks the envs and the actions, and adds a ticket to the table
-     |    |          |
+    StepPlan.step   submit_step  <--  send, step_async
+     |    |          |           submit_step: checks the envs and the actions, and adds a ticket to the table
      |    |          |           StepPlan.enter: gives the planned step a ticket if something unusual happens
      |    v          v
      |    finish_step            waits for the ticket
@@ -187,7 +187,7 @@ class Engine:
         return list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))
 
     def forget_seeds(self, env_ids: Sequence[int]) -> None:
-        """Drop the seeds that were set for the next reset of these envs. Call this when a reset uses them."""
+        """Drop the seeds that were set for the next reset of these envs. Call this once a reset has used them."""
         for env_id in env_ids:
             self.seeds.pop(env_id, None)
 
@@ -498,7 +498,7 @@ class Engine:
     def _plan(self, env_ids: Sequence[int], align: Form) -> StepPlan | None:
         """Return a valid plan of a step; ``None`` if the step cannot be planned, or is the first of its kind.
 
-        This method raises the same errors as `submit_step`, except `ActionError`.
+        This method raises the errors of `refuse_unsteppable`.
         """
         self.refuse_unsteppable(env_ids)
         table, pool = self.table, self.pool
@@ -668,7 +668,7 @@ class Engine:
     def poll(self, min_envs: int, timeout: float | None, start: float) -> bool:
         """Return, without waiting, whether enough results have arrived for `receive_now`.
 
-        See `receive` for ``min_envs``, and `wait` for the other arguments and the errors.
+        See `ParallelEnv.recv` for ``min_envs``, and `wait` for the other arguments and the errors.
         """
         wanted, table = self._num_wanted(min_envs), self.table
         while len(table.arrived) < wanted and self.pool.pump(time.monotonic()):
@@ -681,7 +681,7 @@ class Engine:
         return False
 
     async def sleep_until_reply(self, timeout: float | None, start: float) -> None:
-        """Let the event loop run until `poll` may find a reply or a timeout. See `poll` for the arguments."""
+        """Let the event loop run until `poll` may find a reply or a timeout. See `wait` for the arguments."""
         deadline, now = self._deadline(timeout, start), time.monotonic()
         left = math.inf if deadline is None else max(0.0, deadline - now)
         await sleep_until_woken(self.pool.backend.fileno(), self.pool.wakers, now - start, left)

@@ -7,13 +7,13 @@ phase          meaning                                                         l
 =============  ==============================================================  =========================================
 NEEDS_RESET    never reset, or its episode was lost with its worker            a reset
 RUNNING        it has an episode                                               a reset, the end of the episode, a loss
-DONE           its episode has ended, and the next has not started by itself   a reset, a loss; with "continue" a step
+DONE           its episode has ended, and the next has not started by itself   a reset, a loss; with "continue", a step
 EXHAUSTED      its latest reset found no further episode                       a reset, a loss
 =============  ==============================================================  =========================================
 
-A loss is any event that leaves the env without a known episode, such as the death of its worker. At any time, only a
-few envs need a reset or are exhausted, so these two phases are kept as sets of env ids; the phase DONE is kept as a
-bool array.
+A loss is any event that leaves the env without a known episode, such as the death of its worker. Usually, only a few
+envs need a reset or are exhausted, so these two phases are kept as sets of env ids; the phase DONE is kept as a bool
+array.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Whether an env has an episode and, if not, why."""
+    """Whether an env has an episode and, if not, why not."""
 
     NEEDS_RESET = "needs reset"
     RUNNING = "running"
@@ -60,8 +60,8 @@ class EnvTable:
 
     Attributes:
         env_ids: All env ids, ascending.
-        done: ``(num_envs,)`` bool: whether the env counts as done, because its episode ended in its latest step or
-            because the done policy says so.
+        done: ``(num_envs,)`` bool: whether the env counts as done, either because its episode ended in its latest step
+            or because the done policy says so.
         terminated: ``(num_envs,)`` bool: the flag of each env's latest step.
         truncated: ``(num_envs,)`` bool: the flag of each env's latest step.
         exhausted: Ids of envs whose latest reset found no further episode. Such envs also count as done.
@@ -98,7 +98,7 @@ class EnvTable:
         self.share_stats(EpisodeStats(num_envs))
 
     def share_stats(self, stats: EpisodeStats) -> None:
-        """Replace this table's statistics by those of a different table of the same envs."""
+        """Replace this table's statistics with those of a different table of the same envs."""
         self.stats = stats
         stats.set_autoreset(self._done_policy.autoreset)
 
@@ -229,12 +229,12 @@ class EnvTable:
         return tuple(itertools.compress(env_ids, self.done[list(env_ids)].tolist()))
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return the envs in ``env_ids`` that a step includes, and their positions there (``None``: all positions).
+        """Return the envs that a step of ``env_ids`` includes, and their positions in ``env_ids`` (``None``: all).
 
         A step leaves out exhausted envs and, if the done policy skips done envs, those that are done.
 
         Raises:
-            ExhaustedError: If an env is exhausted, and the done policy does not let exhausted envs rest (see
+            ExhaustedError: If an env is exhausted and the done policy does not let exhausted envs rest (see
                 `DonePolicy`).
         """
         if self.exhausted:
@@ -252,7 +252,7 @@ class EnvTable:
         return [env_id for env_id in env_ids if env_id not in self.exhausted] if self.exhausted else env_ids
 
     def refuse_exhausted(self, env_ids: Sequence[int], partial: Any = None) -> None:
-        """Raise `ExhaustedError` if an env is exhausted, and the done policy does not let exhausted envs rest."""
+        """Raise `ExhaustedError` if an env is exhausted and the done policy does not let exhausted envs rest."""
         if self._done_policy.lets_rest:
             return
         exhausted = [env_id for env_id in env_ids if env_id in self.exhausted]

@@ -1,4 +1,4 @@
-"""Computes the returns and lengths of episodes, for ``repr``, evaluations, collectors, wrappers and rollouts.
+"""Computes the returns and lengths of episodes, for the package's evaluations, collectors, wrappers and rollouts.
 
 A step in which an env failed and was restarted counts as the last step of the env's episode, with reward 0.
 """
@@ -28,7 +28,7 @@ _ROOM = 16384
 class EndedEpisodes(NamedTuple):
     """Episodes that have ended.
 
-    Each array has one item per episode, sorted by the step that ended the episode, and then by column.
+    Each array has one item per episode, sorted by the step that ended the episode, and then by env.
     """
 
     returns: Array  #: Sums of rewards: float64, or object if some rewards are not numbers.
@@ -159,7 +159,7 @@ class _EpisodeParts:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """Numbers of steps and episodes so far, and means of the latest episodes."""
+    """Numbers of steps and episodes so far, and means over the latest episodes."""
 
     num_steps: int  #: Number of steps, summed over envs.
     num_episodes: int  #: Number of ended episodes, without those whose first steps were not counted.
@@ -171,7 +171,7 @@ class EpisodeSummary:
 
 @dataclass(slots=True)
 class _Totals:
-    """Sums over the steps so far: for each running episode, and for an `EpisodeSummary`."""
+    """The sums of each running episode, and the numbers from which an `EpisodeSummary` is computed."""
 
     running: OpenEpisodes
     num_steps: int
@@ -216,7 +216,7 @@ class EpisodeStats:
         self._goes_on = goes_on
 
     def add_step(self, outcome: bytes, rows: Index | None = None) -> None:
-        """Add a step, given as a `Batch.outcome` and the rows of the envs that were stepped (``None`` means all)."""
+        """Add a step, given as the result of `Batch.outcome` and the rows of the stepped envs (``None`` means all)."""
         self._log.append((rows, outcome))
         if len(self._log) == self._room:
             self.sum_up()

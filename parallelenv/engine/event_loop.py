@@ -20,14 +20,15 @@ _NAP = 1 / 8
 
 
 async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]], waited: float, left: float) -> None:
-    """Sleep until a descriptor is readable or the waker of this task is called, but no longer than `HEARTBEAT`.
+    """Sleep until a descriptor is readable or this task's waker is called, but no longer than `HEARTBEAT` or ``left``.
 
     Args:
         fileno: The descriptor, or ``None`` if there is none.
-        wakers: Set that contains the waker of this task during the sleep. Any thread may call the waker.
-        waited: Seconds that this task has waited so far. If the descriptor cannot be watched, the task sleeps only for
-            a fraction of this time.
-        left: Maximum length of the sleep, in seconds.
+        wakers: Set that contains the waker of this task during the sleep. The waker is a function that ends the sleep;
+            any thread may call it.
+        waited: Seconds that this task has waited so far. If no descriptor can be watched, the task sleeps only for a
+            fraction of this time.
+        left: Seconds that are left until this task must stop waiting.
     """
     nap = min(HEARTBEAT, max(SHORTEST_NAP, waited * _NAP), left)
     loop = asyncio.get_running_loop()

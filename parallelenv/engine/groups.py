@@ -1,4 +1,4 @@
-"""The vector envs of a pool: which env ids belong to each, and which operations it does not support.
+"""The vector envs of a pool: which env ids belong to each of them, and which operations each does not support.
 
 The sub-envs of a vector env form a *group*. They have consecutive env ids and live in the same worker.
 """
@@ -72,8 +72,8 @@ class Groups:
     def fitting_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> list[int | None]:
         """Return ``seeds``, but replace seeds that the envs cannot use.
 
-        If a group accepts only one seed for all its envs, the seeds of its other envs are derived from that of its
-        first env.
+        If a group accepts only one seed for all its envs, the first env's seed is kept, and the seeds of the others are
+        derived from it.
         """
         first = dict(zip(env_ids, seeds, strict=True))
         fitting = list(seeds)
@@ -142,7 +142,7 @@ class Groups:
     def refuse_resting(self, call: str, env_ids: Iterable[int], *, autoreset: bool = False) -> None:
         """Raise an `ArgumentError` if one of the envs belongs to a vector env that cannot step without that env.
 
-        ``call`` is the name, for the message, of the user's call; during this call, each env rests after its last
+        ``call`` is the name of the user's call, for the message. During this call, each env rests after its last
         episode. ``autoreset`` tells whether an env that rests has already started another episode.
         """
         if not self._groups:

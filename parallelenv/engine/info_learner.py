@@ -19,10 +19,12 @@ A form that is given up counts as `_NUM_MISSES` such steps.
 
 
 class InfoLearner:
-    """Decides which form of infos has columns in the batch. Infos of steps and infos of resets each have a learner.
+    """Decides which form of infos is stored in columns of the batch.
+
+    Infos of steps and infos of resets each have a learner.
 
     Attributes:
-        form: The form that has columns; empty if there is none.
+        form: The form that is stored in columns; empty if there is none.
     """
 
     def __init__(self) -> None:

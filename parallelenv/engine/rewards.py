@@ -18,7 +18,7 @@ from parallelenv.errors import EnvContractError
 
 
 def as_number(reward: Any) -> float | None:
-    """Return a reward as a float; ``None`` if it is not a number, or an int too large for a float."""
+    """Return a reward as a float; ``None`` if it is not a number, or is an int too large for a float."""
     if not isinstance(reward, Real | Decimal | np.bool_):
         return None
     try:
@@ -28,7 +28,7 @@ def as_number(reward: Any) -> float | None:
 
 
 def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -> tuple[Outcome, Sequence[int]]:
-    """Convert an outcome's rewards to numbers in the batch; rewards that do not fit a float dtype become failures.
+    """Convert an outcome's rewards to numbers in the batch; rewards that do not fit ``dtype`` become failures.
 
     Numbers of other types, such as `Fraction`, are converted to float; ``None`` is converted to nan.
 

@@ -1,9 +1,9 @@
 """The fast path of a step: decisions that depend only on the envs are made once and used for many steps.
 
 A `StepPlan` is made when the same envs are stepped for the second time. It is valid until something changes the
-`EnvTable` or the workers: for example, a reset, a step without a plan, a failure, an env that rests, or a replaced
-worker. A plan adds no rules of its own: if anything unusual happens in a step, the plan gives the step a `Ticket`, and
-the engine finishes the step like any other.
+`EnvTable` or the workers: for example, a reset, a step without a plan, a failure, a done env that the next step skips,
+or a replaced worker. A plan adds no rules of its own: if anything unusual happens in a step, the plan gives the step a
+`Ticket`, and the engine finishes the step like any other.
 
 Three objects prepare a planned step, one at each level: the `StepPlan` knows the form of the result; the backend's
 `RepeatedStep` knows how to reach all workers; and the `RunningCommand` of each worker's host knows the envs' rows.
@@ -43,7 +43,7 @@ class StepPlan:
     the engine, the engine of a dropped `ParallelEnv` would not be freed, and the pool, which is closed when the engine
     is freed, would stay open.
 
-    The result contains the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` contains their positions in
+    The result covers the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` contains their positions in
     ``env_ids`` (``None`` means all). ``repeated`` is the step that the backend has prepared; its commands go to the
     workers in ``shards``.
 
@@ -129,7 +129,7 @@ class StepPlan:
         return self._assembled()
 
     def enter(self) -> Ticket:
-        """Give the step in flight a ticket in the `EnvTable`, as if it had not been planned; return the ticket."""
+        """Give the step in flight a ticket in the `EnvTable`, like a step without a plan, and return the ticket."""
         pool, ticket = self._pool, Ticket("step", self.stepped)
         with pool.shield:
             pool.planned = None
@@ -149,7 +149,7 @@ class StepPlan:
         return result
 
     def _result(self) -> StepResult | StepBatch:
-        """Return the result as four batched items; the step must not have skipped any of ``env_ids``."""
+        """Return the result of the step, which must not have skipped any of ``env_ids``."""
         batch, table, done_policy, rows = self._batch, self._table, self._done_policy, self._rows
         if self._views is not None:
             rewards, flags, env_ids = self._views

@@ -81,7 +81,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Outcome:
-    """Results of env steps, or of resets made instead of steps, before conversion to the form for the user."""
+    """Results of env steps, or of resets made instead of steps, before they are converted for the user."""
 
     env_ids: Sequence[int]  #: The envs, in the order of the result.
     stepped: Sequence[int]  #: The envs that were stepped; the others are absent, because they are done or exhausted.

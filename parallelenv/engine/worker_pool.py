@@ -240,8 +240,9 @@ class Pool:
     ) -> Ticket:
         """Send an operation to the hosts and return without waiting. See `ask` and `Command` for the other arguments.
 
-        ``announce`` is called with the ticket once nothing can fail any more, just before the first command is sent.
-        ``failed`` has the failures of envs to which nothing can be sent; these failures take the place of replies.
+        ``announce`` is called with the ticket just before the first command is sent, when this method can no longer
+        raise any of the errors below. ``failed`` has the failures of envs to which nothing can be sent; these failures
+        take the place of replies.
 
         Raises:
             WorkerDiedError: If a worker of the envs is known to be dead and the operation is not ``build``; nothing has
@@ -303,7 +304,7 @@ class Pool:
         """Make hosts write infos to columns of the batch if the infos of successive steps have the same form.
 
         ``values`` are the `Ticket.values` of the latest step, which was a step of ``num_envs`` envs. All results in the
-        columns must have been returned before, because this method may empty the columns. Hosts and caller must agree
+        columns must already have been returned, because this method may empty the columns. Hosts and caller must agree
         on the form, so Ctrl-C is delayed until the hosts, which are idle, have replied.
         """
         num_steps = (self.number - self._learned_at) // len(self._workers)
@@ -544,7 +545,7 @@ class Pool:
                 `death_failures` still reports the envs of dead workers.
 
         Raises:
-            InvalidEnvError: If an env was given as a live instance and lives in this process, so that it cannot be
+            InvalidEnvError: If an env that was given as a live instance lives in this process, and therefore cannot be
                 built again. Nothing has been changed.
         """
         self.enter_planned()

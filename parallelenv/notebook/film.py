@@ -42,7 +42,7 @@ def tile_frames(
     Args:
         frames: uint8 arrays: RGB ``(height, width, 3)``, grey ``(height, width)``, or ``(height, width, 4)``, whose
             alpha is ignored. Anything else raises an `ArgumentError`. Each tile has the size of the largest frame;
-            smaller frames are padded with black, to the right and below.
+            smaller frames are padded with black on the right and at the bottom.
         env_ids: Env ids for labels and messages; ``None`` means 0, 1, 2, ...
         width: Maximum width of the picture in pixels. If necessary, all frames are scaled down by the same factor.
         labels: Whether to leave a grey gap between frames and draw the env id in the upper left corner of each frame. A
@@ -285,8 +285,8 @@ def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0)
 def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> bytes:
     """Encode frames, each ``(height, width, 3)`` uint8, as a film. The film loops forever unless it is an MP4.
 
-    Smaller frames are padded with black, to the right and below. If necessary, ``fps`` is reduced to the maximum of the
-    format; see `playing_fps`.
+    Smaller frames are padded with black on the right and at the bottom. If necessary, ``fps`` is reduced to the maximum
+    of the format; see `playing_fps`.
     """
     if not len(frames):
         raise ArgumentError("There are no frames to write.")

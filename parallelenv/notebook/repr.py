@@ -66,7 +66,7 @@ class ReprData:
     workers: list[WorkerRow]  # the workers that are alive
 
     def _counts(self) -> dict[str, str]:
-        """Return, for each state that occurs, a text with the number of envs in that state."""
+        """Return, for each state that occurs, a phrase with the number of envs in that state, such as ``"3 busy"``."""
         counts = Counter(self.states)
         return {
             state: f"{counts[state]:,} {(look.one if counts[state] == 1 else look.more) or state}"
@@ -107,7 +107,7 @@ class ReprData:
         return "\n".join(lines)
 
     def html(self) -> str:
-        """Return the display as HTML for light and dark backgrounds, without style sheets, scripts or requests."""
+        """Return the display as HTML for light and dark backgrounds, without style sheets, scripts or downloads."""
 
         def square(state: str, font: str = "") -> str:
             return f'style="{font}{_SQUARE}{LOOKS[state].colour}">{LOOKS[state].sign}</span>'

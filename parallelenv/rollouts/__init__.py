@@ -1,1 +1,1 @@
-"""Rollouts, evaluations and streams, which run many steps of a policy in one call."""
+"""Rollouts, evaluations and streams: ways to run a policy for many steps with one call."""

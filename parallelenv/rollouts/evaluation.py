@@ -73,7 +73,7 @@ def evaluate(
 
 
 class EpisodeRunner:
-    """Runs in each env the number of episodes that ``shares`` gives for it.
+    """Runs, in each env, as many episodes as ``shares`` specifies for that env.
 
     ``goes_on`` is called before each step; when it returns ``False``, the run stops early. ``advance`` is called after
     each step in which episodes ended, with the number of these episodes.

@@ -170,8 +170,8 @@ class RunningRollout:
     def _send_policy(self, asked: Sequence[int]) -> Mapping[int, Failure]:
         """Make hosts unpickle the policy. This has no time limit, because unpickling may import a library.
 
-        Before they unpickle it, hosts must finish earlier commands within the timeout of the `ParallelEnv`. If there is
-        no recovery, late commands stay in flight. No steps are lost, because no env takes part in the rollout yet.
+        Before they unpickle it, hosts must finish earlier commands within the timeout of the `ParallelEnv`. If the
+        `ParallelEnv` does not restart failed envs, late commands stay in flight.
 
         Returns:
             The failures of envs whose host could not be reached.
@@ -337,7 +337,7 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
 
 
 class LocalRollouts:
-    """Makes rollouts with policies that stay in this process and therefore keep their weights and random state."""
+    """Makes rollouts with policies that are called in this process instead of being copied to the workers."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -398,7 +398,10 @@ class _RunningLocalRollout(RunningRollout):
 
 
 class _LocalSteps:
-    """Steps all envs for the policy, in place of a host. See `StepSource` for the attributes."""
+    """Steps the envs of all hosts for a policy in this process, in place of a host.
+
+    See `StepSource` for the attributes.
+    """
 
     in_caller = True
 

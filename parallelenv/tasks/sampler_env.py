@@ -102,8 +102,8 @@ class TaskSampler(Protocol):
 class TaskEnv(gymnasium.Env[State, Action]):
     """A sampler as an env: ``reset`` starts the next task.
 
-    If `ParallelEnv.call`, `get_env_attr` or a similar method gets a name that this env does not have, it looks for the
-    name in the current task, then in the sampler.
+    If `ParallelEnv.call`, `get_env_attr` or a similar method asks for an attribute that this env does not have, the
+    attribute is looked up in the current task, then in the sampler.
 
     Args:
         sampler: A `TaskSampler` for this env only. The env adopts the sampler's ``render_mode``, ``metadata`` and
@@ -128,7 +128,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
                 setattr(self, name, getattr(sampler, name))
 
     def attribute_owners(self) -> tuple[object, ...]:
-        """Return the objects to search, in this order, for an attribute that this env does not have."""
+        """Return the objects to search, one after the other, for an attribute that this env does not have."""
         return self.task, self.sampler
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
@@ -212,7 +212,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
 def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mapping[str, object]) -> TaskEnv:
     """Return an env with a new sampler.
 
-    The sampler gets copies of the arguments: it may change them, and the originals are needed to rebuild the sampler.
+    The sampler gets copies of the arguments. It may change the copies; the originals are needed to rebuild the sampler.
     """
     try:
         copies = deep_copy(dict(arguments))

@@ -95,7 +95,7 @@ class TaskPool(ParallelEnv):
             States, as from `reset`; ``None`` for samplers without another task.
 
         Raises:
-            ResetNeededError: If an env has no task yet. In that case, no task is called.
+            ResetNeededError: If an env has no task yet. In that case, no observations are requested.
             EnvBusyError: If a step of an env is in flight.
             EnvContractError: If an observation does not fit the space.
             BaseException: Any exception raised by a task; ``error.partial`` maps the other env ids to their
@@ -128,7 +128,7 @@ class TaskPool(ParallelEnv):
 
 
 def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Callable[[], TaskEnv]]:
-    """Return one env fn per sampler.
+    """Return, for each sampler, a function that makes its env.
 
     Raises:
         ArgumentError: If ``make_sampler_fn`` cannot be called, or if ``sampler_fn_args`` is empty or is not a list of

@@ -5,7 +5,7 @@ The tests of a third-party backend need only this::
     from parallelenv.testing import BackendContract
 
     class TestMyBackend(BackendContract):
-        para_mode = MyBackend  # or a word that an entry point adds
+        para_mode = MyBackend  # or the name of its entry point
         backend_options = {"address": "..."}  # if it has options
 
 The suite tests what a backend can break: the transport, order and copying of data, the handling of failures, deaths,

@@ -39,7 +39,7 @@ LENGTHS = (4, 7, 3, 6, 4)  # the episodes of two envs end at the same time
 
 
 def five_env_fns(kind: Callable[..., object], *arguments: object) -> list[EnvFn]:
-    """Return five env fns. Each calls ``kind`` with the env's number, the ``arguments`` and a length of episodes."""
+    """Return five env fns. Each calls ``kind`` with the env's number, the ``arguments`` and an episode length."""
     return [partial(kind, number, *arguments, length=length) for number, length in enumerate(LENGTHS)]
 
 
@@ -93,10 +93,10 @@ class Make(Protocol):
 
 
 class BackendContract:
-    """All requirements for a backend. Subclass it with a name that pytest collects.
+    """Tests of all requirements for a backend. Give your subclass a name that pytest collects.
 
     Attributes:
-        para_mode: The mode under test: a word or a backend class.
+        para_mode: The mode under test: its name or a backend class.
         backend_options: Options of the mode.
         starts_slowly: Whether workers start slowly. If true, fewer combinations are tested.
     """
@@ -119,7 +119,7 @@ class BackendContract:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_results_equal_those_of_the_oracle(self, kind: str, make: Make, make_oracle: Make) -> None:
-        """Results are bit for bit those of the mode ``dummy``.
+        """Results equal those in the mode ``dummy`` bit for bit.
 
         This holds for all kinds of envs, done policies, forms of ``id`` and worker counts.
         """
@@ -140,11 +140,11 @@ class BackendContract:
             found.assert_equals(play(make_oracle(KINDS[kind](), done_policy)), context)
 
     def test_views_equal_copies(self, make: Make, make_oracle: Make) -> None:
-        """With ``copy=False``, the states that a call returns are correct until the next call."""
+        """With ``copy=False``, the states that a call returns remain valid until the next call."""
         play(make(KINDS["dict"](), "restart", copy=False)).assert_equals(play(make_oracle(KINDS["dict"](), "restart")))
 
     def test_rollout_equals_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """Rollouts of a recurrent policy, and steps after them, are bit for bit those of the mode ``dummy``."""
+        """Rollouts of a recurrent policy, and steps after them, equal those in the mode ``dummy`` bit for bit."""
         env, oracle = make(five_env_fns(zoo.Counter), "restart"), make_oracle(five_env_fns(zoo.Counter), "restart")
         for each in (env, oracle):
             each.reset(seed=2)
@@ -154,7 +154,7 @@ class BackendContract:
             assert_same(list(oracle.step(ONES)), list(env.step(ONES)))
 
     def test_calls_equal_those_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """Results of env methods, env attributes and frames are those of the mode ``dummy``, in the order of ``id``.
+        """Results of env methods, values of env attributes, and frames equal those in the mode ``dummy``.
 
         This holds even for the methods and attributes of wrapped envs.
         """
@@ -217,7 +217,7 @@ class BackendContract:
         assert env.get_env_attr("notes") == [[]] * NUM_ENVS
 
     def test_shared_arrays_are_read_only_and_keep_their_values(self, make: Make) -> None:
-        """Shared arrays keep their values when the caller changes the originals, and in rebuilt envs."""
+        """Shared arrays keep their values when the caller changes the originals and when envs are rebuilt."""
         arrays: dict[str, Array] = {
             "table": np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-1],
             "nothing": np.zeros((0, 2)),
@@ -352,7 +352,10 @@ class BackendContract:
 
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals between processes here")
     def test_envs_are_usable_after_an_interrupt(self, make: Make, make_oracle: Make) -> None:
-        """After an interrupt, ``step()`` raises, ``recv()`` returns the steps in flight, and ``reset()`` works."""
+        """After an interrupt, ``step()`` raises an error until ``recv()`` has returned the results in flight.
+
+        After that, ``reset()`` and ``step()`` work as usual.
+        """
         if threading.current_thread() is not threading.main_thread():
             pytest.skip("interrupts come to the main thread only")
         env, oracle = make(five_env_fns(zoo.Interrupter)), make_oracle(five_env_fns(zoo.Interrupter))
@@ -512,7 +515,7 @@ def _notes(error: BaseException) -> str:
 
 
 def _read_records(folder: Path) -> list[list[str]]:
-    """Return the lists of what each `Witness` env recorded in ``folder``, in the order of the envs' numbers."""
+    """Return what each `Witness` env recorded in ``folder``: one list per env, in the order of the envs' numbers."""
     return [path.read_text().split() for path in sorted(folder.iterdir())]
 
 
@@ -533,7 +536,8 @@ class Actions:
     def draw(self, env_ids: Sequence[int], *, batched: bool = False) -> Action:
         """Return a list of one action per env.
 
-        With ``batched``, return a batch as in Gymnasium if the envs share a space.
+        With ``batched``, if all envs share an action space other than ``Text``, return one batched action instead, as
+        in Gymnasium.
         """
         spaces = [self._spaces[env_id] for env_id in env_ids]
         drawn = [float(self._chance.normal()) if space is None else space.sample() for space in spaces]
@@ -576,7 +580,6 @@ class AnswerRecord:
 
 
 def _overwrite(value: object) -> None:
-    """Write into every part of a result."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         value.fill(value.dtype.type(1))
     elif isinstance(value, (dict, list, tuple, np.ndarray)):
@@ -660,8 +663,8 @@ def drain(env: ParallelEnv, **arguments: Any) -> dict[int, Any]:
     """Receive results until nothing is in flight.
 
     Returns:
-        By env id, the state, reward, done, info, terminated and truncated of each env whose results were received. If
-        they were received more than once, these are the latest.
+        A dict that maps the id of each env whose results were received to its latest state, reward, done, info,
+        terminated and truncated.
     """
     landed: dict[int, Any] = {}
     while True:

@@ -1,7 +1,7 @@
 """The envs of the test suite. They are small and deterministic, and each class poses a particular difficulty.
 
-Every env has a ``number``, which appears in its states so that results of different envs always differ, and a
-``length``, the number of steps in an episode. Envs with even numbers terminate; envs with odd numbers are truncated.
+Every env has a ``number``, which appears in the states of most classes, and a ``length``, the number of steps in an
+episode. Envs with even numbers terminate; envs with odd numbers are truncated.
 """
 
 from __future__ import annotations
@@ -417,7 +417,7 @@ class FailingEnv(Toolbox):
         """Return the env's number or, if ``where`` is ``"method"``, raise an exception.
 
         Args:
-            kind: ``"plain"`` and ``"uncopyable"`` raise a `TroubleError`; the latter has an attribute that cannot be
+            kind: ``"plain"`` raises a `TroubleError`; ``"uncopyable"`` raises one with an attribute that cannot be
                 copied. ``"exit"`` raises a `SystemExit`.
         """
         if self.where != "method":

@@ -31,13 +31,13 @@ class Resettable:
 
     As in older APIs, an env's ``step`` may return ``(state, reward, done, info)``, its ``reset`` may return only the
     state, and its ``reset`` may lack the arguments ``seed`` and ``options``. If ``reset`` has no argument ``seed``, a
-    seed is passed to the env's method ``seed`` instead. If the env has no such method either, the seed sets the
-    ``np_random`` of a `gymnasium.Env`.
+    seed is passed to the env's method ``seed`` instead. If a `gymnasium.Env` has no such method either, the seed sets
+    its ``np_random``.
 
     Attributes:
         env: The env as the user made it.
         step: The function that steps the env. For most envs, it is the env's own ``step``. If that returns four items,
-            `five` replaces this function by one that returns five.
+            `five` replaces this function with one that returns five.
         oddity: Two clauses for a warning about a `gymnasium.Env` that behaves as in an older API: what it does, and the
             consequence. Empty for all other envs.
     """
@@ -158,7 +158,10 @@ def draws_by_mode(env: Env) -> bool:
 
 @contextlib.contextmanager
 def alone_while_drawing() -> Iterator[None]:
-    """Run the ``with`` block while no other thread draws. Wait at most 10 s for a thread that is drawing already."""
+    """Run the ``with`` block while no other thread draws.
+
+    If a thread is drawing already, wait for it to finish, but run the block after 10 s at the latest.
+    """
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
     try:
         yield
@@ -224,7 +227,7 @@ def get_attribute(env: Env, key: str) -> tuple[Any] | None:
 
 
 def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
-    """Return an attribute. ``kind`` is what the error message calls it, such as ``"method"``.
+    """Return the attribute ``key`` of an env. ``kind`` is what the error message calls it, such as ``"method"``.
 
     Raises:
         AbsentAttributeError: If there is no attribute with the name ``key``.
@@ -286,7 +289,7 @@ def get_method(env: Env, key: str) -> Any:
 
 
 def near_name(env: Env, key: str) -> str:
-    """Return a hint that names a similar attribute (a sentence after a space), or an empty string if there is none."""
+    """Return a hint that names a similar attribute, with a leading space, or an empty string if there is none."""
     way, _, name = key.rpartition(".")
     if not way:
         wrapped, parts = _owners(env)

@@ -39,8 +39,8 @@ class EnvGroup:
     these vector envs keep the seed that they were made with. All other vector envs are used only as Gymnasium's
     documentation describes: with one seed, and with the mask only if their autoreset mode is ``"Disabled"``.
 
-    The methods for operations return a dict that maps env ids to the envs' values for the reply. Envs without a value
-    are left out.
+    The methods that execute commands return a dict that maps env ids to the envs' values for the reply. Envs without a
+    value are left out.
 
     Attributes:
         env: The vector env as the user made it; it may be wrapped.
@@ -188,7 +188,7 @@ class EnvGroup:
     def step(
         self, share: Share, each: Sequence[Action] | None, host: Host, running: RunningCommand
     ) -> dict[int, Extra]:
-        """Step sub-envs and write the results. With ``autoreset``, also reset each sub-env whose episode ends."""
+        """Step sub-envs and write the results. If the command requests it, also reset sub-envs whose episode ends."""
         states, outcomes, infos, indices = self._step(self._actions(share, each, host.writer), share.numbers)
         self.has_stepped, writer = True, host.writer
         loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
@@ -233,8 +233,8 @@ class EnvGroup:
         """Step the sub-envs with these numbers; ``None`` means all sub-envs.
 
         Returns:
-            The states, the outcomes (rewards, terminated and truncated of these sub-envs), the infos, and the index of
-            each of these sub-envs in the states and infos.
+            The states, the outcomes (rewards, terminated flags and truncated flags of these sub-envs), the infos, and
+            the index of each of these sub-envs in the states and infos.
         """
         size = self.facts.num_envs
         if numbers is None:
@@ -349,11 +349,14 @@ class EnvGroup:
         return each
 
     def _size(self, indices: Sequence[int]) -> int:
-        """Return the number of envs in the states and infos that these indices refer to."""
+        """Return the number of envs in the states and infos to which ``indices`` apply."""
         return len(indices) if isinstance(indices, range) else self.facts.num_envs
 
     def _is_bookkeeping(self, key: str, infos: Mapping[str, Any]) -> bool:
-        """Return whether a key only marks which envs have the info ``key[1:]``, or only numbers the sub-envs."""
+        """Return whether a key is not an info, but bookkeeping.
+
+        It may be a mask of the envs that have the info ``key[1:]``, or EnvPool's numbers of its sub-envs.
+        """
         return (key[:1] == "_" and key[1:] in infos) or (self._is_envpool and key in _OF_ENVPOOL)
 
     # ---------------------------------------------------------------- attributes and methods

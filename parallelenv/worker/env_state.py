@@ -58,8 +58,8 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
         The env, which is a new object if the whole env was pickled, and the saved state of the global generators.
 
     Raises:
-        EnvContractError: If the saved env had different wrappers, or if the state includes that of the global
-            generators although ``takes_generators`` is false.
+        EnvContractError: If the wrappers of the saved env differ from those of ``env``, or if ``saved`` includes the
+            state of the global generators but ``takes_generators`` is false.
     """
     kind, content, *others = loads(saved)
     generators = others[0] if others else None  # states saved by older versions lack the generators
@@ -94,17 +94,17 @@ _numpys: Any = np.random  # its stubs lack two documented functions
 class _OwnBits(_Bits):
     """The bit generator of ``numpy.random`` while an env runs.
 
-    Replacing the bit generator of ``numpy.random`` takes 0.3 us. However, normal numbers are drawn in pairs, and the
-    second number of a pair is stored only in the full state of ``numpy.random``. Reading this state takes 40 us, and so
-    does writing it. Most of the state consists of the 624 words of the bit generator. Therefore, `state` omits them
-    while ``is_brief`` is true.
+    Replacing the bit generator of ``numpy.random`` takes 0.3 us. However, normally distributed numbers are drawn in
+    pairs, and the second number of a pair is stored only in the full state of ``numpy.random``. Reading this state
+    takes 40 us, and so does writing it. Most of the state consists of the 624 words of the bit generator. Therefore,
+    `state` omits them while ``is_brief`` is true.
     """
 
     is_brief = False
 
     @property
     def state(self) -> Any:
-        """The state as in `numpy.random.MT19937`, but without the words if ``is_brief`` is true."""
+        """The state as in `numpy.random.MT19937`, but without the generator's 624 words if ``is_brief`` is true."""
         return {"bit_generator": "MT19937", "state": {}} if self.is_brief else _state.__get__(self)
 
     @state.setter
@@ -200,7 +200,7 @@ def _global_states() -> tuple[Any, Any, Any]:
 def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function that reads or writes the state of ``numpy.random``, and return its result.
 
-    If ``bits`` is an `_OwnBits`, it omits its words during the call.
+    If ``bits`` is an `_OwnBits`, its ``is_brief`` is true during the call.
     """
     if type(bits) is not _OwnBits:
         return call(argument)

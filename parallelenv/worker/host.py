@@ -68,7 +68,7 @@ class Host:
     once per env, with the env id, the command's argument for that env, and the command's common argument. They return
     the env's value for the reply, or ``None`` if there is no value.
 
-    Only `step` and `rollout` are called once for all envs of a command. For `step`, a call and look-ups per env would
+    Only `step` and `rollout` are called once for all envs of a command. A separate call of `step` for each env would
     reduce the speed by a tenth. In a rollout, the policy is called for all envs together.
 
     Args:
@@ -168,7 +168,7 @@ class Host:
     def close(self) -> None:
         """Close all envs. The host must not get another command afterwards.
 
-        A command that another thread is still executing ends no later than at the next failure of an env.
+        A command that another thread is still executing continues until it is complete or an env fails.
 
         Raises:
             KeyboardInterrupt: If Ctrl-C interrupts this method, which is possible only in the caller's thread. The
@@ -209,9 +209,10 @@ class Host:
         return reply
 
     def prepare(self, command: Command) -> RunningCommand | None:
-        """Return a plain step in a form that `repeat` can execute until a different batch is attached.
+        """Return a step command in a form that `repeat` can execute until a different batch is attached.
 
-        The result is ``None`` if each env has its own state of the global random generators.
+        The command must be a plain step (see `Command.is_plain_step`). The result is ``None`` if each env has its own
+        state of the global random generators.
         """
         if self._generators is not None:
             return None
@@ -359,7 +360,7 @@ class Host:
                 running.reply.values[env_id] = value
 
     def _start_shares(self, command: Command, shares: Sequence[Share], rows: Any) -> Collection[int]:
-        """For a step, clear the flags in ``rows`` and return the ids of the envs to reset instead of stepping them.
+        """For a step, clear the flags in ``rows`` and return the ids of the envs to be reset instead of stepped.
 
         For other commands, do nothing and return an empty collection. ``rows`` are the rows of all envs of the command.
         If `Command.begins_ended` is set, a vector env itself decides which of its sub-envs to reset, unless it has not
@@ -484,7 +485,10 @@ class Host:
         return self._begins[1]
 
     def _with_resets(self, steps: Sequence[Any], env_ids: Sequence[int], begins: Collection[int]) -> list[Any]:
-        """Return ``steps``, with a reset that returns five items in place of the step of each env in ``begins``."""
+        """Return a copy of ``steps`` in which resets replace the step functions of the envs in ``begins``.
+
+        Like a step, such a reset returns five items.
+        """
 
         def reset_instead(env_id: int, action: Action) -> EnvStep:
             state, info = self._reset_within_step(env_id)
@@ -575,10 +579,11 @@ class Host:
         goes_on: bool,
         values: dict[int, Any],
     ) -> None:
-        """Record a step that returned a flag other than the object ``False``; it is usually the last of an episode.
+        """Record a step that may have ended its episode: one of its flags is not the object ``False``.
 
-        If ``goes_on``, also reset the env. ``loose`` are the loose leaves of the state, if it has any. ``other_reward``
-        is a one-tuple of the reward, if the reward is not a number.
+        A flag such as ``numpy.False_`` does not end the episode. If ``goes_on``, also reset the env. ``loose`` are the
+        loose leaves of the state, if it has any. ``other_reward`` is a one-tuple of the reward, if the reward is not a
+        number.
         """
         writer = self.writer
         ended_loose = reset_info = is_exhausted = ended_state = None
@@ -609,8 +614,9 @@ class Host:
     def rollout(self, running: RunningCommand, walk: object) -> None:
         """Make a chunk of a rollout. If the common argument is ``None``, drop the policy instead.
 
-        Otherwise, the common argument is a `RolloutRequest`, and the argument of each env is the maximum number of its
-        further episodes. The reply contains the chunk, with the steps of all envs, as the value of the first env.
+        Otherwise, the common argument is a `RolloutRequest`, and each env's argument is the number of episodes that the
+        env may still finish, or ``None`` for any number. The reply contains the chunk, with the steps of all envs, as
+        the value of the first env.
         """
         command = running.command
         request: RolloutRequest | None = command.common
@@ -636,10 +642,11 @@ class Host:
     # ---------------------------------------------------------------- operations on one env
 
     def build(self, env_id: int, expected: GroupFacts | None, has_spaces: bool | None) -> EnvFacts:
-        """Make an env and return the facts about it. The facts omit the spaces if ``has_spaces`` is true.
+        """Make an env and return the facts about it.
 
-        If an env with this id already exists, it is closed first. When a vector env is rebuilt, ``expected`` has the
-        facts about it from its first build, and other facts raise an `InvalidEnvError`.
+        If ``has_spaces`` is true, the facts omit the spaces, because the caller has them. If an env with this id
+        already exists, it is closed first. When a vector env is rebuilt, ``expected`` has the facts about it from its
+        first build. If the new facts differ, an `InvalidEnvError` is raised.
         """
         slots = self._items[env_id - self._first]
         old = self._envs[slots.start]
@@ -741,7 +748,7 @@ class Host:
     def call(self, env_id: int, call: MethodCall | None, common: Any) -> Any:
         """Call a method of an env. ``call`` or, if it is ``None``, ``common`` contains the method and its arguments.
 
-        The arguments are copied for each env, unless they come from a ``common`` that is not a `Broadcast`.
+        The arguments are copied for each env if they come from ``call`` or if ``common`` is a `Broadcast`.
         """
         if call is not None:
             call = MethodCall(*deep_copy(tuple(call)))

@@ -96,7 +96,7 @@ class PolicyRunner:
         return RecurrentState(self._memory_ids, rows)
 
     def forget(self, env_ids: Sequence[int]) -> None:
-        """Record that the policy's next call for these envs is the first one of an episode."""
+        """Record that the next call of the policy for these envs is the first in an episode."""
         self._in_episode.difference_update(env_ids)
 
 
@@ -106,7 +106,7 @@ def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
     An answer that is not a tuple consists only of actions. Recurrent state and extras are then ``None``.
 
     Raises:
-        ActionError: If the answer is a tuple of a different form.
+        ActionError: If the answer is a tuple, but not of the form ``(actions, rnn_state, extras)``.
     """
     if not isinstance(answer, tuple):
         return answer, None, None
@@ -121,7 +121,7 @@ def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
 
 
 def _read_extra(name: str, value: Any, num_envs: int) -> Array:
-    """Return a copy of an extra, ``value``, as an array. Raise unless it has one row per env."""
+    """Return a copy of one of the policy's extras as an array. Raise an error unless it has one row per env."""
     if type(value) is np.ndarray and value.shape[:1] == (num_envs,) and not value.dtype.hasobject:
         return value.copy()  # the usual case, without further checks: saves 2 us
     what = f"The policy's extras[{name!r}]"

@@ -35,7 +35,7 @@ class StepEnvs:
 
 
 class Share(NamedTuple):
-    """The part of a command that is for one single env or one vector env."""
+    """The part of a command that is for a single env or a vector env."""
 
     env_ids: tuple[int, ...]  #: Ids of the envs, ascending.
     positions: list[int]  #: Positions of these envs in the command.
@@ -52,7 +52,7 @@ class RunningCommand:
     again.
 
     Args:
-        command: The command. The number of a prepared step is changed for each step.
+        command: The command. For a prepared step, ``command.number`` is changed before each execution.
         run: Executes the command.
         columns: The data that ``run`` needs.
         envs: The rows, cells and slots of the envs of a prepared step.
@@ -65,7 +65,7 @@ class RunningCommand:
             interrupt comes before that, the host starts the command from the beginning when it gets the command again.
         num_started: How many shares or, without shares, how many envs have started. The last one that started is the
             current one.
-        doing: The operation that the current env performs, for messages.
+        doing: The operation that the current env performs, for error messages.
         reply: The reply so far.
     """
 
@@ -105,7 +105,7 @@ class RunningCommand:
         """Return an iterator over the envs or shares that have not started.
 
         For each env or share, the iterator yields a tuple: the value that ``num_started`` gets when the env or share
-        starts, followed by its item of each column.
+        starts, followed by its item in each column.
         """
         number, columns = self.num_started, self.columns
         if number:

@@ -32,7 +32,7 @@ Span = tuple[float, float, str, tuple[int, ...], "array[float]"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
-    """What a worker's envs did and when. All times are in seconds, from the same `time.perf_counter`."""
+    """What a worker's envs did and when. All times are in seconds, on the same `time.perf_counter` clock."""
 
     env_ids: tuple[int, ...]  #: Ids of the worker's envs.
     process: ProcessInfo  #: The worker's process.
@@ -103,7 +103,7 @@ class HostTracer:
         return traced_run
 
     def record(self, env_ids: tuple[int, ...]) -> WorkerRecord:
-        """Return the record so far. ``env_ids`` are the host's envs."""
+        """Return a record of the commands so far. ``env_ids`` are the host's envs."""
         spans = list(self._spans)
         moments = np.array([moment for span in spans for moment in span[4]])
         span_of = np.repeat(np.arange(len(spans)), [len(span[4]) for span in spans])

@@ -31,7 +31,7 @@ _OWN_FRAMES = re.compile(
 
 
 class WorkerLog:
-    """An open unnamed file that a worker process appends to and the caller reads.
+    """A handle to an unnamed file that a worker process appends to and the caller reads.
 
     Each of the two processes has its own `WorkerLog`, which owns a descriptor for the file.
     """

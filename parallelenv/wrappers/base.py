@@ -53,7 +53,7 @@ _BYPASSING = {
 
 
 def space_of(env: object) -> Space:
-    """Return the space that all envs share, or ``None`` if they share none.
+    """Return the observation space that all envs share, or ``None`` if they share none.
 
     Raise an `ArgumentError` if ``env`` cannot be wrapped.
     """
@@ -65,7 +65,7 @@ def space_of(env: object) -> Space:
 
 
 def shared_structure(env: object, problem: str) -> Structure:
-    """Return the structure of the space that all envs share.
+    """Return the structure of the observation space that all envs share.
 
     If they share none, raise an `ArgumentError`. ``problem`` completes "their states ..." in its message: for example,
     "cannot be stacked".
@@ -91,7 +91,7 @@ class ParallelWrapper(ShortTracebacks):
 
     Methods that would bypass wrappers raise `UsageError`: `rollout`, `stream`, `run_episodes`, `play`, `record`,
     `send_reset`, `arecv`, `get_state`, `send_action`, `to_gymnasium`, `to_sb3`, `to_tianshou`. Call them on
-    `unwrapped`, or wrap the single envs.
+    `unwrapped`, or wrap the individual envs.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -398,7 +398,10 @@ AnswerWrapper = ParallelWrapper
 
 
 def _form(value: object) -> object:
-    """Return the parts of a saved state that must match when it is loaded: shapes, and arguments (``"settings"``)."""
+    """Return the shapes and the ``"settings"`` in the state of a wrapper.
+
+    A state can be loaded only into a wrapper for which these are the same.
+    """
     if isinstance(value, dict):
         return {name: part if name == "settings" else _form(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -426,9 +429,9 @@ class StateWrapper(ParallelWrapper):
     def process(self, states: States) -> States:
         """Return processed states.
 
-        This method receives the states of each result of `reset`, `step` and `recv`. Envs that have no state are left
-        out. If envs ended an episode and started the next one in the same step, this method is called a second time,
-        with the states in ``info["ended_state"]``.
+        This method receives the states of each result of `reset`, `step`, `recv` and `step_wait`. Envs that have no
+        state are left out. If envs ended an episode and started the next one in the same step, this method is called a
+        second time, with the states in ``info["ended_state"]``.
 
         Args:
             states: Batched as `ParallelEnv.step` returns them, for any number of envs.

@@ -26,7 +26,7 @@ def apply_to_stepped(
 ) -> StepResult:
     """Return a result in which the hook has processed the rows of stepped envs. Rows of idle envs are not changed.
 
-    ``space`` is the space of the given states; ``new_space`` is the space of the states that the hook returns.
+    ``space`` is the space of the states in ``result``; ``new_space`` is the space of the states that the hook returns.
     """
     states, rewards = result.states, result.rewards
     if not isinstance(states, np.ndarray) or states.dtype != object or rewards.dtype != object:
@@ -56,7 +56,7 @@ def changed(result: StepResult, *, states: States = None, rewards: Array | None 
 
 
 def rebuilt(result: StepResult) -> Array:
-    """Return ``(k,)`` bool: True in rows whose env failed and was rebuilt.
+    """Return a bool array that is True in the rows whose env failed and was rebuilt.
 
     The reward in such a row is not from the env.
     """
@@ -66,7 +66,7 @@ def rebuilt(result: StepResult) -> Array:
 
 
 def numeric_rewards(result: StepResult) -> Array:
-    """Return the rewards, ``(k,)`` float64; raise an `EnvContractError` if a reward is not a number."""
+    """Return the rewards as a float64 array; raise an `EnvContractError` if a reward is not a number."""
     if result.rewards.dtype != object:
         return result.rewards  # type: ignore[no-any-return]
     numbers = [as_number(reward) for reward in result.rewards]
@@ -108,7 +108,7 @@ def _copied(value: State) -> State:
 
 
 def scattered(states: States, space: Space, rows: Sequence[int], count: int) -> Array:
-    """Return an object array of length ``count``: ``rows`` contain the states of a batch, all other rows ``None``."""
+    """Return an object array of length ``count``, with the states of a batch in ``rows`` and ``None`` in all others."""
     found: list[object] = [None] * count
     for row, state in zip(rows, unstacked(states, space, len(rows)), strict=True):
         found[row] = state

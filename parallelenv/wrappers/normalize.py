@@ -71,10 +71,11 @@ class Moments:
 class RunningStatistics:
     """Running mean and variance of each element of the states, or of the returns, over all data so far.
 
-    Statistics can be pickled, copied, saved, and merged with those of other workers or other `ParallelEnv` objects.
+    Statistics can be pickled, copied, saved, and merged with those of other `ParallelEnv` objects.
 
     Args:
-        shapes: Shape of each leaf, by its path in the state: ``"['camera']"``, or ``""`` for the whole state.
+        shapes: Shape of each leaf, by its path in the state, for example ``"['camera']"``; the path ``""`` stands for
+            the whole state.
 
     Attributes:
         leaves: The `Moments` of each leaf, by the same paths.
@@ -229,7 +230,7 @@ class Normalizer:
 
 
 class NormalizeStates(StateWrapper):
-    """Normalises each number of the states to mean 0 and variance 1, with statistics of all states so far.
+    """Normalises each element of the states to mean 0 and variance 1, with statistics of all states so far.
 
     The statistics count the states that `reset`, `step` and `recv` return, except those of idle envs. They do not count
     ``info["ended_state"]``, although it is normalised as well. Only the `Box` parts of a state change: they become
@@ -293,7 +294,7 @@ class NormalizeStates(StateWrapper):
 
     @property
     def state_statistics(self) -> RunningStatistics:
-        """The same object as ``statistics``. This name also works on a `NormalizeRewards` around this wrapper."""
+        """The same object as ``statistics``. This name also works on a `NormalizeRewards` that wraps this wrapper."""
         return self.statistics
 
     def process(self, states: States) -> States:
@@ -364,7 +365,7 @@ class NormalizeRewards(ParallelWrapper):
 
     @property
     def reward_statistics(self) -> RunningStatistics:
-        """The same object as ``statistics``. This name also works on a `NormalizeStates` around this wrapper."""
+        """The same object as ``statistics``. This name also works on a `NormalizeStates` that wraps this wrapper."""
         return self.statistics
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:

@@ -23,7 +23,7 @@ class RecordEpisodeStatistics(ParallelWrapper):
     ``"r"`` is the sum of rewards (a float), ``"l"`` is the number of steps, and ``"t"`` is the duration in seconds. If
     an env failed in a step and was restarted, this step still counts, with reward 0. With ``asynchronous="continue"``,
     steps after the end of an episode do not count until the env is reset. A step raises `EnvContractError` if a reward
-    is not a number or an info already has the key ``stats_key``.
+    is not a number or the last info of an episode already has the key ``stats_key``.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.

@@ -1,4 +1,4 @@
-"""A wrapper that records videos of several envs in one picture."""
+"""A wrapper that records videos of several envs, shown in a grid."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from parallelenv.wrappers.batching import States
 
 
 class RecordVideo(ParallelWrapper):
-    """Records videos that show the envs in one picture. All formats except ``"mp4"`` need only Pillow.
+    """Records videos that show the envs in a grid. All formats except ``"mp4"`` need only Pillow.
 
-    Each `reset`, `step` and `recv` adds one frame, which shows the envs after the call. To render them, the call waits
-    for envs that are in the middle of a step. Frames stay in memory until the video is full, or `close` or `save` ends
-    it; then the video is written. If writing fails, the video is kept for the next `save`.
+    While a video is being recorded, each `reset`, `step` and `recv` adds one frame, which shows the envs after the
+    call. To render them, the call waits for envs that are in the middle of a step. Frames stay in memory until the
+    video is full, or `close` or `save` ends it; then the video is written. If writing fails, the video is kept for the
+    next `save`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Make its envs with ``render_mode="rgb_array"``.
@@ -35,8 +36,9 @@ class RecordVideo(ParallelWrapper):
             start.
         video_length: Frames per video.
         name_prefix: Prefix of file names.
-        fps: Frames per second; ``None`` means the envs' ``metadata["render_fps"]``, or 30 if they have none. At most 50
-            for GIF and 90 for WebP and PNG, because browsers slow faster animations down to 10.
+        fps: Frames per second; ``None`` means the envs' ``metadata["render_fps"]``, or 30 if they have none. GIF videos
+            play at no more than 50, and WebP and PNG videos at no more than 90, because browsers slow faster animations
+            down to 10.
         video_format: ``"webp"``, ``"gif"``, ``"png"`` or, with imageio-ffmpeg installed, ``"mp4"``.
         id: Envs to record; ``None`` means all.
 
@@ -44,8 +46,8 @@ class RecordVideo(ParallelWrapper):
         paths: Paths of the written videos, oldest first.
 
     Raises:
-        ArgumentError: If an argument is unknown or has an invalid value, or an env to record has a different
-            ``render_mode``.
+        ArgumentError: If an argument is unknown or has an invalid value, or an env to record renders no pictures
+            because of its ``render_mode``.
         MissingDependencyError: If Pillow is missing, or was built without support for the format.
         OSError: If the folder cannot be created.
     """

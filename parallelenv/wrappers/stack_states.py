@@ -86,7 +86,7 @@ class StackStates(StateWrapper):
         return changed(result, states=self._shown(rows))
 
     def get_observations(self, id: Ids = None) -> NoReturn:
-        """Raise a `UsageError`, because the current observation may already be on the stack."""
+        """Raise a `UsageError`: the current observation may already be on the stack, and would then be added twice."""
         self._refuse("get_observations")
 
     def _start(self, rows: Array, leaves: Sequence[Array]) -> None:
