@@ -432,8 +432,8 @@ class ParallelEnv:
         Raises:
             ResetNeededError: If an env has never been reset, or its last step was lost.
             EnvBusyError: If a step of an env is in flight or was interrupted, or ``id`` names a paused env.
-            ActionError: If the actions do not fit the envs, or require grad but must be copied to another process.
-                After a `ResetNeededError`, an `EnvBusyError` or an `ActionError`, nothing was stepped.
+            ActionError: If the actions do not fit the envs, or require grad but must be copied to another process. If
+                this error or one of the two above is raised, no env has been stepped.
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
             WorkerDiedError: If the worker of an env has died.
             WorkerTimeoutError: If the step took longer than the ``timeout`` of the `ParallelEnv`; `recv` can still
@@ -990,7 +990,8 @@ class ParallelEnv:
                 ``asynchronous`` does not allow the rollout. Without a policy: if an env has no ``run_batch_episode()``,
                 or if ``num_steps``, ``num_episodes`` or ``rnn_state`` is given.
             UnpicklableError: If the policy cannot be copied.
-            ResetNeededError, EnvBusyError: See `step`. After any of the errors above, nothing was stepped.
+            ResetNeededError, EnvBusyError: See `step`. If one of the errors listed so far is raised, no env has been
+                stepped.
             BaseException: Any exception raised by an env, after the other envs have finished. An exception in the
                 policy, the death of a worker, or a timeout ends the rollout after the current chunk. (Workers step in
                 chunks of about 0.2 s; a timeout occurs if a chunk takes longer than the ``timeout`` of the

@@ -171,11 +171,11 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             a dict of arrays with one row per env.
 
         Raises:
-            ActionError: If the actions are invalid; nothing was stepped.
+            ActionError: If the actions are invalid. No env has been stepped.
             PendingCallError: If the ``..._wait`` for an earlier ``..._async`` has not been called yet, or if a step was
-                interrupted or timed out, and its result has not been received yet; nothing was stepped.
+                interrupted or timed out, and its result has not been received yet. No env has been stepped.
             ResetNeededError: If an env's episode has ended and the mode is ``"Disabled"``, or if an env lost its
-                episode because its worker died; nothing was stepped.
+                episode because its worker died. No env has been stepped.
             WorkerTimeoutError: If the step takes longer than the ``timeout`` of the `ParallelEnv`; call `step_wait` to
                 go on waiting.
             EnvContractError: If a reward is not a number.

@@ -135,8 +135,8 @@ class TianshouVectorEnv:
             ``info["env_id"]`` is the id of the row's env.
 
         Raises:
-            ActionError: If the actions are invalid; nothing was stepped.
-            ResetNeededError: If an env lost its episode because its worker died; nothing was stepped.
+            ActionError: If the actions are invalid. No env has been stepped.
+            ResetNeededError: If an env lost its episode because its worker died. No env has been stepped.
             NothingInFlightError: If there is nothing to wait for.
             BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
                 the other envs; ``error.partial.env_ids`` has the ids of these envs.

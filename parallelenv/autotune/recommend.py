@@ -3,9 +3,9 @@
 The trial compares candidates; a candidate is a mode with a number of workers. The pool of a candidate has as many
 stand-ins (`StandIn`) as there are envs, but only a few real envs per worker, usually one. The pool and a plain loop are
 stepped alternately, in several short rounds, so that a slow moment of the machine affects both. Each round gives the
-ratio of the two speeds, and the median ratio is the result. (If envs mostly wait, the mean times of their steps are
-compared instead.) A candidate's pool is opened only if, even with messages that cost almost nothing, the candidate
-would be clearly faster than the best candidate so far.
+ratio of the two speeds, and the median ratio is the result. (If the envs spend most of a step waiting rather than
+computing, the mean step times of the pool and the loop are compared instead.) A candidate's pool is opened only if,
+even with messages that cost almost nothing, the candidate would be clearly faster than the best candidate so far.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ class Trial:
         These envs stay open, and all of the trial's pools that run envs in this thread use them.
 
         Returns:
-            Mean seconds for making and resetting an env, for a step, and for the computation in a step; ``None`` if an
+            Mean seconds to make and reset an env, mean seconds per step, and mean CPU seconds per step; ``None`` if an
             env fn returns an env that the user may be using.
         """
         begin = time.perf_counter()

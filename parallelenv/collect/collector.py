@@ -104,8 +104,9 @@ class CollectorBase(ShortTracebacks):
               compression.
 
         Raises:
-            ArgumentError: If an argument has an invalid value, or the collections of a set cannot be joined because
-                they differ, for example in nesting. The collections stay available to `stream`.
+            ArgumentError: If an argument has an invalid value, or if the steps of a set's collectors cannot be joined,
+                for example because their nesting differs between collectors. The collections stay available to
+                `stream`.
             ClosedError: After `stop`.
             UsageError: If another thread is using this object.
             WorkerDiedError: If a collector of a set has died more often than ``max_restarts`` allows.

@@ -85,7 +85,7 @@ class ResetByCall(DonePolicy):
 
 
 class StopAll(DonePolicy):
-    """``None``: as soon as the episode of one env ends, those of all other envs end too."""
+    """The done policy ``None``: as soon as one env's episode ends, the episodes of all other envs end too."""
 
     word = None
     after_end = "all envs end with the first"

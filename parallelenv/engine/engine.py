@@ -1,10 +1,11 @@
 """The caller's side of every call, the same in every mode: submit, wait, collect.
 
 *Submit* checks a call, writes its actions and sends its commands; the ticket is in the `EnvTable` before the first
-command is sent. *Wait* can be interrupted anywhere. *Collect* converts the arrived results to the user's form, restarts
-failed envs if there is a recovery, and removes the ticket. Some calls use only one or two of these three parts.
+command is sent. *Wait* can be interrupted anywhere. *Collect* converts the results to the form that the user
+asked for, restarts failed envs if ``on_failure="restart"``, and removes the ticket. Some calls use only one or two of
+these three parts.
 
-A step takes one of the following paths, where each arrow is a call:
+A step takes one of the following paths; an arrow leads to the function that runs next, or to the result:
 
     ParallelEnv.step            checks that it is open, and used in the right thread and process; uses the plan if valid
      |        |
@@ -14,7 +15,8 @@ A step takes one of the following paths, where each arrow is a call:
      v    v          v
     StepPlan.step   submit_step  <--  send, step_async
      |    |          |           submit_step: checks the envs and the actions, and adds a ticket to the table
-     |    |          |           StepPlan.enter: gives the planned step a ticket if something unusual happens
+     |    |          |           StepPlan.step continues with submit_step if actions have no fixed shape, and with
+     |    |          |           finish_step if a worker has failed or needs more than 0.25 s
      |    v          v
      |    finish_step            waits for the ticket
      |          |
