@@ -186,6 +186,11 @@ def test_extras_of_only_one_collector_are_zero_for_the_others(make_set: MakeSet)
     assert {name: array[0].tolist() for name, array in extras.items()} == {"a": [1, 1, 0, 0], "b": [0, 0, 1, 1]}
 
 
+def test_rnn_state_of_only_one_collector_is_zero_for_the_others(make_set: MakeSet) -> None:
+    memory = make_set(partial(Saying, lambda rank, number: (np.ones(number) if rank else None, None)), few, 20)
+    assert memory.collect()[0].rnn_state.tolist() == [0, 0, 1, 1]
+
+
 class Keyed(Count):
     observation_space: Any = gym.spaces.Dict({"ab": gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)})
 

@@ -383,13 +383,19 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
             cuts.append((states, np.column_stack([last[chosen], chosen + column])))
     own = [slice(column, column + len(last.env_ids)) for column, last in zip(columns, lasts, strict=True)]
     join_envs = partial(_put_together, places=own, shape=(num_envs,))
-    memories = [last.rnn_state for last in lasts]
+    memories = {place: last.rnn_state for place, last in enumerate(lasts) if last.rnn_state is not None}
     return Rollout(
         **_steps_of_all(parts, offsets, cuts),
         env_ids=np.arange(num_envs, dtype=np.int64) if others else first.env_ids,
         starts=np.concatenate([history[0].starts for history in histories]),
         final_states=_join_nests(first.states, [last.final_states for last in lasts], join_envs),
-        rnn_state=None if any(one is None for one in memories) else _join_nests(memories[0], memories, join_envs),
+        rnn_state=_join_nests(
+            next(iter(memories.values())),
+            list(memories.values()),
+            partial(_put_together, places=[own[place] for place in memories], shape=(num_envs,)),
+        )
+        if memories
+        else None,
     )
 
 
