@@ -2,12 +2,12 @@
 
 The operating system often wakes a worker on the core where the caller runs. The caller and the worker then take turns
 on this core. Neither of them ever sleeps, and the system's load balancing does not separate them for hundreds of steps.
-When two processes had to work for 44 us each and 2 cores were idle, a round took 93 us instead of 47 us, whether the
-processes communicated over a pipe, an eventfd or shared memory.
+When two processes had to work for 44 us each and 2 cores were idle, both were done after 93 us instead of 47 us,
+whether they communicated over a pipe, an eventfd or shared memory.
 
 The balancer does not pin workers to cores, because pinned workers would be 2 to 3 times slower as soon as a different
 process needs their core. The balancer moves a worker only while no process except the caller and the workers is running
-or waiting for a core. Immediately afterwards, it allows the worker to use all its cores again.
+or waiting for a core. Immediately after the move, it allows the worker to use all its cores again.
 """
 
 from __future__ import annotations

@@ -75,14 +75,17 @@ def declared_spaces(name: str, env: ParallelEnv, if_different: str | None = "Mak
 
 
 class EndedEpisode(NamedTuple):
-    """The end of an episode, which a reset within the same step would hide."""
+    """The end of an episode, which a reset within the same step would otherwise hide."""
 
     state: State  #: Last state of the episode that ended; ``None`` if unknown, because the env was restarted.
     reset_info: Info  #: The info of the reset that followed.
 
 
 class SameStep(Restart):
-    """The done policy ``"restart"`` for adapters: infos of steps that end an episode have the key `EndedEpisode`."""
+    """The done policy ``"restart"`` for adapters.
+
+    The info of a step that ends an episode contains an `EndedEpisode`; its key is the class itself.
+    """
 
     name = "this adapter"
     lets_rest = False
@@ -123,7 +126,7 @@ class AdapterCalls:
         env: The `ParallelEnv`.
         adapter: The call that made the adapter, such as ``"to_sb3()"``.
         policy: The done policy of the adapter.
-        observation_space: Space according to which states are batched; ``None``: the space does not change.
+        observation_space: Space according to which states are batched; ``None`` keeps the current space.
         reward_dtype: A numeric dtype that all rewards must fit; ``None``: rewards may be of any type.
         always_copies: Whether states are copied even if the `ParallelEnv` was made with ``copy=False``.
         broadcasts: See `Layout`.
@@ -194,23 +197,23 @@ class AdapterCalls:
 
     @single_threaded_in("step_async")
     def step_async(self, action: Action) -> None:
-        """Send a step of all envs."""
+        """Start a step of all envs."""
         self._engine.submit_step(action, self._engine.env_ids)
 
     @single_threaded
     def step_wait(self, timeout: float | None) -> StepResult:
-        """Wait for the step that `step_async` sent, or that an interrupt left in flight, and return its result."""
+        """Wait for the step that `step_async` started, or that an interrupt left in flight, and return its result."""
         limit = arguments.check_timeout(timeout)
         return self._engine.step_wait(self._engine.env_ids, limit, "item")  # type: ignore[return-value]
 
     @single_threaded
     def reset_async(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> Ticket:
-        """Send resets and return the ticket for `reset_wait`. See `ParallelEnv.reset` for the arguments."""
+        """Start resets and return the ticket for `reset_wait`. See `ParallelEnv.reset` for the arguments."""
         return self._engine.submit_reset(env_ids, self._engine.reset_arguments(env_ids, seed, options))
 
     @single_threaded
     def reset_wait(self, ticket: Ticket, timeout: float | None) -> State:
-        """Wait for the resets that `reset_async` sent and return the batched first states."""
+        """Wait for the resets that `reset_async` started and return the batched first states."""
         return self._engine.collect_reset(ticket, arguments.check_timeout(timeout))
 
     @single_threaded_in("reset")
@@ -235,7 +238,7 @@ class AdapterCalls:
 
     @single_threaded
     def call_wait(self, ticket: Ticket, timeout: float | None) -> list[Any]:
-        """Wait for the calls started by `call_async`; return their results in the order of the ``id`` given there."""
+        """Wait for the calls started by `call_async`; return their results in the order of the ids given there."""
         limit = arguments.check_timeout(timeout)
         self._engine.pool.wait(ticket, self._engine.pool.timeout if limit is None else limit)
         return ticket.listed()
@@ -248,7 +251,7 @@ class AdapterCalls:
 
     @single_threaded_in("get_attr")
     def existing_attr(self, key: str, id: Ids) -> list[Any]:
-        """Return an attribute of each env of ``id``; raise `AbsentAttributeError` if an env lacks the attribute."""
+        """Return the attribute ``key`` of each env of ``id``; raise `AbsentAttributeError` if an env lacks it."""
         env_ids = parse_ids(id, self._engine.num_envs)
         arguments.check_name("key", key)
         values = self._engine.pool.ask("get", env_ids, None, Lookup(key)).values

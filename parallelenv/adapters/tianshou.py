@@ -32,7 +32,7 @@ TianshouStep = tuple[Array, Array, Array, Array, Array]
 
 
 class Worker(NamedTuple):
-    """An entry of `TianshouVectorEnv.workers`, which holds one env."""
+    """An entry of `TianshouVectorEnv.workers`. Each entry holds one env."""
 
     env: Env
 
@@ -41,8 +41,8 @@ class Worker(NamedTuple):
 class TianshouVectorEnv:
     """A vector env for Tianshou, returned by `ParallelEnv.to_tianshou`. Its methods match those of `BaseVectorEnv`.
 
-    Except for `reset` without ``env_id``, calls on an env whose step is in flight raise `EnvBusyError` and have no
-    effect. Negative ids count from the end.
+    Except for ``step(None)`` and `reset` without ``env_id``, calls on an env whose step is in flight raise
+    `EnvBusyError` and have no effect. Negative ids count from the end.
 
     Attributes:
         parallel_env: The `ParallelEnv`.
@@ -137,7 +137,7 @@ class TianshouVectorEnv:
         Raises:
             ActionError: If the actions are invalid. No env has been stepped.
             ResetNeededError: If an env lost its episode because its worker died. No env has been stepped.
-            NothingInFlightError: If there is nothing to wait for.
+            NothingInFlightError: If ``is_async``, and there is nothing to wait for.
             BaseException: Any exception raised by an env. ``error.partial`` is the return value with only the rows of
                 the other envs; ``error.partial.env_ids`` has the ids of these envs.
         """

@@ -152,10 +152,10 @@ class CollectorSet(CollectorBase):
     ) -> Iterator[tuple[Rollout, Info]]:
         """Yield collections as they become ready: ``for data, info in collectors.stream()``.
 
-        A collector starts its next collection, with the current weights, before the finished one is yielded, so it
-        works while the loop body runs. At any time, at most ``max_in_flight`` collections are in flight: requested, but
-        not yet yielded. You can leave the loop whenever you like: collections in flight become part of the next
-        `collect` or `stream`.
+        By default, a collector starts its next collection, with the current weights, before the finished one is
+        yielded, so it works while the loop body runs. At any time, at most ``max_in_flight`` collections are in flight:
+        requested, but not yet yielded. You can leave the loop whenever you like: collections in flight become part of
+        the next `collect` or `stream`.
 
         Args:
             num_steps: Steps of each env. See `Collector.collect`.
@@ -166,8 +166,8 @@ class CollectorSet(CollectorBase):
 
         Yields:
             ``data, info`` of one collector, as `Collector.collect` returns them. ``info`` also has ``collector``, the
-            index of the collector; ``staleness``, an int, as in `collect`; ``lost_samples`` as in `collect`, counted
-            since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
+            index of the collector; ``staleness``, as in `collect` but an int; ``lost_samples``, as in `collect` but
+            counted since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
             The same errors as `collect`.

@@ -183,7 +183,7 @@ def registered(
 
 
 def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
-    """Pickle the source of each factory for another process, each by itself, so that envs share no objects."""
+    """Pickle each factory's source separately for another process, so that envs share no objects."""
     packed: dict[int, bytes] = {}  # an env fn that occurs many times is pickled once
     for factory in factories:
         source = factory.source
@@ -211,7 +211,7 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
 
 
 def _loses_state(env: object) -> bool:
-    """Return whether an env has been reset and would lose its state if pickled, because its class is an `EzPickle`.
+    """Return whether an env has been reset and would lose its state if pickled, because it is an `EzPickle`.
 
     For a vector env, return whether this is the case for any of its sub-envs.
     """
@@ -228,7 +228,7 @@ def _loses_state(env: object) -> bool:
 def modules_of(packed: Iterable[bytes]) -> list[str]:
     """Return the modules that pickles of envs and env fns refer to, without duplicates.
 
-    The modules of registered ids that occur in the pickles are included.
+    They include the modules of envs whose registered ids occur in the pickles.
     """
     found: dict[str, None] = {}
     left = iter(range(_MOST_OPCODES))
@@ -274,7 +274,10 @@ def is_env(candidate: object) -> bool:
 
 
 def is_for_calls(candidate: object) -> bool:
-    """Return whether an object without ``step`` can be used for calls: it has a public method and is not plain data."""
+    """Return whether an object without ``step`` can be used for method calls.
+
+    It can if it has a public method and is not plain data.
+    """
     kind = type(candidate)
     if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
         return False
@@ -282,7 +285,7 @@ def is_for_calls(candidate: object) -> bool:
 
 
 def is_vector_env(env: object) -> bool:
-    """Return whether an env is a vector env of Gymnasium, or of EnvPool, whose vector envs derive from Gymnasium's."""
+    """Return whether an env is a Gymnasium vector env."""
     return isinstance(env, gymnasium.vector.VectorEnv)
 
 
@@ -323,7 +326,7 @@ def refuse_live(factories: Iterable[EnvFactory]) -> None:
 
 
 def registered_by_user() -> dict[str, bytes]:
-    """Return the pickled specs that were registered in addition to Gymnasium's own, by id.
+    """Return, by id, the pickled specs that were registered in addition to Gymnasium's own.
 
     Specs that cannot be pickled are left out. If a worker process makes an env from such a spec's id, Gymnasium raises
     an error; users can give an env fn instead.
@@ -355,7 +358,7 @@ def replicate(env: object, num_envs: int, seed: int | None) -> list[EnvFn]:
 
 
 def bind_arguments(env_fn: Callable[..., Env], rank: int, num_envs: int, seed: int | None) -> EnvFn:
-    """Return ``env_fn`` with its parameters ``rank``, ``world_size`` and ``seed``, if it has them, bound to values."""
+    """Return ``env_fn`` with values for its parameters ``rank``, ``world_size`` and ``seed``, if it has them."""
     known = {"rank": rank, "world_size": num_envs, "seed": None if seed is None else seed + rank}
     bound = env_fn.keywords if isinstance(env_fn, functools.partial) else {}
     try:

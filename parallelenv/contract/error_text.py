@@ -97,7 +97,7 @@ def were(number: int, thing: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three significant digits, or with all digits before the decimal point if there are more.
+    """Return a number as text with three significant digits, or rounded to a whole number if it is 1,000 or more.
 
     Examples are ``0.0123``, ``21.5`` and ``12,346``.
     """
@@ -105,7 +105,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time with three significant digits and a suitable unit."""
+    """Return a duration as text, with a suitable unit and rounded as in `number`."""
     unit, size = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e-3) if seconds >= 0.9995e-3 else ("µs", 1e-6)
     return f"{number(seconds / size)} {unit}"
 
@@ -214,7 +214,7 @@ _HINTS = {word: hint for hint, words in _TABLE.items() for word in words.split()
 
 
 def hint_at(word: object) -> str:
-    """Return a space and a sentence with the equivalent of another library's word; an empty string for other words."""
+    """Return a space and a hint if ``word`` is known from another library; otherwise an empty string."""
     hint = _HINTS.get(str(getattr(word, "value", word)))
     return f" {hint}" if hint else ""
 

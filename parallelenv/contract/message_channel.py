@@ -26,8 +26,8 @@ class MessageChannel(ABC):
         items: Positions, in the user's list, of the items that the host owns.
         env_ids: Ids of the host's envs; equal to ``items`` unless the list contains vector envs.
         inbox: Messages that were read before `receive` was called; if there are any, `receive` returns at once.
-        safe_bytes: Size of the largest message that can be sent while the host is sending a reply that the caller does
-            not read. The default is the capacity of a pipe.
+        safe_bytes: Size of the largest message that can be sent while the host is sending a reply that the caller is
+            not reading. The default is the capacity of a pipe.
     """
 
     in_caller = False
@@ -121,7 +121,7 @@ class MessageChannel(ABC):
     def plain_step(self, command: Command) -> Message | None:
         """Return the message for a step, without a command number; ``None`` if the message must contain a pickle.
 
-        If the host does not share the batch and only some of its envs step, this subset gets a number first.
+        If the host shares the batch and only some of its envs step, this subset gets a number first.
         """
         if command.env_ids is not self.env_ids and self._batch is None:
             self.name_subset(command.env_ids)

@@ -64,10 +64,10 @@ class Recovery:
     """Rebuilds envs that failed and resets them.
 
     Attributes:
-        unreported: A dict by env id of the rebuilt envs that have not been reported to the user yet. Each value is the
-            failure that ended the episode, and the result of the reset (``None`` before the reset). Most of these envs
-            did not fail, but shared a worker with an env that did. Envs that did not fail are not reset at once,
-            because the user may not have received the result of their latest step yet, and a reset would overwrite it.
+        unreported: Rebuilt envs that have not been reported to the user yet, by env id. Each value is the failure that
+            ended the episode, and the result of the reset (``None`` before the reset). Most of these envs did not fail,
+            but shared a worker with an env that did. Envs that did not fail are not reset at once, because the user may
+            not have received the result of their latest step yet, and a reset would overwrite it.
     """
 
     def __init__(self, pool: Pool, max_restarts: int) -> None:
@@ -89,9 +89,9 @@ class Recovery:
             self.unreported.pop(env_id, None)
 
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
-        """Return the failures of the envs in ``env_ids`` that cannot continue the episode that the user knows of.
+        """Return the failures of those envs in ``env_ids`` whose episode was lost.
 
-        The worker of such an env is dead, or the env was rebuilt and the user does not know it yet.
+        The worker of such an env is dead, or the env was rebuilt and the user has not been told yet.
         """
         if not (self.unreported or self._pool.dead):  # called at every step
             return NO_FAILURES
@@ -106,7 +106,7 @@ class Recovery:
         Returns:
             Two dicts by env id. The first has, for each env that was restarted, the failure that ended its episode and
             the result of its reset; its state after the reset is in the batch. The second has the last failure of each
-            other env.
+            env that was not restarted.
         """
         left: dict[int, Failure] = {}
         ill = {env_id: failure for env_id, failure in failures.items() if not self._has_begun(env_id)}

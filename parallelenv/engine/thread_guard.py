@@ -23,11 +23,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class Guard:
-    """Refuses calls on an object from a second thread or another process, or after the object's end.
+    """Refuses calls on an object from a second thread or another process, and all calls once the object is closed.
 
     Args:
         name: Name of the object in messages.
-        ended: Word for the object's state after its end: ``"closed"`` or ``"stopped"``.
+        ended: Word that messages use for a closed object: ``"closed"`` or ``"stopped"``.
         unrepeatable: Names of calls that must not be made within another call, for example by a policy.
 
     Attributes:
@@ -69,7 +69,7 @@ class Guard:
             )
 
     def refusal(self, call: str) -> ParallelEnvError:
-        """Return the error for a call that was made after the object's end, or in a forked process."""
+        """Return the error for a call on a closed object or in a forked process."""
         if self.is_closed:
             return ClosedError(f"{call}() was called on a {self._ended} {self._name}. Make a new one.")
         return UsageError(
@@ -95,9 +95,9 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
     """Decorate a method so that only one thread at a time can call the decorated methods of an object.
 
     While one of them runs, its thread may make further calls, but calls from other threads are refused. Calls are also
-    refused after the object's end and in a forked process. Exceptions that the method raises get a short traceback; see
-    `short_tracebacks`. The object's ``_guard`` must be a `Guard`. ``call`` is the name that messages use: that of the
-    method that users call. ``None`` means the name of ``method``.
+    refused once the object is closed, and in a forked process. Exceptions that the method raises get a short traceback;
+    see `short_tracebacks`. The object's ``_guard`` must be a `Guard`. Error messages use ``call``, the name of the
+    public method; ``None`` means the name of ``method``.
     """
     name = call or method.__name__.lstrip("_")
 

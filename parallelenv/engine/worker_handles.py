@@ -40,8 +40,8 @@ class WorkerHandle:
         """Return whether this worker must be replaced before its envs among ``env_ids`` can be rebuilt.
 
         It must be replaced if it is dead, if one of its commands was given up, or if it is busy with one of these envs.
-        A host in the caller's thread is replaced only if it is dead: it resumes its pending commands as soon as the
-        caller waits for it.
+        A host in the caller's thread is replaced only if it is dead: a live one resumes its pending commands as soon as
+        the caller waits for it.
         """
         if self.death is not None or self.channel.in_caller:
             return self.death is not None
@@ -53,7 +53,7 @@ class WorkerHandle:
     def death_error(self, *, others_live: bool) -> WorkerDiedError:
         """Return the error for calls that need the envs of this worker, which is dead.
 
-        ``others_live`` tells whether there are other workers and all of them live.
+        ``others_live`` says whether there are other workers and all of them are alive.
         """
         death = self.death or Death()
         owned = list_ids(self.env_ids)

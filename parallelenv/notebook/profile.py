@@ -103,7 +103,10 @@ class Profile:
 
 
 class Recorder:
-    """A context manager that records a `ParallelEnv`. In the ``with`` block, it is the `Guard.tracer` of the env."""
+    """A context manager that records a `ParallelEnv`.
+
+    In the ``with`` block, it is the ``tracer`` of the `ParallelEnv`'s `Guard`.
+    """
 
     def __init__(self, env: ParallelEnv) -> None:
         self._engine = env.engine
@@ -247,8 +250,8 @@ class Summary:
         envs: An `EnvTime` for each env that was stepped.
         missing: Ids of envs whose worker sent no record, because it died or was still busy.
         rebuilt: Ids of envs whose worker was rebuilt; the record of the former worker is lost.
-        is_cut: Whether the start of the recording is missing because its oldest events were dropped. The other figures
-            are then about the rest.
+        is_cut: Whether the start of the recording is missing because its oldest events were dropped. If so, the other
+            figures cover only the rest.
         advice: Advice in one line.
     """
 

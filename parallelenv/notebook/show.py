@@ -75,7 +75,10 @@ def encode_picture(picture: Array) -> bytes:
 
 
 def refuse_no_notebook(call: str) -> None:
-    """Raise an error unless this is a notebook and Pillow is installed. ``call`` is the method that the user called."""
+    """Raise an error unless the code runs in a notebook and Pillow is installed.
+
+    ``call`` is the method that the user called.
+    """
     if kernel_of_notebook() is None:
         raise UsageError(
             f"{call}() shows envs below a notebook cell, but this is not a notebook. Elsewhere render(tile=True) "

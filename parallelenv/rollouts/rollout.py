@@ -43,7 +43,8 @@ from parallelenv.progress import open_bar
 class Rollout:
     """The steps of many envs. The first axis of the arrays is time; the second is the env, ordered as in ``env_ids``.
 
-    Entries where `valid` is False are zero, or ``None`` in object arrays. Later calls never modify the arrays.
+    Entries where `valid` is False are zero, or ``None`` in object arrays. The exception is a step that was lost in a
+    failure: its state is kept, and it counts as truncated. Later calls never modify the arrays.
 
     Attributes:
         states: Inputs of the policy, ``(num_steps, num_envs, *shape)``, nested like the observation space. Parts
@@ -56,15 +57,16 @@ class Rollout:
         extras: Other outputs of the policy, by name, each ``(num_steps, num_envs, ...)``.
         final_states: The next input of the policy, batched as in `StepResult`.
         ended_states: The last state of each episode that ended, ``(num_ended, *shape)``, in the order of the ``True``
-            entries in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. If a failure cut an episode
-            off, its last known state is used.
+            entries in `dones`, as in ``values[rollout.dones] = critic(rollout.ended_states)``. If a failure cut an
+            episode off, its last known state is used.
         infos: Infos of steps, by step and env id; empty infos are left out.
         reset_infos: Infos of resets within a step, in the same form.
         env_ids: ``(num_envs,)`` int64.
         starts: ``(num_envs,)`` bool: whether the env's first step in this rollout starts an episode instead of
             continuing one.
         rnn_state: Recurrent state of the policy for each env after the rollout, to pass to the next rollout. Envs
-            without a running episode have zeros. ``None`` if the policy has no recurrent state.
+            without a running episode have zeros. ``None`` if the policy has no recurrent state, or if no env has a
+            running episode.
     """
 
     states: State
@@ -126,7 +128,7 @@ class Rollout:
 def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> EndedEpisodes:
     """Add a rollout's steps to the running episodes of its envs, and return the episodes that ended.
 
-    ``rows`` are the rows of the rollout's envs in ``running``.
+    ``rows`` are the rows of ``running`` that belong to the rollout's envs.
     """
     columns = np.flatnonzero(rollout.starts)
     begun = np.column_stack([np.zeros_like(columns), columns])
@@ -202,7 +204,7 @@ class RolloutBuilder:
         )
 
     def rnn_state(self, running: Collection[int]) -> Any:
-        """Return the policy's recurrent state after the rollout. Only envs in ``running`` keep theirs.
+        """Return the policy's recurrent state after the rollout. Envs that are not in ``running`` get zeros.
 
         Raises:
             ArgumentError: If the form of the recurrent state differs between envs.
@@ -326,7 +328,7 @@ def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
     """Raise an `ArgumentError` if two rollouts cannot be joined.
 
     They cannot be joined if their states, actions or recurrent states are nested differently, or if their extras have
-    different shapes. ``what`` names the rollouts in messages.
+    different shapes per env. ``what`` names the rollouts in messages.
     """
     for name in ("states", "actions", "rnn_state"):
         forms = [map_leaves(getattr(part, name), lambda _: "an array") for part in (one, other)]
@@ -341,8 +343,8 @@ def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
 def can_follow(one: Rollout, other: Rollout) -> bool:
     """Return whether the rollout ``other`` can be joined to the earlier rollout ``one`` along the time axis.
 
-    It cannot if the envs or the policy were replaced in between, and the form of their data or the number of envs is
-    different now.
+    It cannot if the form of the data or the number of envs has changed, as may happen if the envs or the policy were
+    replaced in between.
     """
     try:
         refuse_different(one, other, "They")
@@ -357,9 +359,9 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
     Each history has consecutive rollouts of the same envs, which are joined along the time axis. The results are then
     joined along the env axis.
 
-    If an env was lost, a rollout may start an episode although the previous rollout left the env's episode open. The
-    open episode then counts as truncated, with its last known state. Shorter histories are padded with steps that are
-    not valid.
+    If an env was replaced between two rollouts, the later one may start an episode although the earlier one left the
+    env's episode open. The open episode then counts as truncated, with its last known state. Shorter histories are
+    padded with steps that are not valid.
     """
     (first, *rest), *others = histories
     if not rest and not others:

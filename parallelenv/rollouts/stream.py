@@ -1,4 +1,4 @@
-"""Steps envs independently: signals used instead of states and actions, and the loop of `ParallelEnv.stream`."""
+"""Independent stepping of envs: signals used instead of states and actions, and the loop of `ParallelEnv.stream`."""
 
 from __future__ import annotations
 
