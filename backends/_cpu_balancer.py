@@ -37,9 +37,9 @@ class CpuBalancer:
         self._works = hasattr(os, "sched_setaffinity") and Path("/proc/loadavg").exists()
 
     def balance(self, pids: Sequence[int]) -> None:
-        """Move one of these workers to an idle core if it shares its core, unless another process needs a core.
+        """Move one of these workers to an idle core, if it shares a core with another worker or a stepping caller.
 
-        Do nothing if the last check was less than 2 ms ago.
+        Do nothing if any other process in the system needs a core, or if the last check was less than 2 ms ago.
         """
         now = time.perf_counter()
         if now < self._next or not self._works:

@@ -99,7 +99,7 @@ class Cluster:
 
     @classmethod
     def join(cls, arguments: dict[str, Any]) -> Cluster:
-        """Return the connection to Ray, and count the calling pool as a member of it.
+        """Return the connection to Ray, and register the calling pool as one of its users.
 
         First, a connection that was made with different arguments is ended if no pool uses it any more. If there is now
         no connection, ``ray.init`` joins a running cluster or starts one.

@@ -224,7 +224,7 @@ class AdapterCalls:
 
     @single_threaded_in("reset")
     def refuse_unknown_states(self, env_ids: Sequence[int]) -> None:
-        """Raise `ResetNeededError` if an env has no episode, or if its latest state is not known."""
+        """Raise `ResetNeededError` if an env has no episode in progress, or if its latest state is not known."""
         self._engine.table.refuse_without_episode(env_ids)
         self._engine.table.refuse_unknown_states(env_ids)
 
@@ -332,7 +332,7 @@ def convert_partial(error: BaseException, convert: Callable[[Any], Any]) -> None
 def raises_first(adapter: _Class) -> _Class:
     """Make an adapter class raise only the exception of the first env that failed, as the adapter's library does.
 
-    Notes on the exception name the other envs that failed.
+    The other envs that failed are listed in notes added to the exception.
     """
 
     def first_of(error: BaseException) -> BaseException:

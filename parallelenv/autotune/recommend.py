@@ -208,8 +208,8 @@ class Trial:
     """A trial of the modes.
 
     This process and each worker make one env for each env fn that they run. At most `_MOST_KINDS` env fns are tried.
-    Live envs, and existing envs that an env fn returns, are tried as copies, and only in other processes, because a
-    copy may hold the same handle to a simulator or a connection as the original.
+    Live envs, and existing envs that an env fn returns, are tried as copies. The copies run only in other processes: in
+    this process, a copy might share the original's handle to a simulator or a connection.
     """
 
     factories: Sequence[EnvFactory]  # of all envs

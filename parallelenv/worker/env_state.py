@@ -117,7 +117,7 @@ class EnvGenerators:
     """One env's own state of the global random generators.
 
     The generators are first seeded with ``seed`` or, if ``seed`` is ``None``, with a random number from the system.
-    `run` is called only within a block of `put_back`, and the other methods are called only during `run`.
+    `run` is called only within `put_back`, and the other methods are called only during `run`.
     """
 
     def __init__(self, seed: int | None) -> None:

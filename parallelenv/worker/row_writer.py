@@ -176,9 +176,9 @@ class RowWriter:
             array[rows] = values
 
     def store_infos(self, rows: Index, columns: Mapping[str, Array] | None) -> bool:
-        """Write infos, given as one array per key, to their columns; return whether all infos were written.
+        """Write the infos in ``columns``, one array per key, to the batch; return whether all infos were written.
 
-        ``columns`` is ``None`` if the infos cannot be given in this form; nothing is written then.
+        ``columns`` is ``None`` if the infos cannot be given in this form; in that case, nothing is written.
         """
         if not columns:
             return columns is not None
