@@ -199,10 +199,10 @@ class Scheduler:
     def announce(self, method: str, *arguments: Any) -> None:
         """Apply a setting by calling a method of all collectors.
 
-        Busy collectors run the method before their next request, and replacements before their first one. A collector
-        that has not yet run an earlier call with the same `Subject` runs only the new one. After Ctrl-C or
-        `WorkerTimeoutError`, the new call still takes effect. After any other error, the former settings and policy
-        version are restored.
+        Busy collectors run the method before their next request, and replacements before their first one. If a
+        collector has not yet run an earlier call that changes the same setting (see `Subject`), it runs only the new
+        one. After Ctrl-C or `WorkerTimeoutError`, the new call still takes effect. After any other error, the former
+        settings and policy version are restored.
         """
         broadcast = Broadcast(method, *arguments)
         before = self._settings, self.version

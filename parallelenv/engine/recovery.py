@@ -129,9 +129,10 @@ class Recovery:
         return sorted(env_id for env_id in ill if env_id not in self.unreported or env_id in dead)
 
     def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
-        """Rebuild the envs in ``ill`` that have to be rebuilt.
+        """Rebuild those envs in ``ill`` whose worker is dead or that have not been rebuilt since they failed.
 
-        Envs that cannot be rebuilt are removed from ``ill``, and their failures are returned.
+        ``reasons`` has the failures of the call that is being recovered. Envs that cannot be rebuilt are removed from
+        ``ill``, and their failures are returned.
         """
         broken = self._broken(ill)
         if not broken:

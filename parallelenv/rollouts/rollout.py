@@ -360,8 +360,8 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
     joined along the env axis.
 
     If an env was replaced between two rollouts, the later one may start an episode although the earlier one left the
-    env's episode open. The open episode then counts as truncated, with its last known state. Shorter histories are
-    padded with steps that are not valid.
+    env's episode open. The open episode then counts as truncated, and its last known state is used as its ended state.
+    Shorter histories are padded with steps that are not valid.
     """
     (first, *rest), *others = histories
     if not rest and not others:
