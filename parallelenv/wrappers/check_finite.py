@@ -63,7 +63,9 @@ class CheckFinite(ParallelWrapper):
         self._raise_if_any(found)
         return result
 
-    def _raise_if_any(self, found: Found, ending: str = "See error.partial, and reset these envs.") -> None:
+    def _raise_if_any(
+        self, found: Found, ending: str = "See error.partial. All envs of this call need a reset."
+    ) -> None:
         places = "; ".join(
             f"{where} of {'env' if len(ids) == 1 else 'envs'} {', '.join(map(str, sorted(ids)))}"
             for where, ids in found.items()

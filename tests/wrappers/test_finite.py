@@ -10,7 +10,7 @@ import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Discrete
 
-from parallelenv.errors import ActionError, ArgumentError, EnvContractError
+from parallelenv.errors import ActionError, ArgumentError, EnvContractError, ResetNeededError
 from parallelenv.testing.envs import Counter, Old, Ragged, Sheet
 from parallelenv.wrappers import CheckFinite
 from wrappers.envs import Told
@@ -101,13 +101,15 @@ def test_error_names_the_envs_and_the_places(make_env: MakeEnv) -> None:
     kinds = [told(state=INF), told(reward=NAN, state=NAN), told(reward=2.0)]
     env = CheckFinite(make_env(kinds))
     env.reset()
-    places = r"in: state of envs 0, 1; reward of env 1\. See error\.partial"
+    places = r"in: state of envs 0, 1; reward of env 1\. See error\.partial\. All envs of this call need a reset"
     with pytest.raises(EnvContractError, match=places) as caught:
         env.step([0, 0, 0], [2, 1, 0], align="batch")
     error: Any = caught.value
     assert error.env_ids == (0, 1)
     assert error.partial.env_ids.tolist() == [2, 1, 0]
     assert error.partial.states[2].tolist() == [INF]
+    with pytest.raises(ResetNeededError, match="env 2 "):  # its own values were finite
+        env.step([0], id=2)
     begun = CheckFinite(make_env([told(first=NAN)]))
     with pytest.raises(EnvContractError, match=r"state of env 0"):
         begun.reset()
