@@ -164,7 +164,7 @@ class ChannelGroup:
                 one.tell()
 
     def _wakes_too_many(self, num_wanted: int) -> bool:
-        """Return whether a step is for fewer than half of all workers. A ring would then cost more than messages."""
+        """Return whether a step is for fewer than half of all workers; messages then cost less than the bell."""
         return 2 * num_wanted < len(self.channels)
 
     # ---------------------------------------------------------------- replies
@@ -205,7 +205,7 @@ class ChannelGroup:
     # ---------------------------------------------------------------- the end
 
     def end(self, hosts: Container[tuple[int, ...]]) -> None:
-        """Kill the host of each channel whose `MessageChannel.items` are in ``hosts``."""
+        """Kill the given hosts, each identified by the tuple `MessageChannel.items` of its channel."""
         for channel in self.channels:
             if channel.items in hosts:
                 channel.kill()
@@ -217,7 +217,7 @@ class ChannelGroup:
                 channel.hang_up()
 
     def close(self, timeout: float) -> Sequence[Printed]:
-        """Wait at most ``timeout`` seconds for the hosts to exit, end the others, and return the remaining output."""
+        """Give the hosts ``timeout`` seconds to exit, end those still running, and return the remaining output."""
         deadline = time.monotonic() + timeout
         workers = [channel for channel in self.channels if not channel.is_closed]
         for channel in workers:

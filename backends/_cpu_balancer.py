@@ -7,7 +7,7 @@ whether they communicated over a pipe, an eventfd or shared memory.
 
 The balancer does not pin workers to cores, because pinned workers would be 2 to 3 times slower as soon as a different
 process needs their core. The balancer moves a worker only while no process except the caller and the workers is running
-or waiting for a core. Immediately after the move, it allows the worker to use all its cores again.
+or waiting for a core. Immediately after the move, the worker is allowed to use the other cores again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class CpuBalancer:
         self._works = hasattr(os, "sched_setaffinity") and Path("/proc/loadavg").exists()
 
     def balance(self, pids: Sequence[int]) -> None:
-        """Move one of these workers to an idle core, if it shares a core with another worker or a stepping caller.
+        """Move one of the workers in ``pids`` to an idle core if it shares its core with another worker.
 
-        Do nothing if any other process in the system needs a core, or if the last check was less than 2 ms ago.
+        If the caller steps envs, sharing a core with the caller counts as well. Do nothing if any other process in the
+        system needs a core, or if the last check was less than 2 ms ago.
         """
         now = time.perf_counter()
         if now < self._next or not self._works:

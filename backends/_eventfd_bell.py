@@ -1,11 +1,11 @@
 """The bell, which wakes all workers of a pool at once, and the counter of finished workers; only on Linux.
 
-With a bell, the caller announces a plain step without sending a message to each worker: it writes one word for each
-worker into shared memory and then rings the bell once. A worker that has finished the step writes a word of its own and
-adds one to the counter. All other communication uses the pipes: other commands, and replies with infos, text or
-failures. Both sides poll the pipes together with the bell or the counter, so they also notice that the other side has
-died. For two workers whose envs do nothing, announcing a step and noticing that both have finished it takes 11 us; over
-pipes, which wake each worker separately, it takes 124 us.
+With a bell, the caller announces a plain step (one that carries no extra data) without sending a message to each
+worker: it writes one word for each worker into shared memory and then rings the bell once. A worker that has finished
+the step writes a word of its own and adds one to the counter. All other communication uses the pipes: other commands,
+and replies with infos, text or failures. Both sides poll the pipes together with the bell or the counter, so each side
+also notices if the other has died. For two workers whose envs do nothing, it takes 11 us to announce a step and to
+notice that both have finished; over pipes, which wake each worker separately, it takes 124 us.
 
 The shared memory consists of words of 8 bytes. The first word is the number of rings so far. Each worker has its own
 group of words, which is called its line:

@@ -214,7 +214,7 @@ class ForkServers:
     def server_with(
         self, modules: Collection[str], log: WorkerLog, *, silence: bool
     ) -> tuple[ForkServer, dict[str, str]]:
-        """Return a server that has imported these modules, as far as possible.
+        """Return a server that has imported as many of these modules as possible.
 
         A module is left out if its import fails, or has side effects that do not allow forking.
 

@@ -74,7 +74,7 @@ class CallerChannel(InProcessChannel):
         """Return the reply and remove its command from the queue.
 
         The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, an interrupt could leave
-        the command in the queue, and the host would execute it again after the next `CallerStep`.
+        the command in the queue, and the host could later execute it again.
         """
         self._queue.popleft()
         return super().receive()

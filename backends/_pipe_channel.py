@@ -35,7 +35,7 @@ class PipeChannel(MessageChannel):
         env_ids: See `MessageChannel`.
 
     Attributes:
-        is_closed: Whether the host was killed or handed over and the channel's resources were released.
+        is_closed: Whether the channel's resources have been released because the host was killed or handed over.
         found_dead: Whether `is_alive` has found that the process has ended.
     """
 
@@ -53,7 +53,7 @@ class PipeChannel(MessageChannel):
         group.watch(self)
 
     def connect_bell(self) -> None:
-        """Give a new host access to the bell. A `PipeChannel` has no bell, so this method does nothing."""
+        """Do nothing; in a subclass with a bell, this method gives a new host access to the bell."""
 
     def send_message(self, message: Message) -> None:
         self.wire.send(message)

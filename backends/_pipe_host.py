@@ -105,8 +105,8 @@ class PipeHost(MessageHost):
     def send(self, message: Message) -> None:
         """Send a reply.
 
-        If the command came by the bell, `BellEnd.finish` reports the end of the step. The reply is then sent over the
-        pipe only if it contains more than `DONE`.
+        If the command came by the bell, `BellEnd.finish` reports the end of the step, so a reply that is merely `DONE`
+        is not sent over the pipe.
         """
         has_message = not self._is_woken or message.tag != DONE
         if has_message:
@@ -115,7 +115,7 @@ class PipeHost(MessageHost):
             self._bell.finish(has_message=has_message)
 
     def decode(self, message: Message) -> Command | Message | None:
-        """Return the command in a message, or receive the memory that the message announces.
+        """Return the command in a message, or receive the shared memory that the message announces.
 
         See `MessageHost.decode` for the result.
         """

@@ -127,14 +127,15 @@ class RayActor:
 
 
 class RayHost(RayActor):
-    """An actor that is a worker itself: the host runs in the actor's process. See `RayActor` for the arguments."""
+    """An actor that is itself a worker: the host runs in the actor's process. See `RayActor` for the arguments."""
 
     _host: _ActorHost
 
     def start(self, host_numbers: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
         """Make the host, and return a list with the id of this process.
 
-        ``host_numbers`` and the result are lists because `RelayActor.start` starts several hosts.
+        ``host_numbers`` and the result are lists because `RelayActor.start`, which is called in the same way, starts
+        several hosts.
 
         Args:
             host_numbers: A list with the number of the host (see `RelayedMessage`); not used here.
@@ -222,7 +223,7 @@ class ActorHandle:
         is_direct: Whether the actor's hosts get their commands over a socket or pipe instead of through Ray calls.
         is_terminated: Whether this process has made Ray end the actor.
         lifeline: A connection to an actor on this machine. When the caller or the actor dies, the connection is closed,
-            and the other process notices. ``None`` for an actor on another machine.
+            and the other process notices. ``None`` unless ``is_near`` is ``True``.
         commands: A second connection to an actor on this machine. If the actor is a `RayHost`, the connection carries
             commands to the host. If the actor is a `RelayActor`, the connection carries the file descriptors of the
             workers that the actor hands over to the caller.

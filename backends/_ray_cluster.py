@@ -1,4 +1,4 @@
-"""The connection of this process to Ray: it joins a running cluster, or starts a cluster of its own.
+"""Connects this process to Ray: joins a running cluster or starts a new one.
 
 A cluster that this process has started runs until this process ends.
 """
@@ -121,9 +121,9 @@ class Cluster:
             return cls._present
 
     def leave(self) -> None:
-        """End a pool's membership in this connection.
+        """Record that one pool no longer uses this connection.
 
-        When the last pool leaves, the connection ends, unless this process has started the cluster, or the user has
+        When no pool uses the connection any more, it ends, unless this process has started the cluster or the user has
         made the connection.
         """
         with self._lock, DeferSigint():

@@ -73,8 +73,8 @@ class RelayedWorker:
     def send(self, messages: Sequence[Message], reply: asyncio.Future[RelayedReply] | None) -> None:
         """Queue messages for the worker, and send as many queued messages as possible.
 
-        If ``reply`` is not ``None``, the last of the messages is a command, and its reply becomes the result of
-        ``reply``.
+        If ``reply`` is not ``None``, the last of the messages is a command, and the worker's reply to it becomes the
+        result of ``reply``.
         """
         self._queue.append((messages, reply))
         self._go_on()
@@ -104,7 +104,7 @@ class RelayedWorker:
         self._go_on()
 
     def _answer(self, answer: Message | Death, output: Sequence[Printed] = ()) -> None:
-        """Set the reply to the command that the worker is executing; do nothing if there is no such command."""
+        """Make ``answer`` and ``output`` the reply to the worker's current command, if it has one."""
         if self._awaited is not None:
             (number, reply), self._awaited = self._awaited, None
             reply.set_result(RelayedReply(number, answer, output))

@@ -47,13 +47,13 @@ class SubprocBackend(Backend):
             workers do not import the caller's main module again.
         caller_steps: Whether the caller is one of the workers. Instead of waiting, the caller then steps its share of
             the envs in its own process, and no worker has to yield a core to the caller. With this option, 16 CartPoles
-            on 2 cores make 294,000 steps/s instead of 257,000. But anything that these envs do to their process affects
-            the caller, and no time limit interrupts these envs.
+            on 2 cores make 294,000 steps/s instead of 257,000. But anything that the envs in the caller's share do to
+            their process affects the caller, and no time limit interrupts them.
         preload: Names of modules that envs import later. These modules are imported only once, before workers are
             forked; modules that the pickled envs refer to need not be listed. This option works only with
             ``"forkserver"`` on Linux.
-        eventfd: Whether an eventfd announces each step to all workers at once, instead of a message to each worker. The
-            default is ``True`` on Linux with an x86-64 processor.
+        eventfd: Whether each step is announced to all workers at once by an eventfd, instead of by a message to each
+            worker. The default is ``True`` on Linux with an x86-64 processor.
     """
 
     def __init__(

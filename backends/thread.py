@@ -75,7 +75,7 @@ class ThreadChannel(InProcessChannel):
 
 
 class ThreadBackend(Backend):
-    """A backend whose threads each step a part of the envs. By default, there is one thread per usable core."""
+    """A backend in which each thread steps some of the envs. By default, there is one thread per usable core."""
 
     uses_live_envs = True
     channel_class: type[ThreadChannel] = ThreadChannel

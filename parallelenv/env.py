@@ -90,10 +90,10 @@ class ParallelEnv:
         envs: Envs, env fns (callables without arguments that return an env), registered ids or `EnvSpec` objects, in
             any combination. Each env fn is called in the worker that will run its env. Objects with ``reset()`` and the
             old ``step()``, which returns four items, are accepted as well. A `gymnasium.Env` whose ``step`` returns
-            four items, or whose ``reset`` takes no ``seed`` or ``options``, is used through the old API, and an
-            `OldApiWarning` is issued. Objects that lack ``reset()`` or ``step()`` support only method calls and access
-            to attributes. Each env inside a `gymnasium.vector.VectorEnv` has its own id, but all envs of one vector env
-            step together.
+            four items, or whose ``reset`` lacks the parameter ``seed`` or ``options``, is used through the old API, and
+            an `OldApiWarning` is issued. Objects that lack ``reset()`` or ``step()`` support only method calls and
+            access to attributes. Each env inside a `gymnasium.vector.VectorEnv` has its own id, but all envs of one
+            vector env step together.
         para_mode: ``"dummy"`` (a loop in the caller), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a mode
             that another package adds, a backend class, or ``"auto"``, which chooses a mode as `recommend` does, in a
             trial of about one second.
@@ -135,8 +135,8 @@ class ParallelEnv:
             array called ``name`` as ``get_worker_info().shared["name"]``; they cannot write to it.
         seed_globals: Whether each env has its own state of the process-wide random generators: those of ``random`` and
             ``numpy.random`` and, from the first call after the env has imported torch, torch's CPU generator. A reset
-            with seed ``s`` also seeds these generators with ``s``. Until the first reset with a seed, the generators
-            are seeded with ``seed`` plus the env id or, without ``seed``, by the system. While an env is built, reset,
+            with seed ``s`` also seeds these generators with ``s``. Initially, they are seeded with ``seed`` plus the
+            env id or, without ``seed``, with a random number from the operating system. While an env is built, reset,
             stepped or called, the generators have the env's state; afterwards the process's own state is restored.
             `save_state` also saves each env's state of the generators. With this option, envs that draw from these
             generators give the same results in every mode. The cost is about 60 us per message to a worker and 15 us
@@ -607,8 +607,8 @@ class ParallelEnv:
 
         Returns:
             ``(state, env_id)``. The state is `TERMINATED` if the env's episode has ended and no new episode has
-            started; with ``asynchronous="restart"``, this happens only for an exhausted env. If no env is ready within
-            ``timeout`` seconds, the result is ``None``.
+            started; with ``asynchronous="restart"``, this happens only if the env has no further episode (see
+            `exhausted`). If no env is ready within ``timeout`` seconds, the result is ``None``.
 
         Raises:
             The errors of `recv`, but `WorkerTimeoutError` only if ``timeout`` is ``None``.
@@ -694,7 +694,7 @@ class ParallelEnv:
 
     @single_threaded
     def pause(self, id: Any = MISSING) -> None:
-        """Leave envs out of calls without ``id``, and refuse to step them, until `resume` is called.
+        """Leave envs out of later calls that give no ``id``, and refuse to step them, until `resume` is called.
 
         A step in flight continues, and `recv` returns its result. With ``id=None``, all envs are paused.
 
@@ -955,8 +955,8 @@ class ParallelEnv:
         """Run a policy inside the workers, and return all of its steps at once.
 
         The policy is sent to the workers once. The steps give the same results as `step`, but without a round trip for
-        each step. The envs are not reset first: running episodes continue, in this call and in later calls. The done
-        policy must not be ``None``.
+        each step. The envs are not reset first: running episodes continue, in this call and in later calls. With a
+        policy, ``asynchronous`` must not be ``None``.
 
         Args:
             policy: ``policy(states)`` returns one action per env. States have the form that `step` returns, with one
@@ -992,7 +992,7 @@ class ParallelEnv:
             UnpicklableError: If the policy cannot be copied.
             ResetNeededError, EnvBusyError: See `step`. If one of the errors listed so far is raised, no env has been
                 stepped.
-            BaseException: Any exception raised by an env, after the other envs have finished. An exception in the
+            BaseException: Any exception raised by an env; the other envs finish the rollout first. An exception in the
                 policy, the death of a worker, or a timeout ends the rollout after the current chunk. (Workers step in
                 chunks of about 0.2 s; a timeout occurs if a chunk takes longer than the ``timeout`` of the
                 `ParallelEnv`.) ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, even
@@ -1400,7 +1400,7 @@ class ParallelEnv:
 
             Raises:
                 AbsentAttributeError: If no public attribute has this name, or the attribute is read-only. Instances of
-                    subclasses accept any name.
+                    subclasses skip this check.
             """
             known = getattr(ParallelEnv, name, None)
             is_fixed = known is None or (isinstance(known, property) and known.fset is None)
@@ -1464,8 +1464,8 @@ class ParallelEnv:
         """Close every `ParallelEnv` of this process that is still open.
 
         Raises:
-            BaseExceptionGroup: If closing raised errors. The group contains all of them, and is raised after every
-                `ParallelEnv` has been closed.
+            BaseExceptionGroup: If calls of `close` raised errors. The group contains all of them, and is raised after
+                every `ParallelEnv` has been closed.
         """
         errors: list[BaseException] = []
         for env in list(cls._live):

@@ -37,7 +37,7 @@ class MissingDependencyError(ParallelEnvError, ImportError):
 
 
 class UsageError(ParallelEnvError, RuntimeError):
-    """A call is not possible in this thread or process, outside a notebook, on a wrapper, or at this time."""
+    """A method was called where it is not allowed, for example in the wrong thread or outside a notebook."""
 
 
 class ClosedError(ParallelEnvError, gymnasium.error.ClosedEnvironmentError, RuntimeError):
@@ -84,11 +84,11 @@ class EnvContractError(ParallelEnvError, TypeError, ValueError):
 
 
 class AbsentAttributeError(ParallelEnvError, AttributeError):
-    """An env, or a `ParallelEnv` itself, has no such attribute or method."""
+    """An env or an object of this package lacks the requested attribute or method."""
 
 
 class AbsentAttributeWarning(UserWarning):
-    """An attribute was read or set that none of the envs had; the first of them has one with a similar name."""
+    """An attribute that none of the envs had was read or set; the first env has an attribute with a similar name."""
 
 
 class OldApiWarning(UserWarning):
@@ -115,7 +115,7 @@ class UnpicklableError(ParallelEnvError, TypeError):
 
 
 class WorkerStartError(ParallelEnvError, OSError):
-    """The system lacks the processes, memory or other resources for a worker or its arrays."""
+    """A worker could not be started, or the arrays that it needs could not be allocated."""
 
 
 class WorkerDiedError(ParallelEnvError, RuntimeError):

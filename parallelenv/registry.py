@@ -42,7 +42,7 @@ ParaMode = Literal["dummy", "thread", "subproc", "ray", "ray-subproc", "auto"] |
 
 
 def known_modes() -> tuple[str, ...]:
-    """Return the names of all modes, built-in modes first, even if a mode needs a package that is not installed."""
+    """Return the names of all modes, built-in modes first, including modes whose required packages are missing."""
     return (*_MODES, *sorted(set(_foreign()) - {*_MODES, AUTO}))
 
 
@@ -63,9 +63,9 @@ def resolve_backend(
 ) -> tuple[Backend, int | None, Recommendation | None]:
     """Return a new backend, the number of cores that it may use, and a recommendation if the mode is ``"auto"``.
 
-    ``own_arguments`` are the names of the arguments that `ParallelEnv` has in every mode; the error for a misspelt name
-    suggests one of them or an option. ``for_envs`` holds the arguments ``seed`` and ``shared``, which envs may use
-    while ``"auto"`` tries the modes. The errors of `load_backend` are also possible.
+    ``own_arguments`` are the names of the arguments that `ParallelEnv` has in every mode; the error for a misspelt
+    option may suggest one of these names. ``for_envs`` holds the arguments ``seed`` and ``shared``, which envs may use
+    while ``"auto"`` tries the modes. See `load_backend` for the other errors raised.
 
     Raises:
         ArgumentError: If the mode does not accept one of the options, or GPUs are requested with ``"auto"``.
@@ -160,5 +160,8 @@ def word_of(para_mode: Any) -> str:
 
 
 def _instead(name: object, known: Sequence[str]) -> str:
-    """Return a hint at what the user may have meant by an unknown mode or keyword: a space and a sentence, or ""."""
+    """Return a hint at what the user may have meant by an unknown mode or keyword, or an empty string.
+
+    The hint starts with a space.
+    """
     return hint_at(name) or did_you_mean(str(name), known)

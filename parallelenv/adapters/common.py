@@ -120,7 +120,8 @@ class AdapterCalls:
 
     Once this object has been made, the engine follows the adapter's rules. An adapter keeps no episode state itself, so
     attributes, rendering, `ParallelEnv.restart` and `ParallelEnv.save_state` still work on the `ParallelEnv`. Closing
-    either the adapter or the `ParallelEnv` closes both. Envs may be stepped before their first reset.
+    either the adapter or the `ParallelEnv` closes both. Until its first reset, each env is treated as if an episode
+    were in progress, so it may be stepped.
 
     Args:
         env: The `ParallelEnv`.
@@ -131,7 +132,7 @@ class AdapterCalls:
         always_copies: Whether states are copied even if the `ParallelEnv` was made with ``copy=False``.
         broadcasts: See `Layout`.
         waits_by: Name of the call that gets the result of an interrupted or late step, for messages.
-        align: Form of the results of `step`.
+        align: Form of the results of `step`. See `Form`.
 
     Raises:
         UsageError: If another adapter already uses the `ParallelEnv`.
@@ -192,7 +193,7 @@ class AdapterCalls:
     # ---------------------------------------------------------------- steps and resets
 
     def step(self, action: Action) -> StepResult:
-        """Step all envs; raise an error if an env is paused."""
+        """Step all envs; raise `EnvBusyError` if an env is paused (see `ParallelEnv.pause`)."""
         return self._engine.step(action, self._engine.env_ids, self._align)  # type: ignore[return-value]
 
     @single_threaded_in("step_async")

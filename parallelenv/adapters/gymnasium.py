@@ -72,7 +72,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
     It behaves like Gymnasium's own vector envs, but without their bugs. In every autoreset mode, a step takes one round
     trip to the workers. After Ctrl-C or a timeout, `step_wait` returns the result of the step in flight, and `reset`
-    drops that step. ``parallel_env`` is the `ParallelEnv`.
+    drops that step. The attribute ``parallel_env`` is the `ParallelEnv` that runs the envs.
     """
 
     def __init__(
@@ -123,7 +123,8 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             ArgumentError: If seeds, options or mask are invalid; nothing was reset.
             PendingCallError: If the ``..._wait`` for an earlier ``..._async`` has not been called yet; nothing was
                 reset.
-            ResetNeededError: If the mask leaves out an env that has not been reset or stepped yet; nothing was reset.
+            ResetNeededError: If the mask leaves out an env that has been neither reset nor stepped yet, or that lost
+                its episode because its worker died; nothing was reset.
             BaseException: Any exception raised by an env.
         """
         self.reset_async(seed, options)

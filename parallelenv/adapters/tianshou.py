@@ -92,7 +92,7 @@ class TianshouVectorEnv:
         """One `Worker` per env; the attribute ``env`` of a `Worker` is the env object.
 
         Raises:
-            AbsentAttributeError: If the envs live in other processes.
+            AbsentAttributeError: If the envs live in other processes, or have been closed.
         """
         return tuple(map(Worker, self._calls.envs("workers", "get_env_attr() or set_env_attr()")))
 

@@ -227,7 +227,7 @@ def _play(env: ParallelEnv, actions: Sequence[object], seed: int) -> Iterator[tu
 
 
 def check_plot(path: Path) -> None:
-    """Raise an error if matplotlib or the folder of ``path`` is missing, or if `plot` cannot write the format."""
+    """Raise an error if matplotlib or the folder of ``path`` is missing, or if the file type is not supported."""
     if find_spec("matplotlib") is None:
         raise MissingDependencyError(
             f"--plot {path} needs the package 'matplotlib', which is not installed. "

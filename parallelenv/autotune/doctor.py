@@ -31,7 +31,7 @@ _IF_NONE = {
 
 
 def describe() -> str:
-    """Return all facts as one text with one paragraph per subject."""
+    """Return all facts about this machine as one text with one paragraph per subject."""
     paragraphs = []
     for subject, values in facts().items():
         lines = [subject.replace("_", " ").capitalize()]
@@ -55,7 +55,7 @@ def describe() -> str:
 
 
 def facts() -> dict[str, dict[str, Any]]:
-    """Return all facts as plain data, for ``--json``."""
+    """Return all facts about this machine as plain data, for ``--json``."""
     cores, shared, memory = describe_cores(), Path("/dev/shm"), Path("/proc/meminfo")
     lines = memory.read_text(encoding="ascii").splitlines() if memory.exists() else []
     available = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

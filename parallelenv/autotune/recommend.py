@@ -1,11 +1,11 @@
 """Recommends a mode for given envs after a short trial; used by ``para_mode="auto"``.
 
-The trial compares candidates; a candidate is a mode with a number of workers. The pool of a candidate has as many
-stand-ins (`StandIn`) as there are envs, but only a few real envs per worker, usually one. The pool and a plain loop are
-stepped alternately, in several short rounds, so that a slow moment of the machine affects both. Each round gives the
-ratio of the two speeds, and the median ratio is the result. (If the envs spend most of a step waiting rather than
-computing, the mean step times of the pool and the loop are compared instead.) A candidate's pool is opened only if,
-even with messages that cost almost nothing, the candidate would be clearly faster than the best candidate so far.
+The trial compares candidates; a candidate is a mode with a number of workers. The pool of a candidate has at most as
+many stand-ins (`StandIn`) as there are envs, and only a few real envs per worker, usually one. The pool and a plain
+loop are stepped alternately, in several short rounds, so that a slow moment of the machine affects both. Each round
+gives the ratio of the two speeds, and the median ratio is the result. (If the envs spend most of a step waiting rather
+than computing, the mean step times of the pool and the loop are compared instead.) A candidate's pool is opened only
+if, even with messages that cost almost nothing, the candidate would be clearly faster than the best candidate so far.
 """
 
 from __future__ import annotations
@@ -527,7 +527,7 @@ class TimedEnv:
         return median(self.times)
 
     def time(self) -> None:
-        """Step for a turn, and record the seconds per step."""
+        """Step the env for one turn, and record the seconds per step."""
         if self._count > 1:
             self._step()  # wakes workers that slept since the last turn, which takes 60 us
         begin = time.perf_counter()

@@ -105,8 +105,8 @@ class CollectorBase(ShortTracebacks):
 
         Raises:
             ArgumentError: If an argument has an invalid value, or if the steps of a set's collectors cannot be joined,
-                for example because their nesting differs between collectors. The collections stay available to
-                `stream`.
+                for example because the nesting of the data differs between collectors. The collections stay available
+                to `stream`.
             ClosedError: After `stop`.
             UsageError: If another thread is using this object.
             WorkerDiedError: If a collector of a set has died more often than ``max_restarts`` allows.
@@ -139,9 +139,9 @@ class CollectorBase(ShortTracebacks):
     def set_weights(self, weights: object, version: int | None = None) -> None:
         """Set the policy's weights with its method ``set_weights(weights)`` or ``load_state_dict(weights)``.
 
-        A `Collector` passes the weights on without a copy. A `CollectorSet` pickles them once and sends each collector
-        a copy; busy collectors get their copies before their next collection. With Ray, collectors on other nodes fetch
-        the weights from the object store, once per node.
+        A `Collector` passes the weights on without copying them. A `CollectorSet` pickles them once and sends each
+        collector a copy; busy collectors get their copies before their next collection. With Ray, collectors on other
+        nodes fetch the weights from the object store, once per node.
 
         Args:
             weights: Passed to the policy.

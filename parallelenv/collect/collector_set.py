@@ -40,7 +40,7 @@ class CollectorSet(CollectorBase):
             is usually ``"dummy"``, because the collectors already run in parallel.
         num_steps: Steps of each env in one collection.
         para_mode: Mode of the collectors: any mode of `ParallelEnv` except ``"auto"``.
-        seed: Seed of the first collector. See `Collector`.
+        seed: See `Collector`.
         weights: Initial weights. See `Collector`.
         make_test_envs: Function that returns the `ParallelEnv` for `evaluate`. See `Collector`.
         start_steps: Steps of each env in the first collection. See `Collector`.

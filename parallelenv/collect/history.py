@@ -1,4 +1,4 @@
-"""The history of a collector: how the mean return of its episodes changes with samples and seconds."""
+"""The history of a collector: how the mean return of its episodes changes with the number of samples and with time."""
 
 from __future__ import annotations
 

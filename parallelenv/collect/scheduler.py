@@ -46,7 +46,7 @@ Higher levels of zstd take longer and improve the ratio by only 0.01.
 
 @dataclass(frozen=True, slots=True)
 class CollectRequest:
-    """The action of a `CollectorEnv`: the maximum numbers of steps to collect and of seconds to spend on them."""
+    """The action of a `CollectorEnv`: the maximum number of steps to collect, and a time limit in seconds."""
 
     num_steps: int
     seconds: float = math.inf
@@ -394,9 +394,9 @@ class Scheduler:
     def take(self, ranks: Sequence[int]) -> tuple[Rollout, Info]:
         """Remove the steps received from the collectors ``ranks``; return them, joined into one rollout, and an info.
 
-        If `replace` changed a collector's number of envs or the form of its data, the steps made after the change
-        remain for the next call. If the steps of different collectors cannot be joined, raise an `ArgumentError` and
-        remove nothing.
+        If `Collector.replace` changed a collector's number of envs or the form of its data, the steps made after the
+        change remain for the next call. If the steps of different collectors cannot be joined, raise an `ArgumentError`
+        and remove nothing.
         """
         histories = {rank: self.members[rank].history() for rank in ranks}
         found = {rank: history for rank, history in histories.items() if history}

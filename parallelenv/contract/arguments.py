@@ -120,7 +120,7 @@ def check_policy(policy: object) -> None:
 
 
 def check_name(argument: str, name: object) -> None:
-    """Raise unless ``name`` is an identifier or several joined by dots, none of which is a double-underscore name."""
+    """Raise unless ``name`` is one or more identifiers joined by dots, none of them a double-underscore name."""
     parts = name.split(".") if isinstance(name, str) else [""]
     if not all(map(str.isidentifier, parts)):
         way_out = "Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
@@ -187,7 +187,7 @@ def spread_options(options: object, env_ids: Sequence[int]) -> list[dict[str, ob
 
 
 def spread_data(data: object, env_ids: Sequence[int]) -> list[dict[str, object]] | None:
-    """Return a dict of keyword arguments for each env's method, or ``None`` if ``data`` is ``None``."""
+    """Return one dict of keyword arguments per env, or ``None`` if ``data`` is ``None``."""
     expected = "a dict of keyword arguments for all envs, or a list with one dict per env; envs are chosen with id="
     return None if data is None else _spread("data", data, env_ids, dict, expected)
 

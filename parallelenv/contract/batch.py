@@ -1,7 +1,7 @@
 """The arrays of one pool, which are allocated once and have one row per env.
 
 No lock is needed: each host writes only its own rows, and the caller reads an env's row only between a reply for that
-env and the next command to it.
+env and the next command for it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Batch:
 
     Args:
         layout: The arrays that the batch has.
-        memory: A writable buffer of at least ``layout.nbytes`` zero bytes.
+        memory: A writable, zero-filled buffer of at least ``layout.nbytes`` bytes.
         owner: The object that holds the memory, if the backend needs it.
 
     Attributes:
@@ -194,7 +194,7 @@ class Batch:
             self.info_marks[rows] = 0
 
     def read_reset_infos(self, env_ids: Sequence[int]) -> dict[int, Info]:
-        """If the infos of resets within the latest step of these envs are in columns, return them by env id."""
+        """Return, by env id, the reset infos that the latest step of these envs wrote to columns."""
         columns = self.reset_columns
         if columns is None:
             return {}
@@ -420,7 +420,7 @@ class InfoColumns:
         form: The form of the infos.
         memory: ``(num_rows, INFO_NBYTES)`` uint8, or any uint8 array that is large enough for the columns.
         marks: ``(num_rows,)`` uint8: which kinds of infos from the latest step are in columns.
-        mark: The kind of these infos: `OF_STEP` or `OF_RESET`.
+        mark: The kind of the infos in these columns: `OF_STEP` or `OF_RESET`.
     """
 
     def __init__(self, form: InfoForm, memory: Any, marks: Any, mark: int = OF_STEP) -> None:
@@ -457,7 +457,7 @@ class InfoColumns:
         return True
 
     def write_rows(self, rows: Index, columns: Mapping[str, Array]) -> bool:
-        """Write infos, given as one array per key, to several rows and mark the rows.
+        """Write the infos in ``columns``, which contains one array per key, to these rows, and mark the rows.
 
         If the infos have another form, write nothing and return ``False``.
         """
@@ -479,7 +479,7 @@ class InfoColumns:
     ) -> tuple[Sequence[int], list[Info]]:
         """Return the positions of marked rows within ``rows``, and the infos in the marked rows as new dicts.
 
-        ``num_rows`` is the length of ``rows``. Each dict also contains the ``further`` items.
+        ``num_rows`` is the number of rows that ``rows`` selects. Each dict also contains the ``further`` items.
         """
         marks = bytes(self._marks[rows]) if type(rows) is slice else bytes(self._marks[row] for row in rows)
         positions: Sequence[int] = range(num_rows)

@@ -1,7 +1,7 @@
 """Makes copies that share nothing with the original.
 
 An env may reuse its buffers and dicts, and a user may change objects after passing them in. Within one process, only a
-copy keeps such changes from reaching the other side. Between processes, pickling makes that copy.
+copy keeps such changes by one of them from affecting the other. Between processes, pickling makes that copy.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Broadcast:
         self.stored: object = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state with ``stored`` set to ``None``, because only the caller uses it."""
+        """Return the state to pickle, in which ``stored`` is ``None``, because only the caller uses ``stored``."""
         return {"packed": self.packed, "stored": None}
 
     def without_content(self) -> Broadcast:

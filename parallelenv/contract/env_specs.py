@@ -155,8 +155,8 @@ def registered(
 ) -> EnvSpec:
     """Return the spec of a registered id, for ``gymnasium.make``.
 
-    Raises an `ArgumentError` if the env does not accept one of the user's ``make_kwargs`` and there is a hint for that
-    keyword. There is a hint if the keyword is known from other libraries, or if it equals or resembles a name in
+    Raises an `ArgumentError` if the env does not accept one of the user's ``make_kwargs`` and the message can say what
+    the user probably meant. It can if the keyword is known from other libraries, or if it equals or resembles a name in
     ``option_names`` (the options of the mode) or ``own_arguments`` (the arguments of ``ParallelEnv.make``).
     """
     if not isinstance(id, (str, EnvSpec)):
@@ -268,13 +268,13 @@ def _modules_of_id(text: str) -> list[str]:
 
 
 def is_env(candidate: object) -> bool:
-    """Return whether an object can be used as an env, that is, whether it has callable ``reset`` and ``step``."""
+    """Return whether an object can be used as an env: it must be an instance with ``reset`` and ``step`` methods."""
     methods = [getattr(candidate, name, None) for name in ("reset", "step")]
     return not isinstance(candidate, type) and all(map(callable, methods))
 
 
 def is_for_calls(candidate: object) -> bool:
-    """Return whether an object without ``step`` can be used for method calls.
+    """Return whether an object that is not an env can be used in place of one, for method calls only.
 
     It can if it has a public method and is not plain data.
     """

@@ -57,13 +57,13 @@ def show(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a space and a sentence with the known word nearest to a misspelt one; an empty string if none is near."""
+    """Return a hint, with a leading blank, that suggests the nearest known word; an empty string if none is near."""
     near = get_close_matches(word, known, n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def near_attribute(name: str, *owners: object) -> str:
-    """Return a hint like that of `did_you_mean`, with the public attribute nearest to a misspelt name."""
+    """Return a hint like that of `did_you_mean`, with the public attribute of ``owners`` nearest to a misspelt name."""
     names = {other for owner in owners for other in dir(owner) if not other.startswith("_") and other != name}
     # Objects have many names: with the usual cutoff of 0.6, `render` would match `render_mode`.
     return did_you_mean(name, names, cutoff=0.75)
@@ -214,7 +214,7 @@ _HINTS = {word: hint for hint, words in _TABLE.items() for word in words.split()
 
 
 def hint_at(word: object) -> str:
-    """Return a space and a hint if ``word`` is known from another library; otherwise an empty string."""
+    """Return a hint, with a leading blank, if ``word`` is known from another library; otherwise an empty string."""
     hint = _HINTS.get(str(getattr(word, "value", word)))
     return f" {hint}" if hint else ""
 

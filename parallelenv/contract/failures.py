@@ -26,8 +26,8 @@ _MOST_LINKS = 10
 class Failure:
     """An exception raised for one env.
 
-    ``operation`` is what the env was doing: ``"step"``, ``"reset"`` or the name of a method. ``operation`` is
-    empty if the env's worker died or did not reply in time.
+    ``operation`` says what failed, such as ``"step"``, ``"reset"`` or ``"the policy"``. It is empty if the env's worker
+    died or did not reply in time.
     """
 
     def __init__(self, exception: BaseException, env_id: int, operation: str) -> None:
@@ -125,7 +125,7 @@ def add_note(exception: BaseException, note: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message in one line, preceded by the error's type unless this package defines that type."""
+    """Return an error's message as one line, preceded by the error's type unless this package defines that type."""
     if isinstance(error, BaseExceptionGroup):  # several envs failed, usually in the same way
         return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
     text = " ".join(str(error).split())

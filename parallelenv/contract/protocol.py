@@ -51,7 +51,7 @@ OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call
 class Command:
     """A request to one host to perform one operation on some of its envs.
 
-    The operations are methods of `parallelenv.worker.host.Host`, where ``each`` and ``common`` are described.
+    The operations are methods of `parallelenv.worker.host.Host`.
     """
 
     number: int  #: Unique within the pool; the reply has the same number.
@@ -358,8 +358,8 @@ class Backend(Protocol):
         This method may be called repeatedly: after a `KeyboardInterrupt`, it is called again with a timeout of 0.
 
         Args:
-            channels: All channels that have been launched and not killed. Hosts that an interrupted `launch` has
-                started are also ended.
+            channels: The channels of all hosts that have been launched and not killed. Hosts that an interrupted
+                `launch` has started are also ended.
             timeout: Seconds that the hosts have to exit before they are terminated.
 
         Returns:

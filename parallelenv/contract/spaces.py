@@ -76,7 +76,7 @@ class Structure:
         return type(self.leaves[leaf]) in (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
     def describe(self, leaf: int) -> str:
-        """Return the path to a leaf, for messages, such as ``"['camera'][0]"``; ``""`` if it is the whole value."""
+        """Return the path to a leaf, such as ``"['camera'][0]"``; an empty string if the leaf is the whole value."""
         return "".join(f"[{key!r}]" for key in self._paths[leaf])
 
     def split(self, value: State) -> list[Any]:
@@ -110,7 +110,7 @@ class Structure:
             raise EnvContractError(f"{what}. Declare the env's actual space, or give it as spaces=.")
 
     def join(self, leaves: Sequence[object]) -> State:
-        """Return the value that has these leaves: a dict, a tuple or the only leaf."""
+        """Return the value (a dict, a tuple or the only leaf) that consists of these leaves."""
         return leaves[0] if self.is_single else self._join(self.space, iter(leaves))
 
     def _join(self, space: Space | None, leaves: Iterator[object]) -> object:
@@ -139,7 +139,7 @@ def common_space(candidates: Iterable[Space | None]) -> Space | None:
 
 
 def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
-    """Return ``facts``; if ``spaces`` is given, it replaces the spaces of each env."""
+    """Return a copy of ``facts``. If ``spaces`` is given, it replaces the spaces of each env in the copy."""
     if spaces is None:
         return list(facts)
     return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]

@@ -30,7 +30,8 @@ def is_dlpack(value: object) -> bool:
 def as_array(value: Any) -> Array:
     """Return a value as an array.
 
-    The value may also be a DLPack array, a tensor or a list of tensors. Tensors may require gradients.
+    Besides anything that `numpy.asarray` accepts, the value may be a DLPack array, a tensor or a list of tensors.
+    Tensors may require gradients.
     """
     if is_dlpack(value):
         return np.from_dlpack(value)

@@ -153,14 +153,14 @@ def causes(error: BaseException) -> dict[str, BaseException]:
 
 
 def _get(error: BaseException, name: str) -> Any:
-    """Return an attribute that every exception has, even if the class of ``error`` breaks attribute look-up."""
+    """Return an attribute that `BaseException` defines, even if the class of ``error`` breaks attribute look-up."""
     return vars(BaseException)[name].__get__(error)
 
 
 def _entries(error: BaseException) -> list[TracebackType]:
     """Return the entries of an error's traceback; if there are many, those in the middle are left out.
 
-    The traceback of an error grows each time the error is raised.
+    The traceback of an error grows each time the error is raised again.
     """
     entries = []
     entry: TracebackType | None = _get(error, "__traceback__")

@@ -61,8 +61,8 @@ _CALLERS_OF_ENVS: set[CodeType] = set()
 def calls_envs(function: _Function) -> _Function:
     """Mark a function whose first argument is a host. While it runs, `get_worker_info` queries this host.
 
-    `get_worker_info` finds the host on the call stack, from which each call is removed, however it ends. If a variable
-    held the host instead, Ctrl-C could prevent the variable from being reset.
+    `get_worker_info` finds the host on the call stack, because Python removes a call from the stack no matter how the
+    call ends. If a variable held the host instead, Ctrl-C could prevent the variable from being reset.
     """
     _CALLERS_OF_ENVS.add(function.__code__)
     return function

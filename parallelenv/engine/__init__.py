@@ -1,1 +1,1 @@
-"""The caller's side of every call: where each env lives, which calls are in flight, which results have arrived."""
+"""The caller's side of every call: where each env lives, which calls are in flight, and which results have arrived."""

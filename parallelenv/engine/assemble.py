@@ -68,7 +68,7 @@ class Assembler:
         return self.infos(batch, rows, count) if gathered is None else GatheredInfos(gathered)
 
     def assemble(self, batch: Batch, outcome: Outcome, align: Form) -> StepResult | StepBatch:
-        """Record a step without failures, and return its result in the form ``align``."""
+        """Record a step in which no env failed, and return the step's result in the form ``align``."""
         rows, flags, infos = self.record(batch, outcome, gathers=align == "columns")
         if align == "batch":
             return by_env(batch, outcome, rows, flags, infos)

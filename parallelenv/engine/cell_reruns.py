@@ -26,7 +26,7 @@ _made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: the run's 
 
 
 def current_run() -> CellRun | None:
-    """Return the run of a notebook cell that is in progress; ``None`` outside of a notebook."""
+    """Return the run of the current notebook cell; ``None`` outside of a notebook."""
     kernel = kernel_of_notebook()
     if kernel is None:
         return None

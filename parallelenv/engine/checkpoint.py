@@ -17,7 +17,8 @@ VERSION = 1
 class Checkpoint:
     """The state of each env's episode.
 
-    The arrays are bool, with one entry per env. ``terminated`` and ``truncated`` are those of the env's latest step.
+    The arrays are bool, with one entry per env. ``terminated`` and ``truncated`` are the flags of each env's latest
+    step.
     """
 
     done: Array

@@ -29,11 +29,11 @@ class DonePolicy:
         after_end: The behaviour of an env after the end of its episode, for messages.
         autoreset: Whether a host resets an env within the step that ends its episode.
         resets_next: Whether the step after the end of an episode resets the env, whatever the action is.
-        skips_done: Whether done envs are skipped and return ``(None, None, True, {})``.
+        skips_done: Whether a step skips done envs and returns ``(None, None, True, {})`` for them.
         is_shared: Whether the end of one env's episode affects other envs, so that a worker alone cannot decide which
             envs are done.
-        lets_rest: Whether an env without a further episode may return ``(None, None, True, {"exhausted": True})``; if
-            not, it is an error to reset or step the env.
+        lets_rest: Whether a step returns ``(None, None, True, {"exhausted": True})`` for an env without a further
+            episode; if not, it is an error to reset or step the env.
         plain_info: The info that a step returns for an env whose own info is empty.
         max_episodes: The largest number of episodes per env that users can request for a rollout.
     """

@@ -203,9 +203,9 @@ class Engine:
         Raises:
             EnvBusyError: If an env is paused, or has a step or reset whose result has not been returned yet.
             WorkerDiedError: If the worker of an env is dead.
-            ResetNeededError: If an env has no episode.
+            ResetNeededError: If an env has no episode in progress.
             ExhaustedError: If an env has no further episode, and the done policy does not allow that.
-            ArgumentError: If the envs are only a part of a vector env that steps as a whole.
+            ArgumentError: If the step leaves out running envs of a vector env that can only step all its envs together.
             ActionError: If the actions do not fit the envs.
         """
         table, done_policy = self.table, self.done_policy
@@ -356,10 +356,10 @@ class Engine:
     def collect_step(self, outcome: Outcome, align: Form) -> StepResult | StepBatch:
         """Return an outcome in the form ``align``, and remove its tickets from the table.
 
-        The order of the work ensures that an interrupt loses nothing. First, the rows of resets are completed, rewards
-        are checked, failed envs are restarted (the recovery remembers which), and the result is assembled. Only then
-        are tickets removed and failures raised. If an interrupt comes before that, the next call collects the step
-        again.
+        The order of the work ensures that an interrupt loses nothing. First, the rewards and flags of reset envs are
+        cleared, rewards are checked, failed envs are restarted (the recovery remembers which), and the result is
+        assembled. Only then are tickets removed and failures raised. If an interrupt comes before that, the next call
+        collects the step again.
 
         Raises:
             BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
@@ -547,7 +547,7 @@ class Engine:
         return self.plans.get((align, tuple(id)))
 
     def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Form) -> StepResult | StepBatch:
-        """Wait for a step that was sent, or whose call was interrupted; return its result. See `wait` for the timeout.
+        """Wait for a step in flight and return its result. See `wait` for the timeout.
 
         Raises:
             NothingInFlightError: If an env has no step in flight.
@@ -643,7 +643,10 @@ class Engine:
     # ---------------------------------------------------------------- other operations
 
     def call_each(self, env_ids: Sequence[int], calls: Sequence[MethodCall]) -> list[Any]:
-        """Call a method of each env and return the results in the same order. ``calls`` has one call for each env."""
+        """Call a method of each env and return the results in the order of ``env_ids``.
+
+        ``calls`` has one call for each env.
+        """
         return self.pool.ask("call", env_ids, calls).listed()
 
     def attribute_hint(self, key: str, env_id: int) -> str:

@@ -1,4 +1,4 @@
-"""The status of each env, and the call on it that is in flight, if any.
+"""The status of each env, and its call in flight, if any.
 
 An env is in one of four phases. The table describes each phase, and the events that end it:
 
@@ -6,7 +6,7 @@ An env is in one of four phases. The table describes each phase, and the events 
 phase          meaning                                                         left by
 =============  ==============================================================  =========================================
 NEEDS_RESET    never reset, or its episode was lost with its worker            a reset
-RUNNING        it has an episode                                               a reset, the end of the episode, a loss
+RUNNING        its episode is in progress                                      a reset, the end of the episode, a loss
 DONE           its episode has ended, and the next has not started by itself   a reset, a loss; with "continue", a step
 EXHAUSTED      its latest reset found no further episode                       a reset, a loss
 =============  ==============================================================  =========================================
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Whether an env has an episode and, if not, why not."""
+    """Whether an env has an episode in progress and, if not, why not."""
 
     NEEDS_RESET = "needs reset"
     RUNNING = "running"
@@ -53,8 +53,8 @@ class Phase(enum.Enum):
 class EnvTable:
     """The phases of the envs ``0 .. num_envs-1`` under a done policy, and the calls in flight.
 
-    A ticket is in the table from before its first command is sent until its result has been returned to the user. An
-    interrupt therefore loses no result: the next call finds the ticket in the table.
+    Unless its step is planned, a ticket is in the table from before its first command is sent until its result has been
+    returned to the user. An interrupt therefore loses no result: the next call finds the ticket in the table.
 
     The envs in ``stepless`` have no episodes, because they lack ``reset`` or ``step``.
 
@@ -174,7 +174,7 @@ class EnvTable:
         return Phase.DONE if self.done[env_id] and not self._done_policy.autoreset else Phase.RUNNING
 
     def refuse_without_episode(self, env_ids: Iterable[int]) -> None:
-        """Raise `ResetNeededError` if any of these envs has no episode."""
+        """Raise `ResetNeededError` if any of these envs is in the phase ``NEEDS_RESET``."""
         found = [env_id for env_id in env_ids if env_id in self._needs_reset] if self._needs_reset else []
         if found:
             self.refuse_stepless(found)
@@ -216,7 +216,7 @@ class EnvTable:
         return bool(self._unstepped) and not self._unstepped.keys().isdisjoint(env_ids)
 
     def at_beginning(self, env_ids: Sequence[int]) -> Array:
-        """Return a ``(k,)`` bool array: whether each env is at the start of an episode."""
+        """Return a bool array: for each of ``env_ids``, whether the env is at the start of an episode."""
         new: Array = np.array([env_id in self._unstepped for env_id in env_ids], dtype=bool)
         return new | self.done[list(env_ids)] if self._done_policy.autoreset else new
 
@@ -265,7 +265,7 @@ class EnvTable:
             raise_failures([Failure(error, env_id, "reset") for env_id in exhausted], partial)
 
     def needing_reset(self) -> list[int]:
-        """Return the envs that have no episode until they are reset, including exhausted envs."""
+        """Return the ids of the envs in the phases ``NEEDS_RESET`` and ``EXHAUSTED``."""
         return [*list(self._needs_reset), *list(self.exhausted)]
 
     def absent_info(self, env_id: int) -> Info:
@@ -288,7 +288,7 @@ class EnvTable:
         self.exhausted.difference_update(marked)
 
     def record_running(self, env_ids: Iterable[int]) -> None:
-        """Record that these envs have an episode, which may have just started or be under way."""
+        """Record that these envs are no longer in the phase ``NEEDS_RESET``."""
         self._needs_reset.difference_update(env_ids)
 
     def record_unknown_states(self) -> None:

@@ -20,7 +20,7 @@ _NAP = 1 / 8
 
 
 async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]], waited: float, left: float) -> None:
-    """Sleep until a descriptor is readable or this task's waker is called, but no longer than `HEARTBEAT` or ``left``.
+    """Sleep until a descriptor is readable, this task's waker is called, or `HEARTBEAT` or ``left`` has elapsed.
 
     Args:
         fileno: The descriptor, or ``None`` if there is none.

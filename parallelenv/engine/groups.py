@@ -49,7 +49,7 @@ class Groups:
         return self._items[env_id] if self._items else env_id
 
     def facts(self, env_ids: Iterable[int]) -> list[GroupFacts | None] | None:
-        """Return the facts about the group of each env (``None`` for a single env); ``None`` if there is no group."""
+        """Return the facts about each env's group (``None`` for a single env), or ``None`` if there are no groups."""
         if not self._groups:
             return None
         return [self._groups.get(self._group_of.get(env_id, range(0))) for env_id in env_ids]
@@ -142,8 +142,8 @@ class Groups:
     def refuse_resting(self, call: str, env_ids: Iterable[int], *, autoreset: bool = False) -> None:
         """Raise an `ArgumentError` if one of the envs belongs to a vector env that cannot step without that env.
 
-        ``call`` is the name of the user's call, for the message. During this call, each env rests after its last
-        episode. ``autoreset`` tells whether an env that rests has already started another episode.
+        ``call`` is the name of the user's call, for the message. During this call, an env that has played its episodes
+        rests: it is not stepped any more. ``autoreset`` tells whether such an env has already started another episode.
         """
         if not self._groups:
             return

@@ -21,7 +21,7 @@ A form that is given up counts as `_NUM_MISSES` such steps.
 class InfoLearner:
     """Decides which form of infos is stored in columns of the batch.
 
-    Infos of steps and infos of resets each have a learner.
+    There is one learner for the infos of steps and another for the infos of resets.
 
     Attributes:
         form: The form that is stored in columns; empty if there is none.

@@ -32,7 +32,8 @@ each restart, up to this maximum.
 class Budget:
     """Limits the number of restarts of each env within `PERIOD`.
 
-    An env that fails again and again is given up. Rare crashes never use up the limit, however long the run is.
+    An env that fails again and again is eventually not restarted any more. An env that crashes only rarely never
+    reaches the limit, however long the run is.
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -64,10 +65,10 @@ class Recovery:
     """Rebuilds envs that failed and resets them.
 
     Attributes:
-        unreported: Rebuilt envs that have not been reported to the user yet, by env id. Each value is the failure that
-            ended the episode, and the result of the reset (``None`` before the reset). Most of these envs did not fail,
-            but shared a worker with an env that did. Envs that did not fail are not reset at once, because the user may
-            not have received the result of their latest step yet, and a reset would overwrite it.
+        unreported: Rebuilt envs that have not been reported to the user yet, by env id. Each value is a pair: the
+            failure that ended the episode, and the result of the reset (``None`` before the reset). Most of these envs
+            did not fail, but shared a worker with an env that did. Envs that did not fail are not reset at once,
+            because the user may not have received the result of their latest step yet, and a reset would overwrite it.
     """
 
     def __init__(self, pool: Pool, max_restarts: int) -> None:

@@ -28,7 +28,7 @@ def as_number(reward: Any) -> float | None:
 
 
 def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -> tuple[Outcome, Sequence[int]]:
-    """Convert an outcome's rewards to numbers in the batch; rewards that do not fit ``dtype`` become failures.
+    """Write an outcome's rewards to the batch as numbers; rewards that do not fit ``dtype`` become failures.
 
     Numbers of other types, such as `Fraction`, are converted to float; ``None`` is converted to nan.
 

@@ -129,7 +129,7 @@ class StepPlan:
         return self._assembled()
 
     def enter(self) -> Ticket:
-        """Give the step in flight a ticket in the `EnvTable`, like a step without a plan, and return the ticket."""
+        """Register a ticket for the step in flight, as is done for a step without a plan, and return the ticket."""
         pool, ticket = self._pool, Ticket("step", self.stepped)
         with pool.shield:
             pool.planned = None

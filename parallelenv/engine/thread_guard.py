@@ -48,7 +48,7 @@ class Guard:
         self.home = _process["id"]
 
     def is_usable(self) -> bool:
-        """Return True unless the object was closed, or was made before this process was forked."""
+        """Return True unless the object is closed, or was made in another process, from which this one was forked."""
         return not self.is_closed and _process["id"] == self.home
 
     def check_within(self, use: Use, outermost: Use) -> None:
@@ -84,7 +84,7 @@ class Guard:
         did.
 
         Raises:
-            ClosedError: Instead of the error, if the object was closed during the call.
+            ClosedError: If the object was closed during the outermost call. ``error`` is its cause.
         """
         shorten(error)
         if self.is_closed and call and isinstance(error, Exception):

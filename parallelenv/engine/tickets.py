@@ -21,8 +21,8 @@ class Ticket:
         operation: Name of the operation.
         sent_to: The envs to which commands are sent.
         each: One argument for each env in ``sent_to``; ``None`` if there are no arguments.
-        env_ids: The envs in the result, in the order of the result; those that are not in ``sent_to`` are resting.
-            Initially ``sent_to``.
+        env_ids: The envs in the result, in the order of the result; those that are not in ``sent_to`` are done or
+            exhausted. Initially ``sent_to``.
         pending: For each command that has no reply yet, the ids of its envs, by the command's number.
         values: Results, by env id; envs with an empty result are left out.
         failures: Failures, by env id.
@@ -69,7 +69,7 @@ class Ticket:
 
     @property
     def answered(self) -> list[int]:
-        """Ids of the envs in the result that have replied or are resting, in the order of the result."""
+        """Ids of the envs in the result that have no pending reply, in the order of the result."""
         pending = set(self.pending_ids)
         return [env_id for env_id in self.env_ids if env_id not in pending]
 
@@ -126,7 +126,7 @@ class Outcome:
         return replace(self, **kept)
 
     def with_resting(self, resting: Collection[int]) -> Outcome:
-        """Return this outcome with the envs in ``resting`` marked as absent, and without the extras of these envs."""
+        """Return this outcome without the results of the envs in ``resting``, which stay in ``env_ids``."""
         stepped = [env_id for env_id in self.stepped if env_id not in resting]
         resets = [env_id for env_id in self.resets if env_id not in resting]
         extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}

@@ -21,8 +21,8 @@ class WorkerHandle:
     Attributes:
         env_ids: Ids of the host's envs. They are the ids in the spec, unless there are vector envs, whose sizes are
             known only after they are built.
-        pending: Tickets of the host's pending commands, by the command's number. The ticket of a command that was given
-            up is replaced by ``None``, and its late reply is dropped.
+        pending: Tickets of the host's pending commands, by command number. The ticket of a command that was given up is
+            replaced by ``None``, and its late reply is dropped.
         death: Cause of the host's death; ``None`` while it lives.
         has_built: Whether the host's envs were ever made.
     """

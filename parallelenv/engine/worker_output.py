@@ -1,4 +1,4 @@
-"""Shows what envs in workers print, in the caller's terminal or below the notebook cell that makes the call."""
+"""Shows the output of envs in workers, in the caller's terminal or below the notebook cell that is running."""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ _MOST_SHARDS = 256
 
 
 class Pool:
-    """Executes operations on envs, wherever they live. See `ParallelEnv` for the arguments, and `spread` for ``spec``.
+    """Executes operations on envs, wherever they live.
+
+    See `ParallelEnv` for ``num_cpus`` and ``num_gpus``, and `spread` for ``spec``.
 
     Attributes:
         facts: Facts about each env from its first build, in env id order.
@@ -67,7 +69,7 @@ class Pool:
         groups: The vector envs.
         layout: The layout of the batch.
         batch: The arrays that all hosts read and write.
-        backend: Places and reaches the workers.
+        backend: Starts the workers and waits for their replies.
         timeout: Seconds that a call may take if its caller gives no other limit; ``None`` means no limit. The first
             build of the envs is never limited.
         number: Number of the next command.
@@ -303,9 +305,9 @@ class Pool:
     def learn_infos(self, values: Mapping[int, Extra], num_envs: int) -> None:
         """Make hosts write infos to columns of the batch if the infos of successive steps have the same form.
 
-        ``values`` are the `Ticket.values` of the latest step, which was a step of ``num_envs`` envs. All results in the
-        columns must already have been returned, because this method may empty the columns. Hosts and caller must agree
-        on the form, so Ctrl-C is delayed until the hosts, which are idle, have replied.
+        ``values`` are the `Ticket.values` of the latest step, which was a step of ``num_envs`` envs. All results whose
+        infos are in the columns must already have been returned to the user, because this method may empty the columns.
+        Hosts and caller must agree on the form, so Ctrl-C is delayed until the hosts, which are idle, have replied.
         """
         num_steps = (self.number - self._learned_at) // len(self._workers)
         self._learned_at = self.number
@@ -620,8 +622,8 @@ class Pool:
         """Replace the batch with one that has a different layout. All states in the old batch are lost.
 
         Raises:
-            WorkerTimeoutError: If hosts do not finish their pending commands, whose replies have the old layout, within
-                the pool's timeout. Nothing has been changed.
+            WorkerTimeoutError: If hosts do not finish their pending commands within the pool's timeout. Nothing has
+                been changed.
         """
         self.enter_planned()
         self._let_finish(self._workers)

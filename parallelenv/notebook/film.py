@@ -43,7 +43,7 @@ def tile_frames(
         frames: uint8 arrays: RGB ``(height, width, 3)``, grey ``(height, width)``, or ``(height, width, 4)``, whose
             alpha is ignored. Anything else raises an `ArgumentError`. Each tile has the size of the largest frame;
             smaller frames are padded with black on the right and at the bottom.
-        env_ids: Env ids for labels and messages; ``None`` means 0, 1, 2, ...
+        env_ids: Env ids for labels and error messages; ``None`` means 0, 1, 2, ...
         width: Maximum width of the picture in pixels. If necessary, all frames are scaled down by the same factor.
         labels: Whether to leave a grey gap between frames and draw the env id in the upper left corner of each frame. A
             single frame gets neither gap nor id. If tiles are less than 32 pixels wide or high, no ids are drawn.

@@ -245,7 +245,7 @@ class Summary:
         env_share: Share of the time in which at least one worker ran.
         straggler_loss: Part of ``env_share`` in which a worker waited for other workers, averaged over workers.
         policy_share: Part of ``env_share`` in which a worker ran the policy of a rollout, averaged over workers.
-        busy: Share of the time in which each worker ran, in the order of ``workers``.
+        busy: For each worker, in the order of ``workers``, the share of the time in which it ran.
         workers: Env ids of each worker.
         envs: An `EnvTime` for each env that was stepped.
         missing: Ids of envs whose worker sent no record, because it died or was still busy.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """An output area below the running cell. Each run of a cell gets a new output area."""
+    """Shows pictures in an output area below the running cell. Each run of a cell gets a new output area."""
 
     def __init__(self) -> None:
         self._run: cell_reruns.CellRun | None = None
@@ -77,7 +77,7 @@ def encode_picture(picture: Array) -> bytes:
 def refuse_no_notebook(call: str) -> None:
     """Raise an error unless the code runs in a notebook and Pillow is installed.
 
-    ``call`` is the method that the user called.
+    ``call`` is the name of the method that the user called.
     """
     if kernel_of_notebook() is None:
         raise UsageError(
@@ -147,7 +147,7 @@ class Performance:
         return self._run("play", see)[0]
 
     def record(self, path: str | Path | None) -> Film:
-        """Run the policy and return a film of it."""
+        """Run the policy and return a film of the run. Unless ``path`` is ``None``, also save the film there."""
         if path is None:
             video_format = "mp4" if has_ffmpeg() else "webp"
             check_format(video_format)

@@ -48,7 +48,7 @@ class Recording:
         return tuple(env_id for worker in rebuilt for env_id in worker.env_ids)
 
     def share(self, spans: Array) -> float:
-        """Return the fraction of the recording's duration that the spans, ``(m, 2)``, cover."""
+        """Return the fraction of the recording's duration that ``spans``, an ``(m, 2)`` array, covers."""
         return float(np.diff(merge(spans).clip(self.begin, self.end)).sum()) / (self.end - self.begin)
 
     def tracks(self) -> Iterator[Track]:
@@ -95,7 +95,7 @@ class Recording:
 
 
 def merge(spans: Array) -> Array:
-    """Merge overlapping spans, ``(m, 2)``, and return the result, sorted by start."""
+    """Merge overlapping spans, given as an ``(m, 2)`` array of starts and ends, and return them sorted by start."""
     if not len(spans):
         return np.zeros((0, 2))
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
@@ -215,7 +215,8 @@ def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, flo
 def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
     """Cut an interval into blocks of equal length; yield their start, end, colour, tooltip and opacity.
 
-    Each kind of event has its own blocks. A block's opacity is the fraction of its time that events of its kind take.
+    Each kind of event has its own blocks. A block's opacity is the fraction of its time that events of its kind take
+    up.
     """
     edges, width = np.linspace(begin, end, _BINS + 1), (end - begin) / _BINS
     for kind, (colour, label) in _SHADES.items():

@@ -327,8 +327,8 @@ Ends = tuple[Nest, Array]
 def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
     """Raise an `ArgumentError` if two rollouts cannot be joined.
 
-    They cannot be joined if their states, actions or recurrent states are nested differently, or if their extras have
-    different shapes per env. ``what`` names the rollouts in messages.
+    They cannot be joined if their states, actions or recurrent states are nested differently, or if two extras of the
+    same name cannot be stacked. ``what`` names the rollouts in messages.
     """
     for name in ("states", "actions", "rnn_state"):
         forms = [map_leaves(getattr(part, name), lambda _: "an array") for part in (one, other)]
@@ -442,8 +442,8 @@ def _steps_of_all(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], 
 def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequence[Nest]], Nest]) -> Nest:
     """Join nests leaf by leaf.
 
-    ``form`` shows which parts are leaves. The types of the parts do not show this: a batch of texts or graphs is a leaf
-    although it is a tuple.
+    ``form`` shows which parts are leaves. The ``nests`` themselves do not always show this: in them, a batch of texts
+    or graphs is a leaf although it is a tuple.
     """
     if isinstance(form, dict):
         return {key: _join_nests(form[key], [nest[key] for nest in nests], join_leaves) for key in form}

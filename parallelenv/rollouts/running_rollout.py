@@ -398,7 +398,7 @@ class _RunningLocalRollout(RunningRollout):
 
 
 class _LocalSteps:
-    """Steps the envs of all hosts for a policy in this process, in place of a host.
+    """A `StepSource` that steps the envs of all hosts, for a policy that is called in this process.
 
     See `StepSource` for the attributes.
     """

@@ -46,7 +46,7 @@ CLOSE: Final = Signal.CLOSE
 class Stream:
     """The loop of `ParallelEnv.stream`, in which the policy acts for the envs that are ready.
 
-    Between two results, the caller may use the envs freely.
+    Between two results, the caller may make other calls, for example to pause envs.
 
     Raises:
         ArgumentError: If the policy is not callable, or takes a recurrent state, which would lack rows for the envs
@@ -106,7 +106,7 @@ class Stream:
 
     @single_threaded_in("recv")
     def _receive(self, min_envs: int, max_envs: int | None, timeout: float | None) -> StepResult:
-        """Wait for results and return them; their states stay valid after the next call."""
+        """Wait for results and return them, with states that later calls do not overwrite."""
         result: Any = self._engine.receive(min_envs, max_envs, timeout, "item")
         if not self._engine.copies:
             flags = result.terminated, result.truncated, result.env_ids

@@ -51,7 +51,10 @@ class Task(Protocol):
         ...
 
     def is_done(self) -> bool:
-        """Return whether the task has ended. If ``step`` has not reported the end, the task counts as truncated."""
+        """Return whether the task has ended.
+
+        If it has, but ``step`` did not report the end, the task counts as truncated.
+        """
         ...
 
     def get_observations(self) -> State:
@@ -114,7 +117,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
         task: The current task; ``None`` before the first task and when there are no more tasks.
 
     Raises:
-        InvalidEnvError: If the sampler lacks a method of `TaskSampler`.
+        InvalidEnvError: If the sampler is a class, or lacks ``next_task``, ``reset`` or ``set_seed``.
     """
 
     def __init__(self, sampler: TaskSampler) -> None:
@@ -140,7 +143,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
         Raises:
             ExhaustedError: If there are no more tasks.
-            InvalidEnvError: If the task lacks a method of `Task`.
+            InvalidEnvError: If the task is a class, or lacks ``step``, ``is_done`` or ``get_observations``.
         """
         super().reset(seed=seed)
         if seed is not None:

@@ -47,7 +47,7 @@ class TaskPool(ParallelEnv):
 
     @single_threaded
     def reset_all(self) -> None:
-        """Reset all samplers to their first task, including samplers of paused envs and samplers without more tasks.
+        """Reset all samplers to their first task, including those of paused envs and those that have no more tasks.
 
         Call `next_task` afterwards to start the tasks. Steps in flight are dropped. The samplers' random generators are
         not changed.
@@ -92,13 +92,13 @@ class TaskPool(ParallelEnv):
             id: Which envs.
 
         Returns:
-            States, as from `reset`; ``None`` for samplers without another task.
+            States, as from `reset`; ``None`` for samplers that had no further task to start.
 
         Raises:
-            ResetNeededError: If an env has no task yet. In that case, no observations are requested.
+            ResetNeededError: If an env must be reset first. In that case, no observations are requested.
             EnvBusyError: If a step of an env is in flight.
             EnvContractError: If an observation does not fit the space.
-            BaseException: Any exception raised by a task; ``error.partial`` maps the other env ids to their
+            BaseException: Any exception raised by a task; ``error.partial`` maps the ids of the other envs to their
                 observations.
         """
         env_ids = self.engine.ids(id)

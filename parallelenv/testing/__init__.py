@@ -8,10 +8,10 @@ The tests of a third-party backend need only this::
         para_mode = MyBackend  # or the name of its entry point
         backend_options = {"address": "..."}  # if it has options
 
-The suite tests what a backend can break: the transport, order and copying of data, the handling of failures, deaths,
-timeouts and interrupts, and `close`. The mode ``dummy`` is the reference: with the same seeds and actions, the mode
-under test must return the same results, bit for bit. The suite needs pytest, and a backend that can run two workers at
-the same time. Some envs of the suite write files into pytest's ``tmp_path``.
+The suite tests what a backend can break: the transport, order and copying of data; the handling of failures, worker
+deaths, timeouts and interrupts; and `close`. The mode ``dummy`` is the reference: with the same seeds and actions, the
+mode under test must return the same results, bit for bit. The suite needs pytest, and a backend that can run two
+workers at the same time. Some envs of the suite write files into pytest's ``tmp_path``.
 """
 
 from __future__ import annotations

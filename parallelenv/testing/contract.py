@@ -259,7 +259,7 @@ class BackendContract:
     # ---------------------------------------------------------------- requests in flight
 
     def test_each_sent_step_is_received_once(self, make: Make) -> None:
-        """A call to ``recv`` returns at least ``min_envs`` and at most ``max_envs`` results."""
+        """``recv`` returns at most ``max_envs`` results, and at least ``min_envs`` if that many are in flight."""
         env = make(five_env_fns(zoo.Counter))
         env.reset()
         env.send(ONES)
@@ -338,7 +338,7 @@ class BackendContract:
         assert env.step([0] * NUM_ENVS).states[:, 1].tolist() == [2] * NUM_ENVS
 
     def test_late_result_is_never_returned_by_a_later_call(self, make: Make) -> None:
-        """If a call times out, its result is dropped when it arrives."""
+        """If a call to ``customized_method`` times out, its result is dropped when it arrives."""
         env = make(five_env_fns(zoo.Sleeper), timeout=0.8)
         naps = [{"sleep": 1.2 if number == 1 else 0.0, "answer": "late"} for number in range(NUM_ENVS)]
         with contextlib.suppress(errors.WorkerTimeoutError):  # not raised if the caller runs the envs
@@ -536,8 +536,8 @@ class Actions:
     def draw(self, env_ids: Sequence[int], *, batched: bool = False) -> Action:
         """Return a list of one action per env.
 
-        With ``batched``, if all envs share an action space other than ``Text``, return one batched action instead, as
-        in Gymnasium.
+        With ``batched``, if all envs share an action space other than ``Text``, return a single batched action instead,
+        as Gymnasium's vector envs expect.
         """
         spaces = [self._spaces[env_id] for env_id in env_ids]
         drawn = [float(self._chance.normal()) if space is None else space.sample() for space in spaces]

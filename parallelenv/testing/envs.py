@@ -33,7 +33,7 @@ LARGE = 20_000  # number of float64 in an array that is too large to be sent wit
 
 
 class Numbered:
-    """Base class of all envs. Subclasses override `prepare` instead of the constructor."""
+    """Base class of this module's envs. The constructor calls `prepare`, which subclasses may override."""
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
         self.number = number
@@ -50,7 +50,7 @@ class Numbered:
 
 
 class Paced(Numbered, gymnasium.Env[State, Action]):
-    """Base class of the Gymnasium envs; subclasses define the states, rewards and infos."""
+    """Base class of this module's Gymnasium envs; subclasses define the states, rewards and infos."""
 
     episode = 0
     options: Info | None = None
@@ -103,7 +103,7 @@ class Counter(Paced):
 
 
 class Sheet(Paced):
-    """An env with Dict states (arrays and a text, overwritten in place), Dict actions and float32 rewards."""
+    """An env with Dict states (one dict, updated in place), Dict actions and float32 rewards."""
 
     observation_space = Dict(
         {

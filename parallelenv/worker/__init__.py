@@ -1,1 +1,1 @@
-"""The code that runs in the same place as the envs. It is the same in every mode."""
+"""The code that runs in the same process as the envs. It is the same in every mode."""

@@ -119,7 +119,7 @@ class Resettable:
 
 
 def _split(result: Any) -> EnvStep:
-    """Return the four items of an old ``step`` as five items; return any other result unchanged."""
+    """Convert the four items that ``step`` returns in older APIs to five; return any other result unchanged."""
     if not isinstance(result, tuple) or len(result) != 4:
         return result
     state, reward, done, info = result
@@ -127,7 +127,7 @@ def _split(result: Any) -> EnvStep:
 
 
 class CallsOnly(Resettable):
-    """An object without ``reset`` or ``step``, which supports only method calls and attributes.
+    """Wraps an object that lacks ``reset`` or ``step`` and supports only method calls and attributes.
 
     The caller learns from `EnvFacts.has_steps` that it must not step the object.
     """

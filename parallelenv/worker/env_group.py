@@ -48,7 +48,7 @@ class EnvGroup:
         oddity: Two clauses for a warning: how the vector env differs from others, and the consequence; empty if there
             is nothing to warn about.
         has_stepped: Whether the vector env has stepped since it was built. If it has not, it does not know which
-            episodes have ended.
+            episodes ended before it was built.
     """
 
     has_stepped = False
@@ -91,7 +91,7 @@ class EnvGroup:
     def run(self, share: Share, each: Any, host: Host, running: RunningCommand) -> dict[int, Any]:
         """Run a command for the sub-envs of a share. ``each`` contains the command's argument for each of them.
 
-        Results are written with ``host.writer``. This attribute is read anew after each call of the vector env, because
+        Results are written with ``host.writer``. This attribute is read anew after each call to the vector env, because
         a host that was abandoned during the call has a different writer afterwards.
         """
         try:
@@ -355,7 +355,7 @@ class EnvGroup:
     def _is_bookkeeping(self, key: str, infos: Mapping[str, Any]) -> bool:
         """Return whether a key is not an info, but bookkeeping.
 
-        It may be a mask of the envs that have the info ``key[1:]``, or EnvPool's numbers of its sub-envs.
+        Bookkeeping is a mask of the envs that have the info ``key[1:]``, or EnvPool's numbers of its sub-envs.
         """
         return (key[:1] == "_" and key[1:] in infos) or (self._is_envpool and key in _OF_ENVPOOL)
 

@@ -114,10 +114,10 @@ class Host:
 
     @property
     def current(self) -> int | None:
-        """Id of the env that the current or latest command started last.
+        """Id of the env that the current or latest command reached most recently.
 
-        For a vector env, this is the id of the first sub-env that the command is for. The value is ``None`` before the
-        command starts an env, and while the policy of a rollout runs.
+        For a vector env, this is the id of the first sub-env that the command is for. The value is ``None`` until the
+        command reaches its first env, and while the policy of a rollout runs.
         """
         return next(iter(self.running.current_ids), None)
 
@@ -223,7 +223,9 @@ class Host:
 
     @calls_envs
     def repeat(self, prepared: RunningCommand) -> Reply:
-        """Execute a prepared step. With fewer function calls than `execute`, it saves 10 us per step in a worker.
+        """Execute a prepared step.
+
+        This method makes fewer function calls than `execute`, which saves 10 us per step in a worker.
 
         After an interrupt or a failure of an env, `execute` continues with the next env.
 
@@ -363,8 +365,8 @@ class Host:
         """For a step, clear the flags in ``rows`` and return the ids of the envs to be reset instead of stepped.
 
         For other commands, do nothing and return an empty collection. ``rows`` are the rows of all envs of the command.
-        If `Command.begins_ended` is set, a vector env itself decides which of its sub-envs to reset, unless it has not
-        stepped since it was built.
+        If `Command.begins_ended` is set, a vector env that has stepped since it was built decides on its own which of
+        its sub-envs to reset.
         """
         if command.operation != "step":
             return ()
@@ -397,7 +399,11 @@ class Host:
     def _run_singles(
         self, running: RunningCommand, singles: Sequence[tuple[int, Share]], begins: Collection[int]
     ) -> None:
-        """Run a command for single envs. ``singles`` contains their shares, each with its number, counted from 1."""
+        """Run a command for single envs.
+
+        ``singles`` contains one pair per env. The pair consists of the number of the env's share among the command's
+        shares, counted from 1, and the share itself.
+        """
         command = running.command
         numbers, shares = zip(*singles, strict=True)
         env_ids = tuple(share.env_ids[0] for share in shares)
@@ -477,7 +483,7 @@ class Host:
     def _begins_of(self, command: Command, row_numbers: Sequence[int]) -> Collection[int]:
         """Return the ids of the envs in these rows that a step with `Command.begins_ended` resets.
 
-        The result is kept because an interrupt may occur while the step starts. When the step is then started again,
+        The result is cached, because an interrupt may occur while the step starts. When the same step is started again,
         the flags in the batch may already be cleared.
         """
         if self._begins[0] != command.number:
@@ -579,7 +585,7 @@ class Host:
         goes_on: bool,
         values: dict[int, Any],
     ) -> None:
-        """Record a step that may have ended its episode: one of its flags is not the object ``False``.
+        """Record a step that may have ended the episode, because one of the step's flags is not the object ``False``.
 
         A flag such as ``numpy.False_`` does not end the episode. If ``goes_on``, also reset the env. ``loose`` are the
         loose leaves of the state, if it has any. ``other_reward`` is a one-tuple of the reward, if the reward is not a
@@ -612,7 +618,7 @@ class Host:
     # ---------------------------------------------------------------- rollouts
 
     def rollout(self, running: RunningCommand, walk: object) -> None:
-        """Make a chunk of a rollout. If the common argument is ``None``, drop the policy instead.
+        """Make a chunk of a rollout. If the command's common argument is ``None``, drop the policy instead.
 
         Otherwise, the common argument is a `RolloutRequest`, and each env's argument is the number of episodes that the
         env may still finish, or ``None`` for any number. The reply contains the chunk, with the steps of all envs, as
@@ -798,7 +804,7 @@ class Host:
         self.writer.set_info_forms(forms, self.env_ids)
 
     def start_trace(self, env_id: int, _: object) -> tuple[str, float] | None:
-        """Start to record what all envs do; return the id of the clock and its current time.
+        """Start recording what all envs do; return the id of the host's clock and the clock's current time.
 
         This happens only in the call for the host's first env. The calls for other envs do nothing.
         """

@@ -140,7 +140,7 @@ def _read_extra(name: str, value: Any, num_envs: int) -> Array:
 
 
 def _copy(what: str, value: Any) -> Any:
-    """Return a copy of an output of the policy, for the caller.
+    """Return a copy of an output of the policy.
 
     Raises:
         UnpicklableError: If the output cannot be pickled, even in modes that do not need to pickle the output.

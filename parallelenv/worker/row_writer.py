@@ -185,7 +185,7 @@ class RowWriter:
         return self.infos is not None and self.infos.write_rows(rows, columns)
 
     def latest_loose(self, row: int) -> list[Any] | None:
-        """Return the loose leaves of a row's latest state; ``None`` if states have none.
+        """Return the loose leaves of a row's latest state; ``None`` if states have no loose leaves.
 
         Before the first state, each leaf is ``None``.
         """

@@ -60,7 +60,7 @@ class RunningCommand:
             envs start one after another.
 
     Attributes:
-        counts: The numbers from 1 on, one for each share or, without shares, for each env.
+        counts: The numbers 1, 2, 3, ..., one for each share or, without shares, for each env.
         number: Number of the command whose progress this object holds. It is set after all other attributes. If an
             interrupt comes before that, the host starts the command from the beginning when it gets the command again.
         num_started: How many shares or, without shares, how many envs have started. The last one that started is the

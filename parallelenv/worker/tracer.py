@@ -48,7 +48,7 @@ class WorkerRecord:
     resets: Array  #: ``(r, 3)`` float64: start and end of each reset within a step, and the env's id.
 
     def of_operation(self, name: str) -> Array:
-        """Return a ``(m,)`` bool array that is True for commands of this operation."""
+        """Return a ``(m,)`` bool array that is True for the commands whose operation is ``name``."""
         return np.array([one == name for one in self.operations], bool)
 
     def later(self, seconds: float) -> WorkerRecord:

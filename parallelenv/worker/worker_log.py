@@ -145,7 +145,7 @@ def redirect_descriptors(log: WorkerLog) -> None:
 
 
 def redirect_streams(env_of: Callable[[], int | None], filenos: tuple[int, int]) -> None:
-    """Replace ``sys.stdout`` and ``sys.stderr`` with `EnvStream` objects that write to these descriptors."""
+    """Replace ``sys.stdout`` and ``sys.stderr`` with `EnvStream` objects that write to the descriptors ``filenos``."""
     for name, fileno in zip(("stdout", "stderr"), filenos, strict=True):
         stream = getattr(sys, name)
         if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # it may be in use, for example by a logger

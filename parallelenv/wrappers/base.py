@@ -67,8 +67,8 @@ def space_of(env: object) -> Space:
 def shared_structure(env: object, problem: str) -> Structure:
     """Return the structure of the observation space that all envs share.
 
-    If they share none, raise an `ArgumentError`. ``problem`` completes "their states ..." in its message: for example,
-    "cannot be stacked".
+    If they share none, raise an `ArgumentError`. ``problem`` completes "their states ..." in the error message: for
+    example, "cannot be stacked".
     """
     structure = Structure(space_of(env))
     if structure.space is None:

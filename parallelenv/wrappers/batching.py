@@ -108,7 +108,7 @@ def _copied(value: State) -> State:
 
 
 def scattered(states: States, space: Space, rows: Sequence[int], count: int) -> Array:
-    """Return an object array of length ``count``, with the states of a batch in ``rows`` and ``None`` in all others."""
+    """Return a ``(count,)`` object array with the batch's states at the indices ``rows`` and ``None`` elsewhere."""
     found: list[object] = [None] * count
     for row, state in zip(rows, unstacked(states, space, len(rows)), strict=True):
         found[row] = state

@@ -23,7 +23,7 @@ class CheckFinite(ParallelWrapper):
     """Raises `EnvContractError` as soon as an action, a state or a reward is nan or infinite.
 
     The error message says which values are bad and in which envs; ``error.env_ids`` lists these envs. Actions are
-    checked before anything is sent, except for actions for envs that the step skips. Results are checked when they
+    checked before anything is sent; those for envs that the step skips are not checked. Results are checked when they
     arrive. If the error is in a result, ``error.partial`` is that result, and all envs in it need a reset.
 
     Args:
@@ -77,7 +77,7 @@ class CheckFinite(ParallelWrapper):
             raise EnvContractError(f"A value is {kind} in: {places}. {ending}", env_ids)
 
     def _find(self, structure: Structure, batch: States, name: str, env_ids: Sequence[int]) -> Found:
-        """Return the ids of envs with a nan or infinite number in a batch of states or actions. See `Found`."""
+        """Find the envs that have a bad value (see `_is_bad`) in a batch of states or actions."""
         leaves = {name: batch}
         if not structure.is_single and isinstance(batch, (dict, tuple)):  # a list has one action per env
             leaves = {name + structure.describe(index): leaf for index, leaf in enumerate(structure.split(batch))}
@@ -85,7 +85,7 @@ class CheckFinite(ParallelWrapper):
         return {where: [env_ids[row] for row in rows if row < len(env_ids)] for where, rows in bad.items()}
 
     def _bad_rows(self, leaf: States) -> list[int]:
-        """Return the rows of a batch that contain a nan or infinite number."""
+        """Return the rows of a batch for which `_is_bad` returns ``True``."""
         if isinstance(leaf, dict):  # of an undeclared space
             return sorted({row for part in leaf.values() for row in self._bad_rows(part)})
         leaf = as_array(leaf) if is_tensor(leaf) else leaf

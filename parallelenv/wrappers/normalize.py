@@ -234,8 +234,8 @@ class NormalizeStates(StateWrapper):
 
     The statistics count the states that `reset`, `step` and `recv` return, except those of idle envs. They do not count
     ``info["ended_state"]``, although it is normalised as well. Only the `Box` parts of a state change: they become
-    float32, between ``-clip`` and ``clip``. States that would make the mean or variance nan or infinite raise
-    `EnvContractError`.
+    float32, between ``-clip`` and ``clip``. `EnvContractError` is raised if a state would make the mean or variance nan
+    or infinite.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space.

@@ -22,7 +22,7 @@ class StackStates(StateWrapper):
     """Stacks the latest ``stack_size`` states of each env, newest last, on a new axis after the env axis.
 
     A stack contains states of one episode only: a new stack starts with each episode, after a reset or an automatic
-    restart. ``info["ended_state"]`` is the stack at the end of the episode. With ``asynchronous="continue"``,
+    restart. ``info["ended_state"]`` is the stack at the end of the episode. With ``asynchronous="continue"``, however,
     states after the end of an episode are added to the stack until the env is reset.
 
     Args:
