@@ -126,7 +126,10 @@ class Outcome:
         return replace(self, **kept)
 
     def with_resting(self, resting: Collection[int]) -> Outcome:
-        """Return this outcome without the results of the envs in ``resting``, which stay in ``env_ids``."""
+        """Return this outcome without the results of the envs in ``resting``.
+
+        The ids of these envs stay in ``env_ids``.
+        """
         stepped = [env_id for env_id in self.stepped if env_id not in resting]
         resets = [env_id for env_id in self.resets if env_id not in resting]
         extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}
