@@ -25,7 +25,6 @@ from parallelenv.errors import ArgumentError
 
 _UNPACK, _CACHE = opmap["UNPACK_SEQUENCE"], opmap["CACHE"]
 _UNPACK_PAIR = bytes((_UNPACK, 2))
-_INFOS = ("info", "infos", "_info", "_infos")
 
 
 class StepResult(tuple[State, Any, Any, Any]):
@@ -152,8 +151,8 @@ def refuse_pair(num_states: int | None) -> None:
             states of a `Tuple` space.
 
     Raises:
-        ArgumentError: If there are two variables but not two items, or if the second variable has a name that is usual
-            for infos, such as ``info``.
+        ArgumentError: If there are two variables but not two items, or if the name of the second variable
+            contains "info".
     """
     user = inspect.currentframe()
     for _ in range(3):  # the frames of this function, of `reset`, and of the guard around `reset`
@@ -168,8 +167,8 @@ def refuse_pair(num_states: int | None) -> None:
     stores = (one for one in dis.get_instructions(user.f_code) if one.offset > place and one.opname.startswith("STORE"))
     found = [one.argval for one in islice(stores, 2)]
     targets = [name for names in found for name in (names if isinstance(names, tuple) else (names,))]
-    second = targets[1] if len(targets) > 1 else ""
-    if second in _INFOS or num_states not in (None, 2) or (second == "_" and num_states is not None):
+    second = str(targets[1]) if len(targets) > 1 else ""
+    if "info" in second or num_states not in (None, 2) or (second == "_" and num_states is not None):
         raise ArgumentError(
             "reset() returns the states alone, not Gymnasium's pair, and nothing was reset: states = env.reset(). The "
             "infos are in env.reset_infos. The reset() of env.to_gymnasium() returns a pair."

@@ -565,7 +565,7 @@ PAIR = (
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
 def test_unpacking_reset_like_gymnasium_is_refused(make_env: MakeEnv, num_envs: int) -> None:
     env = make_env([Counter] * num_envs)
-    for targets in ("obs, info", "states, infos", "first, _"):
+    for targets in ("obs, info", "states, reset_infos", "first, _"):
         with pytest.raises(ArgumentError, match=PAIR):
             exec(f"def begin(env):\n    {targets} = env.reset(seed=3)\nbegin(env)", {"env": env})
     with pytest.raises(ArgumentError, match=PAIR):
@@ -579,6 +579,9 @@ def test_states_of_two_envs_may_be_unpacked() -> None:
     with ParallelEnv([Counter] * 2) as env:
         first, second = env.reset()
         assert (first == second).all()
+        both = [None, None]
+        both[0], both[1] = env.reset()
+        assert (both[0] == first).all()
     with ParallelEnv([zoo.Pair] * 3) as env:
         numbers, _ = env.reset()
         assert numbers.shape == (3,)

@@ -381,6 +381,15 @@ def test_host_of_idle_env_keeps_the_recurrent_state_of_other_envs(begin: Begin) 
     assert env.rollout(counting, 1, rnn_state=first.rnn_state).rnn_state.tolist() == [4, 0]
 
 
+def test_env_without_a_share_keeps_its_recurrent_state(begin: Begin) -> None:
+    env = begin(counts(4, 30))
+    before = env.rollout(counting, 2)
+    played = env.rollout(counting, num_episodes=1, rnn_state=before.rnn_state)
+    assert played.valid.sum(axis=0).tolist() == [2, 0]
+    assert played.rnn_state.tolist() == [0, 2]
+    assert env.rollout(counting, 1, rnn_state=played.rnn_state).rnn_state.tolist() == [1, 3]
+
+
 def by_place(states: Any, memory: Any, begins: Any) -> Any:
     return np.zeros(len(states), int), None, {"begins": begins, "has_none": np.full(len(states), memory is None)}
 

@@ -228,7 +228,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
     def _check_step(self) -> None:
         self._refuse_awaited("step")
-        if self._refuses_ended and self.parallel_env.has_done():
+        if self._refuses_ended and self.parallel_env.has_done() and not self.parallel_env.closed:
             ended = np.flatnonzero(self.parallel_env.done).tolist()
             raise ResetNeededError(
                 f"envs {ended} have ended, and autoreset_mode is 'Disabled'. Call reset(options={{'reset_mask': "

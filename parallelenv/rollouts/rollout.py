@@ -136,9 +136,12 @@ def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> Ende
 
 
 class RolloutBuilder:
-    """Collects the chunks of a rollout, and stacks them into arrays with one column for each of ``env_ids``."""
+    """Collects the chunks of a rollout, and stacks them into arrays with one column for each of ``env_ids``.
 
-    def __init__(self, batch: Batch, env_ids: Sequence[int]) -> None:
+    ``memory`` is the recurrent state before the rollout; envs that make no step keep theirs.
+    """
+
+    def __init__(self, batch: Batch, env_ids: Sequence[int], memory: RecurrentState | None) -> None:
         self._batch = batch
         self._env_ids = env_ids
         self._column = {env_id: column for column, env_id in enumerate(env_ids)}
@@ -147,7 +150,11 @@ class RolloutBuilder:
         self._ended: list[EpisodeEnds] = []
         self._said: dict[StepIndex, Extra] = {}
         self._loose: dict[int, Extra] = {}
-        self._memories: dict[int, tuple[RecurrentState, int]] = {}  # latest memory of each env, and the env's row in it
+        # The latest recurrent state with a row for each env, and the number of the row.
+        self._memories: dict[int, tuple[RecurrentState, int]] = {}
+        if memory is not None:
+            rows = enumerate(memory.env_ids)
+            self._memories = {env_id: (memory, row) for row, env_id in rows if env_id not in memory.begins}
         self._forms: dict[str, ExtrasFormat] = {}
 
     def add(self, first: int, chunk: RolloutChunk) -> None:

@@ -70,8 +70,9 @@ class RunningRollout:
         self._table.refuse_unknown_states(env_ids)
         self._starts = self._table.at_beginning(env_ids)
         self._episodes_left = self._shares(living)  # number of episodes each env may still finish; None: any number
-        self._unsent_policy = self._prepare(self._memory(rnn_state))  # the policy, to be sent with the next chunk
-        self._builder = RolloutBuilder(self._pool.batch, env_ids)
+        memory = self._memory(rnn_state)
+        self._unsent_policy = self._prepare(memory)  # the policy, to be sent with the next chunk
+        self._builder = RolloutBuilder(self._pool.batch, env_ids, memory)
         # If states have leaves that are not in the batch, all envs take part in the first chunk, even those that are
         # not stepped, because only the hosts have these leaves.
         self._asks_all = any(array is None for array in self._pool.batch.states)

@@ -19,7 +19,7 @@ from modes import LOCAL, THREADS, here_and_in_processes, in_modes
 from adapters.envs import Drawn, Echo, Fragile, Looped, Varied
 from adapters.twins import Twins
 from parallelenv import ParallelEnv
-from parallelenv.errors import ArgumentError, UsageError
+from parallelenv.errors import ArgumentError, ClosedError, UsageError
 from parallelenv.results import difference
 from parallelenv.testing.envs import Old
 
@@ -97,6 +97,10 @@ def test_stepping_an_ended_env_without_reset_raises(make: Any) -> None:
         env.step_async(ZEROS)
     env.reset(options={"reset_mask": ended})
     assert env.step(ZEROS)[0].tolist() == [[1], [3], [1]]
+    assert env.step(ZEROS)[2].any()
+    env.close()
+    with pytest.raises(ClosedError):
+        env.step(ZEROS)
 
 
 @here_and_in_processes
