@@ -320,8 +320,9 @@ def test_set_weights_reaches_all_collectors_and_counts_versions(make_set: MakeSe
 
 def test_weights_refused_by_the_policy_raise(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
-    with pytest.raises(LookupError, match="no such weights"):
+    with pytest.raises(LookupError, match="no such weights") as caught:
         collectors.set_weights(None)
+    assert caught.value.__notes__[-1] == "The envs of a CollectorSet are its collectors."
     collectors.set_weights(1)
     with pytest.raises(AbsentAttributeError, match="name='nois'.* has no such attribute"):
         collectors.update_policy("nois", 1)
@@ -754,6 +755,9 @@ def test_evaluation_is_shared_by_all_collectors(make_set: MakeSet) -> None:
     assert next(stream)[1]["num_steps"] == 4
     with pytest.raises(ArgumentError, match="num_episodes=0 must be"):
         collectors.evaluate(0)
+    with pytest.raises(ArgumentError, match="there are no test envs") as caught:
+        make_set(Net, few, 4).evaluate(2)
+    assert caught.value.__notes__[-1] == "The envs of a CollectorSet are its collectors."
 
 
 def test_factory_can_be_pickled_and_creates_sets() -> None:

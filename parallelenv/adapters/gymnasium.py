@@ -144,7 +144,8 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
                 raise ArgumentError(f"options['reset_mask']={show(mask)} is not an array of bools. Give {expected}.")
             if mask.shape != (self.num_envs,) or not mask.any():
-                raise ArgumentError(f"options['reset_mask']={show(mask)} names no envs. Give {expected}.")
+                fault = "names no envs" if mask.shape == (self.num_envs,) else f"is of shape {mask.shape}"
+                raise ArgumentError(f"options['reset_mask']={show(mask)} {fault}. Give {expected}.")
             chosen = np.flatnonzero(mask).tolist()
             options = {key: value for key, value in options.items() if key != "reset_mask"}
             self._calls.refuse_unknown_states(np.flatnonzero(~mask).tolist())

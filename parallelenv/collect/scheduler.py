@@ -238,7 +238,7 @@ class Scheduler:
             refused = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
             if refused:
                 self._settings.pop(subject)  # otherwise this setting would make every later request fail
-            raise_failures(refused[:1], None)  # all collectors got the same call, so one error is enough
+            _raise_failures(refused[:1])  # all collectors got the same call, so one error is enough
             if late is not None:
                 raise late
             if ticket.failures:  # of collectors that died
@@ -352,7 +352,7 @@ class Scheduler:
                 raise _late(error) from None
             answers.update(ticket.values)
             failed = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
-            raise_failures(failed, None)
+            _raise_failures(failed)
         return [answers[rank] for rank in shares]
 
     # ---------------------------------------------------------------- replacements
@@ -430,6 +430,15 @@ class Scheduler:
         if sizes := [part.num_bytes for parts in taken for part in parts if part.num_bytes is not None]:
             info["num_bytes"], info["num_bytes_sent"] = map(sum, zip(*sizes, strict=True))
         return data, info
+
+
+def _raise_failures(failures: Sequence[Failure]) -> None:
+    """Raise failures of collectors, if there are any, with a note that their envs are collectors."""
+    try:
+        raise_failures(failures, None)
+    except BaseException as error:
+        add_note(error, "The envs of a CollectorSet are its collectors.")
+        raise
 
 
 def _late(error: WorkerTimeoutError) -> WorkerTimeoutError:

@@ -171,7 +171,11 @@ BAD: dict[str, Refused] = {
     "too few seeds": (ValueError, "2 seeds were given for 3 envs", lambda env: env.reset(seed=[1, 2])),
     "a mask that is a list": (TypeError, MASK, lambda env: env.reset(options={"reset_mask": [True] * 3})),
     "a mask of numbers": (TypeError, MASK, lambda env: env.reset(options={"reset_mask": np.ones(3)})),
-    "a mask that is too short": (ValueError, MASK, lambda env: env.reset(options={"reset_mask": np.ones(2, bool)})),
+    "a mask that is too short": (
+        ValueError,
+        r"is of shape \(2,\)\. Give an array",
+        lambda env: env.reset(options={"reset_mask": np.ones(2, bool)}),
+    ),
     "a mask without True": (ValueError, MASK, lambda env: env.reset(options={"reset_mask": np.zeros(3, bool)})),
     "too few actions": (ValueError, "2 actions", lambda env: env.step(ZEROS[:2])),
     "too many actions": (ValueError, "4 actions", lambda env: env.step(np.zeros(4, int))),
