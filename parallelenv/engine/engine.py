@@ -498,7 +498,7 @@ class Engine:
         return self.collect_step(Outcome(ticket.env_ids, ticket.sent_to, ticket.values, ticket.failures), align)
 
     def _plan(self, env_ids: Sequence[int], align: Form) -> StepPlan | None:
-        """Return a valid plan of a step; ``None`` if the step cannot be planned, or is the first of its kind.
+        """Return a valid plan for a step; ``None`` if the step cannot be planned, or is the first with these arguments.
 
         This method raises the errors of `refuse_unsteppable`.
         """
