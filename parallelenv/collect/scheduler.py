@@ -238,7 +238,7 @@ class Scheduler:
             refused = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
             if refused:
                 self._settings.pop(subject)  # otherwise this setting would make every later request fail
-            _raise_failures(refused[:1])  # all collectors got the same call, so one error is enough
+            _raise_for_collectors(refused[:1])  # all collectors got the same call, so one error is enough
             if late is not None:
                 raise late
             if ticket.failures:  # of collectors that died
@@ -352,7 +352,7 @@ class Scheduler:
                 raise _late(error) from None
             answers.update(ticket.values)
             failed = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
-            _raise_failures(failed)
+            _raise_for_collectors(failed)
         return [answers[rank] for rank in shares]
 
     # ---------------------------------------------------------------- replacements
@@ -432,7 +432,7 @@ class Scheduler:
         return data, info
 
 
-def _raise_failures(failures: Sequence[Failure]) -> None:
+def _raise_for_collectors(failures: Sequence[Failure]) -> None:
     """Raise failures of collectors, if there are any, with a note that their envs are collectors."""
     try:
         raise_failures(failures, None)

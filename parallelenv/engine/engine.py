@@ -1,9 +1,9 @@
 """The caller's side of every call, the same in every mode: submit, wait, collect.
 
 *Submit* checks a call, writes its actions and sends its commands; the ticket is in the `EnvTable` before the first
-command is sent. *Wait* can be interrupted anywhere. *Collect* converts the results to the form that the user
-asked for, restarts failed envs if ``on_failure="restart"``, and removes the ticket. Some calls use only one or two of
-these three parts.
+command is sent. *Wait* can be interrupted anywhere. *Collect* converts the results to the form that the user asked
+for, restarts failed envs if ``on_failure="restart"``, and removes the ticket. Some calls use only one or two of these
+three parts.
 
 A step takes one of the following paths; an arrow leads to the function that runs next, or to the result:
 
@@ -16,7 +16,7 @@ A step takes one of the following paths; an arrow leads to the function that run
     StepPlan.step   submit_step  <--  send, step_async
      |    |          |           submit_step: checks the envs and the actions, and adds a ticket to the table
      |    |          |           StepPlan.step continues with submit_step if actions have no fixed shape, and with
-     |    |          |           finish_step if a worker has failed or needs more than 0.25 s
+     |    |          |           finish_step if a worker has failed or is not done within `PATIENCE`
      |    v          v
      |    finish_step            waits for the ticket
      |          |

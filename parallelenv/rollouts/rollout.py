@@ -392,19 +392,17 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
             cuts.append((states, np.column_stack([last[chosen], chosen + column])))
     own = [slice(column, column + len(last.env_ids)) for column, last in zip(columns, lasts, strict=True)]
     join_envs = partial(_put_together, places=own, shape=(num_envs,))
-    memories = {place: last.rnn_state for place, last in enumerate(lasts) if last.rnn_state is not None}
+    memories = [(last.rnn_state, place) for last, place in zip(lasts, own, strict=True) if last.rnn_state is not None]
+    rnn_state = None
+    if memories:  # envs of the other histories get zeros
+        nests, places = zip(*memories, strict=True)
+        rnn_state = _join_nests(nests[0], nests, partial(_put_together, places=places, shape=(num_envs,)))
     return Rollout(
         **_steps_of_all(parts, offsets, cuts),
         env_ids=np.arange(num_envs, dtype=np.int64) if others else first.env_ids,
         starts=np.concatenate([history[0].starts for history in histories]),
         final_states=_join_nests(first.states, [last.final_states for last in lasts], join_envs),
-        rnn_state=_join_nests(
-            next(iter(memories.values())),
-            list(memories.values()),
-            partial(_put_together, places=[own[place] for place in memories], shape=(num_envs,)),
-        )
-        if memories
-        else None,
+        rnn_state=rnn_state,
     )
 
 
