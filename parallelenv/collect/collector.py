@@ -15,7 +15,7 @@ import math
 import operator
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -39,6 +39,7 @@ from parallelenv.errors import (
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.rollout import Rollout, count_episodes
 from parallelenv.rollouts.running_rollout import LocalRollouts
+from parallelenv.worker.policy_runner import policy_parameters
 
 
 class Record(NamedTuple):
@@ -534,13 +535,7 @@ class Collector(CollectorBase):
             )
         seed = self._test_seed if seed is None else seed
         policy = self._policy
-        try:
-            parameters: Mapping[str, inspect.Parameter] = inspect.signature(policy).parameters
-            if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(policy, "forward"):
-                parameters = inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
-        except (TypeError, ValueError):  # a builtin without a signature
-            parameters = {}
-        if "deterministic" in parameters:
+        if "deterministic" in policy_parameters(policy):
             policy = functools.partial(policy, deterministic=True)
         with _with_collector_hints("test_envs"):
             evaluation = self._envs["test_envs"].run_episodes(policy, num_episodes, seed=seed, progress=progress)

@@ -1,7 +1,4 @@
-"""Gives all envs the same interface, whether they follow Gymnasium's API or an older one.
-
-The module also looks up attributes and methods of envs through wrappers.
-"""
+"""Gives all envs the same interface, whether they follow Gymnasium's API or an older one."""
 
 from __future__ import annotations
 
@@ -30,12 +27,9 @@ class Resettable:
     """Resets and steps an env, whether it follows Gymnasium's API or an older one.
 
     As in older APIs, an env's ``step`` may return ``(state, reward, done, info)``, its ``reset`` may return only the
-    state, and its ``reset`` may lack the arguments ``seed`` and ``options``. If ``reset`` has no argument ``seed``, a
-    seed is passed to the env's method ``seed`` instead. If a `gymnasium.Env` has no such method either, the seed sets
-    its ``np_random``.
+    state, and its ``reset`` may lack the arguments ``seed`` and ``options``.
 
     Attributes:
-        env: The env as the user made it.
         step: The function that steps the env. For most envs, it is the env's own ``step``. If that returns four items,
             `five` replaces this function with one that returns five.
         oddity: Two clauses for a warning about a `gymnasium.Env` that behaves as in an older API: what it does, and the
@@ -59,12 +53,7 @@ class Resettable:
             self.oddity = f"its reset() takes no {' and no '.join(lacking)}", f"It is reset without{seeding}"
 
     def reset(self, seed: int | None, options: Info | None) -> tuple[State, Info]:
-        """Reset the env; return the first state and the info, which is empty if the env returns only the state.
-
-        Raises:
-            EnvContractError: If options are given but the env's ``reset`` takes none, or if a `gymnasium.Env` returns a
-                tuple that fits neither Gymnasium's API nor an older one.
-        """
+        """Reset the env; return the first state and the info, which is empty if the env returns only the state."""
         arguments = {**self._not_given}
         if seed is not None:
             if self._takes_seed:
@@ -95,9 +84,6 @@ class Resettable:
         """Return a result of `step` as five items.
 
         If it has four, also replace `step`, so that later steps return five.
-
-        Raises:
-            EnvContractError: If the result is not a tuple of four or five items.
         """
         if isinstance(result, tuple) and len(result) == 4:
             self.step = self._old_step
@@ -119,7 +105,6 @@ class Resettable:
 
 
 def _split(result: Any) -> EnvStep:
-    """Convert the four items that ``step`` returns in older APIs to five; return any other result unchanged."""
     if not isinstance(result, tuple) or len(result) != 4:
         return result
     state, reward, done, info = result
@@ -158,10 +143,7 @@ def draws_by_mode(env: Env) -> bool:
 
 @contextlib.contextmanager
 def alone_while_drawing() -> Iterator[None]:
-    """Run the ``with`` block while no other thread draws.
-
-    If a thread is drawing already, wait for it to finish, but run the block after 10 s at the latest.
-    """
+    """Run the ``with`` block while no other thread draws."""
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
     try:
         yield
@@ -171,7 +153,6 @@ def alone_while_drawing() -> Iterator[None]:
 
 
 def _parameters(function: Any) -> tuple[set[str], bool]:
-    """Return a function's parameter names, and whether it takes ``**kwargs``."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
@@ -185,14 +166,10 @@ _ABSENT = object()
 
 def layers(env: Env) -> Iterator[Env]:
     """Yield an env's wrappers from the outermost inwards, then the env itself."""
-    seen: set[int] = set()
-    while id(env) not in seen:
-        seen.add(id(env))
-        yield env
-        inner = getattr(env, "env", None)
-        if inner is None or not is_env(inner):
-            return
-        env = inner
+    yield env
+    inner = getattr(env, "env", None)
+    if inner is not None and is_env(inner):
+        yield from layers(inner)
 
 
 def _owners(env: Env) -> tuple[list[Env], list[Env]]:
@@ -203,12 +180,7 @@ def _owners(env: Env) -> tuple[list[Env], list[Env]]:
 
 
 def get_attribute(env: Env, key: str) -> tuple[Any] | None:
-    """Return the attribute in a one-tuple, or ``None`` if it does not exist.
-
-    The name is looked up in every layer, from the outermost inwards, then in the parts of a `TaskEnv`, and then with
-    the env's own ``get_env_attr``, if it has this method. If ``key`` consists of several names joined by dots, only the
-    first name is looked up in this way. Each further name is looked up on the value of the name before it.
-    """
+    """Return the attribute in a one-tuple, or ``None`` if it does not exist."""
     first, *rest = key.split(".")
     value = getattr(env, first, _ABSENT)
     if value is _ABSENT:
@@ -227,11 +199,7 @@ def get_attribute(env: Env, key: str) -> tuple[Any] | None:
 
 
 def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
-    """Return the attribute ``key`` of an env. ``kind`` is what the error message calls it, such as ``"method"``.
-
-    Raises:
-        AbsentAttributeError: If there is no attribute with the name ``key``.
-    """
+    """Return the attribute ``key`` of an env. ``kind`` is what the error message calls it, such as ``"method"``."""
     found = get_attribute(env, key)
     if found is None:
         wrapped, parts = _owners(env)  # parts of a `TaskEnv`; the text is the same with and without a current task
@@ -246,15 +214,8 @@ def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
 def set_attribute(env: Env, key: str, value: Any) -> bool:
     """Set an attribute on the layer, task or sampler that already has it.
 
-    If none of them has the attribute, it is set with the env's own ``set_env_attr`` or, if the env has no such method,
-    on the innermost layer. If ``key`` has dots, the part before the last dot names the object whose attribute is set.
-
     Returns:
         ``True`` if the attribute is known to be new.
-
-    Raises:
-        AttributeError: If ``key`` has dots, and the part before the last dot does not name an existing attribute.
-        BaseException: Any exception raised by the env's own ``set_env_attr``, or by setting the attribute.
     """
     *way, name = key.split(".")
     if way:
@@ -274,11 +235,7 @@ def set_attribute(env: Env, key: str, value: Any) -> bool:
 
 
 def get_method(env: Env, key: str) -> Any:
-    """Return a method of an env.
-
-    Raises:
-        AbsentAttributeError: If there is no attribute with this name, or if the attribute is not callable.
-    """
+    """Return a method of an env."""
     found = get_existing(env, key, "method")
     if not callable(found):
         raise AbsentAttributeError(

@@ -43,8 +43,6 @@ class EnvGroup:
     value are left out.
 
     Attributes:
-        env: The vector env as the user made it; it may be wrapped.
-        facts: Properties of the vector env.
         oddity: Two clauses for a warning: how the vector env differs from others, and the consequence; empty if there
             is nothing to warn about.
         has_stepped: Whether the vector env has stepped since it was built. If it has not, it does not know which
@@ -94,8 +92,19 @@ class EnvGroup:
         Results are written with ``host.writer``. This attribute is read anew after each call to the vector env, because
         a host that was abandoned during the call has a different writer afterwards.
         """
+        operation, common = running.command.operation, running.command.common
         try:
-            return self._run(share, each, host, running)
+            if operation == "step":
+                return self.step(share, each, host, running)
+            if operation == "reset":
+                return self.reset(share, each, host)
+            if operation == "get":
+                return self.get(share, each, common)
+            if operation == "set":
+                return self.set(share, each, common)
+            calls = [MethodCall(*common.call())] if isinstance(common, Broadcast) else list(each or (common,))
+            running.doing = calls[0].name + "()"
+            return self.call(share, calls)
         except BaseException:
             self._has_failed = True
             raise
@@ -109,24 +118,10 @@ class EnvGroup:
         options = {"terminate": True} if self._has_failed and isinstance(self.env.unwrapped, AsyncVectorEnv) else {}
         self.env.close(**options)
 
-    def _run(self, share: Share, each: Any, host: Host, running: RunningCommand) -> dict[int, Any]:
-        operation, common = running.command.operation, running.command.common
-        if operation == "step":
-            return self.step(share, each, host, running)
-        if operation == "reset":
-            return self.reset(share, each, host)
-        if operation == "get":
-            return self.get(share, each, common)
-        if operation == "set":
-            return self.set(share, each, common)
-        calls = [MethodCall(*common.call())] if isinstance(common, Broadcast) else list(each or (common,))
-        running.doing = calls[0].name + "()"
-        return self.call(share, calls)
-
     # ---------------------------------------------------------------- resets and steps
 
     def reset(self, share: Share, each: Sequence[tuple[int | None, Info | None]], host: Host) -> dict[int, Extra]:
-        """Reset sub-envs and write their first states. ``each`` contains the seed and options of each sub-env."""
+        """Reset sub-envs and write their first states."""
         options = each[0][1]
         if options and "reset_mask" in options:
             raise EnvContractError("options['reset_mask'] was given. Give the envs to reset as id: reset(id=mask).")
@@ -180,7 +175,6 @@ class EnvGroup:
         return *self._pair(self.env.reset(seed=seed, options=options)), chosen
 
     def _pair(self, result: Any) -> tuple[State, Info]:
-        """Return the states and infos from a result of ``reset``; raise an `EnvContractError` if its form is wrong."""
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
             raise EnvContractError(f"reset() of {self.facts.name} returned {show(result)}, not states and infos.")
         return result[0], dict(result[1])
@@ -188,7 +182,7 @@ class EnvGroup:
     def step(
         self, share: Share, each: Sequence[Action] | None, host: Host, running: RunningCommand
     ) -> dict[int, Extra]:
-        """Step sub-envs and write the results. If the command requests it, also reset sub-envs whose episode ends."""
+        """Step sub-envs and write the results."""
         states, outcomes, infos, indices = self._step(self._actions(share, each, host.writer), share.numbers)
         self.has_stepped, writer = True, host.writer
         loose = self._store_states(writer, share.env_ids, share.rows, states, indices)
@@ -198,7 +192,10 @@ class EnvGroup:
             ended = np.flatnonzero(writer.batch.flags[share.rows].any(axis=1)).tolist()
         at_end = {key: infos.pop(key) for key in _AT_END if ended and key in infos}
         values: dict[int, Extra] = {}
-        are_stored = writer.store_infos(share.rows, self._columns(infos, indices))  # all at once, if possible
+        columns = self._columns(infos, indices)  # to write all infos at once, if possible
+        are_stored = columns is not None and (
+            not columns or (writer.infos is not None and writer.infos.write_rows(share.rows, columns))
+        )
         if not are_stored or writer.has_loose:
             own_infos = [{}] * len(loose) if are_stored else self._split(infos, indices)
             for env_id, info, leaves in zip(share.env_ids, own_infos, loose, strict=True):
@@ -230,12 +227,6 @@ class EnvGroup:
         return values
 
     def _step(self, actions: Action, numbers: Sequence[int] | None) -> tuple[State, list[Any], Info, Sequence[int]]:
-        """Step the sub-envs with these numbers; ``None`` means all sub-envs.
-
-        Returns:
-            The states, the outcomes (rewards, terminated flags and truncated flags of these sub-envs), the infos, and
-            the index of each of these sub-envs in the states and infos.
-        """
         size = self.facts.num_envs
         if numbers is None:
             result = self.env.step(actions)
@@ -355,18 +346,14 @@ class EnvGroup:
     def _is_bookkeeping(self, key: str, infos: Mapping[str, Any]) -> bool:
         """Return whether a key is not an info, but bookkeeping.
 
-        A key that starts with an underscore belongs to a mask of the envs that have the info ``key[1:]``. The other
-        bookkeeping keys are EnvPool's own.
+        A key that starts with an underscore belongs to a mask of the envs that have the info ``key[1:]``.
         """
         return (key[:1] == "_" and key[1:] in infos) or (self._is_envpool and key in _OF_ENVPOOL)
 
     # ---------------------------------------------------------------- attributes and methods
 
     def get(self, share: Share, each: Sequence[Any] | None, lookup: Lookup) -> dict[int, Any]:
-        """Look up an attribute or a wrapper of each env, as ``lookup`` describes. See `Host.get`.
-
-        Attributes are read with the vector env's ``get_attr``.
-        """
+        """Look up an attribute or a wrapper of each env, as ``lookup`` describes. See `Host.get`."""
         numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
         keys = each or [lookup.key] * len(numbers)
         if lookup.how == "wrapper":
@@ -391,7 +378,6 @@ class EnvGroup:
         return values
 
     def _attribute(self, key: str) -> list[tuple[Any] | None]:
-        """Return, for each sub-env, a one-tuple with the attribute, or ``None`` if the sub-env does not have it."""
         name, *rest = key.split(".")
         absent: list[tuple[Any] | None] = [None] * self.facts.num_envs
         # Checked first, because reading an absent attribute ends the workers of an `AsyncVectorEnv`.
@@ -437,7 +423,6 @@ class EnvGroup:
         return {env_id: results[number] for env_id, number in zip(share.env_ids, numbers, strict=True)}
 
     def _each(self, name: str, values: Any) -> Any:
-        """Return ``values``; raise an `EnvContractError` unless there is one value for each sub-env."""
         if not hasattr(values, "__len__") or len(values) != self.facts.num_envs:
             hint = " Make it with a render_mode that returns frames." if name == "render()" and values is None else ""
             raise EnvContractError(f"{name} of {self.facts.name} returned {show(values)}, not one item each.{hint}")
@@ -458,7 +443,7 @@ class EnvGroup:
 
 
 def _pick(batch: Any, rows: Sequence[int] | None) -> Any:
-    """Return rows of a batch of any structure. If ``rows`` is ``None``, return the whole batch."""
+    """Return rows of a batch of any structure."""
     if rows is None:
         return batch
     if isinstance(batch, Mapping):

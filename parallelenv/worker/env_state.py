@@ -28,13 +28,7 @@ _WHOLE, _BY_METHODS = "whole", "said"
 
 
 def save_env(env: Env, generators: Any = None) -> bytes | None:
-    """Return the state of an env and ``generators`` as one pickle, or ``None`` if the env cannot be saved.
-
-    If an env has ``get_state()`` and ``set_state(state)``, its state consists of the result of ``get_state()``, the
-    env's random generator, and the attributes of the wrappers, such as the number of steps that a time limit has
-    counted. Any other env is pickled as a whole. Such an env cannot be saved if pickling fails, or if the pickle would
-    contain only the arguments of the constructor, as with Gymnasium's `EzPickle`.
-    """
+    """Return the state of an env and ``generators`` as one pickle, or ``None`` if the env cannot be saved."""
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
         of_wrappers = []  # for each wrapper, its class name and those attributes that can be pickled
@@ -56,13 +50,8 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
 
     Returns:
         The env, which is a new object if the whole env was pickled, and the saved state of the global generators.
-
-    Raises:
-        EnvContractError: If the wrappers of the saved env differ from those of ``env``, or if ``saved`` includes the
-            state of the global generators but ``takes_generators`` is false.
     """
-    kind, content, *others = loads(saved)
-    generators = others[0] if others else None  # states saved by older versions lack the generators
+    kind, content, generators = loads(saved)
     if generators is not None and not takes_generators:
         raise EnvContractError(
             "The state was saved with seed_globals=True, and includes that of the env's own generators. Make the "
@@ -104,7 +93,6 @@ class _OwnBits(_Bits):
 
     @property
     def state(self) -> Any:
-        """The state as in `numpy.random.MT19937`, but without the generator's 624 words if ``is_brief`` is true."""
         return {"bit_generator": "MT19937", "state": {}} if self.is_brief else _state.__get__(self)
 
     @state.setter
@@ -192,16 +180,11 @@ def put_back() -> Iterator[None]:
 
 
 def _global_states() -> tuple[Any, Any, Any]:
-    """Return the generator states of ``random``, ``numpy.random`` and torch (``None`` if torch is not imported)."""
     torch = _torch()
     return random.getstate(), np.random.get_state(legacy=False), None if torch is None else torch.get_state()
 
 
 def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:
-    """Call a function that reads or writes the state of ``numpy.random``, and return its result.
-
-    If ``bits`` is an `_OwnBits`, its ``is_brief`` is true during the call.
-    """
     if type(bits) is not _OwnBits:
         return call(argument)
     bits.is_brief = True
@@ -212,5 +195,4 @@ def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _torch() -> Any:
-    """Return torch's generator for the CPU, or ``None`` if torch is not imported."""
     return getattr(imported_torch(), "default_generator", None)

@@ -72,7 +72,6 @@ class Host:
     reduce the speed by a tenth. In a rollout, the policy is called for all envs together.
 
     Args:
-        spec: The envs and their settings.
         in_caller: Whether the host runs in the caller's main thread, which receives Ctrl-C.
 
     Attributes:
@@ -116,8 +115,7 @@ class Host:
     def current(self) -> int | None:
         """Id of the env that the current or latest command reached most recently.
 
-        For a vector env, this is the id of the first sub-env that the command is for. The value is ``None`` until the
-        command reaches its first env, and while the policy of a rollout runs.
+        The value is ``None`` until the command reaches its first env, and while the policy of a rollout runs.
         """
         return next(iter(self.running.current_ids), None)
 
@@ -211,8 +209,7 @@ class Host:
     def prepare(self, command: Command) -> RunningCommand | None:
         """Return a step command in a form that `repeat` can execute until a different batch is attached.
 
-        The command must be a plain step (see `Command.is_plain_step`). The result is ``None`` if each env has its own
-        state of the global random generators.
+        The command must be a plain step (see `Command.is_plain_step`).
         """
         if self._generators is not None:
             return None
@@ -226,8 +223,6 @@ class Host:
         """Execute a prepared step.
 
         This method makes fewer function calls than `execute`, which saves 10 us per step in a worker.
-
-        After an interrupt or a failure of an env, `execute` continues with the next env.
 
         Returns:
             The reply. If it is empty, the next step with the same ``prepared`` reuses the object.
@@ -256,7 +251,6 @@ class Host:
         return reply
 
     def _start(self, command: Command) -> RunningCommand:
-        """Make a `RunningCommand` from a command, store it as `running`, and return it."""
         run: Run
         columns: Columns = ((),)
         found = self._shares(command) if self._groups else None
@@ -318,12 +312,6 @@ class Host:
                 yield running.reply
 
     def _record_failure(self, error: BaseException, running: RunningCommand) -> None:
-        """Record an exception as a failure of the current env, or of all envs of the current vector env.
-
-        An `ExhaustedError` in the reset of a single env is not a failure: it means that the env has no further episode.
-        A Ctrl-C in the caller's thread is recorded and then raised again. An exception before the first env has
-        started is raised again without being recorded.
-        """
         reply, doing = running.reply, running.doing
         if not running.num_started:
             raise error
@@ -332,7 +320,9 @@ class Host:
             writer, row = self.writer, env_id - self.writer.first
             writer.rewards[row] = 0.0
             writer.store_flags(row, False, True)
-            reply.values[env_id] = Extra(EXHAUSTED, writer.latest_loose(row), is_exhausted=True)
+            unknown = [None for array in writer.batch.states if array is None]  # loose leaves before the first state
+            loose = writer.loose.get(row, unknown) or None
+            reply.values[env_id] = Extra(EXHAUSTED, loose, is_exhausted=True)
         elif isinstance(error, KeyboardInterrupt) and self.in_caller:
             state = "their states are" if others else "its state is"
             interrupted = EnvInterruptedError(
@@ -347,7 +337,6 @@ class Host:
                 reply.failures[one] = Failure(error, one, doing)
 
     def _operate(self, running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Run the command's operation for one env after another."""
         name, common = running.command.operation, running.command.common
         operation = getattr(self, name)
         for running.num_started, env_id, argument in walk:
@@ -364,7 +353,6 @@ class Host:
     def _start_shares(self, command: Command, shares: Sequence[Share], rows: Any) -> Collection[int]:
         """For a step, clear the flags in ``rows`` and return the ids of the envs to be reset instead of stepped.
 
-        For other commands, do nothing and return an empty collection. ``rows`` are the rows of all envs of the command.
         If `Command.begins_ended` is set, a vector env that has stepped since it was built decides on its own which of
         its sub-envs to reset.
         """
@@ -399,11 +387,6 @@ class Host:
     def _run_singles(
         self, running: RunningCommand, singles: Sequence[tuple[int, Share]], begins: Collection[int]
     ) -> None:
-        """Run a command for single envs.
-
-        ``singles`` contains one pair per env. The pair consists of the number of the env's share among the command's
-        shares, counted from 1, and the share itself.
-        """
         command = running.command
         numbers, shares = zip(*singles, strict=True)
         env_ids = tuple(share.env_ids[0] for share in shares)
@@ -440,16 +423,12 @@ class Host:
                 values.update(dict.fromkeys(share.env_ids[1:], others))
 
     def _with_generators(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs ``call`` with the env's own state of the global random generators.
-
-        If envs have no such states of their own, return ``call`` itself.
-        """
+        """Return a function that runs ``call`` with the env's own state of the global random generators."""
         return call if self._generators is None else functools.partial(self._generators[env_id].run, call)
 
     # ---------------------------------------------------------------- steps
 
     def _find(self, env_ids: tuple[int, ...]) -> StepEnvs:
-        """Return the rows, cells and slots that a step of these envs needs."""
         known_ids, found = self._found  # read as one tuple, because two threads may use an abandoned host
         if env_ids == known_ids:
             return found  # type: ignore[no-any-return]
@@ -491,11 +470,6 @@ class Host:
         return self._begins[1]
 
     def _with_resets(self, steps: Sequence[Any], env_ids: Sequence[int], begins: Collection[int]) -> list[Any]:
-        """Return a copy of ``steps`` in which resets replace the step functions of the envs in ``begins``.
-
-        Like a step, such a reset returns five items.
-        """
-
         def reset_instead(env_id: int, action: Action) -> EnvStep:
             state, info = self._reset_within_step(env_id)
             self.running.doing = "step"
@@ -587,9 +561,7 @@ class Host:
     ) -> None:
         """Record a step that may have ended the episode, because one of the step's flags is not the object ``False``.
 
-        A flag such as ``numpy.False_`` does not end the episode. If ``goes_on``, also reset the env. ``loose`` are the
-        loose leaves of the state, if it has any. ``other_reward`` is a one-tuple of the reward, if the reward is not a
-        number.
+        A flag such as ``numpy.False_`` does not end the episode.
         """
         writer = self.writer
         ended_loose = reset_info = is_exhausted = ended_state = None
@@ -650,9 +622,8 @@ class Host:
     def build(self, env_id: int, expected: GroupFacts | None, has_spaces: bool | None) -> EnvFacts:
         """Make an env and return the facts about it.
 
-        If ``has_spaces`` is true, the facts omit the spaces, because the caller has them. If an env with this id
-        already exists, it is closed first. When a vector env is rebuilt, ``expected`` has the facts about it from its
-        first build. If the new facts differ, an `InvalidEnvError` is raised.
+        If ``has_spaces`` is true, the facts omit the spaces, because the caller has them. When a vector env is rebuilt,
+        ``expected`` has the facts about it from its first build.
         """
         slots = self._items[env_id - self._first]
         old = self._envs[slots.start]
@@ -699,10 +670,6 @@ class Host:
         return known
 
     def _adopt(self, env_id: int, adapted: Any) -> None:
-        """Use ``adapted``, a new or loaded env, for this env id.
-
-        A vector env is used for the ids of all its sub-envs.
-        """
         for slot in self._items[env_id - self._first]:
             self._envs[slot] = adapted
             self._steps[slot] = self._with_generators(env_id, adapted.step)
@@ -711,7 +678,6 @@ class Host:
         return self._envs[env_id - self._first] or _not_built()
 
     def _close_env(self, env: Resettable | EnvGroup | None) -> None:
-        """Close an env that is no longer used. Ignore its exceptions, but not Ctrl-C in the caller's thread."""
         owner = env if isinstance(env, EnvGroup) else getattr(env, "env", None)
         close = getattr(owner, "close", None)
         try:
@@ -722,7 +688,7 @@ class Host:
                 raise
 
     def reset(self, env_id: int, each: tuple[int | None, Info | None], common: object) -> Extra | None:
-        """Reset an env. ``each`` is a pair of the seed and the options for this env; both may be ``None``."""
+        """Reset an env."""
         seed, options = each
         if seed is not None:
             self._seeds[env_id] = seed
@@ -731,11 +697,7 @@ class Host:
         return Extra(info or None, loose) if info or loose else None
 
     def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
-        """Look up an attribute or a wrapper of an env, as ``lookup`` describes.
-
-        If a wrapper is looked up, ``argument`` is its class. If an attribute is looked up and ``lookup.key`` is
-        ``None``, ``argument`` is its name.
-        """
+        """Look up an attribute or a wrapper of an env, as ``lookup`` describes."""
         env = self._env(env_id).env
         if lookup.how == "wrapper":
             return any(isinstance(layer, argument) for layer in env_adapter.layers(env))
@@ -752,10 +714,7 @@ class Host:
         return env_adapter.set_attribute(self._env(env_id).env, key, deep_copy(value)) or None
 
     def call(self, env_id: int, call: MethodCall | None, common: Any) -> Any:
-        """Call a method of an env. ``call`` or, if it is ``None``, ``common`` contains the method and its arguments.
-
-        The arguments are copied for each env if they come from ``call`` or if ``common`` is a `Broadcast`.
-        """
+        """Call a method of an env. ``call`` or, if it is ``None``, ``common`` contains the method and its arguments."""
         if call is not None:
             call = MethodCall(*deep_copy(tuple(call)))
         else:
@@ -804,17 +763,14 @@ class Host:
         self.writer.set_info_forms(forms, self.env_ids)
 
     def start_trace(self, env_id: int, _: object) -> tuple[str, float] | None:
-        """Start recording what all envs do; return the id of the host's clock and the clock's current time.
-
-        This happens only in the call for the host's first env. The calls for other envs do nothing.
-        """
+        """Start recording what all envs do; return the id of the host's clock and the clock's current time."""
         if env_id != self.env_ids[0]:
             return None
         self.tracer = HostTracer()
         return clock_id(), perf_counter()
 
     def stop_trace(self, env_id: int, _: object) -> WorkerRecord | None:
-        """Stop recording and return the record. Further calls, for the host's other envs, return ``None``."""
+        """Stop recording and return the record."""
         tracer, self.tracer = self.tracer, None
         return None if tracer is None else tracer.record(self.env_ids)
 

@@ -32,12 +32,7 @@ class PolicyRunner:
         self._reader = ActionReader(layout, "env, in the order of the states")
         # `_names` are those of the arguments ``rnn_state`` and ``done`` that the policy takes by name. If there are
         # none, `_num_positional` is the number of these two arguments that the policy takes by position.
-        try:
-            parameters: Mapping[str, inspect.Parameter] = inspect.signature(policy).parameters
-            if any(one.kind in _OPEN for one in parameters.values()) and hasattr(policy, "forward"):
-                parameters = inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
-        except (TypeError, ValueError):  # a builtin without a signature
-            parameters = {}
+        parameters = policy_parameters(policy)
         required = [one for one in parameters.values() if one.kind in _POSITIONAL and one.default is one.empty]
         self._names = tuple(name for name in _NAMES if name in parameters)
         self._num_positional = 0 if self._names else max(0, min(len(required) - 1, 2))
@@ -99,14 +94,18 @@ class PolicyRunner:
         self._in_episode.difference_update(env_ids)
 
 
+def policy_parameters(policy: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a policy or, if it is a torch module, of its ``forward``."""
+    try:
+        parameters = inspect.signature(policy).parameters
+        if any(one.kind in _OPEN for one in parameters.values()) and hasattr(policy, "forward"):
+            return inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
+    except (TypeError, ValueError):  # a builtin without a signature
+        return {}
+    return parameters
+
+
 def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
-    """Split a policy's answer into actions, recurrent state and extras.
-
-    An answer that is not a tuple consists only of actions. Recurrent state and extras are then ``None``.
-
-    Raises:
-        ActionError: If the answer is a tuple, but not of the form ``(actions, rnn_state, extras)``.
-    """
     if not isinstance(answer, tuple):
         return answer, None, None
     if len(answer) != 3 or not isinstance(answer[2], Mapping | None):
@@ -120,7 +119,6 @@ def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
 
 
 def _read_extra(name: str, value: Any, num_envs: int) -> Array:
-    """Return a copy of one of the policy's extras as an array. Raise an error unless it has one row per env."""
     if type(value) is np.ndarray and value.shape[:1] == (num_envs,) and not value.dtype.hasobject:
         return value.copy()  # the usual case, without further checks: saves 2 us
     what = f"The policy's extras[{name!r}]"

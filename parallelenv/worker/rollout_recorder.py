@@ -48,7 +48,6 @@ class HostRollout:
     """One rollout on a host. The same object makes all chunks of the rollout.
 
     Args:
-        number: Id of the rollout.
         policy: The pickled policy (see `RolloutRequest`), or an existing `PolicyRunner`.
         is_over: A function that returns whether to stop. It is called with 0 before the first step of each chunk, and
             after every step with the number of envs that made the step.
@@ -66,12 +65,7 @@ class HostRollout:
         self.has_stopped = False
 
     def play(self, host: StepSource, command: Command) -> RolloutChunk:
-        """Make the requested steps and return them as a chunk.
-
-        The chunk has fewer steps if no env may make a further step, if the policy fails, or if ``is_over`` returns
-        true. ``command.common`` is a `RolloutRequest`. ``command.each`` contains, for each env, the number of episodes
-        that it may still finish, or ``None`` for any number.
-        """
+        """Make the requested steps and return them as a chunk."""
         recorder = ChunkRecorder(host.writer, command)
         try:
             if not isinstance(self._policy, PolicyRunner):
@@ -104,10 +98,6 @@ class HostRollout:
 
 
 def _record_policy_failure(error: BaseException, host: StepSource, chunk: RolloutChunk) -> None:
-    """Record an exception as the policy's failure, unless a failure is already recorded.
-
-    If the exception is a Ctrl-C in the caller, raise it again instead.
-    """
     if isinstance(error, KeyboardInterrupt) and host.in_caller:
         raise error
     chunk.broken = chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
@@ -119,7 +109,6 @@ class ChunkRecorder:
     Attributes:
         chunk: The chunk, with one column per env. It is complete after `finish`.
         env_ids: Ids of the envs that make the next step.
-        count: Number of steps made so far.
     """
 
     def __init__(self, writer: RowWriter, command: Command) -> None:
@@ -159,7 +148,6 @@ class ChunkRecorder:
         return gather_states(self._batch, self.env_ids, self._rows, loose, copy=True)
 
     def _loose(self, env_ids: Sequence[int]) -> dict[int, list[Any]]:
-        """Return, by env id, copies of the loose leaves of the latest states; leave out envs that have none."""
         if not self._has_loose:
             return {}
         first, loose = self._writer.first, self._writer.loose
@@ -180,10 +168,7 @@ class ChunkRecorder:
             self._extras.append((self._columns, extras))
 
     def record_step(self, reply: Reply) -> list[int]:
-        """Record the results of a step; return the ids of the envs that failed or whose episode ended.
-
-        Envs that failed, or that may not start another episode, make no further steps in the chunk.
-        """
+        """Record the results of a step; return the ids of the envs that failed or whose episode ended."""
         chunk, step, place = self.chunk, self.count, (self.count, self._columns)
         chunk.rewards[place] = self._batch.rewards[self._rows]
         chunk.flags[place] = self._batch.flags[self._rows]
@@ -235,12 +220,7 @@ class ChunkRecorder:
         return left != 0
 
     def finish(self, formats: Mapping[str, ExtrasFormat]) -> RolloutChunk:
-        """Complete the chunk and return it.
-
-        ``formats`` maps the name of each of the policy's extras to its format. Each extra becomes one array of the
-        chunk. If the policy was not called for an env in a step, the entry for that env and step is zero, or ``None``
-        in an object array.
-        """
+        """Complete the chunk and return it."""
         chunk, count = self.chunk, self.count
         chunk.states = [kept[:count] for kept in chunk.states]
         chunk.actions = [kept[:count] for kept in chunk.actions]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from parallelenv.contract.spaces import State, casts_to, describe_value
 from parallelenv.contract.tensors import as_array
 from parallelenv.errors import EnvContractError
 
-_OUTCOMES = "rewards", "terminations", "truncations"
 _FLAGS = frozenset({bool, np.bool_})
 
 
@@ -22,16 +21,11 @@ class RowWriter:
     """A host's access to the rows of a batch.
 
     Attributes:
-        batch: The batch.
         first: Env id of row 0.
         flat_states: All states, one after another, as a memoryview if each state is a vector; otherwise ``None``. An
             assignment to a slice of the memoryview checks shape and dtype and takes 70 ns; numpy takes 180 ns.
-        cells: For each row, the slice of ``flat_states`` that contains the row's state.
         rewards: ``(num_envs,)`` float64, as a memoryview: setting a number takes 18 ns; with numpy, it takes 30 ns.
         infos: The columns for infos of steps. If ``None``, infos are sent to the caller as objects instead.
-        reset_infos: Like ``infos``, for infos of resets within steps.
-        keeps_types: See `Layout`.
-        has_loose: Whether states have loose leaves.
         loose: Loose leaves of the latest states, by row, as the envs returned them. They are kept here for rollouts,
             because no array contains them.
     """
@@ -119,17 +113,10 @@ class RowWriter:
         if single is not None:
             self._store_leaf(0, single, row, state)
             return None
-        leaves = self._structure.split_state(state)
-        loose = []
-        for index, (array, leaf) in enumerate(zip(self.batch.states, leaves, strict=True)):
-            if array is None:
-                self._structure.check_leaf(index, leaf)
-                loose.append(leaf)
-            else:
-                self._store_leaf(index, array, row, leaf)
+        loose = self._store_leaves(self.batch.states, row, state)
         if loose:
             self.loose[row] = loose
-        return loose or None
+        return loose
 
     def store_states(self, rows: Index, states: State) -> None:
         """Write a batch of states, given as one array per leaf. The states must not have loose leaves."""
@@ -150,22 +137,13 @@ class RowWriter:
 
     def store_ended(self, row: int, state: State) -> list[Any] | None:
         """Write the last state of an episode, and return its loose leaves, if it has any."""
-        loose = []
-        for index, (array, leaf) in enumerate(
-            zip(self.batch.ended_states, self._structure.split_state(state), strict=True)
-        ):
-            if array is None:
-                loose.append(deep_copy(leaf))
-            else:
-                self._store_leaf(index, array, row, leaf)
-        return loose or None
+        return deep_copy(self._store_leaves(self.batch.ended_states, row, state))  # type: ignore[no-any-return]
 
     def store_outcomes(self, rows: Index, *outcomes: Any) -> None:
         """Write three arrays to these rows: the rewards and the terminated and truncated flags."""
         batch = self.batch
-        for name, given, array in zip(
-            _OUTCOMES, outcomes, (batch.rewards, batch.terminated, batch.truncated), strict=True
-        ):
+        names, arrays = ("rewards", "terminations", "truncations"), (batch.rewards, batch.terminated, batch.truncated)
+        for name, given, array in zip(names, outcomes, arrays, strict=True):
             values = given if type(given) is np.ndarray else as_array(given)
             target = array[rows]
             if values.shape != target.shape or values.dtype.kind not in "biuf":
@@ -174,23 +152,6 @@ class RowWriter:
                     f"{array.dtype} with one item each."
                 )
             array[rows] = values
-
-    def store_infos(self, rows: Index, columns: Mapping[str, Array] | None) -> bool:
-        """Write the infos in ``columns``, one array per key, to the batch; return whether all infos were written.
-
-        ``columns`` is ``None`` if the infos cannot be given in this form; in that case, nothing is written.
-        """
-        if not columns:
-            return columns is not None
-        return self.infos is not None and self.infos.write_rows(rows, columns)
-
-    def latest_loose(self, row: int) -> list[Any] | None:
-        """Return the loose leaves of a row's latest state; ``None`` if states have no loose leaves.
-
-        Before the first state, each leaf is ``None``.
-        """
-        count = sum(array is None for array in self.batch.states)
-        return self.loose.get(row, [None] * count) if count else None
 
     def keep_ended(self, row: int) -> None:
         """Copy the state in a row to the arrays that hold the last states of ended episodes."""
@@ -202,16 +163,24 @@ class RowWriter:
             ended[row] = array[row]
 
     def as_given(self, state: State) -> tuple[Any] | None:
-        """Return a state in a one-tuple if storing it in a row would change the type of a leaf, otherwise ``None``.
-
-        This method is called only for last states of episodes, and only if `keeps_types` is set.
-        """
+        """Return a state in a one-tuple if storing it in a row would change the type of a leaf, otherwise ``None``."""
         for array, leaf in zip(self.batch.states, self._structure.split_state(state), strict=True):
             if array is not None:
                 kind = np.ndarray if array.ndim > 1 else array.dtype.type
                 if type(leaf) is not kind or leaf.dtype != array.dtype or leaf.shape != array.shape[1:]:
                     return (deep_copy(state),)
         return None
+
+    def _store_leaves(self, arrays: Sequence[Array | None], row: int, state: State) -> list[Any] | None:
+        """Write a state to a row of these arrays, and return its loose leaves, if it has any."""
+        loose = []
+        for index, (array, leaf) in enumerate(zip(arrays, self._structure.split_state(state), strict=True)):
+            if array is None:
+                self._structure.check_leaf(index, leaf)
+                loose.append(leaf)
+            else:
+                self._store_leaf(index, array, row, leaf)
+        return loose or None
 
     def _store_leaf(self, index: int, array: Array, row: int, value: Any) -> None:
         if type(value) is np.ndarray and value.dtype == array.dtype and value.shape == array.shape[1:]:
@@ -236,7 +205,6 @@ def _view(array: Array) -> Any:
 
 
 def _as_flag(value: Any) -> bool:
-    """Return a flag of an unusual type as a bool. The flag may be an int, or an array or tensor with one element."""
     if value is None or isinstance(value, str) or np.size(value) != 1:
         raise EnvContractError(f"terminated and truncated are bools; step() returned {describe_value(value)}.")
     return bool(value)

@@ -11,25 +11,18 @@ from parallelenv.contract.batch import Index
 from parallelenv.contract.protocol import Command, Reply
 
 Run = Callable[["RunningCommand", Iterator[Any]], None]
-"""A function that executes a command for the envs that an iterator yields, and counts them in ``num_started``.
-
-The iterator is usually the result of `RunningCommand.remaining`.
-"""
+"""A function that executes a command for the envs that an iterator yields, and counts them in ``num_started``."""
 Columns = tuple[Sequence[Any], ...]
 """The data that a command needs: sequences with one item per env or, on a host with vector envs, per `Share`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepEnvs:
-    """The rows, cells and slots of the envs that a step is for.
-
-    They are looked up once and then used for all steps of the same envs. They are described in
-    `parallelenv.worker.host`.
-    """
+    """The rows, cells and slots of the envs that a step is for."""
 
     rows: Index  #: Rows of the envs: a slice if the rows are consecutive, otherwise a list.
     row_numbers: Sequence[int]  #: The same rows as a sequence of numbers.
-    cells: Sequence[slice]  #: Cells of the envs.
+    cells: Sequence[slice]
     #: Picks the items of these envs from a list with one item per slot; ``None`` if the step is for all envs.
     pick: operator.itemgetter[Any] | None
 
@@ -53,11 +46,6 @@ class RunningCommand:
 
     Args:
         command: The command. For a prepared step, ``command.number`` is changed before each execution.
-        run: Executes the command.
-        columns: The data that ``run`` needs.
-        envs: The rows, cells and slots of the envs of a prepared step.
-        shares: On a host with vector envs, the parts of the command, which start one after another. If ``None``, the
-            envs start one after another.
 
     Attributes:
         counts: The numbers 1, 2, 3, ..., one for each share or, without shares, for each env.
@@ -66,7 +54,6 @@ class RunningCommand:
         num_started: How many shares or, without shares, how many envs have started. The last one that started is the
             current one.
         doing: The operation that the current env performs, for error messages.
-        reply: The reply so far.
     """
 
     __slots__ = ("columns", "command", "counts", "doing", "envs", "num_started", "number", "reply", "run", "shares")
@@ -92,10 +79,7 @@ class RunningCommand:
 
     @property
     def current_ids(self) -> tuple[int, ...]:
-        """Id of the env that started last or, if it is a vector env, the ids of those sub-envs that the command is for.
-
-        The tuple is empty before the first env has started.
-        """
+        """Id of the env that started last or, if it is a vector env, those of the sub-envs that the command is for."""
         number = self.num_started  # read only once, because another thread may change it
         if self.shares is not None:
             return self.shares[number - 1].env_ids if number else ()

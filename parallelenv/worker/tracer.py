@@ -34,8 +34,8 @@ Span = tuple[float, float, str, tuple[int, ...], "array[float]"]
 class WorkerRecord:
     """What a worker's envs did and when. All times are in seconds, on the same `time.perf_counter` clock."""
 
-    env_ids: tuple[int, ...]  #: Ids of the worker's envs.
-    process: ProcessInfo  #: The worker's process.
+    env_ids: tuple[int, ...]
+    process: ProcessInfo
     clock: str  #: Id of the worker's clock.
     since: float  #: Time at which the record starts. Commands that ended before this time are not in the record.
     now: float  #: Time at which the record was made.
@@ -63,11 +63,7 @@ class WorkerRecord:
 
 
 class HostTracer:
-    """Records the commands of a host. If there are more than `MOST_TURNS` allows, only the newest ones are kept.
-
-    Attributes:
-        resets: Start and end of each reset within a step, and the id of the env that was reset.
-    """
+    """Records the commands of a host."""
 
     def __init__(self) -> None:
         self.resets: deque[tuple[float, float, int]] = deque(maxlen=MOST_TURNS)

@@ -23,7 +23,6 @@ from parallelenv.contract.protocol import Printed
 _MARK = re.compile(b"\x1e([0-9]*)\x1f")
 _WORN = 1 << 20
 """Size in bytes. A longer file is truncated once the caller has read it and the worker is idle."""
-_NUM_LAST_LINES = 20
 _OWN_FRAMES = re.compile(
     rf'(most recent call first\):\n.*?)\n  File "{re.escape(str(Path(__file__).parent))}.*', re.DOTALL
 )
@@ -108,7 +107,7 @@ class WorkerLog:
         """Return the last lines that the worker printed, indented."""
         text = _MARK.sub(b"", self._last + self._read()).decode("utf-8", "replace")
         lines = [line for line in _OWN_FRAMES.sub(r"\1", text).splitlines() if line.strip()]
-        return "\n".join(f"    {line}" for line in lines[-_NUM_LAST_LINES:])
+        return "\n".join(f"    {line}" for line in lines[-20:])
 
     def _read(self) -> bytes:
         parts = []

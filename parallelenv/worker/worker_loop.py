@@ -67,12 +67,7 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
 
 
 class MessageHost:
-    """A host together with the code that reads commands from messages and puts replies in messages.
-
-    Args:
-        host: The host.
-        packed: The host's spec.
-    """
+    """A host together with the code that reads commands from messages and puts replies in messages."""
 
     def __init__(self, host: Host, packed: PackedSpec) -> None:
         self.host = host
@@ -167,9 +162,8 @@ def forget_launcher() -> None:
     """Remove the environment variables that mark this process as started by an MPI launcher.
 
     An MPI launcher may have started the caller, and a worker inherits the caller's variables. An env that imports
-    `mpi4py` would then take the caller's place in the MPI job, and the job might hang or end. The variables are removed
-    in the worker, before envs are made. The caller's variables are never changed, because other threads may be reading
-    them.
+    `mpi4py` would then take the caller's place in the MPI job, and the job might hang or end. The caller's variables
+    are never changed, because other threads may be reading them.
     """
     for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
         del os.environ[name]
@@ -180,9 +174,6 @@ def die_with_caller(sentinel: int) -> None:
 
     Args:
         sentinel: A descriptor that becomes readable when the caller dies, because only the caller has the other end.
-
-    Raises:
-        RuntimeError: If no thread can be started.
     """
 
     def watch() -> None:
