@@ -20,11 +20,12 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from parallelenv.contract.arguments import check_base_seed, check_name, check_policy, check_positive, is_int
+from parallelenv.contract.arguments import Policy, check_base_seed, check_name, check_policy, check_positive, is_int
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import bind_arguments
 from parallelenv.contract.error_text import count, show
+from parallelenv.contract.spaces import Info
 from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.engine.thread_guard import Guard, single_threaded
@@ -63,12 +64,7 @@ class Record(NamedTuple):
 
 
 class History:
-    """All collections and evaluations so far, oldest first.
-
-    Args:
-        log_dir: Folder for TensorBoard logs, which need ``tensorboardX``, or ``tensorboard`` and torch. If ``None``, no
-            logs are written.
-    """
+    """All collections and evaluations so far, oldest first."""
 
     def __init__(self, log_dir: object = None) -> None:
         self._records: list[Record] = []
@@ -173,10 +169,6 @@ def import_package(module: str, purpose: str) -> Any:
         ) from error
 
 
-Info = dict[str, Any]
-"""Facts about a collection, returned with its steps."""
-Policy = Callable[..., Any]
-"""Type of a policy. See `ParallelEnv.rollout`."""
 _COMPONENTS = ("policy", "envs", "test_envs")
 ENV_MAKER = (
     "Give a function without arguments that returns a ParallelEnv. Instead of wrapping it, wrap its envs or do the "
@@ -362,7 +354,6 @@ class CollectorBase(ShortTracebacks):
         self.history.close()
 
     def __enter__(self) -> Self:
-        """Return this object; the end of the ``with`` block calls `stop`."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -446,10 +437,6 @@ class Collector(CollectorBase):
         self._rnn_state: Any = None
 
     def _make_envs(self, component: str, make: Callable[[], ParallelEnv], name: str) -> None:
-        """Make ``"envs"`` or ``"test_envs"`` and close the previous ones.
-
-        Error messages refer to ``make`` as ``name``.
-        """
         check_maker(name, make)
         env = make()
         if not isinstance(env, ParallelEnv):
@@ -595,10 +582,7 @@ class Collector(CollectorBase):
 
 @contextlib.contextmanager
 def _with_collector_hints(component: str) -> Iterator[None]:
-    """Add a note to errors that report dead or late workers.
-
-    Such errors suggest ``restart``, which a collector does not have. The note suggests `replace` instead.
-    """
+    """Add a note to errors that report dead or late workers."""
     try:
         yield
     except (WorkerDiedError, WorkerTimeoutError, BaseExceptionGroup) as error:

@@ -15,10 +15,11 @@ import cloudpickle
 import numpy as np
 
 from parallelenv import registry
-from parallelenv.collect.collector import CollectorBase, Info, Policy, check_maker, check_optional
+from parallelenv.collect.collector import CollectorBase, check_maker, check_optional
 from parallelenv.collect.scheduler import CollectorEnv, CollectRequest, Scheduler, zstandard
-from parallelenv.contract.arguments import check_base_seed, check_flags, check_positive, is_number
+from parallelenv.contract.arguments import Policy, check_base_seed, check_flags, check_positive, is_number
 from parallelenv.contract.error_text import count, show
+from parallelenv.contract.spaces import Info
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError
@@ -269,7 +270,6 @@ class CollectorSet(CollectorBase):
     # ---------------------------------------------------------------- other
 
     def __len__(self) -> int:
-        """Return the number of collectors."""
         return len(self._envs["collectors"])
 
     @property
@@ -294,10 +294,7 @@ def _start(
     options: dict[str, Any],
     makers: Mapping[str, object],
 ) -> ParallelEnv:
-    """Return a `ParallelEnv` of collectors.
-
-    ``makers`` are the user's functions, by argument name. If one of them cannot be pickled, the error names it.
-    """
+    """Return a `ParallelEnv` of collectors."""
     if para_mode == registry.AUTO:
         raise ArgumentError(
             f"para_mode={para_mode!r} measures envs, but collectors are not envs. Give a mode: 'subproc' or 'ray'."

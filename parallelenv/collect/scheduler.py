@@ -26,8 +26,8 @@ from parallelenv.errors import ArgumentError, EnvInterruptedError, WorkerTimeout
 from parallelenv.rollouts.rollout import Rollout, can_follow, count_episodes, join_rollouts, refuse_different
 
 if TYPE_CHECKING:
-    from parallelenv.collect.collector import Info
     from parallelenv.contract.batch import Array
+    from parallelenv.contract.spaces import Info
     from parallelenv.env import ParallelEnv
     from parallelenv.rollouts.evaluation import Evaluation
 
@@ -133,8 +133,6 @@ _QUICK_SLICE = 0.05
 """Seconds after which a collector sends its steps if `Scheduler.work` may have to stop it before its goal."""
 Subject = tuple[str, str]
 """Identifies a setting: a method, and its first argument (an attribute or component), or ``""`` for weights."""
-_FIRST = 16
-"""Number of steps in a collector's first slice, while its speed is unknown."""
 
 
 @dataclass(slots=True)
@@ -143,7 +141,7 @@ class Member:
 
     num_envs: int
     rows: Array  # rows of its envs in `Scheduler._running`
-    pace: float = _FIRST / _SLICE  # latest steps per second
+    pace: float = 16 / _SLICE  # latest steps per second; while unknown, a slice has 16 steps
     request: CollectRequest | None = None  # in progress
     parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # steps received but not yet taken
     settings: dict[Subject, Broadcast] = field(default_factory=dict)  # the settings that it has applied, by subject
@@ -175,7 +173,6 @@ class Scheduler:
         self._lost_samples = 0
 
     def _new_rows(self, num_envs: int) -> Array:
-        """Add ``num_envs`` rows to the record of open episodes, `_running`, and return their indices."""
         first = len(self._running.returns)
         for name in ("returns", "lengths", "are_whole"):
             known: Array = getattr(self._running, name)
@@ -321,7 +318,6 @@ class Scheduler:
             raise error
 
     def _rest(self, ranks: Sequence[int], *, are_lost: bool = False) -> None:
-        """Mark collectors as idle; with ``are_lost``, count all samples requested from them as lost."""
         for rank in ranks:
             member = self.members[rank]
             request, member.request, member.rested = member.request, None, time.monotonic()
@@ -332,12 +328,6 @@ class Scheduler:
         """Wait until all requests are done, then call `Collector.evaluate` in the collectors in ``shares``.
 
         If a collector dies, its replacement is called with the same arguments.
-
-        Args:
-            shares: Keyword arguments for each call, by the rank of the collector.
-
-        Returns:
-            The evaluations, in the order of ``shares``.
         """
         while self.busy:
             self.receive()
@@ -357,7 +347,6 @@ class Scheduler:
     # ---------------------------------------------------------------- replacements
 
     def _replace_dead(self) -> None:
-        """Replace dead collectors; raise `WorkerDiedError` if a collector has died too often."""
         while dead := self._pool.death_failures(range(len(self.members))):
             ranks = list(dead)
             denied, delay = self._budget.spend(ranks)
@@ -432,7 +421,6 @@ class Scheduler:
 
 
 def _raise_for_collectors(failures: Sequence[Failure]) -> None:
-    """Raise failures of collectors, if there are any, with a note that their envs are collectors."""
     try:
         raise_failures(failures, None)
     except BaseException as error:

@@ -44,7 +44,6 @@ class Evaluation:
     env_ids: Array
 
     def __len__(self) -> int:
-        """Return the number of episodes."""
         return len(self.lengths)
 
     def __repr__(self) -> str:
@@ -118,7 +117,6 @@ class EpisodeRunner:
         return _evaluation(self._results)
 
     def _play(self, engine: Engine, runner: PolicyRunner, env_ids: tuple[int, ...], each: ResetArguments) -> None:
-        """Run the episodes. Envs that have run their share, or have no further episode, wait idle for the others."""
         result: Any = None
         beginning: Sequence[int] = env_ids
         while True:
@@ -167,7 +165,6 @@ class EpisodeRunner:
 
 
 def _evaluation(results: EpisodesByEnv) -> Evaluation:
-    """Return an `Evaluation` of the episodes that have ended."""
     rows = [(env_id, *episode) for env_id, ended in results.items() for episode in ended]
     env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
     are_numbers = all(isinstance(one, (int, float, np.integer, np.floating)) for one in returns)

@@ -246,7 +246,6 @@ class RolloutBuilder:
 
 
 def _stacked(leaf: Array) -> Any:
-    """Return the stacked values of an object array if they can be stacked; return any other leaf unchanged."""
     if leaf.dtype != object or not leaf.size:
         return leaf
     values = stack_values(list(leaf.reshape(-1)))
@@ -267,11 +266,7 @@ class RolloutLength:
 
     @classmethod
     def of(cls, num_steps: Any, num_episodes: Any) -> RolloutLength:
-        """Return the length that the two arguments of a rollout specify.
-
-        Raises:
-            ArgumentError: Unless exactly one of the two arguments is given, as an int of at least 1.
-        """
+        """Return the length that the two arguments of a rollout specify."""
         if (num_steps is None) == (num_episodes is None):
             raise ArgumentError(
                 f"num_steps={show(num_steps)} and num_episodes={show(num_episodes)}: give exactly one of them, "
@@ -334,8 +329,7 @@ Ends = tuple[Nest, Array]
 def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
     """Raise an `ArgumentError` if two rollouts cannot be joined.
 
-    They cannot be joined if their states, actions or recurrent states are nested differently, or if two extras of the
-    same name cannot be stacked. ``what`` names the rollouts in messages.
+    ``what`` names the rollouts in messages.
     """
     for name in ("states", "actions", "rnn_state"):
         forms = [map_leaves(getattr(part, name), lambda _: "an array") for part in (one, other)]
@@ -348,11 +342,7 @@ def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
 
 
 def can_follow(one: Rollout, other: Rollout) -> bool:
-    """Return whether the rollout ``other`` can be joined to the earlier rollout ``one`` along the time axis.
-
-    It cannot if the form of the data or the number of envs has changed, as may happen if the envs or the policy were
-    replaced in between.
-    """
+    """Return whether the rollout ``other`` can be joined to the earlier rollout ``one`` along the time axis."""
     try:
         refuse_different(one, other, "They")
     except ArgumentError:

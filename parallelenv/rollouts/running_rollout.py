@@ -21,7 +21,6 @@ from parallelenv.contract.rollout_data import (
     RolloutChunk,
     RolloutRequest,
     check_rows,
-    empty_actions,
     empty_rows,
     join_ends,
 )
@@ -30,7 +29,7 @@ from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, WorkerTimeoutError
 from parallelenv.rollouts.rollout import Rollout, RolloutBuilder, RolloutLength, progress_bar
 from parallelenv.worker.policy_runner import PolicyRunner
-from parallelenv.worker.rollout_recorder import HostRollout, StepSource
+from parallelenv.worker.rollout_recorder import HostRollout, StepSource, new_chunk
 from parallelenv.worker.row_writer import RowWriter
 
 if TYPE_CHECKING:
@@ -70,7 +69,11 @@ class RunningRollout:
         self._table.refuse_unknown_states(env_ids)
         self._starts = self._table.at_beginning(env_ids)
         self._episodes_left = self._shares(living)  # number of episodes each env may still finish; None: any number
-        memory = self._memory(rnn_state)
+        memory = None
+        if rnn_state is not None:
+            begins = self._starts | self._table.done[list(env_ids)]
+            new = frozenset(env_id for env_id, is_new in zip(env_ids, begins, strict=True) if is_new)
+            memory = RecurrentState(tuple(env_ids), rnn_state, new)
         self._unsent_policy = self._prepare(memory)  # the policy, to be sent with the next chunk
         self._builder = RolloutBuilder(self._pool.batch, env_ids, memory)
         # If states have leaves that are not in the batch, all envs take part in the first chunk, even those that are
@@ -84,26 +87,12 @@ class RunningRollout:
         self._policy_failure: tuple[Failure, tuple[int, ...]] | None = None
 
     def _prepare(self, memory: RecurrentState | None) -> Array | None:
-        """Return the policy and ``memory``, pickled for the hosts."""
         what = f"The policy, a {type(self._policy).__name__},"
         way_out = "Let it hold plain data, and create other objects at its first call."
         return pickled((self._policy, memory), what, way_out)
 
-    def _memory(self, rnn_state: Any) -> RecurrentState | None:
-        """Return the user's ``rnn_state`` as the `RecurrentState` of the envs; ``None`` if there is none."""
-        if rnn_state is None:
-            return None
-        begins = self._starts | self._table.done[list(self._env_ids)]
-        new = frozenset(env_id for env_id, is_new in zip(self._env_ids, begins, strict=True) if is_new)
-        return RecurrentState(tuple(self._env_ids), rnn_state, new)
-
     def _shares(self, living: Sequence[int]) -> dict[int, int | None]:
-        """Return the number of episodes that each env should finish: 0 if it is not stepped, ``None`` for any number.
-
-        Raises:
-            ResetNeededError: If the goal is a number of episodes, and an env that should finish an episode needs a
-                reset first.
-        """
+        """Return how many episodes each env should finish: 0 if it is not stepped, ``None`` for any number."""
         shares = {**dict.fromkeys(self._env_ids, 0), **self._goal.shares(living)}
         if self._done_policy.skips_done:
             resting = [env_id for env_id, share in shares.items() if self._table.done[env_id] and share != 0]
@@ -173,9 +162,6 @@ class RunningRollout:
 
         Before they unpickle it, hosts must finish earlier commands within the timeout of the `ParallelEnv`. If the
         `ParallelEnv` does not restart failed envs, late commands stay in flight.
-
-        Returns:
-            The failures of envs whose host could not be reached.
         """
         pool, recovery = self._pool, self._recovery
         failed = dict(recovery.failures_before(asked)) if recovery is not None else {}
@@ -196,7 +182,6 @@ class RunningRollout:
         return ticket.failures
 
     def _send(self, asked: Sequence[int], failed: Mapping[int, Failure]) -> Ticket:
-        """Send a request for a chunk to the hosts, and wait until they have replied or the timeout has passed."""
         left = [self._episodes_left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0 and env_id not in failed]
@@ -271,7 +256,6 @@ class RunningRollout:
         chunk.ended = join_ends([chunk.ended, end], self._pool.batch.states)
 
     def _result(self) -> Rollout:
-        """Return all steps that were made, or raise the failure, if there is one."""
         running = {env_id for env_id in self._env_ids if not self._table.done[env_id]}.difference(self._failures)
         rnn_state = None
         try:
@@ -300,17 +284,9 @@ def _invalid_chunk(
     ``before`` has the states of all envs in ``asked`` before the lost steps, in the form of a chunk of one step.
     """
     places = [place for place, env_id in enumerate(asked) if env_id in lost]
-    shape = 1, len(places)
-    return RolloutChunk(
-        tuple(asked[place] for place in places),
-        [array[:, places] for array in before],
-        empty_actions(shape, batch),
-        np.zeros(shape),
-        np.zeros((*shape, 2), dtype=bool),
-        np.zeros(shape, dtype=bool),
-        join_ends([], batch.states),
-        failed={env_id: (0, failure) for env_id, failure in lost.items()},
-    )
+    chunk = new_chunk(tuple(asked[place] for place in places), [array[:, places] for array in before], 1, batch)
+    chunk.failed = {env_id: (0, failure) for env_id, failure in lost.items()}
+    return chunk
 
 
 _OWN_ROLLOUT = "run_batch_episode"
@@ -321,9 +297,6 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
     """Call ``run_batch_episode()`` of each env, which uses the env's own policy, and return the results.
 
     ``for_policies`` are the arguments of `ParallelEnv.rollout` that apply only to a rollout with a policy.
-
-    Raises:
-        ArgumentError: If an env lacks that method, or if any of ``for_policies`` is not ``None``.
     """
     found = engine.pool.ask("get", env_ids, None, Lookup(_OWN_ROLLOUT, "exists")).values
     lacking = [env_id for env_id in env_ids if not found.get(env_id)]
@@ -399,10 +372,7 @@ class _RunningLocalRollout(RunningRollout):
 
 
 class _LocalSteps:
-    """A `StepSource` that steps the envs of all hosts, for a policy that is called in this process.
-
-    See `StepSource` for the attributes.
-    """
+    """A `StepSource` that steps the envs of all hosts, for a policy that is called in this process."""
 
     in_caller = True
 

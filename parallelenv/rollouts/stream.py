@@ -31,7 +31,6 @@ class Signal(enum.StrEnum):
     CLOSE = "close"
 
     def __repr__(self) -> str:
-        """Return the name of the constant, such as ``TERMINATED``."""
         return self.name
 
 

@@ -199,11 +199,9 @@ class TaskEnv(gymnasium.Env[State, Action]):
     # ---------------------------------------------------------------- called by TaskPool
 
     def _observe(self) -> State:
-        """Return the current observation of the task; ``None`` if there is no task."""
         return None if self.task is None else self.task.get_observations()
 
     def _rewind(self) -> None:
-        """Close the task, and reset the sampler to its first task."""
         self._leave()
         self.sampler.reset()
 
@@ -228,7 +226,6 @@ def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mappin
 
 
 def _check(candidate: object, what: str, kind: str, *names: str) -> None:
-    """Raise an `InvalidEnvError` if a sampler or task is a class instead of an instance, or lacks a method."""
     missing = [f"{name}()" for name in names if not callable(getattr(candidate, name, None))]
     shown, lacks = type(candidate).__name__, f"lacks {', '.join(missing)}"
     if isinstance(candidate, type):

@@ -128,12 +128,7 @@ class TaskPool(ParallelEnv):
 
 
 def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Callable[[], TaskEnv]]:
-    """Return, for each sampler, a function that makes its env.
-
-    Raises:
-        ArgumentError: If ``make_sampler_fn`` cannot be called, or if ``sampler_fn_args`` is empty or is not a list of
-            dicts, each with the keyword arguments for one sampler.
-    """
+    """Return, for each sampler, a function that makes its env."""
     if not callable(make_sampler_fn):
         raise ArgumentError(
             f"make_sampler_fn={show(make_sampler_fn)} cannot be called. Give a function that returns a TaskSampler."

@@ -264,7 +264,6 @@ class EnvGroup:
         return concatenate(space, items, empty)
 
     def _begin_next(self, host: Host, share: Share, ended: Sequence[int], values: dict[int, Extra]) -> None:
-        """Reset the sub-envs whose positions in the share are ``ended``, and write their first states."""
         writer = host.writer
         env_ids = tuple(share.env_ids[position] for position in ended)
         for env_id in env_ids:
@@ -320,7 +319,6 @@ class EnvGroup:
         return columns
 
     def _split(self, infos: Mapping[str, Any], indices: Sequence[int]) -> list[Info]:
-        """Return one info for each of these indices. An env's info lacks the keys whose mask excludes the env."""
         each: list[Info] = [{} for _ in indices]
         size = self._size(indices)
         for key, values in infos.items():
@@ -443,7 +441,6 @@ class EnvGroup:
 
 
 def _pick(batch: Any, rows: Sequence[int] | None) -> Any:
-    """Return rows of a batch of any structure."""
     if rows is None:
         return batch
     if isinstance(batch, Mapping):

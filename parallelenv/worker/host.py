@@ -368,7 +368,6 @@ class Host:
         return begins
 
     def _run_shares(self, begins: Collection[int], running: RunningCommand, walk: Iterator[Any]) -> None:
-        """Run a command for single and vector envs, in order; reset the envs in ``begins`` instead of stepping them."""
         singles: list[tuple[int, Share]] = []  # consecutive single envs, which run together
         for number, share in walk:
             if not share.is_group:
@@ -423,7 +422,6 @@ class Host:
                 values.update(dict.fromkeys(share.env_ids[1:], others))
 
     def _with_generators(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs ``call`` with the env's own state of the global random generators."""
         return call if self._generators is None else functools.partial(self._generators[env_id].run, call)
 
     # ---------------------------------------------------------------- steps
@@ -505,7 +503,6 @@ class Host:
         return result
 
     def _remark(self, env_id: int) -> None:
-        """If the env has an ``oddity``, queue a warning about it, unless this host has already queued a warning."""
         env = self._env(env_id)
         if env.oddity and not self._has_remarked:
             self._has_remarked = True

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Index, gather_states
+from parallelenv.contract.batch import Array, Batch, Index, gather_states
 from parallelenv.contract.copying import cannot_travel, deep_copy, loads
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
@@ -103,6 +103,20 @@ def _record_policy_failure(error: BaseException, host: StepSource, chunk: Rollou
     chunk.broken = chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
 
 
+def new_chunk(env_ids: tuple[int, ...], states: list[Array], num_steps: int, batch: Batch) -> RolloutChunk:
+    """Return a chunk with these states, none of whose steps is valid."""
+    shape = num_steps, len(env_ids)
+    return RolloutChunk(
+        env_ids,
+        states,
+        empty_actions(shape, batch),
+        np.zeros(shape),
+        np.zeros((*shape, 2), dtype=bool),
+        np.zeros(shape, dtype=bool),
+        join_ends([], batch.states),
+    )
+
+
 class ChunkRecorder:
     """Fills a chunk of a rollout, step by step.
 
@@ -116,16 +130,8 @@ class ChunkRecorder:
         self._writer, self._batch = writer, writer.batch
         self._request: RolloutRequest = command.common
         self._has_loose = any(array is None for array in self._batch.states)
-        shape = self._request.num_steps, len(command.env_ids)
-        self.chunk = RolloutChunk(
-            command.env_ids,
-            [empty_rows(shape, array) for array in self._batch.states],
-            empty_actions(shape, self._batch),
-            np.zeros(shape),
-            np.zeros((*shape, 2), dtype=bool),
-            np.zeros(shape, dtype=bool),
-            join_ends([], self._batch.states),
-        )
+        states = [empty_rows((self._request.num_steps, len(command.env_ids)), array) for array in self._batch.states]
+        self.chunk = new_chunk(command.env_ids, states, self._request.num_steps, self._batch)
         self._ends: list[EpisodeEnds] = []
         self._extras: list[tuple[Index, Extras]] = []  # by step: the columns of the envs, and the extras
         self._episodes_left: list[int | None] = list(command.each or [None] * len(command.env_ids))

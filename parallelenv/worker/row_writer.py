@@ -172,7 +172,6 @@ class RowWriter:
         return None
 
     def _store_leaves(self, arrays: Sequence[Array | None], row: int, state: State) -> list[Any] | None:
-        """Write a state to a row of these arrays, and return its loose leaves, if it has any."""
         loose = []
         for index, (array, leaf) in enumerate(zip(arrays, self._structure.split_state(state), strict=True)):
             if array is None:

@@ -57,7 +57,6 @@ class WorkerLog:
             return cls(fileno)
 
     def __reduce__(self) -> Any:
-        """Pickle the log for a process that is being started."""
         return _receive, (reduction.DupFd(self.fileno),)
 
     def close(self) -> None:
