@@ -1,7 +1,4 @@
-"""A collector holds a policy and its envs. It collects steps, evaluates the policy and accepts new weights.
-
-`CollectorBase` is the base class of collectors and sets of collectors. `History` records its progress.
-"""
+"""A collector holds a policy and its envs. It collects steps, evaluates the policy and accepts new weights."""
 
 from __future__ import annotations
 
@@ -128,7 +125,6 @@ class History:
 
         Raises:
             MissingDependencyError: If matplotlib is not installed.
-            ArgumentError: If ``axes`` is not a pair of axes.
         """
         if axes is None:  # without pyplot, which would keep the figure; notebooks would then show it twice
             figure = import_package("matplotlib.figure", "plot()").Figure
@@ -174,7 +170,6 @@ ENV_MAKER = (
     "Give a function without arguments that returns a ParallelEnv. Instead of wrapping it, wrap its envs or do the "
     "same in the policy."
 )
-_POLICY_MAKER = "Give a function that returns a policy; if this is the policy itself, lambda: policy."
 _taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
 """The `ParallelEnv` objects that collectors in this process use or have used."""
 
@@ -389,7 +384,6 @@ class Collector(CollectorBase):
         history: A `History` of all collections and evaluations.
 
     Raises:
-        ArgumentError: If an argument has an invalid value.
         BaseException: Any exception raised by one of the given functions.
     """
 
@@ -613,7 +607,9 @@ def check_maker(name: str, make: object) -> None:
     If ``name`` is ``"make_policy"``, ``make`` may require the arguments ``rank``, ``world_size`` and ``seed``.
     """
     is_policy = name == "make_policy"
-    way_out = _POLICY_MAKER if is_policy else ENV_MAKER
+    way_out = ENV_MAKER
+    if is_policy:
+        way_out = "Give a function that returns a policy; if this is the policy itself, lambda: policy."
     if not callable(make):
         raise ArgumentError(f"{name}={show(make)} cannot be called. {way_out}")
     try:

@@ -1,7 +1,4 @@
-"""A set of collectors, each in its own worker.
-
-Their collections are returned together, or one by one as they become ready.
-"""
+"""A set of collectors, each in its own worker."""
 
 from __future__ import annotations
 
@@ -62,7 +59,6 @@ class CollectorSet(CollectorBase):
         history: A `History` of all collections and evaluations.
 
     Raises:
-        ArgumentError: If an argument has an invalid value.
         BaseException: Any exception raised by one of the given functions.
     """
 

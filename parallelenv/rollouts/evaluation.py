@@ -52,10 +52,6 @@ class Evaluation:
         return f"<Evaluation of {count(len(self), 'episode')}{mean}>"
 
 
-EpisodesByEnv = dict[int, list[tuple[Any, ...]]]
-"""The ended episodes of each env: return, length, terminated, truncated and last info."""
-
-
 def evaluate(
     engine: Engine,
     policy: Policy,
@@ -87,7 +83,8 @@ class EpisodeRunner:
         self._shares = shares
         self._advance = advance
         self._goes_on = goes_on
-        self._results: EpisodesByEnv = {env_id: [] for env_id in shares}
+        # The ended episodes of each env: return, length, terminated, truncated and last info.
+        self._results: dict[int, list[tuple[Any, ...]]] = {env_id: [] for env_id in shares}
         self._running: OpenEpisodes
 
     def play(self, engine: Engine, policy: Policy, each: ResetArguments) -> Evaluation:
@@ -109,12 +106,12 @@ class EpisodeRunner:
                 self._play(continuing, runner, env_ids, each)
             except WorkerTimeoutError as error:
                 late = continuing.pool.late(error.env_ids, continuing.pool.timeout, "run_episodes")
-                put(late, "partial", _evaluation(self._results))
+                put(late, "partial", self._evaluation())
                 raise late from None
             except BaseException as error:
-                put(error, "partial", _evaluation(self._results))
+                put(error, "partial", self._evaluation())
                 raise
-        return _evaluation(self._results)
+        return self._evaluation()
 
     def _play(self, engine: Engine, runner: PolicyRunner, env_ids: tuple[int, ...], each: ResetArguments) -> None:
         result: Any = None
@@ -143,18 +140,16 @@ class EpisodeRunner:
         try:
             self._running.add(rows, rewards)
         except Exception as error:  # a reward may be of any type
-            cause: Exception = error
             for env_id, reward in zip(rows.tolist(), rewards, strict=True):
                 try:
                     self._running.returns[env_id] + reward
-                except Exception as own:  # noqa: BLE001 (any type, see above)
-                    cause = own
-                    break
-            raise EnvContractError(
-                f"env {env_id} returned the reward {show(reward)}, which cannot be added to those before it "
-                f"({type(cause).__name__}: {cause}). run_episodes() sums the rewards of an episode: return numbers or "
-                "arrays, or use rollout() or step()."
-            ) from error
+                except Exception as cause:  # noqa: BLE001 (any type, see above)
+                    raise EnvContractError(
+                        f"env {env_id} returned the reward {show(reward)}, which cannot be added to those before it "
+                        f"({type(cause).__name__}: {cause}). run_episodes() sums the rewards of an episode: return "
+                        "numbers or arrays, or use rollout() or step()."
+                    ) from error
+            raise
         for place in ends.tolist():
             env_id = int(rows[place])
             total, length = self._running.returns[env_id], int(self._running.lengths[env_id])
@@ -163,19 +158,18 @@ class EpisodeRunner:
         self._running.begin(rows[ends])
         return rows[ends].tolist()  # type: ignore[no-any-return]
 
-
-def _evaluation(results: EpisodesByEnv) -> Evaluation:
-    rows = [(env_id, *episode) for env_id, ended in results.items() for episode in ended]
-    env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
-    are_numbers = all(isinstance(one, (int, float, np.integer, np.floating)) for one in returns)
-    return Evaluation(
-        np.array(returns, dtype=np.float64) if are_numbers else object_array(returns),
-        np.array(lengths, dtype=np.int64),
-        np.array(terminated, dtype=bool),
-        np.array(truncated, dtype=bool),
-        object_array(infos),
-        np.array(env_ids, dtype=np.int64),
-    )
+    def _evaluation(self) -> Evaluation:
+        rows = [(env_id, *episode) for env_id, ended in self._results.items() for episode in ended]
+        env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
+        are_numbers = all(isinstance(one, (int, float, np.integer, np.floating)) for one in returns)
+        return Evaluation(
+            np.array(returns, dtype=np.float64) if are_numbers else object_array(returns),
+            np.array(lengths, dtype=np.int64),
+            np.array(terminated, dtype=bool),
+            np.array(truncated, dtype=bool),
+            object_array(infos),
+            np.array(env_ids, dtype=np.int64),
+        )
 
 
 def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:

@@ -104,11 +104,7 @@ class RunningRollout:
         return shares
 
     def run(self, shows_progress: bool) -> Rollout:
-        """Make all steps of the rollout and return them.
-
-        Raises:
-            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the steps that were made.
-        """
+        """Make all steps of the rollout and return them."""
         is_complete = False
         try:
             with progress_bar(self._goal, shows_progress) as advance:
@@ -284,7 +280,8 @@ def _invalid_chunk(
     ``before`` has the states of all envs in ``asked`` before the lost steps, in the form of a chunk of one step.
     """
     places = [place for place, env_id in enumerate(asked) if env_id in lost]
-    chunk = new_chunk(tuple(asked[place] for place in places), [array[:, places] for array in before], 1, batch)
+    chunk = new_chunk(tuple(asked[place] for place in places), 1, batch)
+    chunk.states = [array[:, places] for array in before]
     chunk.failed = {env_id: (0, failure) for env_id, failure in lost.items()}
     return chunk
 

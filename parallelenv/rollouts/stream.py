@@ -46,10 +46,6 @@ class Stream:
     """The loop of `ParallelEnv.stream`, in which the policy acts for the envs that are ready.
 
     Between two results, the caller may make other calls, for example to pause envs.
-
-    Raises:
-        ArgumentError: If the policy is not callable, or takes a recurrent state, which would lack rows for the envs
-            that are not ready.
     """
 
     def __init__(self, engine: Engine, policy: Policy) -> None:

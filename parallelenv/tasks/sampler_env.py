@@ -22,11 +22,8 @@ class TaskStep(NamedTuple):
     """A possible return value of a task's ``step``. Any object with these four attributes works as well.
 
     Attributes:
-        observation: The observation after the step.
-        reward: Reward of the step.
         done: Whether the task has ended. An ended task counts as truncated if ``info["TimeLimit.truncated"]`` is true,
             and as terminated otherwise.
-        info: Further information.
     """
 
     observation: State
@@ -36,10 +33,7 @@ class TaskStep(NamedTuple):
 
 
 class Task(Protocol):
-    """One episode. Subclass this class to inherit `render` and `close`, or define all methods of this class.
-
-    A task may have further methods.
-    """
+    """One episode. Subclass this class to inherit `render` and `close`, or define all methods of this class."""
 
     def step(self, action: Action) -> Any:
         """Step the task.
@@ -72,8 +66,6 @@ class Task(Protocol):
 
 class TaskSampler(Protocol):
     """Returns tasks. Subclass this class to inherit its defaults, or define all its methods.
-
-    A sampler may have further methods.
 
     Attributes:
         observation_space: Space of the observations of all tasks; ``None`` if not declared.
@@ -113,7 +105,6 @@ class TaskEnv(gymnasium.Env[State, Action]):
             spaces, if any.
 
     Attributes:
-        sampler: The sampler.
         task: The current task; ``None`` before the first task and when there are no more tasks.
 
     Raises:

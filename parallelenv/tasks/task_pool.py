@@ -31,9 +31,6 @@ class TaskPool(ParallelEnv):
 
         Returns:
             First states, as from `reset`; ``None`` for samplers without another task.
-
-        Raises:
-            The errors of `reset`.
         """
         return self.reset(id, options=kwargs or None)
 
@@ -87,9 +84,6 @@ class TaskPool(ParallelEnv):
     @single_threaded
     def get_observations(self, id: Ids = None) -> State:
         """Return the current observations of the tasks, without stepping them.
-
-        Args:
-            id: Which envs.
 
         Returns:
             States, as from `reset`; ``None`` for samplers that had no further task to start.

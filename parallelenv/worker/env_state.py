@@ -23,9 +23,6 @@ from parallelenv.contract.tensors import imported_torch
 from parallelenv.errors import EnvContractError
 from parallelenv.worker.env_adapter import layers
 
-_WHOLE, _BY_METHODS = "whole", "said"
-"""The two ways to save an env. Saved states contain these words."""
-
 
 def save_env(env: Env, generators: Any = None) -> bytes | None:
     """Return the state of an env and ``generators`` as one pickle, or ``None`` if the env cannot be saved."""
@@ -36,11 +33,11 @@ def save_env(env: Env, generators: Any = None) -> bytes | None:
             attributes = {name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)}
             of_wrappers.append((type(wrapper).__qualname__, attributes))
         content = base.get_state(), getattr(base, "_np_random", None), of_wrappers
-        return cloudpickle.dumps((_BY_METHODS, content, generators))  # type: ignore[no-any-return]
+        return cloudpickle.dumps((False, content, generators))  # type: ignore[no-any-return]
     if any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in (*wrappers, base)):
         return None  # pickle would keep only the constructor's arguments
     try:
-        return cloudpickle.dumps((_WHOLE, env, generators))  # type: ignore[no-any-return]
+        return cloudpickle.dumps((True, env, generators))  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 (pickling runs user code; the caller then reports that there is no state)
         return None
 
@@ -51,13 +48,13 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
     Returns:
         The env, which is a new object if the whole env was pickled, and the saved state of the global generators.
     """
-    kind, content, generators = loads(saved)
+    is_whole, content, generators = loads(saved)
     if generators is not None and not takes_generators:
         raise EnvContractError(
             "The state was saved with seed_globals=True, and includes that of the env's own generators. Make the "
             "ParallelEnv with seed_globals=True."
         )
-    if kind == _WHOLE:
+    if is_whole:
         return content, generators
     state, np_random, of_wrappers = content
     *wrappers, base = layers(env)

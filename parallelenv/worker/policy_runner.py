@@ -33,7 +33,11 @@ class PolicyRunner:
         # `_names` are those of the arguments ``rnn_state`` and ``done`` that the policy takes by name. If there are
         # none, `_num_positional` is the number of these two arguments that the policy takes by position.
         parameters = policy_parameters(policy)
-        required = [one for one in parameters.values() if one.kind in _POSITIONAL and one.default is one.empty]
+        required = [
+            one
+            for one in parameters.values()
+            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+        ]
         self._names = tuple(name for name in _NAMES if name in parameters)
         self._num_positional = 0 if self._names else max(0, min(len(required) - 1, 2))
         self.extras_formats: dict[str, ExtrasFormat] | None = None
@@ -98,7 +102,7 @@ def policy_parameters(policy: Any) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a policy or, if it is a torch module, of its ``forward``."""
     try:
         parameters = inspect.signature(policy).parameters
-        if any(one.kind in _OPEN for one in parameters.values()) and hasattr(policy, "forward"):
+        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(policy, "forward"):
             return inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
     except (TypeError, ValueError):  # a builtin without a signature
         return {}
@@ -151,5 +155,3 @@ def _copy(what: str, value: Any) -> Any:
 
 
 _NAMES = ("rnn_state", "done")
-_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -103,12 +103,12 @@ def _record_policy_failure(error: BaseException, host: StepSource, chunk: Rollou
     chunk.broken = chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
 
 
-def new_chunk(env_ids: tuple[int, ...], states: list[Array], num_steps: int, batch: Batch) -> RolloutChunk:
-    """Return a chunk with these states, none of whose steps is valid."""
+def new_chunk(env_ids: tuple[int, ...], num_steps: int, batch: Batch) -> RolloutChunk:
+    """Return a chunk none of whose steps is valid."""
     shape = num_steps, len(env_ids)
     return RolloutChunk(
         env_ids,
-        states,
+        [empty_rows(shape, array) for array in batch.states],
         empty_actions(shape, batch),
         np.zeros(shape),
         np.zeros((*shape, 2), dtype=bool),
@@ -130,8 +130,7 @@ class ChunkRecorder:
         self._writer, self._batch = writer, writer.batch
         self._request: RolloutRequest = command.common
         self._has_loose = any(array is None for array in self._batch.states)
-        states = [empty_rows((self._request.num_steps, len(command.env_ids)), array) for array in self._batch.states]
-        self.chunk = new_chunk(command.env_ids, states, self._request.num_steps, self._batch)
+        self.chunk = new_chunk(command.env_ids, self._request.num_steps, self._batch)
         self._ends: list[EpisodeEnds] = []
         self._extras: list[tuple[Index, Extras]] = []  # by step: the columns of the envs, and the extras
         self._episodes_left: list[int | None] = list(command.each or [None] * len(command.env_ids))

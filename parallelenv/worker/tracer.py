@@ -26,8 +26,6 @@ MOST_TURNS = 1_000_000
 
 If there are more, the oldest commands are dropped. A turn takes 8 bytes of memory, and a command takes more.
 """
-Span = tuple[float, float, str, tuple[int, ...], "array[float]"]
-"""Start and end of a command, its operation, the envs whose turn started, and the time at which each turn started."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +67,8 @@ class HostTracer:
         self.resets: deque[tuple[float, float, int]] = deque(maxlen=MOST_TURNS)
         self._since = perf_counter()
         self._is_cut = False
-        self._spans: deque[Span] = deque()
+        # Start and end of a command, its operation, the envs whose turn started, and the time at which each started.
+        self._spans: deque[tuple[float, float, str, tuple[int, ...], array[float]]] = deque()
         self._num_turns = 0
         self._moments: list[float] = []  # when each env's turn started in the current command
         # This iterator is advanced for each env, in C. `append` returns None, which `not_` turns into True.
