@@ -115,9 +115,7 @@ class CollectorEnv(Collector):
             part.pack()
         return part, 0.0, False, {}
 
-    def close(self) -> None:
-        """Close the envs."""
-        self.stop()
+    close = Collector.stop
 
 
 def zstandard() -> Any:

@@ -151,33 +151,33 @@ class EnvGroup:
         """
         size = self.facts.num_envs
         chosen = range(size) if numbers is None else numbers
+        indices: Sequence[int] = chosen
         is_seeded = any(seed is not None for seed in seeds)
+        arguments: list[Any] = []
+        named: dict[str, Any] = {}
         if self._is_envpool:
             if is_seeded:
                 self.oddity = (
                     "keeps the seed that EnvPool was made with",
                     "The seed of reset() has no effect: give one to envpool.make_gymnasium()",
                 )
-            if not self.facts.steps_some:
-                return *self._pair(self.env.reset(options=options)), chosen
-            return *self._pair(self.env.reset(np.array(chosen, np.int32), options=options)), range(len(chosen))
-        if numbers is not None:
-            mask = np.zeros(size, bool)
-            mask[list(numbers)] = True
-            options = {**(options or {}), "reset_mask": mask}
-        seed: Any = None
-        if is_seeded and self._is_of_envs:
-            seed = [None] * size
-            for number, one in zip(chosen, seeds, strict=True):
-                seed[number] = one
-        elif is_seeded:
-            seed = seeds[0]  # sub-env i gets this seed plus i; the caller has checked that the seeds fit
-        return *self._pair(self.env.reset(seed=seed, options=options)), chosen
-
-    def _pair(self, result: Any) -> tuple[State, Info]:
+            if self.facts.steps_some:
+                arguments, indices = [np.array(chosen, np.int32)], range(len(chosen))
+        else:
+            if numbers is not None:
+                mask = np.zeros(size, bool)
+                mask[list(numbers)] = True
+                options = {**(options or {}), "reset_mask": mask}
+            seed: Any = seeds[0] if is_seeded else None  # sub-env i gets it plus i; the caller has checked the seeds
+            if is_seeded and self._is_of_envs:
+                seed = [None] * size
+                for number, one in zip(chosen, seeds, strict=True):
+                    seed[number] = one
+            named["seed"] = seed
+        result = self.env.reset(*arguments, **named, options=options)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
             raise EnvContractError(f"reset() of {self.facts.name} returned {show(result)}, not states and infos.")
-        return result[0], dict(result[1])
+        return result[0], dict(result[1]), indices
 
     def step(
         self, share: Share, each: Sequence[Action] | None, host: Host, running: RunningCommand

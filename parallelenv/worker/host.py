@@ -448,7 +448,10 @@ class Host:
         steps: Sequence[Any] = self._steps if envs.pick is None else envs.pick(self._steps)
         begins = self._begins_of(command, envs.row_numbers) if command.begins_ended else command.begins
         if begins:
-            steps = self._with_resets(steps, command.env_ids, begins)
+            steps = [
+                functools.partial(self._reset_instead, env_id) if env_id in begins else step
+                for env_id, step in zip(command.env_ids, steps, strict=True)
+            ]
         self.writer.start_step(envs.rows)
         if command.each is None:
             actions = self.writer.actions(envs.rows)
@@ -467,16 +470,10 @@ class Host:
             self._begins = command.number, self.writer.ended(row_numbers)
         return self._begins[1]
 
-    def _with_resets(self, steps: Sequence[Any], env_ids: Sequence[int], begins: Collection[int]) -> list[Any]:
-        def reset_instead(env_id: int, action: Action) -> EnvStep:
-            state, info = self._reset_within_step(env_id)
-            self.running.doing = "step"
-            return state, 0.0, False, False, info
-
-        return [
-            functools.partial(reset_instead, env_id) if env_id in begins else step
-            for env_id, step in zip(env_ids, steps, strict=True)
-        ]
+    def _reset_instead(self, env_id: int, action: Action) -> EnvStep:
+        state, info = self._reset_within_step(env_id)
+        self.running.doing = "step"
+        return state, 0.0, False, False, info
 
     def _reset_within_step(self, env_id: int) -> tuple[State, Info]:
         self.running.doing = "reset"
