@@ -262,8 +262,6 @@ class CollectorBase(ShortTracebacks):
     ) -> tuple[Rollout, Info]:
         """Do the work of `collect`, with checked arguments."""
 
-    # ---------------------------------------------------------------- weights and components
-
     @single_threaded
     def set_weights(self, weights: object, version: int | None = None) -> None:
         """Set the policy's weights with its method ``set_weights(weights)`` or ``load_state_dict(weights)``.
@@ -329,8 +327,6 @@ class CollectorBase(ShortTracebacks):
     @abc.abstractmethod
     def _apply(self, method: str, *arguments: object) -> None:
         """Do the work of the public method called ``method``, with checked arguments."""
-
-    # ---------------------------------------------------------------- other
 
     @property
     def closed(self) -> bool:
@@ -460,8 +456,6 @@ class Collector(CollectorBase):
         if self._seed is not None:
             self._envs["envs"].seed(self._seed + self._rank * self.num_envs)
 
-    # ---------------------------------------------------------------- collecting
-
     def _collect(
         self, num_steps: int | None, is_over: Callable[[], bool] | None, progress: bool
     ) -> tuple[Rollout, Info]:
@@ -523,8 +517,6 @@ class Collector(CollectorBase):
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
 
-    # ---------------------------------------------------------------- weights and components
-
     def _apply(self, method: str, *arguments: object) -> None:
         getattr(self, f"_{method}")(*arguments)
 
@@ -556,8 +548,6 @@ class Collector(CollectorBase):
             self._make_policy(make)
         else:
             self._make_envs(component, make, "make")
-
-    # ---------------------------------------------------------------- other
 
     @property
     def policy(self) -> Policy:

@@ -128,8 +128,6 @@ class CollectorSet(CollectorBase):
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
         return functools.partial(cls, **given, **options)
 
-    # ---------------------------------------------------------------- collecting
-
     def _collect(
         self, num_steps: int | None, is_over: Callable[[], bool] | None, progress: bool
     ) -> tuple[Rollout, Info]:
@@ -224,8 +222,6 @@ class CollectorSet(CollectorBase):
         finally:
             self.version = self._scheduler.version
 
-    # ---------------------------------------------------------------- evaluation
-
     @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
         """Run whole episodes in the test envs of all collectors. Each collector runs a share of the episodes.
@@ -262,8 +258,6 @@ class CollectorSet(CollectorBase):
         evaluation = join_evaluations(found)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
-
-    # ---------------------------------------------------------------- other
 
     def __len__(self) -> int:
         return len(self._envs["collectors"])

@@ -56,7 +56,7 @@ class RunningRollout:
         self, engine: Engine, policy: Policy, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any
     ) -> None:
         check_policy(policy)
-        self._engine, self._pool, self._table = engine, engine.pool, engine.table
+        self._pool, self._table = engine.pool, engine.table
         self._recovery, self._done_policy = engine.recovery, engine.done_policy
         living = self._table.without_exhausted(env_ids)
         goal.check(self._done_policy, self._pool.groups, living)
@@ -79,7 +79,7 @@ class RunningRollout:
         # If states have leaves that are not in the batch, all envs take part in the first chunk, even those that are
         # not stepped, because only the hosts have these leaves.
         self._asks_all = any(array is None for array in self._pool.batch.states)
-        self._hosts_have_policy = False  # whether hosts have the policy
+        self._hosts_have_policy = False
         self._num_made = self._chunk_size = 0
         self._seconds_per_step = 0.0  # of the slowest host; 0: not measured
         self._is_over = self._is_late = False
@@ -122,7 +122,7 @@ class RunningRollout:
                     dead = self._pool.death_failures(self._env_ids)
                     ticket = self._pool.submit("rollout", self._env_ids, failed=dead)
                     if is_complete:
-                        self._pool.wait(ticket, self._engine.pool.timeout)
+                        self._pool.wait(ticket, self._pool.timeout)
         return self._result()
 
     def _run_chunk(self, asked: Sequence[int]) -> int:
@@ -136,8 +136,7 @@ class RunningRollout:
         if self._recovery is not None:
             failed = {**failed, **self._recovery.failures_before(asked)}
         if self._seconds_per_step:
-            timeout = self._engine.pool.timeout
-            seconds = CHUNK if timeout is None else min(CHUNK, timeout / 4)
+            seconds = CHUNK if self._pool.timeout is None else min(CHUNK, self._pool.timeout / 4)
             self._chunk_size = max(1, min(self._chunk_size * _GROWTH, int(seconds / self._seconds_per_step)))
             if self._num_steps is not None:
                 self._chunk_size = min(self._chunk_size, self._num_steps - self._num_made)
@@ -165,7 +164,7 @@ class RunningRollout:
             self._hosts_have_policy = True
             ticket = pool.submit("rollout", asked, failed=failed)  # cheap; replied to after earlier commands
             try:
-                pool.wait(ticket, self._engine.pool.timeout)
+                pool.wait(ticket, self._pool.timeout)
             except WorkerTimeoutError as late:
                 self._is_late = True
                 if recovery is not None:

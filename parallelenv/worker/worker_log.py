@@ -70,15 +70,11 @@ class WorkerLog:
         if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
             self.close()  # an interrupt may have left the log without an owner that closes it
 
-    # ---------------------------------------------------------------- the worker's end
-
     def has_grown(self) -> bool:
         """Return whether anything has been printed since the last call. The check takes 0.2 us."""
         size = os.lseek(self.fileno, 0, os.SEEK_END)
         changed, self._position = size != self._position, size
         return changed and size > 0
-
-    # ---------------------------------------------------------------- the caller's end
 
     def take_output(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
         """Return the text that a worker with these envs has printed since the last call.
