@@ -30,8 +30,6 @@ class Resettable:
     state, and its ``reset`` may lack the arguments ``seed`` and ``options``.
 
     Attributes:
-        step: The function that steps the env. For most envs, it is the env's own ``step``. If that returns four items,
-            `five` replaces this function with one that returns five.
         oddity: Two clauses for a warning about a `gymnasium.Env` that behaves as in an older API: what it does, and the
             consequence. Empty for all other envs.
     """

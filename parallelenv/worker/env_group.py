@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.utils import EzPickle
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
@@ -431,13 +430,6 @@ class EnvGroup:
         if not callable(found):
             raise AbsentAttributeError(f"{self.facts.name} has no {name}(), so {consequence}.")
         return found
-
-    @property
-    def can_be_saved(self) -> bool:
-        """Whether pickle would keep the state of all sub-envs, as far as is known. See `save_env`."""
-        inner = getattr(self.env.unwrapped, "envs", [])
-        layers = (layer for env in inner for layer in env_adapter.layers(env))
-        return not any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in layers)
 
 
 def _pick(batch: Any, rows: Sequence[int] | None) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.utils import EzPickle
 
 from parallelenv.contract.copying import loads, pickles
+from parallelenv.contract.env_specs import is_vector_env
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.spaces import Env
 from parallelenv.contract.tensors import imported_torch
@@ -34,7 +35,9 @@ def save_env(env: Env, generators: Any = None) -> bytes | None:
             of_wrappers.append((type(wrapper).__qualname__, attributes))
         content = base.get_state(), getattr(base, "_np_random", None), of_wrappers
         return cloudpickle.dumps((False, content, generators))  # type: ignore[no-any-return]
-    if any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in (*wrappers, base)):
+    sub_envs = getattr(base, "envs", ()) if is_vector_env(env) else ()
+    every_layer = (*wrappers, base, *(layer for sub_env in sub_envs for layer in layers(sub_env)))
+    if any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in every_layer):
         return None  # pickle would keep only the constructor's arguments
     try:
         return cloudpickle.dumps((True, env, generators))  # type: ignore[no-any-return]

@@ -398,7 +398,7 @@ class Host:
 
     def _run_group(self, running: RunningCommand, share: Share, begins: Collection[int]) -> None:
         command, values, first = running.command, running.reply.values, share.env_ids[0]
-        operation, common = command.operation, command.common
+        operation = command.operation
         each: Any = None if command.each is None else [command.each[position] for position in share.positions]
         if operation not in ("build", "manage"):
             if operation == "reset":
@@ -415,7 +415,7 @@ class Host:
             values.update(self._with_generators(first, run)(share, each, self, running))
             if group.oddity:
                 self._remark(first)
-        elif common != "save" or self._env(first).can_be_saved:
+        else:
             self._operate(running, iter([(running.num_started, first, None if each is None else each[0])]))
             if first in values:  # the value of the first sub-env is the state of the whole vector env
                 others = values[first] if operation == "build" else b""

@@ -24,9 +24,9 @@ from parallelenv.contract.rollout_data import (
     RolloutChunk,
     RolloutRequest,
     empty_actions,
-    empty_array,
     empty_rows,
     join_ends,
+    stack_extras,
 )
 from parallelenv.contract.spaces import State, object_array
 from parallelenv.worker.policy_runner import Extras, PolicyRunner
@@ -51,9 +51,6 @@ class HostRollout:
         policy: The pickled policy (see `RolloutRequest`), or an existing `PolicyRunner`.
         is_over: A function that returns whether to stop. It is called with 0 before the first step of each chunk, and
             after every step with the number of envs that made the step.
-
-    Attributes:
-        has_stopped: The latest result of ``is_over``.
     """
 
     def __init__(
@@ -234,10 +231,7 @@ class ChunkRecorder:
         chunk.loose = self._loose(chunk.env_ids)
         made = self._extras[:count]  # a failure may have prevented the step after the last decision
         if made:
-            shape = count, len(chunk.env_ids)
-            chunk.extras = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in formats.items()}
-        for step, (columns, extras) in enumerate(made):
-            for name, array in extras.items():
-                chunk.extras[name][step, columns] = array
+            parts = ((extras, (step, columns)) for step, (columns, extras) in enumerate(made))
+            chunk.extras = stack_extras(parts, formats, (count, len(chunk.env_ids)))
         chunk.seconds = time.perf_counter() - self._since
         return chunk

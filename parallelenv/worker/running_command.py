@@ -48,7 +48,6 @@ class RunningCommand:
         command: The command. For a prepared step, ``command.number`` is changed before each execution.
 
     Attributes:
-        counts: The numbers 1, 2, 3, ..., one for each share or, without shares, for each env.
         number: Number of the command whose progress this object holds. It is set after all other attributes. If an
             interrupt comes before that, the host starts the command from the beginning when it gets the command again.
         num_started: How many shares or, without shares, how many envs have started. The last one that started is the
