@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,6 @@ from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
-from parallelenv.worker.policy_runner import policy_parameters
 
 if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
@@ -50,7 +50,10 @@ class Stream:
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
         check_policy(policy)
-        names = policy_parameters(policy).keys()
+        try:
+            names = inspect.signature(policy).parameters.keys()
+        except (TypeError, ValueError):  # a builtin without a signature
+            names = {}.keys()
         if not names.isdisjoint(("rnn_state", "done")):
             raise ArgumentError(
                 "stream() calls the policy for the envs that are ready, so it cannot give it an rnn_state. Let it "
