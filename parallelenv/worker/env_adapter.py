@@ -19,8 +19,6 @@ from parallelenv.errors import AbsentAttributeError, EnvContractError
 EnvStep = tuple[State, Any, bool, bool, Info]
 _DRAWING = threading.RLock()
 """A lock that is held while an env renders: if two threads draw with pygame at once, one in six frames is wrong."""
-_LONGEST_DRAWING = 10.0
-"""Seconds that a thread waits for `_DRAWING`. After this time, the thread that holds the lock counts as hung."""
 
 
 class Resettable:
@@ -142,7 +140,7 @@ def draws_by_mode(env: Env) -> bool:
 @contextlib.contextmanager
 def alone_while_drawing() -> Iterator[None]:
     """Run the ``with`` block while no other thread draws."""
-    is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
+    is_alone = _DRAWING.acquire(timeout=10.0)  # a thread that holds the lock for longer counts as hung
     try:
         yield
     finally:
