@@ -592,10 +592,7 @@ def derived_seed(seed: int, *key: int) -> int:
 
 
 def check_maker(name: str, make: object) -> None:
-    """Check that ``make`` can be called without arguments.
-
-    If ``name`` is ``"make_policy"``, ``make`` may require the arguments ``rank``, ``world_size`` and ``seed``.
-    """
+    """Check that ``make`` can be called without arguments."""
     is_policy = name == "make_policy"
     way_out = ENV_MAKER
     if is_policy:

@@ -243,14 +243,7 @@ class Scheduler:
     def work(
         self, goals: Sequence[int], enough: int, is_over: Callable[[], bool] | None, advance: Callable[[int], object]
     ) -> None:
-        """Run collectors until enough of them have reached their goals. Each collector makes at least one step.
-
-        Args:
-            goals: Number of steps for each collector, including steps received before.
-            enough: Number of collectors that must reach their goals before the others stop.
-            is_over: Called repeatedly; if it returns ``True``, the collectors stop.
-            advance: Called with the number of steps received.
-        """
+        """Run collectors until enough of them have reached their goals. Each collector makes at least one step."""
         seconds = _SLICE if is_over is None and enough == len(goals) else _QUICK_SLICE
         while True:
             made = [sum(len(data) for _, data in member.parts) for member in self.members]

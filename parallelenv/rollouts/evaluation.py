@@ -60,7 +60,7 @@ def evaluate(
     each: ResetArguments,
     shows_progress: bool,
 ) -> Evaluation:
-    """Run episodes: each env runs its share of ``goal`` and is then idle. See `EpisodeRunner.play` for the errors."""
+    """Run episodes: each env runs its share of ``goal`` and is then idle."""
     shares = {env_id: share for env_id, share in goal.shares(env_ids).items() if share}  # the first envs have most
     engine.pool.groups.refuse_resting("run_episodes()", shares)
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
@@ -91,10 +91,6 @@ class EpisodeRunner:
         """Run until every env has run its share of episodes, and return the episodes.
 
         The envs are reset at the start, with the seeds and options in ``each``, and need a reset afterwards.
-
-        Raises:
-            BaseException: Any exception raised by an env or the policy; ``error.partial`` has the episodes that ended
-                before the exception.
         """
         check_policy(policy)
         env_ids = tuple(self._shares)

@@ -211,11 +211,7 @@ class RolloutBuilder:
         )
 
     def rnn_state(self, running: Collection[int]) -> Any:
-        """Return the policy's recurrent state after the rollout. Envs that are not in ``running`` get zeros.
-
-        Raises:
-            ArgumentError: If the form of the recurrent state differs between envs.
-        """
+        """Return the policy's recurrent state after the rollout. Envs that are not in ``running`` get zeros."""
         return join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids])
 
     def _filled(self, array: Array, name: str) -> Array:
@@ -327,10 +323,7 @@ Ends = tuple[Nest, Array]
 
 
 def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
-    """Raise an `ArgumentError` if two rollouts cannot be joined.
-
-    ``what`` names the rollouts in messages.
-    """
+    """Raise an `ArgumentError` if two rollouts cannot be joined."""
     for name in ("states", "actions", "rnn_state"):
         forms = [map_leaves(getattr(part, name), lambda _: "an array") for part in (one, other)]
         if forms[0] != forms[1] and (name != "rnn_state" or None not in forms):
@@ -449,11 +442,7 @@ def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequen
 
 
 def _put_together(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[int, ...]) -> Nest:
-    """Return one leaf, with the leading axes ``shape``, that contains the given leaves at their ``places``.
-
-    Each leaf is an array, a tensor, or a tuple of objects. If all are tuples, they are concatenated in the given order.
-    If the leaves differ in type, or in shape after the leading axes, the result has dtype object.
-    """
+    """Return one leaf, with the leading axes ``shape``, that contains the given leaves at their ``places``."""
     if all(isinstance(leaf, tuple) for leaf in leaves):
         return tuple(value for leaf in leaves for value in leaf)
     leaves = [object_array(leaf) if isinstance(leaf, tuple) else leaf for leaf in leaves]

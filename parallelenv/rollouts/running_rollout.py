@@ -324,8 +324,7 @@ class LocalRollouts:
     ) -> Rollout:
         """Make a rollout of all envs that are not paused. See `ParallelEnv.rollout` for arguments and errors.
 
-        The policy is called in this process, with the states of all these envs together. When ``is_over`` (see
-        `HostRollout`) returns ``True``, the rollout ends with the steps made so far.
+        When ``is_over`` (see `HostRollout`) returns ``True``, the rollout ends with the steps made so far.
         """
         engine, goal = self._engine, RolloutLength.of(num_steps, None)
         return _RunningLocalRollout(engine, policy, engine.ids(None), goal, rnn_state, is_over).run(shows_progress)

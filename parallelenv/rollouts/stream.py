@@ -43,10 +43,7 @@ CLOSE: Final = Signal.CLOSE
 
 
 class Stream:
-    """The loop of `ParallelEnv.stream`, in which the policy acts for the envs that are ready.
-
-    Between two results, the caller may make other calls, for example to pause envs.
-    """
+    """The loop of `ParallelEnv.stream`, in which the policy acts for the envs that are ready."""
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
         check_policy(policy)

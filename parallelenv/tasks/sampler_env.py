@@ -1,9 +1,4 @@
-"""Task samplers as envs: one episode is one task.
-
-A sampler returns tasks until it has no more. `TaskEnv` turns the sampler into a `gymnasium.Env`, so the rest of the
-package can treat each task as an episode. When there are no more tasks, ``reset`` raises `ExhaustedError`, as the
-``reset`` of any env may.
-"""
+"""Task samplers as envs: one episode is one task."""
 
 from __future__ import annotations
 

@@ -108,10 +108,7 @@ def _split(result: Any) -> EnvStep:
 
 
 class CallsOnly(Resettable):
-    """Wraps an object that lacks ``reset`` or ``step`` and supports only method calls and attributes.
-
-    The caller learns from `EnvFacts.has_steps` that it must not step the object.
-    """
+    """Wraps an object that lacks ``reset`` or ``step`` and supports only method calls and attributes."""
 
     def __init__(self, env: Env) -> None:
         self.env, self.oddity = env, ()

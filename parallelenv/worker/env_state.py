@@ -104,7 +104,6 @@ class _OwnBits(_Bits):
 class EnvGenerators:
     """One env's own state of the global random generators.
 
-    The generators are first seeded with ``seed`` or, if ``seed`` is ``None``, with a random number from the system.
     `run` is called only within `put_back`, and the other methods are called only during `run`.
     """
 

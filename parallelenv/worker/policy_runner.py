@@ -23,8 +23,7 @@ Extras = Mapping[str, Array]
 class PolicyRunner:
     """A host's copy of a policy, with the policy's recurrent state for each env.
 
-    The argument ``memory`` is the initial recurrent state, which may also contain rows for envs of other hosts. The
-    attribute ``extras_formats`` contains formats that fit all extras so far; it is ``None`` before the first call.
+    The argument ``memory`` is the initial recurrent state, which may also contain rows for envs of other hosts.
     """
 
     def __init__(self, policy: Policy, memory: RecurrentState | None, layout: Layout) -> None:

@@ -85,11 +85,7 @@ class RunningCommand:
         return self.command.env_ids[max(0, number - 1) : number]
 
     def remaining(self) -> Iterator[Any]:
-        """Return an iterator over the envs or shares that have not started.
-
-        For each env or share, the iterator yields a tuple: the value that ``num_started`` gets when the env or share
-        starts, followed by its item in each column.
-        """
+        """Return an iterator over the envs or shares that have not started."""
         number, columns = self.num_started, self.columns
         if number:
             columns = tuple(column[number:] for column in columns)
