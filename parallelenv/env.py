@@ -1423,15 +1423,12 @@ class ParallelEnv:
             raise absent_attribute(self, name)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse to copy or pickle this object."""
         refuse_copy()
 
     def __len__(self) -> int:
-        """Return the number of envs."""
         return self._engine.num_envs
 
     def __repr__(self) -> str:
-        """Return a one-line description, without contacting a worker."""
         if not hasattr(self, "_engine"):
             return "<parallelenv.ParallelEnv, not constructed>"
         chosen = self._recommendation
@@ -1477,11 +1474,9 @@ class ParallelEnv:
             raise BaseExceptionGroup("Errors were raised while closing.", errors)
 
     def __enter__(self) -> Self:
-        """Return the object itself, which is closed at the end of the ``with`` block."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the object."""
         self.close()
 
 

@@ -160,8 +160,4 @@ def word_of(para_mode: Any) -> str:
 
 
 def _instead(name: object, known: Sequence[str]) -> str:
-    """Return a hint at what the user may have meant by an unknown mode or keyword, or an empty string.
-
-    The hint starts with a space.
-    """
     return hint_at(name) or did_you_mean(str(name), known)

@@ -400,7 +400,6 @@ def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[Space,
 
 
 def _writeable(states: State) -> State:
-    """Make all arrays of the states writeable, and return the states."""
     if isinstance(states, dict):
         return {key: _writeable(part) for key, part in states.items()}
     if isinstance(states, tuple):

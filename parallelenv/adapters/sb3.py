@@ -177,7 +177,6 @@ class SB3VecEnv(VecEnv):
         return self._calls.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _each(self, indices: Indices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
-        """Call ``ask`` with the distinct env ids; return one result per index, in the order of ``indices``."""
         ids = positions(indices, self.num_envs, "indices")
         asked = list(dict.fromkeys(ids))
         answers = dict(zip(asked, ask(asked), strict=True))

@@ -215,7 +215,6 @@ def _measure(
 
 
 def _play(env: ParallelEnv, actions: Sequence[object], seed: int) -> Iterator[tuple[str, dict[str, object]]]:
-    """Reset and step envs; yield the name and all results of each call."""
     yield "reset", {"states": env.reset(seed=seed), "infos": env.reset_infos}
     for index, action in enumerate(actions, start=1):
         result = env.step(action)

@@ -370,7 +370,6 @@ class Trial:
         return self._dummy is None or turns * self._making > _LONG_MAKING
 
     def _wins(self, candidate: Candidate) -> bool:
-        """Return whether a candidate is clearly faster than the best one so far; if it is, make it the best one."""
         candidate.was_tried = not self._takes_long(candidate)
         if candidate.was_tried:
             try:
@@ -390,7 +389,6 @@ class Trial:
         return wins
 
     def _open(self, candidate: Candidate) -> TimedEnv:
-        """Open a pool with a stand-in for each env, or with fewer if there are many envs or steps take long."""
         num_envs, workers = len(self.factories), candidate.workers
         share = -(-min(num_envs, max(_MOST_STAND_INS, workers)) // workers)
         size = min(num_envs, min(share, max(1, int(_SLICE / self._step))) * workers)
@@ -407,7 +405,6 @@ class Trial:
         return self._stack.enter_context(ParallelEnv(env_fns, candidate.mode, "restart", **options))
 
     def _describe(self) -> str:
-        """Return the measurements in one line."""
         best, num_envs = self._best, len(self.factories)
 
         def describe(one: Candidate, unit: str = "") -> str:
@@ -436,7 +433,6 @@ class Trial:
 
 
 def _copy(packed: bytes, is_live: bool) -> Env:
-    """Unpickle and return a live env, or unpickle an env fn and return the env that it makes."""
     source = loads(packed)
     return source if is_live else source()
 
@@ -580,8 +576,6 @@ _NOT_NEW = "An env fn returns the same env at each call, and that env may be in 
 
 @dataclass(slots=True)
 class _SharedEnv:
-    """The real env that several stand-ins share."""
-
     env: Resettable
     first: tuple[State, Info] | None = None  # state and info, once the env has been reset
     num_users: int = 0  # open stand-ins

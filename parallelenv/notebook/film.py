@@ -94,7 +94,6 @@ def _as_rgb(frame: object, env_id: int) -> np.ndarray[Any, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _label(env_id: int, size: int) -> Array:
-    """Return a picture of an env id in white on black, ``(height, width, 3)`` uint8; ``size`` is the font size."""
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(size)

@@ -219,7 +219,6 @@ class Timeline:
 
 
 def _events(track: Track, begin: float, end: float) -> Iterator[tuple[float, float, str, str, float]]:
-    """Yield the start, end, colour, tooltip and opacity of each event in an interval."""
     inside = np.flatnonzero((track.spans[:, 1] > begin) & (track.spans[:, 0] < end))
     for index, (first, last) in zip(inside.tolist(), track.spans[inside].clip(begin, end).tolist(), strict=True):
         kind = str(track.kinds[index])
@@ -244,7 +243,6 @@ def _shades(track: Track, begin: float, end: float) -> Iterator[tuple[float, flo
 
 
 def _draw(tracks: Sequence[Track], begin: float, end: float, top: int) -> tuple[list[str], int]:
-    """Return the SVG elements of a panel with its upper edge at y = ``top``, and the y of its lower edge."""
     scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
     parts = []
     y = top + 30
@@ -343,7 +341,6 @@ class Profile:
         return target
 
     def __repr__(self) -> str:
-        """Return the table of the summary or, before the end of the block, a note that the recording has not ended."""
         return "<Profile, still recording>" if self.finished is None else repr(self.summary())
 
 
@@ -372,7 +369,6 @@ class Recorder:
 
     @single_threaded_in("profile")
     def __enter__(self) -> Profile:
-        """Start recording, and return the profile, which is filled at the end of the block."""
         pool = self._engine.pool
         if pool.is_traced:
             raise EnvBusyError("This ParallelEnv is already being recorded. End that block before you profile again.")
@@ -520,7 +516,6 @@ class Summary:
         return max(self.envs, key=lambda env: env.mean, default=None)
 
     def __repr__(self) -> str:
-        """Return a table of shares, a table of workers, and the advice, as text."""
         rows = [
             ("your code", self.caller_share, "your program ran outside the ParallelEnv, and no worker ran"),
             ("transport", self.transport_share, "a call ran or waited, and no worker ran"),
@@ -590,11 +585,6 @@ def summarise(recording: Recording) -> Summary:
 
 
 def _advise(recording: Recording, found: Summary) -> str:
-    """Return advice in one line.
-
-    The advice is about the caller's code if its share of the time is the largest; otherwise about transport or
-    stragglers if either takes much of the time; otherwise about the envs.
-    """
     steps, takes = [env.steps for env in found.envs], f"envs take {found.env_share:.0%} of the time"
     if unknown := sorted({*found.missing, *found.rebuilt}):
         return (
@@ -630,10 +620,6 @@ def _advise(recording: Recording, found: Summary) -> str:
 
 
 def _advise_on_transport(recording: Recording, found: Summary) -> str:
-    """Return advice on transport.
-
-    It is about rollouts if workers spent most of their time in them, else about steps.
-    """
     workers, share = recording.workers, f"take {found.transport_share:.0%} of the time"
     fewer = ["fewer workers (num_cpus)"] if len(workers) > 1 else []
     in_rollouts = sum(recording.share(worker.spans[worker.of_operation("rollout")]) for worker in workers)

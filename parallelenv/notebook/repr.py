@@ -66,7 +66,6 @@ class ReprData:
     workers: list[WorkerRow]  # the workers that are alive
 
     def _counts(self) -> dict[str, str]:
-        """Return, for each state that occurs, a phrase with the number of envs in that state, such as ``"3 busy"``."""
         counts = Counter(self.states)
         return {
             state: f"{counts[state]:,} {(look.one if counts[state] == 1 else look.more) or state}"
@@ -75,7 +74,6 @@ class ReprData:
         }
 
     def _facts(self) -> dict[str, str]:
-        """Return facts about steps and episodes, by label."""
         facts, standing = {}, self.standing
         if standing.num_steps:
             together = " of all envs together" if len(self.states) > 1 else ""
@@ -89,7 +87,6 @@ class ReprData:
         return facts
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """Return the rows of the worker table. If workers are left out, the last row says how many."""
         rows = []
         for env_ids, process, memory in self.workers[:_MOST_WORKERS]:
             pid = str(process.pid) if process.is_near else f"{process.pid} on {process.machine}"
@@ -131,7 +128,6 @@ class ReprData:
 
 
 def _html_table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Return an HTML table. If there is a header, all columns except the first are right-aligned."""
     lines = []
     for kind, cells in [*([("th", header)] if header else []), *(("td", row) for row in rows)]:
         sides = ["left", *["right" if header else "left"] * len(cells)]

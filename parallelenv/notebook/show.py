@@ -179,11 +179,6 @@ class Performance:
         return film
 
     def _run(self, name: str, see: Callable[[Array, float], None]) -> tuple[Evaluation, float]:
-        """Check all arguments, run the policy, and call ``see`` with each picture and the frames per second.
-
-        Returns:
-            The episodes that ended, and the frames per second.
-        """
         engine = self.env.engine
         env_ids = _visible_ids(engine, self.id, self.width)
         check_positive("steps", self.steps)

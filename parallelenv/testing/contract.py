@@ -515,7 +515,6 @@ def _notes(error: BaseException) -> str:
 
 
 def _read_records(folder: Path) -> list[list[str]]:
-    """Return what each `Witness` env recorded in ``folder``: one list per env, in the order of the envs' numbers."""
     return [path.read_text().split() for path in sorted(folder.iterdir())]
 
 

@@ -279,7 +279,6 @@ class ParallelWrapper(ShortTracebacks):
             layer.is_frozen = bool(frozen)
 
     def _with_statistics(self) -> list[ParallelWrapper]:
-        """Return the wrappers with statistics, from this one inwards; raise an error if there are none."""
         found: list[ParallelWrapper] = []
         layer: Wrappable = self
         while isinstance(layer, ParallelWrapper):
@@ -376,7 +375,6 @@ class ParallelWrapper(ShortTracebacks):
         return len(self.env)
 
     def __enter__(self) -> Self:
-        """Return the wrapper itself; the end of the ``with`` block calls `close`."""
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -76,7 +76,6 @@ class CheckFinite(ParallelWrapper):
             raise EnvContractError(f"A value is {kind} in: {places}. {ending}", env_ids)
 
     def _find(self, structure: Structure, batch: States, name: str, env_ids: Sequence[int]) -> Found:
-        """Find the envs that have a bad value (see `_is_bad`) in a batch of states or actions."""
         leaves = {name: batch}
         if not structure.is_single and isinstance(batch, (dict, tuple)):  # a list has one action per env
             leaves = {name + structure.describe(index): leaf for index, leaf in enumerate(structure.split(batch))}
@@ -84,7 +83,6 @@ class CheckFinite(ParallelWrapper):
         return {where: [env_ids[row] for row in rows if row < len(env_ids)] for where, rows in bad.items()}
 
     def _bad_rows(self, leaf: States) -> list[int]:
-        """Return the rows of a batch for which `_is_bad` returns ``True``."""
         if isinstance(leaf, dict):  # of an undeclared space
             return sorted({row for part in leaf.values() for row in self._bad_rows(part)})
         leaf = as_array(leaf) if is_tensor(leaf) else leaf

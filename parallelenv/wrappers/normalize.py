@@ -151,10 +151,6 @@ class RunningStatistics:
         self.leaves.update(total)
 
     def _plus(self, leaves: Mapping[str, Moments], others: Mapping[str, Moments], which: str) -> dict[str, Moments]:
-        """Return the combined moments of each leaf; nothing is changed.
-
-        ``which`` names ``others`` in error messages.
-        """
         shapes = {name: moments.mean.shape for name, moments in others.items()}
         if shapes != self.shapes:
             raise ArgumentError(
@@ -414,7 +410,6 @@ def _with_boxes(space: Any, places: Collection[str], clip: float, path: str = ""
 def _checked(
     shapes: Mapping[str, tuple[int, ...]], statistics: object, frozen: bool, epsilon: float, clip: float
 ) -> tuple[RunningStatistics, float, float]:
-    """Check the arguments; return the statistics (new ones if none are given), epsilon and clip."""
     check_flags(frozen=frozen)
     for name, value in (("epsilon", epsilon), ("clip", clip)):
         if not is_number(value) or not value > 0:

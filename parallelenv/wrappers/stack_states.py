@@ -89,7 +89,6 @@ class StackStates(StateWrapper):
         self._refuse("get_observations")
 
     def _start(self, rows: Array, leaves: Sequence[Array]) -> None:
-        """Start a new stack for each env in ``rows``, with its first state from ``leaves``."""
         for stack, leaf in zip(self._stacks, leaves, strict=True):
             stack[rows] = 0 if self._padding_type == "zero" else np.expand_dims(leaf, 1)
             stack[rows, -1] = leaf
