@@ -22,26 +22,20 @@ class InProcessChannel:
     in_caller = False
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self.host = host
         self._replies: deque[Reply] = deque()
-
-    @property
-    def host(self) -> Host:
-        """The host, through which the caller can access the env objects themselves."""
-        return self._host
 
     def pack(self, command: Command) -> Command:
         return command if command.each is None else copy_arguments(command)
 
     def advance(self) -> bool:
-        """Return whether there is a reply to receive."""
         return bool(self._replies)
 
     def receive(self) -> Reply:
         return self._replies.popleft()
 
     def attach(self, batch: Batch) -> None:
-        self._host.attach(batch)
+        self.host.attach(batch)
 
     def cause_of_death(self) -> Death:
         return Death()
@@ -66,7 +60,7 @@ class CallerChannel(InProcessChannel):
         with the next env.
         """
         if not self._replies and self._queue:
-            reply = self._host.execute(self._queue[0])
+            reply = self.host.execute(self._queue[0])
             self._replies.append(copy_values(reply) if reply.values else reply)
         return bool(self._replies)
 
@@ -81,9 +75,9 @@ class CallerChannel(InProcessChannel):
 
     def kill(self) -> None:
         self._queue.clear()
-        self._host.close()
+        self.host.close()
         with DeferSigint():  # an interrupt in a `__del__` would be lost
-            self._host.detach()  # frees the memory now, not only when the user deletes the closed ParallelEnv
+            self.host.detach()  # frees the memory now, not only when the user deletes the closed ParallelEnv
 
 
 class CallerStep:
@@ -96,7 +90,6 @@ class CallerStep:
 
     @classmethod
     def of(cls, channel: CallerChannel, command: Command) -> CallerStep | None:
-        """Return a step that repeats a command, or ``None`` if the host cannot prepare the command."""
         prepared = channel.host.prepare(command)
         return None if prepared is None else cls(channel, prepared)
 
@@ -121,14 +114,7 @@ class CallerStep:
 
 
 class JointStep:
-    """A `RepeatedStep` in which workers and a host in the caller's thread step at the same time.
-
-    Args:
-        workers: The step of the workers.
-        callers: The step of the host in the caller's thread.
-        num_workers: Number of workers. The commands for the workers get consecutive numbers, starting with the argument
-            of `send`, and the command for the host in the caller's thread gets the number after those.
-    """
+    """A `RepeatedStep` in which workers and a host in the caller's thread step at the same time."""
 
     def __init__(self, workers: RepeatedStep, callers: CallerStep, num_workers: int) -> None:
         self._workers, self._callers, self._num_workers = workers, callers, num_workers
@@ -146,12 +132,7 @@ class JointStep:
 
 
 def copy_arguments(command: Command) -> Command:
-    """Replace a command's arguments with copies, so that later changes by the user do not affect the command.
-
-    Raises:
-        UnpicklableError: If an argument cannot be copied. In modes with several processes, the same error is raised if
-            an argument cannot be pickled.
-    """
+    """Replace a command's arguments with copies, so that later changes by the user do not affect the command."""
     copies = []
     copied = deep_copy_but_graph if command.operation == "step" else deep_copy
     for env_id, argument in zip(command.env_ids, command.each or (), strict=True):

@@ -69,7 +69,6 @@ class Wire:
         self._glance = functools.partial(poll.poll, 0)
 
     def send(self, message: Message) -> None:
-        """Write a message to the pipe; raise `OSError` if the other end is closed."""
         tag, number, frames, subset = message
         if not frames:
             self._write(HEADER.pack(tag, subset, number, 0))
@@ -78,11 +77,7 @@ class Wire:
             self._write(part)
 
     def receive(self) -> Message:
-        """Wait for the next message and return it. Its out-of-band buffers are new and writable.
-
-        Raises:
-            EOFError, OSError: If the other end is closed.
-        """
+        """Wait for the next message and return it. Its out-of-band buffers are new and writable."""
         if self._spin_time:
             spin(self._glance, self._spin_time)
         tag, subset, number, nbytes = HEADER.unpack(self._read(_HEADER_SIZE))
@@ -115,24 +110,8 @@ class Wire:
         return buffer
 
 
-_NO_COMMAND = 0
-"""A number that no command has, because commands are numbered from 1."""
-
-
 class PipeChannel(MessageChannel):
-    """A channel over a pipe to a host in another process. Both processes share the memory of the batch.
-
-    Args:
-        group: The group that the channel belongs to.
-        process: The host's process: a `WorkerProcess`, or an object with the same methods.
-        pipe: The caller's end of the pipe.
-        log: The file to which the host's process prints.
-        env_ids: See `MessageChannel`.
-
-    Attributes:
-        is_closed: Whether the channel's resources have been released because the host was killed or handed over.
-        found_dead: Whether `is_alive` has found that the process has ended.
-    """
+    """A channel over a pipe to a host in another process. Both processes share the memory of the batch."""
 
     def __init__(
         self, group: ChannelGroup, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]
@@ -160,17 +139,9 @@ class PipeChannel(MessageChannel):
         return self.wire.receive()
 
     def advance(self) -> bool:
-        """Return whether there is a reply to receive.
-
-        Unlike `CallerChannel.advance`, this method executes no command.
-        """
         return bool(self.inbox)
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
-        """Return what the host's process has printed since the last call.
-
-        Unless the host is idle, an unfinished last line is left for the next call.
-        """
         return self._log.take_output(self.env_ids, is_idle=is_idle)
 
     def receive_output(self) -> bool:
@@ -180,7 +151,7 @@ class PipeChannel(MessageChannel):
         """
         output = self.take_output(is_idle=False)
         if output:
-            self.inbox.append(encode_reply(Reply(_NO_COMMAND, output=output)))
+            self.inbox.append(encode_reply(Reply(0, output=output)))  # commands are numbered from 1
         return bool(output)
 
     def attach(self, batch: Batch) -> None:
@@ -222,10 +193,6 @@ class PipeChannel(MessageChannel):
 
         That process makes a new channel from the three descriptors that this method sends: those of the pipe,
         of the log, and of the connection that reports the exit code.
-
-        Args:
-            connection: A connection to that process.
-            pid: Id of that process.
         """
         for fileno in (self.fileno, self._log.fileno):
             reduction.send_handle(connection, fileno, pid)

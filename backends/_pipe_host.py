@@ -25,13 +25,7 @@ from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare
 class PipeHost(MessageHost):
     """A host that gets its commands over a pipe or by the bell (see `_bell`).
 
-    The envs print to a log. The host uses the caller's batch once it has access to the batch's memory.
-
-    Args:
-        host: See `MessageHost`.
-        packed: See `MessageHost`.
-        wire: The worker's end of the pipe.
-        log: The file that receives what the envs print.
+    The envs print to a log.
     """
 
     def __init__(self, host: Host, packed: PackedSpec, wire: Wire, log: WorkerLog) -> None:
@@ -43,7 +37,7 @@ class PipeHost(MessageHost):
         self._prepared: dict[tuple[object, ...], RunningCommand] = {}  # by tag and subset
 
     def obey(self, receive: Any, send: Any) -> None:
-        """Execute commands until the connection is closed. See `MessageHost.obey`.
+        """Execute commands until the connection is closed.
 
         This method itself executes plain steps, to save function calls: there are only three calls from here to the
         ``step`` of an env.
@@ -73,10 +67,7 @@ class PipeHost(MessageHost):
             self.host.close()
 
     def _prepare(self, message: Message) -> RunningCommand | None:
-        """Return the prepared form of a plain step and keep it for later steps with the same tag and subset.
-
-        The result is ``None`` if the host cannot prepare the step.
-        """
+        """Return the prepared form of a plain step and keep it for later steps with the same tag and subset."""
         while message.subset >= len(self.subsets):  # the pipe contains a `StepSubset` that was not read yet
             self.decode(self.wire.receive())
         command: Any = self.decode(message)
@@ -86,11 +77,7 @@ class PipeHost(MessageHost):
         return prepared
 
     def receive(self) -> Message:
-        """Wait for the next command, which comes over the pipe or by the bell, and return it.
-
-        Raises:
-            EOFError, OSError: If the pipe is closed.
-        """
+        """Wait for the next command, which comes over the pipe or by the bell, and return it."""
         bell, self._is_woken = self._bell, False
         while bell is not None:
             message = bell.wait()
@@ -115,10 +102,7 @@ class PipeHost(MessageHost):
             self._bell.finish(has_message=has_message)
 
     def decode(self, message: Message) -> Command | Message | None:
-        """Return the command in a message, or receive the shared memory that the message announces.
-
-        See `MessageHost.decode` for the result.
-        """
+        """Return the command in a message, or receive the shared memory that the message announces."""
         command: object = super().decode(message)
         if isinstance(command, BellAccess):
             self._bell = BellEnd.receive(self.wire.connection, command)
@@ -131,12 +115,10 @@ class PipeHost(MessageHost):
         return None
 
     def encode(self, reply: Reply) -> Message:
-        """Return a reply as a message, which is marked if the envs have printed anything since the last reply."""
         return _marked(encode_reply(reply), self._log.has_grown())
 
 
 def _marked(message: Message, has_printed: bool) -> Message:
-    """Return a reply; if ``has_printed``, add the mark `PRINTED`, which makes the caller read the log."""
     return Message(message.tag | PRINTED, message.number, message.frames) if has_printed else message
 
 

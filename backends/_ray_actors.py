@@ -58,9 +58,6 @@ def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
     Args:
         address: The path of the caller's socket, and the result of `machine` in the caller. ``None`` if the caller does
             not listen.
-
-    Raises:
-        OSError: If the caller has died or has stopped listening. Ray may start an actor even then.
     """
     connections: list[Connection] = []
     if address is None or sys.platform != "linux" or machine() != address[1]:
@@ -107,9 +104,6 @@ class RayActor:
 
     An actor on the caller's machine has a lifeline: a connection to the caller. When the caller dies, the connection
     is closed, and the actor ends at once. Ray would need 1.4 to 2.6 s to end the actor.
-
-    Args:
-        caller: The ``address`` for `connect_to_caller`.
     """
 
     commands: Connection
@@ -122,12 +116,11 @@ class RayActor:
             die_with_caller(self._lifeline.fileno())
 
     def introduce(self) -> tuple[int, bool]:
-        """Return the id of the actor's process, and whether the actor has connected to the caller."""
         return os.getpid(), self._has_connected
 
 
 class RayHost(RayActor):
-    """An actor that is itself a worker: the host runs in the actor's process. See `RayActor` for the arguments."""
+    """An actor that is itself a worker: the host runs in the actor's process."""
 
     _host: _ActorHost
 
@@ -136,11 +129,6 @@ class RayHost(RayActor):
 
         ``host_numbers`` and the result are lists because `RelayActor.start`, which is called in the same way, starts
         several hosts.
-
-        Args:
-            host_numbers: A list with the number of the host (see `RelayedMessage`); not used here.
-            message: The items of a `Message` that encodes a list with the `PackedSpec` of the host.
-            shared: Read-only arrays for the envs, which Ray reads from its object store.
         """
         (packed,) = decode(Message(*message))
         prepare_worker(packed)
@@ -162,13 +150,6 @@ class RayHost(RayActor):
     def relay(
         self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None
     ) -> list[RelayedReply]:
-        """Execute the commands in these messages, and return the replies.
-
-        Args:
-            call_number: The number of this Ray call (see `ActorCalls`); not used here.
-            messages: The messages, in the order in which they were sent.
-            content: The content of the `Broadcast` in messages whose ``has_content`` is ``True``.
-        """
         replies = []
         for _, message, has_content in messages:
             self._host.content = content if has_content else None
@@ -194,12 +175,10 @@ class _ActorHost(MessageHost):
             redirect_streams(lambda: host.current, (self._log.fileno, self._log.fileno))
 
     def encode(self, reply: Reply) -> Message:
-        """Return a reply as a message that includes the text printed since the last reply."""
         reply.output = [*reply.output, *self.take_output()]
         return super().encode(reply)
 
     def take_output(self) -> list[Printed]:
-        """Return the text printed since the last call."""
         return [] if self._log is None else self._log.take_output(self.packed.env_ids, is_idle=True)
 
 
@@ -212,16 +191,9 @@ class ActorHandle:
     A `PipeChannel` to a `RayHost` uses this object in place of a `WorkerProcess`. Therefore, this class has the methods
     of `WorkerProcess` that the channel needs.
 
-    Args:
-        handle: Ray's handle of the actor.
-        cluster: The connection to Ray through which the actor was started.
-
     Attributes:
-        calls: The Ray calls that carry messages to the actor's hosts.
-        pid: Process id of the actor; 0 until the actor has started.
         is_near: Whether the actor runs on this machine and has connected to this process.
         is_direct: Whether the actor's hosts get their commands over a socket or pipe instead of through Ray calls.
-        is_terminated: Whether this process has made Ray end the actor.
         lifeline: A connection to an actor on this machine. When the caller or the actor dies, the connection is closed,
             and the other process notices. ``None`` unless ``is_near`` is ``True``.
         commands: A second connection to an actor on this machine. If the actor is a `RayHost`, the connection carries
@@ -255,11 +227,7 @@ class ActorHandle:
             return self.commands, log
 
     def get_started(self, call: Any) -> Any:
-        """Wait for a Ray call that starts something in the actor, and return its result.
-
-        Raises:
-            WorkerStartError: If the call fails.
-        """
+        """Wait for a Ray call that starts something in the actor, and return its result."""
         import ray
 
         try:
@@ -323,7 +291,6 @@ class ActorHandle:
         return bool(poll.poll(timeout * 1000))
 
     def last_words(self) -> str:
-        """Return Ray's information about the actor's death, or an empty string if Ray has none."""
         import ray
 
         if not self.cluster.is_connected:
@@ -367,10 +334,7 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
 def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
     """Accept two connections from each of these actors: its lifeline and its connection for commands.
 
-    Connections from other processes are closed. Ctrl-C can interrupt the wait for a connection.
-
-    Raises:
-        WorkerStartError: If an actor does not connect in time.
+    Connections from other processes are closed.
     """
     expected = {actor.pid: actor for actor in actors}
     while expected:
@@ -395,9 +359,6 @@ class ActorCalls:
     When the user calls a method, all resulting messages to the actor's hosts are sent in one Ray call. The Ray calls
     are numbered, because Ray may start calls to a `RelayActor` in any order. A Ray call to a `RelayActor` may return
     before all hosts have replied. The caller then calls `RelayActor.rest`, which returns the missing replies.
-
-    Args:
-        actor: The actor.
 
     Attributes:
         under_way: The Ray calls that have not returned yet. Each key is Ray's reference to the result of a call. Each
@@ -462,15 +423,6 @@ class RayChannel(MessageChannel):
     Ray's compiled graphs, which call actors faster, are not suitable here. With them, a round of calls to two actors
     takes 0.8 to 1.2 ms instead of 1.7 to 2.1 ms. But a graph always calls all of its actors, `ray.wait` does not accept
     its results, a step that takes more than 10 s raises an error, and envs would not run in the actor's main thread.
-
-    Args:
-        actor: The actor.
-        host_number: See `RelayedMessage`.
-        pid: Process id of the host.
-        env_ids: See `MessageChannel`.
-
-    Attributes:
-        arrived: Replies that have arrived from the actor, but that `receive` has not returned yet.
     """
 
     safe_bytes = math.inf  # Ray stores calls and results until they are read, so large messages block neither side
@@ -528,10 +480,7 @@ class RayChannel(MessageChannel):
 
 
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
-    """Wait until a Ray call to an actor of these channels returns, but at most ``timeout`` seconds.
-
-    Then fetch the results of all calls that have returned, and give each reply to its channel.
-    """
+    """Wait until a Ray call to an actor of these channels returns, but at most ``timeout`` seconds."""
     import ray
 
     calls = {call: one for one in {channel.actor.calls for channel in channels} for call in one.under_way}

@@ -21,8 +21,7 @@ from parallelenv.contract.error_text import show
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import ArgumentError, WorkerStartError
 
-ActorOptions = dict[str, Any]
-"""Options of an actor, with the names and values of the arguments of Ray's ``actor.options(...)``."""
+ActorOptions = dict[str, Any]  # the arguments of Ray's ``actor.options(...)``
 SHUT_DOWN = "Ray was shut down after this ParallelEnv was made. Make a new one."
 START_TIMEOUT = 10.0
 """Seconds after which an actor that Ray has not placed causes an error, if resources are missing."""
@@ -44,12 +43,6 @@ class Cluster:
 
     Check `is_connected` before you use an actor or object of a connection: if that connection has ended, using the
     actor or object would start Ray again.
-
-    Args:
-        arguments: Arguments of ``ray.init``, which is called if this process is not connected to Ray.
-
-    Attributes:
-        is_own: Whether this process has started the cluster, instead of only joining it.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -92,24 +85,12 @@ class Cluster:
         """True if this connection still exists; False if the user has shut Ray down. The check takes 12 us."""
         return _connection_ids() == self._ids
 
-    @property
-    def num_cpus(self) -> int:
-        """The number of cores of the cluster, at least 1."""
-        return max(1, int(resources("cluster_resources").get("CPU", 1)))
-
     @classmethod
     def join(cls, arguments: dict[str, Any]) -> Cluster:
         """Return the connection to Ray, and register the calling pool as one of its users.
 
         First, a connection that was made with different arguments is ended if no pool uses it any more. If there is now
         no connection, ``ray.init`` joins a running cluster or starts one.
-
-        Args:
-            arguments: Arguments of ``ray.init``.
-
-        Raises:
-            ArgumentError: If Ray rejects the arguments.
-            WorkerStartError: If Ray cannot be started.
         """
         with cls._lock:
             present = cls._present
@@ -188,7 +169,6 @@ def _connect(arguments: dict[str, Any]) -> None:
 
 
 def resources(kind: str) -> dict[str, float]:
-    """Return the result of the Ray function that ``kind`` names: ``cluster_resources`` or ``available_resources``."""
     import ray
 
     found: dict[str, float] = getattr(ray, kind)()
@@ -211,11 +191,6 @@ class Reservation:
     its group, the cores of the group would stay reserved until then. Therefore, the group is removed when this object
     is garbage-collected.
 
-    Args:
-        options: The options of each actor.
-        strategy: Ray's strategy for distributing the bundles over the nodes.
-        cluster: The connection to Ray.
-
     Attributes:
         give_back: Function without arguments that removes the group and thereby ends the actors in it.
     """
@@ -230,17 +205,12 @@ class Reservation:
             self.give_back.atexit = False  # at exit, Ray itself removes the group
 
     def options_for(self, bundle: int) -> ActorOptions:
-        """Return the options that place an actor in the bundle with this index."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def await_room(self) -> None:
-        """Wait until Ray has reserved the resources of all actors, or reserved them again after a node was lost.
-
-        Raises:
-            WorkerStartError: If the resources are not available in time.
-        """
+        """Wait until Ray has reserved the resources of all actors, or reserved them again after a node was lost."""
         if self._group.wait(START_TIMEOUT):
             return
         bundles = [", ".join(f"{name}={amount:g}" for name, amount in bundle_of(one).items()) for one in self._options]
@@ -275,11 +245,6 @@ def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
     """Return text that lists each resource of which at least one of these actors needs more than the cluster can offer.
 
     The text is empty if there are no such resources.
-
-    Args:
-        options: The options of each actor.
-        kind: The resources to compare with: ``"cluster_resources"`` for all resources of the cluster, or
-            ``"available_resources"`` for those that are not in use.
     """
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
     lacking = {

@@ -38,6 +38,7 @@ from parallelenv.backends._ray_cluster import (
     Reservation,
     bundle_of,
     missing_resources,
+    resources,
 )
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.contract.arguments import check_flags
@@ -85,7 +86,7 @@ class RayBackend:
 
     uses_live_envs = False
     actor_class: type[RayActor] = RayHost
-    """The class of the actors: `RayHost`, or a class with the same methods."""
+    channel_class: type[RayChannel] = RayChannel
     actor_arguments: tuple[object, ...] = ()
     """Arguments of ``actor_class`` that follow the arguments of `RayActor`."""
     strategy = "PACK"
@@ -116,7 +117,7 @@ class RayBackend:
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
         with announce_if_slow("Waiting for Ray to start ..."):
             self._cluster = cluster = Cluster.join(self._init)
-        num_cores = cluster.num_cpus
+        num_cores = max(1, int(resources("cluster_resources").get("CPU", 1)))
         counts = self.distribute(min(num_cpus or num_cores, num_envs))
         self._slots = [_ActorSlot(count) for count in counts]
         self._gpus_per_actor = num_gpus / len(counts)
@@ -188,7 +189,9 @@ class RayBackend:
                 else:
                     if actor.calls not in self._relays:
                         self._relays.append(actor.calls)
-                    channels += [self.relayed(actor, worker) for worker in workers]
+                    channels += [
+                        self.channel_class(actor, worker.host_number, worker.pid, worker.env_ids) for worker in workers
+                    ]
             return channels
         except BaseException:
             for actor in self._started[before:]:
@@ -233,10 +236,6 @@ class RayBackend:
     def _start_workers(
         self, slots: Sequence[_ActorSlot], packed: Mapping[tuple[int, ...], PackedSpec]
     ) -> list[tuple[ActorHandle, list[StartedWorker]]]:
-        """Start the workers for which ``packed`` has a spec, in the actors of the slots.
-
-        Return each actor together with the workers that were started in it.
-        """
         import ray
 
         starting = []
@@ -255,10 +254,6 @@ class RayBackend:
             started.append((actor, list(map(StartedWorker, env_ids, numbers, actor.get_started(call)))))
         return started
 
-    def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
-        """Return a channel that reaches a worker through Ray calls."""
-        return RayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
-
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
         """Return channels that reach the workers of an actor on this machine without Ray calls.
 
@@ -269,11 +264,6 @@ class RayBackend:
             return [self._group.connect(actor, *actor.serve(), worker.env_ids)]
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
-        """Wait until `RayActor.introduce` has returned in all actors.
-
-        Raises:
-            WorkerStartError: If an actor fails or does not start in time.
-        """
         import ray
 
         calls = [actor.handle.introduce.remote() for actor in actors]
@@ -327,7 +317,7 @@ class RayBackend:
         return self._group.prepare_step(commands) if is_near else None
 
     def flush(self) -> None:
-        """Send all queued messages to the actors. See `SubprocBackend.flush`."""
+        """Send all queued messages to the actors."""
         for calls in self._relays:
             calls.flush()
         self._group.flush()

@@ -117,7 +117,7 @@ class SubprocBackend(Backend):
                 with contextlib.suppress(OSError):  # if the worker has died, its first command reports the death
                     worker.notify(sent)
                     if isinstance(shared, SharedArrays):
-                        shared.send(worker.wire.connection, worker.process.pid)
+                        shared.memory.send(worker.wire.connection, worker.process.pid)
                     worker.connect_bell()
         except BaseException:
             self._group.end(wanted)

@@ -31,7 +31,6 @@ class ThreadChannel(InProcessChannel):
     """A channel to a host in a separate thread.
 
     Args:
-        spec: The host's envs.
         answered: A queue to which the thread adds an item after each reply, to wake the caller.
         bells: A list that is empty until `ThreadBackend.fileno` is called for an event loop, and then contains one
             non-blocking socket. The thread writes to the socket after each reply, to wake the event loop. The list
@@ -50,12 +49,12 @@ class ThreadChannel(InProcessChannel):
 
     def _serve(self) -> None:
         while (command := self._commands.get()) is not None:
-            self._replies.append(copy_values(self._host.execute(command)))
+            self._replies.append(copy_values(self.host.execute(command)))
             self._answered.put(None)
             for bell in self._bells:
                 with contextlib.suppress(OSError):  # the socket is full or closed
                     bell.send(b"\0")
-        self._host.close()
+        self.host.close()
 
     def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
         self._commands.put(packed)
@@ -70,7 +69,7 @@ class ThreadChannel(InProcessChannel):
         The host gets a new batch that nothing reads, so that the results of the current command have no effect.
         """
         if self._layout is not None:
-            self._host.attach(Batch.private(self._layout))
+            self.host.attach(Batch.private(self._layout))
         self._commands.put(None)
 
 

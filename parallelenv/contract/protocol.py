@@ -266,10 +266,6 @@ class Channel(Protocol):
 class RepeatedStep(Protocol):
     """A plain step that a backend has prepared. The step can be repeated many times with the same envs.
 
-    A `StepPlan` of the engine repeats the step. The implementations in this package are `MessageStep`, which sends a
-    message to each host; `BellStep`, which wakes all worker processes at once; `CallerStep`, for a host in the caller's
-    thread; and `JointStep`, which combines one of the first two with a `CallerStep`.
-
     The hosts have no other pending command when `send` is called. Ctrl-C may interrupt `send` and `wait` at any point.
     """
 

@@ -1,7 +1,4 @@
-"""Facts that an env can query about itself and its worker while one of its methods runs.
-
-This module also provides facts about processes.
-"""
+"""Facts that an env can query about itself and its worker while one of its methods runs."""
 
 from __future__ import annotations
 
