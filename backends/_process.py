@@ -275,9 +275,6 @@ def _core_if_awake(pid: int) -> int | None:
 
 
 def _read(path: str) -> bytes:
-    """Return the content of a short system file. This takes 12 us.
-
-    With `os.open`, it would take 10 us, but Ctrl-C could leave the file open.
-    """
-    with open(path, "rb", buffering=0) as file:
+    """Return the content of a short system file."""
+    with DeferSigint(), open(path, "rb", buffering=0) as file:
         return file.read(4096)
