@@ -65,7 +65,6 @@ slowed down other programs that needed the cores.
 _WORDS = 8
 """Number of words in a line: a line fills one cache line. The first line contains only the number of rings."""
 COMMAND, TAKEN, DONE, SEEN = range(4)
-_NEVER = 2**64 - 1
 HAS_MESSAGE = 1 << 63
 _TAG_BITS, _SUBSET_BITS = 8, 10
 _TAG_MASK, _SUBSET_MASK = (1 << _TAG_BITS) - 1, (1 << _SUBSET_BITS) - 1
@@ -109,12 +108,9 @@ class Bell:
             self.fileno = self._descriptors[0]
 
     def add_worker(self, env_ids: tuple[int, ...]) -> int:
-        """Reserve a line of words for a new worker, and return the index of its first word.
-
-        A worker with the same ``env_ids`` as an earlier worker replaces that worker, and takes over its line.
-        """
+        """A worker with the same ``env_ids`` as an earlier worker replaces that worker, and takes over its line."""
         line = self._lines.setdefault(env_ids, _WORDS * (len(self._lines) + 1))
-        self.words[line : line + 4] = memoryview(bytes(24) + _NEVER.to_bytes(8, "little")).cast("Q")
+        self.words[line : line + 4] = memoryview(bytes(24) + b"\xff" * 8).cast("Q")  # `SEEN`: an impossible number
         return line
 
     def send(self, connection: Connection, pid: int) -> None:
@@ -134,11 +130,8 @@ class Bell:
             return
 
     def silence(self) -> None:
-        """Reset the counter of finished workers.
-
-        If Ctrl-C comes directly afterwards, no information is lost, because the words, not the counter, show which
-        workers have finished.
-        """
+        # If Ctrl-C comes directly afterwards, no information is lost, because the words, not the counter, show which
+        # workers have finished.
         try:  # `contextlib.suppress` would need three more calls at every step
             os.eventfd_read(self.fileno)
         except BlockingIOError:
@@ -179,10 +172,7 @@ class BellEnd:
         return cls(access.line, memory, descriptors, connection.fileno())
 
     def wait(self) -> Message | None:
-        """Wait until the caller announces a step with the bell or sends a message over the pipe.
-
-        Return the message of the announced step, or ``None`` if there is a message to read from the pipe.
-        """
+        """Return the message of the announced step, or ``None`` if there is a message to read from the pipe."""
         words, index, last = self._words, self._line + COMMAND, self._word
         begin = time.perf_counter()
         end = begin + SPIN if self._spinning_pays else begin
@@ -213,7 +203,6 @@ class BellEnd:
                 return None
 
     def finish(self, *, has_message: bool) -> None:
-        """Report that the worker has finished the step whose message `wait` returned."""
         self._words[self._line + DONE] = self._word | HAS_MESSAGE if has_message else self._word
         try:  # `contextlib.suppress` would need three more calls at every step
             os.eventfd_write(self._counter, 1)
@@ -275,10 +264,7 @@ class BellChannel(PipeChannel):
         return self._is_behind or self._num_unread > 0
 
     def announce(self, word: int) -> None:
-        """Write the word of a step for the worker to see.
-
-        The same word may be written again after an interrupt, because the worker executes each step only once.
-        """
+        """The same word may be written again after an interrupt, because the worker executes each step only once."""
         self.word = self._bell.words[self.line + COMMAND] = word
         self._was_told = False
         self._num_unread = 1
@@ -377,10 +363,7 @@ class BellStep:
         return True
 
     def _sleep(self, until: float) -> bool:
-        """Sleep until a worker may have finished its step, but not past the time ``until``.
-
-        Return ``False`` if a worker has sent a message or died, or if the time ``until`` has come.
-        """
+        """Return ``False`` if a worker has sent a message or died, or if the time ``until`` has come."""
         words = self._words
         if not self._has_told:
             self._has_told = True

@@ -37,7 +37,6 @@ class ChannelGroup:
 
     Attributes:
         channels: All open channels, including those that `Backend.launch` has not returned yet.
-        queue: Steps that the next `flush` announces, each with its channel.
         awaits_first: Whether a message has been sent since the latest wait.
     """
 
@@ -59,13 +58,11 @@ class ChannelGroup:
     # ---------------------------------------------------------------- what is watched
 
     def use_bell(self, num_workers: int) -> None:
-        """Make a bell for plain steps, unless there is one; raise `WorkerStartError` if no descriptor is available."""
         if self.bell is None:
             self.bell = Bell(num_workers)
             self.watch(self.bell)
 
     def connect(self, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]) -> PipeChannel:
-        """Return a new channel to a host: a `BellChannel` if the group has a bell, otherwise a `PipeChannel`."""
         arguments = process, pipe, log, env_ids
         channel = PipeChannel(self, *arguments) if self.bell is None else BellChannel(self, self.bell, *arguments)
         self.channels = [*(known for known in self.channels if not known.is_closed), channel]
@@ -90,7 +87,6 @@ class ChannelGroup:
             self._epoll.unregister(channel.fileno)
 
     def fileno(self) -> int | None:
-        """Return a descriptor that is readable while a pipe or the bell's counter is readable. See `Backend`."""
         if self._epoll is None and hasattr(select, "epoll"):
             self._epoll = select.epoll()
             for fileno in self._watched:
@@ -121,11 +117,8 @@ class ChannelGroup:
         return steps if own is None else JointStep(steps, own, len(parts))
 
     def flush(self) -> None:
-        """Announce all queued steps.
-
-        The bell rings once; if that would wake too many workers that have no queued step, messages are sent over the
-        pipes instead.
-        """
+        # The bell rings once; if that would wake too many workers that have no queued step, messages are sent over the
+        # pipes instead.
         if self.bell is None or not self.queue:
             return
         queue, self.queue = self.queue, []

@@ -43,8 +43,6 @@ _UNSEEDED: list[np.random.Generator] = []  # generators that imports have made w
 
 
 class ImportResult(NamedTuple):
-    """The result of an import in a fork server."""
-
     seconds: float
     modules: frozenset[str]  # names that the import added to ``sys.modules``
     files: dict[str, FileState]  # the files of these modules, with the state of each file when it was imported

@@ -41,7 +41,6 @@ class ForkServer:
     Attributes:
         surroundings: The settings that the server's imports depend on; ``None`` for the root server.
         loaded: For each module that the server has imported on request, the duration of the import in seconds.
-        files: For each file of the imported modules, the state of the file at the time of the import.
     """
 
     def __init__(

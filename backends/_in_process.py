@@ -54,22 +54,16 @@ class CallerChannel(InProcessChannel):
         self._queue.append(packed)
 
     def advance(self) -> bool:
-        """Unless there is already a reply, execute the oldest command. Return whether there is a reply to receive.
-
-        If Ctrl-C interrupts a command, the command stays in the queue, and the next call of this method continues it
-        with the next env.
-        """
+        # If Ctrl-C interrupts a command, the command stays in the queue, and the next call of this method continues it
+        # with the next env.
         if not self._replies and self._queue:
             reply = self.host.execute(self._queue[0])
             self._replies.append(copy_values(reply) if reply.values else reply)
         return bool(self._replies)
 
     def receive(self) -> Reply:
-        """Return the reply and remove its command from the queue.
-
-        The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, an interrupt could leave
-        the command in the queue, and the host could later execute it again.
-        """
+        # The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, an interrupt could leave
+        # the command in the queue, and the host could later execute it again.
         self._queue.popleft()
         return super().receive()
 
@@ -97,18 +91,14 @@ class CallerStep:
         self._prepared.command.number = number
 
     def wait(self, timeout: float) -> bool:
-        """Step the envs instead of waiting, because the envs run in the caller's thread. See `RepeatedStep`."""
         # The call is made in a generator, whose frame does not refer to its caller after it has yielded. Otherwise, the
         # traceback of a failure would keep the caller's `ParallelEnv` alive, see `Host.execute`.
         (reply,) = (self._repeat(prepared) for prepared in (self._prepared,))
         return not (reply.values or reply.failures or reply.output)
 
     def leave_to_channels(self, number: int) -> None:
-        """Put the command into the channel's queue. See `RepeatedStep`.
-
-        If the host has already executed a part of the command, it recognizes the command by its number and continues
-        it.
-        """
+        # If the host has already executed a part of the command, it recognizes the command by its number and continues
+        # it.
         self._prepared.command.number = number
         self._channel.send(self._prepared.command)
 

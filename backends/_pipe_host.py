@@ -23,10 +23,7 @@ from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare
 
 
 class PipeHost(MessageHost):
-    """A host that gets its commands over a pipe or by the bell (see `_bell`).
-
-    The envs print to a log.
-    """
+    """A host that gets its commands over a pipe or by the bell (see `_bell`)."""
 
     def __init__(self, host: Host, packed: PackedSpec, wire: Wire, log: WorkerLog) -> None:
         super().__init__(host, packed)
@@ -37,11 +34,8 @@ class PipeHost(MessageHost):
         self._prepared: dict[tuple[object, ...], RunningCommand] = {}  # by tag and subset
 
     def obey(self, receive: Any, send: Any) -> None:
-        """Execute commands until the connection is closed.
-
-        This method itself executes plain steps, to save function calls: there are only three calls from here to the
-        ``step`` of an env.
-        """
+        # This method itself executes plain steps, to save function calls: there are only three calls from here to the
+        # ``step`` of an env.
         try:
             while True:
                 message = receive()
@@ -77,7 +71,6 @@ class PipeHost(MessageHost):
         return prepared
 
     def receive(self) -> Message:
-        """Wait for the next command, which comes over the pipe or by the bell, and return it."""
         bell, self._is_woken = self._bell, False
         while bell is not None:
             message = bell.wait()
@@ -90,11 +83,8 @@ class PipeHost(MessageHost):
         return self.wire.receive()
 
     def send(self, message: Message) -> None:
-        """Send a reply.
-
-        If the command came by the bell, `BellEnd.finish` reports the end of the step, so a reply that is merely `DONE`
-        is not sent over the pipe.
-        """
+        # If the command came by the bell, `BellEnd.finish` reports the end of the step, so a reply that is merely
+        # `DONE` is not sent over the pipe.
         has_message = not self._is_woken or message.tag != DONE
         if has_message:
             self.wire.send(message)
@@ -102,7 +92,6 @@ class PipeHost(MessageHost):
             self._bell.finish(has_message=has_message)
 
     def decode(self, message: Message) -> Command | Message | None:
-        """Return the command in a message, or receive the shared memory that the message announces."""
         command: object = super().decode(message)
         if isinstance(command, BellAccess):
             self._bell = BellEnd.receive(self.wire.connection, command)

@@ -101,7 +101,6 @@ class ForkedProcess:
     This class has those methods of `multiprocessing.Process` that `WorkerProcess` calls.
 
     Args:
-        status: The connection over which the fork server sends the exit code of the process.
         lifeline: A connection that ends the process when it is closed; ``None`` if another process owns it.
         server: The fork server. This object keeps a reference to it, because the server ends when nothing refers to it.
     """

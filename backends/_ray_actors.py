@@ -1,8 +1,6 @@
 """Ray actors, reached through Ray calls or, on the caller's machine, over a socket.
 
-Ray places the actors, gives them their resources and ends them. When the user calls a method, one Ray call per actor
-carries the messages for all hosts of the actor. By default, the hosts of actors on the caller's machine get their
-messages over a `PipeChannel` instead, like hosts in worker processes.
+When the user calls a method, one Ray call per actor carries the messages for all hosts of the actor.
 """
 
 from __future__ import annotations
@@ -125,21 +123,15 @@ class RayHost(RayActor):
     _host: _ActorHost
 
     def start(self, host_numbers: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
-        """Make the host, and return a list with the id of this process.
-
-        ``host_numbers`` and the result are lists because `RelayActor.start`, which is called in the same way, starts
-        several hosts.
-        """
+        # ``host_numbers`` and the result are lists because `RelayActor.start`, which is called in the same way, starts
+        # several hosts.
         (packed,) = decode(Message(*message))
         prepare_worker(packed)
         self._host = _ActorHost(Host(packed.unpack(frozen(shared))), packed)
         return [os.getpid()]
 
     def serve(self) -> None:
-        """Execute commands that arrive over the connection `commands` instead of in Ray calls.
-
-        Return when the caller closes the connection or dies.
-        """
+        """Execute commands that arrive over the connection `commands` instead of in Ray calls."""
         with contextlib.suppress(EOFError, OSError):
             host = self._host.host
             log = WorkerLog(reduction.recv_handle(self.commands))
@@ -159,7 +151,6 @@ class RayHost(RayActor):
         return replies
 
     def close(self, timeout: float) -> list[Printed]:
-        """Close the envs, and return the text that they have printed since the last reply."""
         self._host.host.close()
         return self._host.take_output()
 
@@ -214,10 +205,6 @@ class ActorHandle:
         self._serving: Any = None
 
     def serve(self) -> tuple[Connection, WorkerLog]:
-        """Make the actor, which is a `RayHost`, execute commands that arrive over a socket.
-
-        Return the caller's end of the socket, and the actor's log.
-        """
         with DeferSigint():
             log: Any = WorkerLog.create()
             with contextlib.suppress(OSError):  # if the actor has died, its first command reports the death
@@ -227,7 +214,6 @@ class ActorHandle:
             return self.commands, log
 
     def get_started(self, call: Any) -> Any:
-        """Wait for a Ray call that starts something in the actor, and return its result."""
         import ray
 
         try:
@@ -238,26 +224,21 @@ class ActorHandle:
             raise WorkerStartError(f"A Ray actor did not start. {_quote(error, in_full=True)}") from error
 
     def is_alive(self) -> bool:
-        """Return whether the actor is alive, as far as the caller knows.
-
-        A remote actor counts as alive until a call to it fails. For an actor on this machine, this method checks the
-        process and the lifeline, which takes 1 us; asking Ray would take 100 us. Both are checked because a child of a
-        dead actor may keep the lifeline open, and because the process of an actor may still exist for a while after its
-        lifeline was closed.
-        """
+        # A remote actor counts as alive until a call to it fails. For an actor on this machine, this method checks the
+        # process and the lifeline, which takes 1 us; asking Ray would take 100 us. Both are checked because a child of
+        # a dead actor may keep the lifeline open, and because the process of an actor may still exist for a while after
+        # its lifeline was closed.
         return not self.is_terminated and not (
             self.is_near and (not process_exists(self.pid) or self._has_hung_up(0.0))
         )
 
     def join(self, timeout: float = _END_TIMEOUT) -> None:
-        """Wait until the actor has returned from `RayHost.serve`, but at most ``timeout`` seconds."""
         import ray
 
         if self.cluster.is_connected:
             ray.wait([self._serving], timeout=timeout)
 
     def terminate(self) -> None:
-        """Make Ray end the actor, but do not wait until it has ended."""
         import ray
 
         self.is_terminated = True
@@ -268,11 +249,8 @@ class ActorHandle:
     """Do the same as `terminate`, because Ray has only one way to end an actor at once."""
 
     def close(self) -> None:
-        """Wait for the actor to end, then close the connections to it.
-
-        If the connections were closed first, the actor would end by itself, and Ray would print that an actor died
-        unexpectedly.
-        """
+        # If the connections were closed first, the actor would end by itself, and Ray would print that an actor died
+        # unexpectedly.
         self._has_hung_up(_END_TIMEOUT)  # Ctrl-C may interrupt this wait; then `close` is called again
         with DeferSigint():
             for connection in (self.lifeline, self.commands):
@@ -314,11 +292,8 @@ def _quote(error: BaseException, *, in_full: bool = False) -> str:
 
 @contextlib.contextmanager
 def listening(num_actors: int) -> Iterator[socket.socket | None]:
-    """Listen for connections from actors on this machine while the ``with`` block runs.
-
-    The context manager yields a listening socket in a folder that only the user can enter. On systems other than Linux,
-    it yields ``None``, and nothing listens.
-    """
+    # The context manager yields a listening socket in a folder that only the user can enter. On systems other than
+    # Linux, it yields ``None``, and nothing listens.
     if sys.platform != "linux":
         yield None
         return
@@ -374,16 +349,12 @@ class ActorCalls:
         self._next_call = 0
 
     def add(self, channel: RayChannel, message: Message, content: object) -> None:
-        """Add a message to the next Ray call.
-
-        If the message has a `Broadcast` whose content is in Ray's object store, ``content`` is Ray's reference to that
-        content. Otherwise, ``content`` is ``None``.
-        """
+        # If the message has a `Broadcast` whose content is in Ray's object store, ``content`` is Ray's reference to
+        # that content. Otherwise, ``content`` is ``None``.
         self._outgoing.append((channel, message, content is not None))
         self._content = self._content if content is None else content
 
     def flush(self) -> None:
-        """Send all messages added since the last `flush` in one Ray call; do nothing if there are none."""
         outgoing, content = self._outgoing, self._content
         if not outgoing or not self.actor.cluster.is_connected:
             return
@@ -398,10 +369,6 @@ class ActorCalls:
         self._next_call += 1
 
     def finish(self, call: Any) -> None:
-        """Fetch the result of a Ray call, and give each reply in the result to its channel.
-
-        If replies are missing, make another Ray call that will return them.
-        """
         import ray
 
         call_number, awaited = self.under_way.pop(call)
@@ -493,10 +460,7 @@ def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
 
 
 def close_and_wait(actors: Iterable[ActorHandle], timeout: float) -> list[Printed]:
-    """Close the envs of these actors, and return what the envs have printed.
-
-    Wait at most ``timeout`` seconds. The output of actors that take longer or have died is lost.
-    """
+    """Wait at most ``timeout`` seconds. The output of actors that take longer or have died is lost."""
     import ray
 
     closing = [actor.handle.close.remote(timeout) for actor in actors]

@@ -102,11 +102,8 @@ class Cluster:
             return cls._present
 
     def leave(self) -> None:
-        """Record that one pool no longer uses this connection.
-
-        When no pool uses the connection any more, it ends, unless this process has started the cluster or the user has
-        made the connection.
-        """
+        # When no pool uses the connection any more, it ends, unless this process has started the cluster or the user
+        # has made the connection.
         with self._lock, DeferSigint():
             self._num_members -= 1
             if not self._num_members and not self.is_own:
@@ -122,7 +119,6 @@ class Cluster:
                 Cluster._present = None
 
     def _take_away_variables(self) -> None:
-        """Remove the environment variables that Ray has added, except for those that were changed afterwards."""
         for name, value in self._variables.items():
             if os.environ.get(name) == value:
                 del os.environ[name]
@@ -176,7 +172,6 @@ def resources(kind: str) -> dict[str, float]:
 
 
 def cores_of_nodes() -> list[int]:
-    """Return the number of cores of each living node of the cluster. Nodes without cores are left out."""
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -190,9 +185,6 @@ class Reservation:
     Ray keeps a placement group until the program ends, even if nothing refers to the group. If Ctrl-C made a pool lose
     its group, the cores of the group would stay reserved until then. Therefore, the group is removed when this object
     is garbage-collected.
-
-    Attributes:
-        give_back: Function without arguments that removes the group and thereby ends the actors in it.
     """
 
     def __init__(self, options: Sequence[ActorOptions], strategy: str, cluster: Cluster) -> None:
@@ -242,10 +234,6 @@ def bundle_of(options: ActorOptions) -> dict[str, float]:
 
 
 def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
-    """Return text that lists each resource of which at least one of these actors needs more than the cluster can offer.
-
-    The text is empty if there are no such resources.
-    """
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
     lacking = {
         f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, {free.get(name, 0):g} of them free)": None
@@ -257,11 +245,7 @@ def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Split ``total`` into one part for each weight, in proportion to the weights. Each part is at least 1.
-
-    Each part starts as 1. The rest is given out in units of 1. Each unit goes to the part that, after receiving it,
-    would have the smallest ratio of size to weight.
-    """
+    """Split ``total`` into one part for each weight, in proportion to the weights. Each part is at least 1."""
     shares = [1] * len(weights)
     loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # (size with one more) / weight
     heapq.heapify(loads)

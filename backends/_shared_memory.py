@@ -110,7 +110,6 @@ class SharedArrays(dict[str, Array]):
 
     @classmethod
     def place(cls, arrays: Mapping[str, Array]) -> SharedArrays:
-        """Copy arrays to new shared memory and return the copies."""
         headers = tuple((name, array.shape, array.dtype) for name, array in arrays.items())
         memory = SharedMemory.create(_offsets(headers)[-1], "shared= needs", "Share less")
         for name, writable in _arrays(headers, memory.map).items():

@@ -90,7 +90,6 @@ class RayBackend:
     actor_arguments: tuple[object, ...] = ()
     """Arguments of ``actor_class`` that follow the arguments of `RayActor`."""
     strategy = "PACK"
-    """Ray's strategy for distributing the actors of a placement group over the nodes."""
 
     def __init__(
         self,
@@ -168,7 +167,6 @@ class RayBackend:
                 return self._launch(packed)
 
     def _launch(self, packed: Mapping[tuple[int, ...], PackedSpec]) -> list[Channel]:
-        """Start workers, in living actors or in new ones, and return the channels to these workers."""
         cluster = self._cluster
         if cluster is None or not cluster.is_connected:
             raise WorkerStartError(SHUT_DOWN)
@@ -255,10 +253,7 @@ class RayBackend:
         return started
 
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
-        """Return channels that reach the workers of an actor on this machine without Ray calls.
-
-        In this class, an actor has only one worker, because the actor is the worker itself.
-        """
+        """Return channels that reach the workers of an actor on this machine without Ray calls."""
         (worker,) = workers
         with DeferSigint():
             return [self._group.connect(actor, *actor.serve(), worker.env_ids)]

@@ -206,10 +206,7 @@ class RelayActor(RayActor):
                 reply.set_result(RelayedReply(message.number, Death()))
 
     async def rest(self, call_number: int) -> list[RelayedReply]:
-        """Return the replies that the `relay` call with this number left out.
-
-        Of these replies, those that take much longer than the first are left out again.
-        """
+        """Return the replies that the `relay` call with this number left out."""
         return await self._gather(call_number, self._waiting.pop(call_number))
 
     async def _gather(self, call_number: int, waiting: set[asyncio.Future[RelayedReply]]) -> list[RelayedReply]:
@@ -259,10 +256,6 @@ class RaySubprocBackend(RayBackend):
 
     Args:
         hosts_per_node: Number of actors per node, at least 1. Several actors on a node share its cores.
-        ray_init: See `RayBackend`.
-        ray_options: See `RayBackend`.
-        direct: See `RayBackend`.
-        preload: See `SubprocBackend`.
     """
 
     actor_class = RelayActor

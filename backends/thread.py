@@ -31,7 +31,6 @@ class ThreadChannel(InProcessChannel):
     """A channel to a host in a separate thread.
 
     Args:
-        answered: A queue to which the thread adds an item after each reply, to wake the caller.
         bells: A list that is empty until `ThreadBackend.fileno` is called for an event loop, and then contains one
             non-blocking socket. The thread writes to the socket after each reply, to wake the event loop. The list
             contains a socket object, not a descriptor, because the thread may still write after the socket is closed,
@@ -92,19 +91,19 @@ class ThreadBackend(Backend):
         return copied(arrays)
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
-        return [self._start(spec) for spec in specs]
-
-    def _start(self, spec: WorkerSpec) -> ThreadChannel:
-        channel = self.channel_class(spec, self._answered, self._bells)
-        self._started.add(channel)  # before the thread runs: an interrupt is possible at any time
-        try:
-            channel.thread.start()
-        except RuntimeError as error:
-            raise WorkerStartError(
-                f"A worker thread could not be started ({error}). Give a smaller num_cpus, or raise the limit on "
-                "processes (ulimit -u) or memory."
-            ) from error
-        return channel
+        channels: list[Channel] = []
+        for spec in specs:
+            channel = self.channel_class(spec, self._answered, self._bells)
+            self._started.add(channel)  # before the thread runs: an interrupt is possible at any time
+            try:
+                channel.thread.start()
+            except RuntimeError as error:
+                raise WorkerStartError(
+                    f"A worker thread could not be started ({error}). Give a smaller num_cpus, or raise the limit on "
+                    "processes (ulimit -u) or memory."
+                ) from error
+            channels.append(channel)
+        return channels
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         return Batch.private(layout)
