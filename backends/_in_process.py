@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
-from parallelenv.contract.batch import Batch
+from parallelenv.contract.batch import Array, Batch, Layout, copied
 from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_copy, deep_copy_but_graph
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, RepeatedStep, Reply, WorkerSpec
+from parallelenv.contract.protocol import Backend, Command, Death, EnvFacts, Extra, RepeatedStep, Reply, WorkerSpec
 from parallelenv.worker.host import Host
 from parallelenv.worker.running_command import RunningCommand
 
 _STATES = frozenset({"loose", "ended_loose", "ended_state"})
 """The fields of an `Extra` that contain states, which may be part of a gradient graph."""
+
+
+class InProcessBackend(Backend):
+    """The part that the backends whose envs are in the caller's process have in common."""
+
+    uses_live_envs = True
+
+    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        return copied(arrays)
+
+    def allocate(self, layout: Layout) -> Batch:
+        return Batch.private(layout)
 
 
 class InProcessChannel:

@@ -5,7 +5,6 @@ A cluster that this process has started runs until this process ends.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import random
@@ -247,10 +246,7 @@ def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
     """Split ``total`` into one part for each weight, in proportion to the weights. Each part is at least 1."""
     shares = [1] * len(weights)
-    loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # (size with one more) / weight
-    heapq.heapify(loads)
     for _ in range(total - len(weights)):
-        index = loads[0][1]
+        index = min(range(len(weights)), key=lambda one: (shares[one] + 1) / weights[one])
         shares[index] += 1
-        heapq.heapreplace(loads, ((shares[index] + 1) / weights[index], index))
     return shares

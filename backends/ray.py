@@ -20,7 +20,6 @@ from parallelenv.backends._channel_group import ChannelGroup
 from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends._process import CpuBalancer
 from parallelenv.backends._ray_actors import (
-    ActorCalls,
     ActorHandle,
     RayActor,
     RayChannel,
@@ -110,7 +109,6 @@ class RayBackend:
         self._reservation: Reservation | None = None
         self._slots: list[_ActorSlot] = []  # one per bundle of the reservation
         self._host_numbers = itertools.count()  # see `RelayedMessage`
-        self._relays: list[ActorCalls] = []  # calls of the actors that are reached through Ray
         self._shared: object = {}  # Ray's reference to the shared arrays; an empty dict if there are none
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
@@ -159,7 +157,6 @@ class RayBackend:
         caller = PackageVersion(package_version().version, "")  # without the folder, which may differ between nodes
         packed = {spec.env_ids: spec for spec in PackedSpec.pack(specs, caller, environment={}, shared=())}
         self._started = [actor for actor in self._started if not actor.is_terminated]
-        self._relays = [calls for calls in self._relays if not calls.actor.is_terminated]
         with announce_if_slow(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
                 return self._launch(packed)
@@ -185,8 +182,6 @@ class RayBackend:
                         channel.connect_bell()
                     channels += direct
                 else:
-                    if actor.calls not in self._relays:
-                        self._relays.append(actor.calls)
                     channels += [
                         self.channel_class(actor, worker.host_number, worker.pid, worker.env_ids) for worker in workers
                     ]
@@ -313,8 +308,8 @@ class RayBackend:
 
     def flush(self) -> None:
         """Send all queued messages to the actors."""
-        for calls in self._relays:
-            calls.flush()
+        for actor in self._started:
+            actor.calls.flush()
         self._group.flush()
 
     def fileno(self) -> int | None:
@@ -322,7 +317,8 @@ class RayBackend:
 
         The result is ``None`` if any living actor is reached through Ray calls, because Ray calls have no descriptor.
         """
-        return None if any(not one.actor.is_terminated for one in self._relays) else self._group.fileno()
+        goes_far = any(not actor.is_terminated and not actor.is_direct for actor in self._started)
+        return None if goes_far else self._group.fileno()
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         self._group.hang_up()

@@ -13,13 +13,13 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from parallelenv.backends._in_process import InProcessChannel, copy_values
-from parallelenv.contract.batch import Array, Batch, Layout, copied
+from parallelenv.backends._in_process import InProcessBackend, InProcessChannel, copy_values
+from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.protocol import Backend, Channel, Command, Printed, WorkerSpec
+from parallelenv.contract.protocol import Channel, Command, Printed, WorkerSpec
 from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 
@@ -72,10 +72,9 @@ class ThreadChannel(InProcessChannel):
         self._commands.put(None)
 
 
-class ThreadBackend(Backend):
+class ThreadBackend(InProcessBackend):
     """A backend in which each thread steps some of the envs. By default, there is one thread per usable core."""
 
-    uses_live_envs = True
     channel_class: type[ThreadChannel] = ThreadChannel
 
     def __init__(self) -> None:
@@ -86,9 +85,6 @@ class ThreadBackend(Backend):
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
         return min(num_cpus or usable_cores(), num_envs)
-
-    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
-        return copied(arrays)
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
         channels: list[Channel] = []
@@ -104,9 +100,6 @@ class ThreadBackend(Backend):
                 ) from error
             channels.append(channel)
         return channels
-
-    def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
-        return Batch.private(layout)
 
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:  # noqa: D102 (see Backend)
         deadline = None if timeout is None else time.monotonic() + timeout
