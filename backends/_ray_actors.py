@@ -205,6 +205,7 @@ class ActorHandle:
         self._serving: Any = None
 
     def serve(self) -> tuple[Connection, WorkerLog]:
+        """Make the actor, which is a `RayHost`, execute commands that arrive over a socket."""
         with DeferSigint():
             log: Any = WorkerLog.create()
             with contextlib.suppress(OSError):  # if the actor has died, its first command reports the death
