@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelenv.backends._pipe_host import serve
 from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
 from parallelenv.worker.worker_loop import end_with_caller, forget_launcher
 
-ServeWorker = Callable[[Connection, WorkerLog], None]
 _SEED_SIZE = 1 << 64
 """A generator whose seed is this large or larger counts as seeded by the system, because users choose smaller seeds."""
 FileState = tuple[int, int]
@@ -50,7 +50,7 @@ class ImportResult(NamedTuple):
     reason: str  # why workers must not be forked from this server any more; empty if they may be forked
 
 
-def serve_forks(requests: Connection, serve: ServeWorker) -> None:
+def serve_forks(requests: Connection) -> None:
     """Import modules and fork processes on request, until the caller closes the pipe or dies.
 
     A request consists of the name of a method of `_Server`, the arguments of the method, and the number of descriptors
@@ -59,7 +59,7 @@ def serve_forks(requests: Connection, serve: ServeWorker) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
     caller: Any = multiprocessing.parent_process()
-    server = _Server(requests, serve, caller.sentinel)
+    server = _Server(requests, caller.sentinel)
     _PRISTINE[:] = _PRISTINE or _generator_state()
     try:
         server.await_request()
@@ -84,8 +84,8 @@ def serve_forks(requests: Connection, serve: ServeWorker) -> None:
 class _Server:
     """The methods of a fork server that the caller can call through a pipe, and a record of the server's children."""
 
-    def __init__(self, requests: Connection, serve: ServeWorker, sentinel: int) -> None:
-        self._requests, self._serve = requests, serve
+    def __init__(self, requests: Connection, sentinel: int) -> None:
+        self._requests = requests
         self._sentinel = sentinel
         self._children: dict[int, Connection] = {}  # by process id: where to report the exit code
         self._wakeups, self._wake = os.pipe()
@@ -123,14 +123,12 @@ class _Server:
         return frozenset(sys.modules)
 
     def fork_worker(self, settings: dict[str, Any], sentinel: int, report: int, pipe: int, log: int) -> int:
-        return self._fork(lambda: self._serve(Connection(pipe), WorkerLog(log)), settings, None, sentinel, report)
+        return self._fork(lambda: serve(Connection(pipe), WorkerLog(log)), settings, None, sentinel, report)
 
     def fork_server(
         self, settings: dict[str, Any], environment: Mapping[str, str], sentinel: int, report: int, requests: int
     ) -> int:
-        return self._fork(
-            lambda: serve_forks(Connection(requests), self._serve), settings, environment, sentinel, report
-        )
+        return self._fork(lambda: serve_forks(Connection(requests)), settings, environment, sentinel, report)
 
     def _fork(
         self,

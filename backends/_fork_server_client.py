@@ -15,7 +15,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from parallelenv.backends._fork_server import CHANGED, FileState, ImportResult, have_changed, serve_forks
-from parallelenv.backends._pipe_host import serve
 from parallelenv.backends._process import ForkedProcess, starting
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.worker.worker_log import WorkerLog
@@ -67,7 +66,7 @@ class ForkServer:
         with starting("spawn"):
             ours, theirs = context.Pipe()
             with theirs:
-                root = context.Process(target=serve_forks, args=(theirs, serve), name="parallelenv-fork-server")
+                root = context.Process(target=serve_forks, args=(theirs,), name="parallelenv-fork-server")
                 root.start()
             # `_children` is private. The server must not be in it: otherwise, the server would be in
             # `multiprocessing.active_children()`, and a program that joins all of these would wait forever.

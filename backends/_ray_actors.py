@@ -345,26 +345,25 @@ class ActorCalls:
     def __init__(self, actor: ActorHandle) -> None:
         self.actor = actor
         self.under_way: dict[Any, tuple[int, dict[int, RayChannel]]] = {}
-        self._outgoing: list[tuple[RayChannel, Message, bool]] = []
+        self._outgoing: list[RelayedMessage] = []
+        self._awaited: dict[int, RayChannel] = {}  # by the number of a command in these messages
         self._content: object = None  # Ray's reference to the content of the broadcast in these messages
         self._next_call = 0
 
     def add(self, channel: RayChannel, message: Message, content: object) -> None:
         # If the message has a `Broadcast` whose content is in Ray's object store, ``content`` is Ray's reference to
         # that content. Otherwise, ``content`` is ``None``.
-        self._outgoing.append((channel, message, content is not None))
+        self._outgoing.append(RelayedMessage(channel.host_number, message, content is not None))
+        if message.number:
+            self._awaited[message.number] = channel
         self._content = self._content if content is None else content
 
     def flush(self) -> None:
-        outgoing, content = self._outgoing, self._content
-        if not outgoing or not self.actor.cluster.is_connected:
+        if not self._outgoing or not self.actor.cluster.is_connected:
             return
-        self._outgoing, self._content = [], None
-        messages = [
-            RelayedMessage(channel.host_number, message, has_content) for channel, message, has_content in outgoing
-        ]
-        call = self.actor.handle.relay.remote(self._next_call, messages, content)
-        awaited = {message.number: channel for channel, message, _ in outgoing if message.number}
+        outgoing, awaited, content = self._outgoing, self._awaited, self._content
+        self._outgoing, self._awaited, self._content = [], {}, None
+        call = self.actor.handle.relay.remote(self._next_call, outgoing, content)
         if awaited:
             self.under_way[call] = self._next_call, awaited
         self._next_call += 1
