@@ -24,8 +24,6 @@ the other, which it rang last time. A worker waits for the eventfd that will be 
 eventfd: a read would reset it, and other workers would then wake late or not at all. A worker that has not noticed the
 last ring when the next ring comes may wait for the wrong eventfd. The caller detects this from the worker's words, and
 sends a message over the worker's pipe.
-
-`BellStep` steps several hosts at once; a `BellChannel` reaches one of them, over its pipe as well.
 """
 
 from __future__ import annotations
@@ -67,17 +65,10 @@ slowed down other programs that needed the cores.
 _WORDS = 8
 """Number of words in a line: a line fills one cache line. The first line contains only the number of rings."""
 COMMAND, TAKEN, DONE, SEEN = range(4)
-"""Indices of words in a worker's line; see the module's docstring."""
-_NEVER = 2**64 - 1
 HAS_MESSAGE = 1 << 63
-"""Bit that is set in a worker's `DONE` word if the worker has sent its reply over the pipe."""
 _TAG_BITS, _SUBSET_BITS = 8, 10
 _TAG_MASK, _SUBSET_MASK = (1 << _TAG_BITS) - 1, (1 << _SUBSET_BITS) - 1
 OTHER_BITS = _TAG_BITS + _SUBSET_BITS
-"""Number of low bits of a step's word that hold the subset and the tag.
-
-The bits above them hold the number of the step.
-"""
 _NUM_LOOKS = 8
 """How often a spinning worker checks its word before it checks the pipe once.
 
@@ -89,7 +80,7 @@ class BellAccess(NamedTuple):
     """A message that tells a worker to call `BellEnd.receive`, because the caller is about to call `Bell.send`."""
 
     line: int  # index of the first word in the worker's line
-    nbytes: int  # size in bytes of the shared memory with all words
+    nbytes: int
 
 
 def word_of(message: Message, number: int) -> int:
@@ -98,17 +89,7 @@ def word_of(message: Message, number: int) -> int:
 
 
 class Bell:
-    """The caller's side of a bell.
-
-    Args:
-        num_workers: Maximum number of workers.
-
-    Attributes:
-        words: All words in shared memory, in groups (lines) of 8: a line that begins with the number of rings, then a
-            line for each worker.
-        fileno: Descriptor of the counter of finished workers.
-        nbytes: Size in bytes of the shared memory with all words.
-    """
+    """The caller's side of a bell."""
 
     def __init__(self, num_workers: int) -> None:
         self._descriptors: list[int] = []  # of the counter, then of the two eventfds of the bell
@@ -127,16 +108,12 @@ class Bell:
             self.fileno = self._descriptors[0]
 
     def add_worker(self, env_ids: tuple[int, ...]) -> int:
-        """Reserve a line of words for a new worker, and return the index of its first word.
-
-        A worker with the same ``env_ids`` as an earlier worker replaces that worker, and takes over its line.
-        """
+        """A worker with the same ``env_ids`` as an earlier worker replaces that worker, and takes over its line."""
         line = self._lines.setdefault(env_ids, _WORDS * (len(self._lines) + 1))
-        self.words[line : line + 4] = memoryview(bytes(24) + _NEVER.to_bytes(8, "little")).cast("Q")
+        self.words[line : line + 4] = memoryview(bytes(24) + b"\xff" * 8).cast("Q")  # `SEEN`: an impossible number
         return line
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Send access to the bell over a new worker's pipe. The worker receives it with `BellEnd.receive`."""
         if self._memory is not None:
             self._memory.send(connection, pid)
         for descriptor in self._descriptors:
@@ -153,21 +130,14 @@ class Bell:
             return
 
     def silence(self) -> None:
-        """Reset the counter of finished workers.
-
-        If Ctrl-C comes directly afterwards, no information is lost, because the words, not the counter, show which
-        workers have finished.
-        """
+        # If Ctrl-C comes directly afterwards, no information is lost, because the words, not the counter, show which
+        # workers have finished.
         try:  # `contextlib.suppress` would need three more calls at every step
             os.eventfd_read(self.fileno)
         except BlockingIOError:
             return
 
     def close(self) -> None:
-        """Release the caller's memory and descriptors. Workers keep theirs until they end.
-
-        This method may be called repeatedly.
-        """
         with DeferSigint():
             while self._descriptors:
                 os.close(self._descriptors.pop())
@@ -180,14 +150,7 @@ class Bell:
 
 
 class BellEnd:
-    """A worker's side of a bell. It waits for the bell and for the worker's pipe at the same time.
-
-    Args:
-        line: Index of the worker's first word in the shared memory.
-        memory: The shared memory with all words.
-        descriptors: Descriptors of the counter and of the two eventfds of the bell, in this order.
-        pipe: Descriptor of the worker's end of its pipe.
-    """
+    """A worker's side of a bell. It waits for the bell and for the worker's pipe at the same time."""
 
     def __init__(self, line: int, memory: SharedMemory, descriptors: Sequence[int], pipe: int) -> None:
         self._words = memoryview(memory.map).cast("Q")
@@ -204,16 +167,12 @@ class BellEnd:
 
     @classmethod
     def receive(cls, connection: Connection, access: BellAccess) -> BellEnd:
-        """Receive what the caller sends with `Bell.send`, and return the worker's side of the bell."""
         memory = SharedMemory.receive(connection, access.nbytes)
         descriptors = [reduction.recv_handle(connection) for _ in range(3)]
         return cls(access.line, memory, descriptors, connection.fileno())
 
     def wait(self) -> Message | None:
-        """Wait until the caller announces a step with the bell or sends a message over the pipe.
-
-        Return the message of the announced step, or ``None`` if there is a message to read from the pipe.
-        """
+        """Return the message of the announced step, or ``None`` if there is a message to read from the pipe."""
         words, index, last = self._words, self._line + COMMAND, self._word
         begin = time.perf_counter()
         end = begin + SPIN if self._spinning_pays else begin
@@ -244,10 +203,6 @@ class BellEnd:
                 return None
 
     def finish(self, *, has_message: bool) -> None:
-        """Report that the worker has finished the step whose message `wait` returned.
-
-        ``has_message`` is ``True`` if the worker has sent its reply over the pipe.
-        """
         self._words[self._line + DONE] = self._word | HAS_MESSAGE if has_message else self._word
         try:  # `contextlib.suppress` would need three more calls at every step
             os.eventfd_write(self._counter, 1)
@@ -269,22 +224,12 @@ _CHECK_INTERVAL = 0.001
 
 
 class BellChannel(PipeChannel):
-    """A `PipeChannel` to a host that the bell wakes for plain steps.
-
-    Args:
-        group: The group that the channel belongs to.
-        bell: The bell.
-        arguments: The remaining arguments of `PipeChannel`.
-
-    Attributes:
-        line: Index of the first of the worker's words in the bell's shared memory.
-        word: The word of the step that was announced by the bell and has no reply yet; 0 if there is no such step.
-    """
+    """A `PipeChannel` to a host that the bell wakes for plain steps."""
 
     def __init__(self, group: ChannelGroup, bell: Bell, *arguments: Any) -> None:
         super().__init__(group, *arguments)
         self.line = bell.add_worker(self.env_ids)
-        self.word = 0
+        self.word = 0  # of the step that was announced by the bell and has no reply yet; 0 if there is no such step
         self._bell = bell
         self._was_told = False  # whether the caller has sent `LOOK` for the step in ``word``
         self._is_behind = True  # see `is_behind`
@@ -319,17 +264,13 @@ class BellChannel(PipeChannel):
         return self._is_behind or self._num_unread > 0
 
     def announce(self, word: int) -> None:
-        """Write the word of a step for the worker to see.
-
-        The same word may be written again after an interrupt, because the worker executes each step only once.
-        """
+        """The same word may be written again after an interrupt, because the worker executes each step only once."""
         self.word = self._bell.words[self.line + COMMAND] = word
         self._was_told = False
         self._num_unread = 1
 
     @property
     def has_begun(self) -> bool:
-        """True if the worker has started the announced step."""
         return self._bell.words[self.line + TAKEN] == self.word
 
     @property
@@ -364,7 +305,6 @@ class BellChannel(PipeChannel):
         return message
 
     def _take(self) -> int:
-        """Set ``word`` to 0, now that its step is done, and return the step's number."""
         word, self.word = self.word, 0
         return word >> OTHER_BITS
 
@@ -378,12 +318,6 @@ class BellStep:
 
     It is safe for Ctrl-C to interrupt any method of this class, because words can be written and read again, and the
     bell can be rung again.
-
-    Args:
-        group: The group of the workers' channels.
-        bell: The bell that wakes the workers.
-        parts: The channel of each worker, with the message for that worker's step. The number in the message is
-            ignored.
     """
 
     def __init__(self, group: ChannelGroup, bell: Bell, parts: Sequence[tuple[BellChannel, Message]]) -> None:
@@ -429,10 +363,7 @@ class BellStep:
         return True
 
     def _sleep(self, until: float) -> bool:
-        """Sleep until a worker may have finished its step, but not past the time ``until``.
-
-        Return ``False`` if a worker has sent a message or died, or if the time ``until`` has come.
-        """
+        """Return ``False`` if a worker has sent a message or died, or if the time ``until`` has come."""
         words = self._words
         if not self._has_told:
             self._has_told = True

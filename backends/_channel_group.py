@@ -1,7 +1,4 @@
-"""The group of a pool's channels to hosts in other processes on this machine.
-
-The group announces steps to several hosts at once, and waits for replies from any host.
-"""
+"""The group of a pool's channels to hosts in other processes on this machine."""
 
 from __future__ import annotations
 
@@ -38,14 +35,8 @@ by 10 %.
 class ChannelGroup:
     """A pool's channels to hosts in other processes on this machine, and the `Bell` of these hosts.
 
-    Args:
-        balancer: Moves hosts that share a core to different cores.
-
     Attributes:
         channels: All open channels, including those that `Backend.launch` has not returned yet.
-        bell: The `Bell` that announces plain steps; ``None`` if messages over the pipes announce them.
-        queue: Steps that the next `flush` announces, each with its channel.
-        poll: The method ``poll`` of a `select.poll` object that watches all pipes and the bell's counter.
         awaits_first: Whether a message has been sent since the latest wait.
     """
 
@@ -55,8 +46,8 @@ class ChannelGroup:
         self.queue: list[tuple[BellChannel, Message]] = []
         self.awaits_first = False
         self._balancer = balancer
-        self._watched: dict[int, PipeChannel | Bell] = {}  # channels and the bell, by descriptor
-        self._pids: list[int] = []  # ids of the hosts' processes
+        self._watched: dict[int, PipeChannel | Bell] = {}  # by descriptor
+        self._pids: list[int] = []
         self._spinning_pays = True  # whether the latest wait for a reply was shorter than `_SPIN`
         self._poll: Any = select.poll() if hasattr(select, "poll") else None  # not on Windows, where nothing is watched
         self._epoll: Any = None  # watches the same descriptors for event loops; made at the first call of `fileno`
@@ -67,23 +58,17 @@ class ChannelGroup:
     # ---------------------------------------------------------------- what is watched
 
     def use_bell(self, num_workers: int) -> None:
-        """Make a bell for plain steps, unless there is one; raise `WorkerStartError` if no descriptor is available."""
         if self.bell is None:
             self.bell = Bell(num_workers)
             self.watch(self.bell)
 
     def connect(self, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]) -> PipeChannel:
-        """Return a new channel to a host: a `BellChannel` if the group has a bell, otherwise a `PipeChannel`.
-
-        See `PipeChannel` for the arguments.
-        """
         arguments = process, pipe, log, env_ids
         channel = PipeChannel(self, *arguments) if self.bell is None else BellChannel(self, self.bell, *arguments)
         self.channels = [*(known for known in self.channels if not known.is_closed), channel]
         return channel
 
     def watch(self, channel: PipeChannel | Bell) -> None:
-        """Include the descriptor of a channel or of the bell in later waits."""
         self._watched[channel.fileno] = channel
         if isinstance(channel, PipeChannel):
             self._pids.append(channel.process.pid)
@@ -92,10 +77,7 @@ class ChannelGroup:
             self._epoll.register(channel.fileno, select.EPOLLIN)
 
     def unwatch(self, channel: PipeChannel | Bell) -> None:
-        """Exclude the descriptor of a channel or of the bell from later waits.
-
-        Call this before the descriptor is closed.
-        """
+        """Call this before the descriptor is closed."""
         if self._watched.pop(channel.fileno, None) is None:
             return
         if isinstance(channel, PipeChannel):
@@ -105,10 +87,6 @@ class ChannelGroup:
             self._epoll.unregister(channel.fileno)
 
     def fileno(self) -> int | None:
-        """Return a descriptor that is readable while a pipe or the bell's counter is readable. See `Backend`.
-
-        The result is ``None`` on systems without epoll.
-        """
         if self._epoll is None and hasattr(select, "epoll"):
             self._epoll = select.epoll()
             for fileno in self._watched:
@@ -118,7 +96,6 @@ class ChannelGroup:
     # ---------------------------------------------------------------- commands
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
-        """Prepare a step of hosts in worker processes, in the caller's thread, or in both. See `Backend`."""
         parts, own = [], None
         if any(isinstance(channel, BellChannel) and channel.is_behind for channel, _ in commands):
             return None
@@ -140,11 +117,8 @@ class ChannelGroup:
         return steps if own is None else JointStep(steps, own, len(parts))
 
     def flush(self) -> None:
-        """Announce all queued steps.
-
-        The bell rings once; if that would wake too many workers that have no queued step, messages are sent over the
-        pipes instead.
-        """
+        # The bell rings once; if that would wake too many workers that have no queued step, messages are sent over the
+        # pipes instead.
         if self.bell is None or not self.queue:
             return
         queue, self.queue = self.queue, []
@@ -168,7 +142,6 @@ class ChannelGroup:
     # ---------------------------------------------------------------- replies
 
     def spread(self) -> None:
-        """Move a worker to an idle core if it needlessly shares its core with another worker. See `CpuBalancer`."""
         self._balancer.balance(self._pids)
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int) -> Sequence[Any]:

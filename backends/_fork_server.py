@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelenv.backends._pipe_host import serve
 from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
 from parallelenv.worker.worker_loop import end_with_caller, forget_launcher
 
-ServeWorker = Callable[[Connection, WorkerLog], None]
 _SEED_SIZE = 1 << 64
 """A generator whose seed is this large or larger counts as seeded by the system, because users choose smaller seeds."""
 FileState = tuple[int, int]
@@ -43,8 +43,6 @@ _UNSEEDED: list[np.random.Generator] = []  # generators that imports have made w
 
 
 class ImportResult(NamedTuple):
-    """The result of an import in a fork server."""
-
     seconds: float
     modules: frozenset[str]  # names that the import added to ``sys.modules``
     files: dict[str, FileState]  # the files of these modules, with the state of each file when it was imported
@@ -52,20 +50,16 @@ class ImportResult(NamedTuple):
     reason: str  # why workers must not be forked from this server any more; empty if they may be forked
 
 
-def serve_forks(requests: Connection, serve: ServeWorker) -> None:
+def serve_forks(requests: Connection) -> None:
     """Import modules and fork processes on request, until the caller closes the pipe or dies.
 
     A request consists of the name of a method of `_Server`, the arguments of the method, and the number of descriptors
     that follow the request.
-
-    Args:
-        requests: The pipe from the caller.
-        serve: The function that runs a worker.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
     caller: Any = multiprocessing.parent_process()
-    server = _Server(requests, serve, caller.sentinel)
+    server = _Server(requests, caller.sentinel)
     _PRISTINE[:] = _PRISTINE or _generator_state()
     try:
         server.await_request()
@@ -88,17 +82,10 @@ def serve_forks(requests: Connection, serve: ServeWorker) -> None:
 
 
 class _Server:
-    """The methods of a fork server that the caller can call through a pipe, and a record of the server's children.
+    """The methods of a fork server that the caller can call through a pipe, and a record of the server's children."""
 
-    Args:
-        requests: The pipe from the caller.
-        serve: The function that runs a worker. Its arguments are the worker's end of the pipe to the caller, and the
-            worker's log.
-        sentinel: A descriptor that becomes readable when the caller dies.
-    """
-
-    def __init__(self, requests: Connection, serve: ServeWorker, sentinel: int) -> None:
-        self._requests, self._serve = requests, serve
+    def __init__(self, requests: Connection, sentinel: int) -> None:
+        self._requests = requests
         self._sentinel = sentinel
         self._children: dict[int, Connection] = {}  # by process id: where to report the exit code
         self._wakeups, self._wake = os.pipe()
@@ -133,51 +120,24 @@ class _Server:
                 os.read(self._wakeups, 4096)
 
     def modules(self) -> frozenset[str]:
-        """Return the names of all imported modules."""
         return frozenset(sys.modules)
 
     def fork_worker(self, settings: dict[str, Any], sentinel: int, report: int, pipe: int, log: int) -> int:
-        """Fork a worker and return its process id.
-
-        Args:
-            settings: See `_fork`.
-            sentinel: See `_fork`.
-            report: See `_fork`.
-            pipe: Descriptor of the worker's end of the pipe to the caller.
-            log: Descriptor of the worker's log.
-        """
-        return self._fork(lambda: self._serve(Connection(pipe), WorkerLog(log)), settings, None, sentinel, report)
+        return self._fork(lambda: serve(Connection(pipe), WorkerLog(log)), settings, None, sentinel, report)
 
     def fork_server(
         self, settings: dict[str, Any], environment: Mapping[str, str], sentinel: int, report: int, requests: int
     ) -> int:
-        """Fork a server with these environment variables and return its process id.
-
-        ``requests`` is the descriptor of the new server's end of the pipe to the caller. See `_fork` for the other
-        arguments.
-        """
-        return self._fork(
-            lambda: serve_forks(Connection(requests), self._serve), settings, environment, sentinel, report
-        )
+        return self._fork(lambda: serve_forks(Connection(requests)), settings, environment, sentinel, report)
 
     def _fork(
         self,
         target: Callable[[], None],
         settings: dict[str, Any],
-        environment: Mapping[str, str] | None,
+        environment: Mapping[str, str] | None,  # of a new server; a worker receives the caller's variables later
         sentinel: int,
         report: int,
     ) -> int:
-        """Fork a process and return its id.
-
-        Args:
-            target: The function that the process runs.
-            settings: The caller's settings for the process, which ``multiprocessing.spawn.prepare`` applies.
-            environment: The environment variables of a new server. ``None`` for a worker, which receives the caller's
-                environment variables later.
-            sentinel: A descriptor that becomes readable when the caller dies.
-            report: A descriptor to which this server writes the exit code of the process.
-        """
         context: Any = multiprocessing.get_context("forkserver")
         child = context.Process(target=target, name=settings["name"])
         numbers = random.getstate()
@@ -222,13 +182,6 @@ class _Server:
             os.close(fileno)
 
     def load(self, module: str, silence: bool, output: int) -> ImportResult:
-        """Import a module and return the result.
-
-        Args:
-            module: Name of the module.
-            silence: Whether warnings during the import are hidden.
-            output: A descriptor that receives the text that the import prints.
-        """
         log = WorkerLog(os.dup(output))
         redirect_descriptors(log)
         redirect_streams(lambda: None, (1, 2))
@@ -279,10 +232,7 @@ def _generator_state() -> list[object]:
 
 
 def _unforkable_resources() -> set[tuple[str, str]]:
-    """Return the threads, child processes and sockets of this process, which forked processes cannot share.
-
-    Each resource is a pair: the text that describes it in `ImportResult.reason`, and an id.
-    """
+    """Return the threads, child processes and sockets of this process, which forked processes cannot share."""
     tasks = Path("/proc/self/task")
     if len(os.listdir(tasks)) > 1:
         # OpenBLAS ends its threads before each fork and restarts them when it needs them, so fork once to end them.
@@ -312,5 +262,4 @@ def _state(file: str) -> FileState:
 
 
 def have_changed(files: Mapping[str, FileState]) -> bool:
-    """Return whether any of these files has changed since its state was recorded."""
     return any(state != _state(file) for file, state in files.items())

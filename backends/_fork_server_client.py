@@ -1,8 +1,4 @@
-"""The caller's side of fork servers.
-
-Its objects send requests to fork servers and record which modules each server has imported. The code that runs in the
-servers is in `_fork_server`.
-"""
+"""The caller's side of fork servers."""
 
 from __future__ import annotations
 
@@ -19,25 +15,17 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from parallelenv.backends._fork_server import CHANGED, FileState, ImportResult, have_changed, serve_forks
-from parallelenv.backends._pipe_host import serve
 from parallelenv.backends._process import ForkedProcess, starting
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.worker.worker_log import WorkerLog
 
 _VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
-"""Prefixes of environment variables that may change without any need to import modules again.
-
-Examples are the variables that change with every test, or when Ray starts.
-"""
+"""Prefixes of environment variables that may change without any need to import modules again."""
 _MOST_SERVERS = 4
 """Maximum number of servers in addition to the root. The least recently used server is dropped first."""
 
 Surroundings = tuple[tuple[str, ...], str, dict[str, str]]
-"""The settings that affect imports.
-
-These are ``sys.path``; the current folder, or an empty string if all folders in ``sys.path`` are absolute; and the
-environment variables.
-"""
+"""The settings that affect imports."""
 
 
 def _surroundings() -> Surroundings:
@@ -49,17 +37,9 @@ def _surroundings() -> Surroundings:
 class ForkServer:
     """The caller's access to a fork server. The server ends when nothing refers to this object any more.
 
-    Args:
-        process: The server's process.
-        requests: The caller's end of the pipe to the server.
-        surroundings: See below.
-        packages: See below.
-
     Attributes:
         surroundings: The settings that the server's imports depend on; ``None`` for the root server.
-        packages: The packages from which the server may import modules.
         loaded: For each module that the server has imported on request, the duration of the import in seconds.
-        files: For each file of the imported modules, the state of the file at the time of the import.
     """
 
     def __init__(
@@ -86,7 +66,7 @@ class ForkServer:
         with starting("spawn"):
             ours, theirs = context.Pipe()
             with theirs:
-                root = context.Process(target=serve_forks, args=(theirs, serve), name="parallelenv-fork-server")
+                root = context.Process(target=serve_forks, args=(theirs,), name="parallelenv-fork-server")
                 root.start()
             # `_children` is private. The server must not be in it: otherwise, the server would be in
             # `multiprocessing.active_children()`, and a program that joins all of these would wait forever.
@@ -94,11 +74,6 @@ class ForkServer:
             return cls(root, ours)
 
     def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
-        """Return a new server that is forked from this server.
-
-        Raises:
-            OSError: If there are not enough resources, or if this server has ended.
-        """
         arguments = _settings("parallelenv-fork-server"), surroundings[2]
         with DeferSigint():
             ours, theirs = multiprocessing.Pipe()
@@ -109,23 +84,10 @@ class ForkServer:
             return server
 
     def fork_worker(self, connection: Connection, log: WorkerLog) -> ForkedProcess:
-        """Return a new worker that is forked from this server. See `fork_server` for the errors raised.
-
-        Args:
-            connection: The worker's end of the pipe to the caller.
-            log: The worker's log.
-        """
         arguments = (_settings("parallelenv-worker"),)
         return self._fork("fork_worker", arguments, connection.fileno(), log.fileno)
 
     def _fork(self, name: str, arguments: tuple[object, ...], *ends: int) -> ForkedProcess:
-        """Make the server fork a process, and return the process.
-
-        Args:
-            name: The method of `_Server` to call.
-            arguments: The first arguments of that method.
-            ends: File descriptors for the new process; they are the last arguments of that method.
-        """
         sentinel, lifeline = multiprocessing.Pipe(duplex=False)
         status, report = multiprocessing.Pipe(duplex=False)
         with sentinel, report:
@@ -133,11 +95,7 @@ class ForkServer:
         return ForkedProcess(pid, status, lifeline, self)
 
     def load(self, module: str, log: WorkerLog, *, silence: bool) -> ImportResult:
-        """Import a module in the server. If Ctrl-C interrupts the import, this method ends the server.
-
-        Raises:
-            ConnectionError: If the server has ended.
-        """
+        """Import a module in the server. If Ctrl-C interrupts the import, this method ends the server."""
         loaded: ImportResult = self._ask("load", (module, silence), log.fileno)
         self._known |= loaded.modules
         self.files.update(loaded.files)
@@ -146,7 +104,6 @@ class ForkServer:
         return loaded
 
     def knows(self, module: str) -> bool:
-        """Return whether the server has imported a module."""
         self._known = self._known or self._ask("modules", ())
         return module in self._known
 
@@ -180,7 +137,6 @@ class ForkServer:
                 self._process.join(1.0)
 
     def is_alive(self) -> bool:
-        """Return whether the server can still execute requests."""
         return not self._requests.closed and bool(self._process.is_alive())
 
 
@@ -194,7 +150,6 @@ class ForkServers:
     """All fork servers of this process.
 
     Attributes:
-        root: The root server, from which all other servers are forked; ``None`` until the root is started.
         servers: All servers except the root; the most recently used server is the last.
         refused: For each module whose import has side effects that do not allow forking, the result of the import. Each
             worker imports these modules itself.
@@ -218,16 +173,8 @@ class ForkServers:
 
         A module is left out if its import fails, or has side effects that do not allow forking.
 
-        Args:
-            modules: Names of the modules.
-            log: The log that receives the text that the imports print.
-            silence: Whether warnings during the imports are hidden.
-
         Returns:
             The server, and a dict that maps each module that the server has not imported to the reason.
-
-        Raises:
-            OSError: If no server can be started.
         """
         with self._lock:
             if self.root is None or not self.root.is_alive():

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
-from parallelenv.contract.batch import Batch
+from parallelenv.contract.batch import Array, Batch, Layout, copied
 from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_copy, deep_copy_but_graph
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, RepeatedStep, Reply, WorkerSpec
+from parallelenv.contract.protocol import Backend, Command, Death, EnvFacts, Extra, RepeatedStep, Reply, WorkerSpec
 from parallelenv.worker.host import Host
 from parallelenv.worker.running_command import RunningCommand
 
 _STATES = frozenset({"loose", "ended_loose", "ended_state"})
 """The fields of an `Extra` that contain states, which may be part of a gradient graph."""
+
+
+class InProcessBackend(Backend):
+    """The part that the backends whose envs are in the caller's process have in common."""
+
+    uses_live_envs = True
+
+    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        return copied(arrays)
+
+    def allocate(self, layout: Layout) -> Batch:
+        return Batch.private(layout)
 
 
 class InProcessChannel:
@@ -22,26 +35,20 @@ class InProcessChannel:
     in_caller = False
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self.host = host
         self._replies: deque[Reply] = deque()
-
-    @property
-    def host(self) -> Host:
-        """The host, through which the caller can access the env objects themselves."""
-        return self._host
 
     def pack(self, command: Command) -> Command:
         return command if command.each is None else copy_arguments(command)
 
     def advance(self) -> bool:
-        """Return whether there is a reply to receive."""
         return bool(self._replies)
 
     def receive(self) -> Reply:
         return self._replies.popleft()
 
     def attach(self, batch: Batch) -> None:
-        self._host.attach(batch)
+        self.host.attach(batch)
 
     def cause_of_death(self) -> Death:
         return Death()
@@ -60,30 +67,24 @@ class CallerChannel(InProcessChannel):
         self._queue.append(packed)
 
     def advance(self) -> bool:
-        """Unless there is already a reply, execute the oldest command. Return whether there is a reply to receive.
-
-        If Ctrl-C interrupts a command, the command stays in the queue, and the next call of this method continues it
-        with the next env.
-        """
+        # If Ctrl-C interrupts a command, the command stays in the queue, and the next call of this method continues it
+        # with the next env.
         if not self._replies and self._queue:
-            reply = self._host.execute(self._queue[0])
+            reply = self.host.execute(self._queue[0])
             self._replies.append(copy_values(reply) if reply.values else reply)
         return bool(self._replies)
 
     def receive(self) -> Reply:
-        """Return the reply and remove its command from the queue.
-
-        The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, an interrupt could leave
-        the command in the queue, and the host could later execute it again.
-        """
+        # The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, an interrupt could leave
+        # the command in the queue, and the host could later execute it again.
         self._queue.popleft()
         return super().receive()
 
     def kill(self) -> None:
         self._queue.clear()
-        self._host.close()
+        self.host.close()
         with DeferSigint():  # an interrupt in a `__del__` would be lost
-            self._host.detach()  # frees the memory now, not only when the user deletes the closed ParallelEnv
+            self.host.detach()  # frees the memory now, not only when the user deletes the closed ParallelEnv
 
 
 class CallerStep:
@@ -96,7 +97,6 @@ class CallerStep:
 
     @classmethod
     def of(cls, channel: CallerChannel, command: Command) -> CallerStep | None:
-        """Return a step that repeats a command, or ``None`` if the host cannot prepare the command."""
         prepared = channel.host.prepare(command)
         return None if prepared is None else cls(channel, prepared)
 
@@ -104,31 +104,20 @@ class CallerStep:
         self._prepared.command.number = number
 
     def wait(self, timeout: float) -> bool:
-        """Step the envs instead of waiting, because the envs run in the caller's thread. See `RepeatedStep`."""
         # The call is made in a generator, whose frame does not refer to its caller after it has yielded. Otherwise, the
         # traceback of a failure would keep the caller's `ParallelEnv` alive, see `Host.execute`.
         (reply,) = (self._repeat(prepared) for prepared in (self._prepared,))
         return not (reply.values or reply.failures or reply.output)
 
     def leave_to_channels(self, number: int) -> None:
-        """Put the command into the channel's queue. See `RepeatedStep`.
-
-        If the host has already executed a part of the command, it recognizes the command by its number and continues
-        it.
-        """
+        # If the host has already executed a part of the command, it recognizes the command by its number and continues
+        # it.
         self._prepared.command.number = number
         self._channel.send(self._prepared.command)
 
 
 class JointStep:
-    """A `RepeatedStep` in which workers and a host in the caller's thread step at the same time.
-
-    Args:
-        workers: The step of the workers.
-        callers: The step of the host in the caller's thread.
-        num_workers: Number of workers. The commands for the workers get consecutive numbers, starting with the argument
-            of `send`, and the command for the host in the caller's thread gets the number after those.
-    """
+    """A `RepeatedStep` in which workers and a host in the caller's thread step at the same time."""
 
     def __init__(self, workers: RepeatedStep, callers: CallerStep, num_workers: int) -> None:
         self._workers, self._callers, self._num_workers = workers, callers, num_workers
@@ -146,12 +135,7 @@ class JointStep:
 
 
 def copy_arguments(command: Command) -> Command:
-    """Replace a command's arguments with copies, so that later changes by the user do not affect the command.
-
-    Raises:
-        UnpicklableError: If an argument cannot be copied. In modes with several processes, the same error is raised if
-            an argument cannot be pickled.
-    """
+    """Replace a command's arguments with copies, so that later changes by the user do not affect the command."""
     copies = []
     copied = deep_copy_but_graph if command.operation == "step" else deep_copy
     for env_id, argument in zip(command.env_ids, command.each or (), strict=True):

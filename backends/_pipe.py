@@ -44,8 +44,6 @@ sched_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 def spin(ready: Callable[[], T], limit: float) -> T:
     """Call ``ready`` until its result is true, for at most ``limit`` seconds, and return the last result.
 
-    Between two calls, the core is yielded, so that other processes with work to do can use it.
-
     On a virtual machine, a sleeping core takes 35 us or more to wake, and its caches are cold afterwards. With two
     workers that compute for 86 us on 2 cores, a round of commands and replies took 178 us when all processes slept
     while they waited, 140 us when the caller called this function before it slept, and 109 us when the workers called
@@ -69,7 +67,6 @@ class Wire:
         self._glance = functools.partial(poll.poll, 0)
 
     def send(self, message: Message) -> None:
-        """Write a message to the pipe; raise `OSError` if the other end is closed."""
         tag, number, frames, subset = message
         if not frames:
             self._write(HEADER.pack(tag, subset, number, 0))
@@ -78,11 +75,7 @@ class Wire:
             self._write(part)
 
     def receive(self) -> Message:
-        """Wait for the next message and return it. Its out-of-band buffers are new and writable.
-
-        Raises:
-            EOFError, OSError: If the other end is closed.
-        """
+        """Wait for the next message and return it. Its out-of-band buffers are new and writable."""
         if self._spin_time:
             spin(self._glance, self._spin_time)
         tag, subset, number, nbytes = HEADER.unpack(self._read(_HEADER_SIZE))
@@ -115,24 +108,8 @@ class Wire:
         return buffer
 
 
-_NO_COMMAND = 0
-"""A number that no command has, because commands are numbered from 1."""
-
-
 class PipeChannel(MessageChannel):
-    """A channel over a pipe to a host in another process. Both processes share the memory of the batch.
-
-    Args:
-        group: The group that the channel belongs to.
-        process: The host's process: a `WorkerProcess`, or an object with the same methods.
-        pipe: The caller's end of the pipe.
-        log: The file to which the host's process prints.
-        env_ids: See `MessageChannel`.
-
-    Attributes:
-        is_closed: Whether the channel's resources have been released because the host was killed or handed over.
-        found_dead: Whether `is_alive` has found that the process has ended.
-    """
+    """A channel over a pipe to a host in another process. Both processes share the memory of the batch."""
 
     def __init__(
         self, group: ChannelGroup, process: Any, pipe: Connection, log: WorkerLog, env_ids: tuple[int, ...]
@@ -160,27 +137,16 @@ class PipeChannel(MessageChannel):
         return self.wire.receive()
 
     def advance(self) -> bool:
-        """Return whether there is a reply to receive.
-
-        Unlike `CallerChannel.advance`, this method executes no command.
-        """
         return bool(self.inbox)
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
-        """Return what the host's process has printed since the last call.
-
-        Unless the host is idle, an unfinished last line is left for the next call.
-        """
         return self._log.take_output(self.env_ids, is_idle=is_idle)
 
     def receive_output(self) -> bool:
-        """If a busy host has printed anything, add the text to the inbox, in the form of a reply.
-
-        Return whether it has printed anything.
-        """
+        """If a busy host has printed anything, add the text to the inbox, in the form of a reply."""
         output = self.take_output(is_idle=False)
         if output:
-            self.inbox.append(encode_reply(Reply(_NO_COMMAND, output=output)))
+            self.inbox.append(encode_reply(Reply(0, output=output)))  # commands are numbered from 1
         return bool(output)
 
     def attach(self, batch: Batch) -> None:
@@ -199,11 +165,8 @@ class PipeChannel(MessageChannel):
         return Death(self.process.pid, None if code == UNKNOWN else code, *words)
 
     def is_alive(self) -> bool:
-        """Return whether the host's process is running.
-
-        If a fork server has ended, ``process.is_alive()`` is ``False`` for all of its workers, even if they are
-        running. This method then asks the operating system.
-        """
+        # If a fork server has ended, ``process.is_alive()`` is ``False`` for all of its workers, even if they are
+        # running. This method then asks the operating system.
         try:
             if self.process.is_alive():
                 return True
@@ -222,10 +185,6 @@ class PipeChannel(MessageChannel):
 
         That process makes a new channel from the three descriptors that this method sends: those of the pipe,
         of the log, and of the connection that reports the exit code.
-
-        Args:
-            connection: A connection to that process.
-            pid: Id of that process.
         """
         for fileno in (self.fileno, self._log.fileno):
             reduction.send_handle(connection, fileno, pid)

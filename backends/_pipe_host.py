@@ -23,16 +23,7 @@ from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare
 
 
 class PipeHost(MessageHost):
-    """A host that gets its commands over a pipe or by the bell (see `_bell`).
-
-    The envs print to a log. The host uses the caller's batch once it has access to the batch's memory.
-
-    Args:
-        host: See `MessageHost`.
-        packed: See `MessageHost`.
-        wire: The worker's end of the pipe.
-        log: The file that receives what the envs print.
-    """
+    """A host that gets its commands over a pipe or by the bell (see `_bell`)."""
 
     def __init__(self, host: Host, packed: PackedSpec, wire: Wire, log: WorkerLog) -> None:
         super().__init__(host, packed)
@@ -43,11 +34,8 @@ class PipeHost(MessageHost):
         self._prepared: dict[tuple[object, ...], RunningCommand] = {}  # by tag and subset
 
     def obey(self, receive: Any, send: Any) -> None:
-        """Execute commands until the connection is closed. See `MessageHost.obey`.
-
-        This method itself executes plain steps, to save function calls: there are only three calls from here to the
-        ``step`` of an env.
-        """
+        # This method itself executes plain steps, to save function calls: there are only three calls from here to the
+        # ``step`` of an env.
         try:
             while True:
                 message = receive()
@@ -73,10 +61,7 @@ class PipeHost(MessageHost):
             self.host.close()
 
     def _prepare(self, message: Message) -> RunningCommand | None:
-        """Return the prepared form of a plain step and keep it for later steps with the same tag and subset.
-
-        The result is ``None`` if the host cannot prepare the step.
-        """
+        """Return the prepared form of a plain step and keep it for later steps with the same tag and subset."""
         while message.subset >= len(self.subsets):  # the pipe contains a `StepSubset` that was not read yet
             self.decode(self.wire.receive())
         command: Any = self.decode(message)
@@ -86,11 +71,6 @@ class PipeHost(MessageHost):
         return prepared
 
     def receive(self) -> Message:
-        """Wait for the next command, which comes over the pipe or by the bell, and return it.
-
-        Raises:
-            EOFError, OSError: If the pipe is closed.
-        """
         bell, self._is_woken = self._bell, False
         while bell is not None:
             message = bell.wait()
@@ -103,11 +83,8 @@ class PipeHost(MessageHost):
         return self.wire.receive()
 
     def send(self, message: Message) -> None:
-        """Send a reply.
-
-        If the command came by the bell, `BellEnd.finish` reports the end of the step, so a reply that is merely `DONE`
-        is not sent over the pipe.
-        """
+        # If the command came by the bell, `BellEnd.finish` reports the end of the step, so a reply that is merely
+        # `DONE` is not sent over the pipe.
         has_message = not self._is_woken or message.tag != DONE
         if has_message:
             self.wire.send(message)
@@ -115,10 +92,6 @@ class PipeHost(MessageHost):
             self._bell.finish(has_message=has_message)
 
     def decode(self, message: Message) -> Command | Message | None:
-        """Return the command in a message, or receive the shared memory that the message announces.
-
-        See `MessageHost.decode` for the result.
-        """
         command: object = super().decode(message)
         if isinstance(command, BellAccess):
             self._bell = BellEnd.receive(self.wire.connection, command)
@@ -131,12 +104,10 @@ class PipeHost(MessageHost):
         return None
 
     def encode(self, reply: Reply) -> Message:
-        """Return a reply as a message, which is marked if the envs have printed anything since the last reply."""
         return _marked(encode_reply(reply), self._log.has_grown())
 
 
 def _marked(message: Message, has_printed: bool) -> Message:
-    """Return a reply; if ``has_printed``, add the mark `PRINTED`, which makes the caller read the log."""
     return Message(message.tag | PRINTED, message.number, message.frames) if has_printed else message
 
 

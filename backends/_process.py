@@ -1,7 +1,4 @@
-"""Worker processes: the caller starts them, waits for them, moves them to idle cores and ends them.
-
-Ctrl-C cannot corrupt their state.
-"""
+"""Worker processes: the caller starts them, waits for them, moves them to idle cores and ends them."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -45,33 +42,26 @@ class WorkerProcess:
     If Ctrl-C comes between a system call and the storing of its result, `multiprocessing` may wait for a process that
     has already ended, leak the descriptors of the process, or raise an `AssertionError` at the next call. The methods
     of this class delay Ctrl-C at these places, but Ctrl-C can interrupt `join` while it waits.
-
-    Args:
-        process: The `multiprocessing.Process` or `ForkedProcess`.
     """
 
-    def __init__(self, process: BaseProcess | ForkedProcess) -> None:
+    def __init__(self, process: BaseProcess | ForkedProcess, last_words: Callable[[], str] = str) -> None:
         self._process = process
         self.pid = process.pid or 0
+        self.last_words = last_words  # returns what is known about the death besides the exit code; it may be empty
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code of the process, or ``-n`` if signal ``n`` ended it.
-
-        ``None`` while the process runs, or if other code in the caller's process has already received the exit code.
-        """
+        # ``None`` while the process runs, or if other code in the caller's process has already received the exit code.
         with DeferSigint():
             return self._process.exitcode
 
     def is_alive(self) -> bool:
-        """Return whether the process is running."""
         with DeferSigint():
             # Other code in this process may already have waited for the worker process. `multiprocessing` then never
             # learns that the worker process has ended.
             return self._process.is_alive() and process_exists(self.pid)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait at most ``timeout`` seconds for the process to end; ``None`` means no limit."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (left := deadline - time.monotonic()) > 0:
             if connection.wait([self._process.sentinel], min(left, _CHECK_INTERVAL)):
@@ -82,28 +72,18 @@ class WorkerProcess:
             connection.wait([self._process.sentinel], _REPORT_TIMEOUT)
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-
-    def last_words(self) -> str:
-        """Return what is known about the death of the process besides its exit code, as text; it may be empty."""
-        return ""
 
     def hand_over(self, connection: Connection, pid: int) -> object:
         """Let another process receive the exit code; return an object that keeps the worker alive.
 
         The worker ends when nothing refers to that object any more. Only workers of a fork server can be handed over.
         Afterwards, this `WorkerProcess` must not be used any more.
-
-        Args:
-            connection: A connection to the other process.
-            pid: Id of the other process.
         """
         forked: Any = self._process
         reduction.send_handle(connection, forked.sentinel.fileno(), pid)
@@ -111,7 +91,6 @@ class WorkerProcess:
         return forked
 
     def close(self) -> None:
-        """Release the resources of the process; raise `ValueError` if it is running."""
         with DeferSigint():
             self._process.close()
 
@@ -122,8 +101,6 @@ class ForkedProcess:
     This class has those methods of `multiprocessing.Process` that `WorkerProcess` calls.
 
     Args:
-        pid: Id of the process.
-        status: The connection over which the fork server sends the exit code of the process.
         lifeline: A connection that ends the process when it is closed; ``None`` if another process owns it.
         server: The fork server. This object keeps a reference to it, because the server ends when nothing refers to it.
     """
@@ -139,10 +116,7 @@ class ForkedProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code of the process, or ``-n`` if signal ``n`` ended it.
-
-        ``None`` while the process runs; `UNKNOWN` if the fork server has ended without reporting the exit code.
-        """
+        """``None`` while the process runs; `UNKNOWN` if the fork server has ended without reporting the exit code."""
         if self.sentinel.closed:
             raise ValueError("process object is closed")
         if self._exitcode is None and self.sentinel.poll(0):
@@ -153,19 +127,14 @@ class ForkedProcess:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Return whether the process is assumed to be running.
-
-        The process is assumed to be running until its end is reported or the fork server ends.
-        """
+        """The process is assumed to be running until its end is reported or the fork server ends."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait at most ``timeout`` seconds for the process to end; ``None`` means no limit."""
         if self.exitcode is None:
             connection.wait([self.sentinel], timeout)
 
     def close(self) -> None:
-        """Release the resources of the process; raise `ValueError` if it is running."""
         if self.is_alive():
             raise ValueError(f"process {self.pid} is still running")
         self.sentinel.close()
@@ -175,7 +144,6 @@ class ForkedProcess:
 
 
 def process_exists(pid: int) -> bool:
-    """Return whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except OSError:
@@ -194,8 +162,7 @@ def start_methods() -> list[str]:
 def starting(method: str) -> Iterator[None]:
     """Prepare the caller for the start of a process in the ``with`` block.
 
-    Only one thread at a time can be in such a block, and Ctrl-C is delayed until the block ends. ``method`` is the
-    start method.
+    Only one thread at a time can be in such a block, and Ctrl-C is delayed until the block ends.
     """
     with _STARTING, DeferSigint():
         if method != "fork":
@@ -261,10 +228,6 @@ class CpuBalancer:
     different process needs their core. The balancer moves a worker only while no process except the caller and the
     workers is running or waiting for a core. Immediately after the move, the worker is allowed to use the other
     cores again.
-
-    Args:
-        caller_steps: Whether the caller steps envs itself. If so, a worker that shares its core with the caller is
-            moved as well.
     """
 
     def __init__(self, caller_steps: bool) -> None:
@@ -275,8 +238,7 @@ class CpuBalancer:
     def balance(self, pids: Sequence[int]) -> None:
         """Move one of the workers in ``pids`` to an idle core if it shares its core with another worker.
 
-        If the caller steps envs, sharing a core with the caller counts as well. Do nothing if any other process in the
-        system needs a core, or if the last check was less than 2 ms ago.
+        If the caller steps envs, sharing a core with the caller counts as well.
         """
         now = time.perf_counter()
         if now < self._next or not self._works:
@@ -312,9 +274,6 @@ def _core_if_awake(pid: int) -> int | None:
 
 
 def _read(path: str) -> bytes:
-    """Return the content of a short system file. This takes 12 us.
-
-    With `os.open`, it would take 10 us, but Ctrl-C could leave the file open.
-    """
-    with open(path, "rb", buffering=0) as file:
+    """Return the content of a short system file."""
+    with DeferSigint(), open(path, "rb", buffering=0) as file:
         return file.read(4096)

@@ -1,8 +1,6 @@
 """Ray actors, reached through Ray calls or, on the caller's machine, over a socket.
 
-Ray places the actors, gives them their resources and ends them. When the user calls a method, one Ray call per actor
-carries the messages for all hosts of the actor. By default, the hosts of actors on the caller's machine get their
-messages over a `PipeChannel` instead, like hosts in worker processes.
+When the user calls a method, one Ray call per actor carries the messages for all hosts of the actor.
 """
 
 from __future__ import annotations
@@ -58,9 +56,6 @@ def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
     Args:
         address: The path of the caller's socket, and the result of `machine` in the caller. ``None`` if the caller does
             not listen.
-
-    Raises:
-        OSError: If the caller has died or has stopped listening. Ray may start an actor even then.
     """
     connections: list[Connection] = []
     if address is None or sys.platform != "linux" or machine() != address[1]:
@@ -107,9 +102,6 @@ class RayActor:
 
     An actor on the caller's machine has a lifeline: a connection to the caller. When the caller dies, the connection
     is closed, and the actor ends at once. Ray would need 1.4 to 2.6 s to end the actor.
-
-    Args:
-        caller: The ``address`` for `connect_to_caller`.
     """
 
     commands: Connection
@@ -122,36 +114,24 @@ class RayActor:
             die_with_caller(self._lifeline.fileno())
 
     def introduce(self) -> tuple[int, bool]:
-        """Return the id of the actor's process, and whether the actor has connected to the caller."""
         return os.getpid(), self._has_connected
 
 
 class RayHost(RayActor):
-    """An actor that is itself a worker: the host runs in the actor's process. See `RayActor` for the arguments."""
+    """An actor that is itself a worker: the host runs in the actor's process."""
 
     _host: _ActorHost
 
     def start(self, host_numbers: Sequence[int], message: tuple[Any, ...], shared: Mapping[str, Array]) -> list[int]:
-        """Make the host, and return a list with the id of this process.
-
-        ``host_numbers`` and the result are lists because `RelayActor.start`, which is called in the same way, starts
-        several hosts.
-
-        Args:
-            host_numbers: A list with the number of the host (see `RelayedMessage`); not used here.
-            message: The items of a `Message` that encodes a list with the `PackedSpec` of the host.
-            shared: Read-only arrays for the envs, which Ray reads from its object store.
-        """
+        # ``host_numbers`` and the result are lists because `RelayActor.start`, which is called in the same way, starts
+        # several hosts.
         (packed,) = decode(Message(*message))
         prepare_worker(packed)
         self._host = _ActorHost(Host(packed.unpack(frozen(shared))), packed)
         return [os.getpid()]
 
     def serve(self) -> None:
-        """Execute commands that arrive over the connection `commands` instead of in Ray calls.
-
-        Return when the caller closes the connection or dies.
-        """
+        """Execute commands that arrive over the connection `commands` instead of in Ray calls."""
         with contextlib.suppress(EOFError, OSError):
             host = self._host.host
             log = WorkerLog(reduction.recv_handle(self.commands))
@@ -162,13 +142,6 @@ class RayHost(RayActor):
     def relay(
         self, call_number: int, messages: Sequence[RelayedMessage], content: Array | None = None
     ) -> list[RelayedReply]:
-        """Execute the commands in these messages, and return the replies.
-
-        Args:
-            call_number: The number of this Ray call (see `ActorCalls`); not used here.
-            messages: The messages, in the order in which they were sent.
-            content: The content of the `Broadcast` in messages whose ``has_content`` is ``True``.
-        """
         replies = []
         for _, message, has_content in messages:
             self._host.content = content if has_content else None
@@ -178,7 +151,6 @@ class RayHost(RayActor):
         return replies
 
     def close(self, timeout: float) -> list[Printed]:
-        """Close the envs, and return the text that they have printed since the last reply."""
         self._host.host.close()
         return self._host.take_output()
 
@@ -194,12 +166,10 @@ class _ActorHost(MessageHost):
             redirect_streams(lambda: host.current, (self._log.fileno, self._log.fileno))
 
     def encode(self, reply: Reply) -> Message:
-        """Return a reply as a message that includes the text printed since the last reply."""
         reply.output = [*reply.output, *self.take_output()]
         return super().encode(reply)
 
     def take_output(self) -> list[Printed]:
-        """Return the text printed since the last call."""
         return [] if self._log is None else self._log.take_output(self.packed.env_ids, is_idle=True)
 
 
@@ -212,16 +182,9 @@ class ActorHandle:
     A `PipeChannel` to a `RayHost` uses this object in place of a `WorkerProcess`. Therefore, this class has the methods
     of `WorkerProcess` that the channel needs.
 
-    Args:
-        handle: Ray's handle of the actor.
-        cluster: The connection to Ray through which the actor was started.
-
     Attributes:
-        calls: The Ray calls that carry messages to the actor's hosts.
-        pid: Process id of the actor; 0 until the actor has started.
         is_near: Whether the actor runs on this machine and has connected to this process.
         is_direct: Whether the actor's hosts get their commands over a socket or pipe instead of through Ray calls.
-        is_terminated: Whether this process has made Ray end the actor.
         lifeline: A connection to an actor on this machine. When the caller or the actor dies, the connection is closed,
             and the other process notices. ``None`` unless ``is_near`` is ``True``.
         commands: A second connection to an actor on this machine. If the actor is a `RayHost`, the connection carries
@@ -242,10 +205,7 @@ class ActorHandle:
         self._serving: Any = None
 
     def serve(self) -> tuple[Connection, WorkerLog]:
-        """Make the actor, which is a `RayHost`, execute commands that arrive over a socket.
-
-        Return the caller's end of the socket, and the actor's log.
-        """
+        """Make the actor, which is a `RayHost`, execute commands that arrive over a socket."""
         with DeferSigint():
             log: Any = WorkerLog.create()
             with contextlib.suppress(OSError):  # if the actor has died, its first command reports the death
@@ -255,11 +215,6 @@ class ActorHandle:
             return self.commands, log
 
     def get_started(self, call: Any) -> Any:
-        """Wait for a Ray call that starts something in the actor, and return its result.
-
-        Raises:
-            WorkerStartError: If the call fails.
-        """
         import ray
 
         try:
@@ -270,26 +225,21 @@ class ActorHandle:
             raise WorkerStartError(f"A Ray actor did not start. {_quote(error, in_full=True)}") from error
 
     def is_alive(self) -> bool:
-        """Return whether the actor is alive, as far as the caller knows.
-
-        A remote actor counts as alive until a call to it fails. For an actor on this machine, this method checks the
-        process and the lifeline, which takes 1 us; asking Ray would take 100 us. Both are checked because a child of a
-        dead actor may keep the lifeline open, and because the process of an actor may still exist for a while after its
-        lifeline was closed.
-        """
+        # A remote actor counts as alive until a call to it fails. For an actor on this machine, this method checks the
+        # process and the lifeline, which takes 1 us; asking Ray would take 100 us. Both are checked because a child of
+        # a dead actor may keep the lifeline open, and because the process of an actor may still exist for a while after
+        # its lifeline was closed.
         return not self.is_terminated and not (
             self.is_near and (not process_exists(self.pid) or self._has_hung_up(0.0))
         )
 
     def join(self, timeout: float = _END_TIMEOUT) -> None:
-        """Wait until the actor has returned from `RayHost.serve`, but at most ``timeout`` seconds."""
         import ray
 
         if self.cluster.is_connected:
             ray.wait([self._serving], timeout=timeout)
 
     def terminate(self) -> None:
-        """Make Ray end the actor, but do not wait until it has ended."""
         import ray
 
         self.is_terminated = True
@@ -300,11 +250,8 @@ class ActorHandle:
     """Do the same as `terminate`, because Ray has only one way to end an actor at once."""
 
     def close(self) -> None:
-        """Wait for the actor to end, then close the connections to it.
-
-        If the connections were closed first, the actor would end by itself, and Ray would print that an actor died
-        unexpectedly.
-        """
+        # If the connections were closed first, the actor would end by itself, and Ray would print that an actor died
+        # unexpectedly.
         self._has_hung_up(_END_TIMEOUT)  # Ctrl-C may interrupt this wait; then `close` is called again
         with DeferSigint():
             for connection in (self.lifeline, self.commands):
@@ -323,7 +270,6 @@ class ActorHandle:
         return bool(poll.poll(timeout * 1000))
 
     def last_words(self) -> str:
-        """Return Ray's information about the actor's death, or an empty string if Ray has none."""
         import ray
 
         if not self.cluster.is_connected:
@@ -347,11 +293,8 @@ def _quote(error: BaseException, *, in_full: bool = False) -> str:
 
 @contextlib.contextmanager
 def listening(num_actors: int) -> Iterator[socket.socket | None]:
-    """Listen for connections from actors on this machine while the ``with`` block runs.
-
-    The context manager yields a listening socket in a folder that only the user can enter. On systems other than Linux,
-    it yields ``None``, and nothing listens.
-    """
+    # The context manager yields a listening socket in a folder that only the user can enter. On systems other than
+    # Linux, it yields ``None``, and nothing listens.
     if sys.platform != "linux":
         yield None
         return
@@ -367,10 +310,7 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
 def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
     """Accept two connections from each of these actors: its lifeline and its connection for commands.
 
-    Connections from other processes are closed. Ctrl-C can interrupt the wait for a connection.
-
-    Raises:
-        WorkerStartError: If an actor does not connect in time.
+    Connections from other processes are closed.
     """
     expected = {actor.pid: actor for actor in actors}
     while expected:
@@ -396,9 +336,6 @@ class ActorCalls:
     are numbered, because Ray may start calls to a `RelayActor` in any order. A Ray call to a `RelayActor` may return
     before all hosts have replied. The caller then calls `RelayActor.rest`, which returns the missing replies.
 
-    Args:
-        actor: The actor.
-
     Attributes:
         under_way: The Ray calls that have not returned yet. Each key is Ray's reference to the result of a call. Each
             value is a pair: the number of the call, and a dict that maps the number of each unanswered command to its
@@ -408,39 +345,30 @@ class ActorCalls:
     def __init__(self, actor: ActorHandle) -> None:
         self.actor = actor
         self.under_way: dict[Any, tuple[int, dict[int, RayChannel]]] = {}
-        self._outgoing: list[tuple[RayChannel, Message, bool]] = []
+        self._outgoing: list[RelayedMessage] = []
+        self._awaited: dict[int, RayChannel] = {}  # by the number of a command in these messages
         self._content: object = None  # Ray's reference to the content of the broadcast in these messages
         self._next_call = 0
 
     def add(self, channel: RayChannel, message: Message, content: object) -> None:
-        """Add a message to the next Ray call.
-
-        If the message has a `Broadcast` whose content is in Ray's object store, ``content`` is Ray's reference to that
-        content. Otherwise, ``content`` is ``None``.
-        """
-        self._outgoing.append((channel, message, content is not None))
+        # If the message has a `Broadcast` whose content is in Ray's object store, ``content`` is Ray's reference to
+        # that content. Otherwise, ``content`` is ``None``.
+        self._outgoing.append(RelayedMessage(channel.host_number, message, content is not None))
+        if message.number:
+            self._awaited[message.number] = channel
         self._content = self._content if content is None else content
 
     def flush(self) -> None:
-        """Send all messages added since the last `flush` in one Ray call; do nothing if there are none."""
-        outgoing, content = self._outgoing, self._content
-        if not outgoing or not self.actor.cluster.is_connected:
+        if not self._outgoing or not self.actor.cluster.is_connected:
             return
-        self._outgoing, self._content = [], None
-        messages = [
-            RelayedMessage(channel.host_number, message, has_content) for channel, message, has_content in outgoing
-        ]
-        call = self.actor.handle.relay.remote(self._next_call, messages, content)
-        awaited = {message.number: channel for channel, message, _ in outgoing if message.number}
+        outgoing, awaited, content = self._outgoing, self._awaited, self._content
+        self._outgoing, self._awaited, self._content = [], {}, None
+        call = self.actor.handle.relay.remote(self._next_call, outgoing, content)
         if awaited:
             self.under_way[call] = self._next_call, awaited
         self._next_call += 1
 
     def finish(self, call: Any) -> None:
-        """Fetch the result of a Ray call, and give each reply in the result to its channel.
-
-        If replies are missing, make another Ray call that will return them.
-        """
         import ray
 
         call_number, awaited = self.under_way.pop(call)
@@ -462,15 +390,6 @@ class RayChannel(MessageChannel):
     Ray's compiled graphs, which call actors faster, are not suitable here. With them, a round of calls to two actors
     takes 0.8 to 1.2 ms instead of 1.7 to 2.1 ms. But a graph always calls all of its actors, `ray.wait` does not accept
     its results, a step that takes more than 10 s raises an error, and envs would not run in the actor's main thread.
-
-    Args:
-        actor: The actor.
-        host_number: See `RelayedMessage`.
-        pid: Process id of the host.
-        env_ids: See `MessageChannel`.
-
-    Attributes:
-        arrived: Replies that have arrived from the actor, but that `receive` has not returned yet.
     """
 
     safe_bytes = math.inf  # Ray stores calls and results until they are read, so large messages block neither side
@@ -528,10 +447,7 @@ class RayChannel(MessageChannel):
 
 
 def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
-    """Wait until a Ray call to an actor of these channels returns, but at most ``timeout`` seconds.
-
-    Then fetch the results of all calls that have returned, and give each reply to its channel.
-    """
+    """Wait until a Ray call to an actor of these channels returns, but at most ``timeout`` seconds."""
     import ray
 
     calls = {call: one for one in {channel.actor.calls for channel in channels} for call in one.under_way}
@@ -544,10 +460,7 @@ def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
 
 
 def close_and_wait(actors: Iterable[ActorHandle], timeout: float) -> list[Printed]:
-    """Close the envs of these actors, and return what the envs have printed.
-
-    Wait at most ``timeout`` seconds. The output of actors that take longer or have died is lost.
-    """
+    """Wait at most ``timeout`` seconds. The output of actors that take longer or have died is lost."""
     import ray
 
     closing = [actor.handle.close.remote(timeout) for actor in actors]

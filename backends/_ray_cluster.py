@@ -5,7 +5,6 @@ A cluster that this process has started runs until this process ends.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import random
@@ -21,8 +20,7 @@ from parallelenv.contract.error_text import show
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import ArgumentError, WorkerStartError
 
-ActorOptions = dict[str, Any]
-"""Options of an actor, with the names and values of the arguments of Ray's ``actor.options(...)``."""
+ActorOptions = dict[str, Any]  # the arguments of Ray's ``actor.options(...)``
 SHUT_DOWN = "Ray was shut down after this ParallelEnv was made. Make a new one."
 START_TIMEOUT = 10.0
 """Seconds after which an actor that Ray has not placed causes an error, if resources are missing."""
@@ -44,12 +42,6 @@ class Cluster:
 
     Check `is_connected` before you use an actor or object of a connection: if that connection has ended, using the
     actor or object would start Ray again.
-
-    Args:
-        arguments: Arguments of ``ray.init``, which is called if this process is not connected to Ray.
-
-    Attributes:
-        is_own: Whether this process has started the cluster, instead of only joining it.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -92,24 +84,12 @@ class Cluster:
         """True if this connection still exists; False if the user has shut Ray down. The check takes 12 us."""
         return _connection_ids() == self._ids
 
-    @property
-    def num_cpus(self) -> int:
-        """The number of cores of the cluster, at least 1."""
-        return max(1, int(resources("cluster_resources").get("CPU", 1)))
-
     @classmethod
     def join(cls, arguments: dict[str, Any]) -> Cluster:
         """Return the connection to Ray, and register the calling pool as one of its users.
 
         First, a connection that was made with different arguments is ended if no pool uses it any more. If there is now
         no connection, ``ray.init`` joins a running cluster or starts one.
-
-        Args:
-            arguments: Arguments of ``ray.init``.
-
-        Raises:
-            ArgumentError: If Ray rejects the arguments.
-            WorkerStartError: If Ray cannot be started.
         """
         with cls._lock:
             present = cls._present
@@ -121,11 +101,8 @@ class Cluster:
             return cls._present
 
     def leave(self) -> None:
-        """Record that one pool no longer uses this connection.
-
-        When no pool uses the connection any more, it ends, unless this process has started the cluster or the user has
-        made the connection.
-        """
+        # When no pool uses the connection any more, it ends, unless this process has started the cluster or the user
+        # has made the connection.
         with self._lock, DeferSigint():
             self._num_members -= 1
             if not self._num_members and not self.is_own:
@@ -141,7 +118,6 @@ class Cluster:
                 Cluster._present = None
 
     def _take_away_variables(self) -> None:
-        """Remove the environment variables that Ray has added, except for those that were changed afterwards."""
         for name, value in self._variables.items():
             if os.environ.get(name) == value:
                 del os.environ[name]
@@ -188,7 +164,6 @@ def _connect(arguments: dict[str, Any]) -> None:
 
 
 def resources(kind: str) -> dict[str, float]:
-    """Return the result of the Ray function that ``kind`` names: ``cluster_resources`` or ``available_resources``."""
     import ray
 
     found: dict[str, float] = getattr(ray, kind)()
@@ -196,7 +171,6 @@ def resources(kind: str) -> dict[str, float]:
 
 
 def cores_of_nodes() -> list[int]:
-    """Return the number of cores of each living node of the cluster. Nodes without cores are left out."""
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -210,14 +184,6 @@ class Reservation:
     Ray keeps a placement group until the program ends, even if nothing refers to the group. If Ctrl-C made a pool lose
     its group, the cores of the group would stay reserved until then. Therefore, the group is removed when this object
     is garbage-collected.
-
-    Args:
-        options: The options of each actor.
-        strategy: Ray's strategy for distributing the bundles over the nodes.
-        cluster: The connection to Ray.
-
-    Attributes:
-        give_back: Function without arguments that removes the group and thereby ends the actors in it.
     """
 
     def __init__(self, options: Sequence[ActorOptions], strategy: str, cluster: Cluster) -> None:
@@ -230,17 +196,12 @@ class Reservation:
             self.give_back.atexit = False  # at exit, Ray itself removes the group
 
     def options_for(self, bundle: int) -> ActorOptions:
-        """Return the options that place an actor in the bundle with this index."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def await_room(self) -> None:
-        """Wait until Ray has reserved the resources of all actors, or reserved them again after a node was lost.
-
-        Raises:
-            WorkerStartError: If the resources are not available in time.
-        """
+        """Wait until Ray has reserved the resources of all actors, or reserved them again after a node was lost."""
         if self._group.wait(START_TIMEOUT):
             return
         bundles = [", ".join(f"{name}={amount:g}" for name, amount in bundle_of(one).items()) for one in self._options]
@@ -272,15 +233,6 @@ def bundle_of(options: ActorOptions) -> dict[str, float]:
 
 
 def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
-    """Return text that lists each resource of which at least one of these actors needs more than the cluster can offer.
-
-    The text is empty if there are no such resources.
-
-    Args:
-        options: The options of each actor.
-        kind: The resources to compare with: ``"cluster_resources"`` for all resources of the cluster, or
-            ``"available_resources"`` for those that are not in use.
-    """
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
     lacking = {
         f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, {free.get(name, 0):g} of them free)": None
@@ -292,16 +244,9 @@ def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Split ``total`` into one part for each weight, in proportion to the weights. Each part is at least 1.
-
-    Each part starts as 1. The rest is given out in units of 1. Each unit goes to the part that, after receiving it,
-    would have the smallest ratio of size to weight.
-    """
+    """Split ``total`` into one part for each weight, in proportion to the weights. Each part is at least 1."""
     shares = [1] * len(weights)
-    loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # (size with one more) / weight
-    heapq.heapify(loads)
     for _ in range(total - len(weights)):
-        index = loads[0][1]
+        index = min(range(len(weights)), key=lambda one: (shares[one] + 1) / weights[one])
         shares[index] += 1
-        heapq.heapreplace(loads, ((shares[index] + 1) / weights[index], index))
     return shares

@@ -30,11 +30,6 @@ class SharedMemory:
 
     Args:
         fileno: The file descriptor, which is closed when this object is deleted.
-        nbytes: Size of the memory in bytes.
-        access: The access that this process has to the memory, as one of the ``ACCESS_`` constants of `mmap`.
-
-    Attributes:
-        map: The memory map.
     """
 
     def __init__(self, fileno: int, nbytes: int, access: int = mmap.ACCESS_WRITE) -> None:
@@ -45,16 +40,6 @@ class SharedMemory:
     def create(
         cls, nbytes: int, what: str = "The batch needs", way_out: str = "Use fewer envs or smaller states"
     ) -> SharedMemory:
-        """Return new memory.
-
-        Args:
-            nbytes: Size in bytes.
-            what: Start of the error message.
-            way_out: The advice in the error message.
-
-        Raises:
-            WorkerStartError: If there is not enough memory or no descriptor is available.
-        """
         with DeferSigint():
             fileno = -1
             try:
@@ -88,7 +73,6 @@ class SharedMemory:
 
     @classmethod
     def receive(cls, connection: Connection, nbytes: int, access: int = mmap.ACCESS_WRITE) -> SharedMemory:
-        """Return memory that another process sends with `send` over this connection."""
         return cls(reduction.recv_handle(connection), nbytes, access)
 
     def send(self, connection: Connection, pid: int) -> None:
@@ -115,43 +99,26 @@ ArrayHeaders = tuple[tuple[str, tuple[int, ...], DType], ...]
 
 
 class SharedArrays(dict[str, Array]):
-    """A dict of read-only arrays in shared memory, by name.
-
-    Attributes:
-        headers: Names, shapes and dtypes of the arrays. To receive the arrays, another process needs these as well as
-            the memory.
-    """
+    """A dict of read-only arrays in shared memory, by name."""
 
     def __init__(self, headers: ArrayHeaders, memory: SharedMemory) -> None:
         self.headers = headers
-        self._memory = memory
+        self.memory = memory
         # Users must not be able to make the arrays writable, even if this process can write to the memory. Therefore,
         # the arrays are made from an array of bytes: `np.ndarray` would find the writable memory behind a memoryview.
         super().__init__(_arrays(headers, np.frombuffer(memoryview(memory.map).toreadonly(), np.uint8)))
 
     @classmethod
     def place(cls, arrays: Mapping[str, Array]) -> SharedArrays:
-        """Copy arrays to new shared memory and return the copies.
-
-        Raises:
-            WorkerStartError: If there is not enough memory.
-        """
         headers = tuple((name, array.shape, array.dtype) for name, array in arrays.items())
         memory = SharedMemory.create(_offsets(headers)[-1], "shared= needs", "Share less")
         for name, writable in _arrays(headers, memory.map).items():
             writable[...] = arrays[name]
         return cls(headers, memory)
 
-    def send(self, connection: Connection, pid: int) -> None:
-        """Send the file descriptor of the memory to the process with id ``pid``, through a duplex pipe.
-
-        The process also needs `headers`, which this method does not send.
-        """
-        self._memory.send(connection, pid)
-
     @classmethod
     def receive(cls, connection: Connection, headers: ArrayHeaders) -> SharedArrays:
-        """Return the arrays that another process sends with `send`. This process cannot write to them."""
+        """Return the arrays whose memory another process sends. This process cannot write to them."""
         return cls(headers, SharedMemory.receive(connection, _offsets(headers)[-1], mmap.ACCESS_READ))
 
 

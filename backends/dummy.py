@@ -6,30 +6,21 @@ time than a message between processes, which takes about 10 us.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from parallelenv.backends._in_process import CallerChannel, CallerStep
-from parallelenv.contract.batch import Array, Batch, Layout, copied
-from parallelenv.contract.protocol import Backend, Channel, Command, Printed, RepeatedStep, WorkerSpec
+from parallelenv.backends._in_process import CallerChannel, CallerStep, InProcessBackend
+from parallelenv.contract.protocol import Channel, Command, Printed, RepeatedStep, WorkerSpec
 
 
-class DummyBackend(Backend):
+class DummyBackend(InProcessBackend):
     """A backend with one host in the caller's thread, whatever the number of cores."""
-
-    uses_live_envs = True
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
         return 1
 
-    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
-        return copied(arrays)
-
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
         return [CallerChannel(spec) for spec in specs]
-
-    def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
-        return Batch.private(layout)
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:
         """Execute the pending commands instead of waiting.

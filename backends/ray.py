@@ -20,7 +20,6 @@ from parallelenv.backends._channel_group import ChannelGroup
 from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends._process import CpuBalancer
 from parallelenv.backends._ray_actors import (
-    ActorCalls,
     ActorHandle,
     RayActor,
     RayChannel,
@@ -38,6 +37,7 @@ from parallelenv.backends._ray_cluster import (
     Reservation,
     bundle_of,
     missing_resources,
+    resources,
 )
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.contract.arguments import check_flags
@@ -85,11 +85,10 @@ class RayBackend:
 
     uses_live_envs = False
     actor_class: type[RayActor] = RayHost
-    """The class of the actors: `RayHost`, or a class with the same methods."""
+    channel_class: type[RayChannel] = RayChannel
     actor_arguments: tuple[object, ...] = ()
     """Arguments of ``actor_class`` that follow the arguments of `RayActor`."""
     strategy = "PACK"
-    """Ray's strategy for distributing the actors of a placement group over the nodes."""
 
     def __init__(
         self,
@@ -110,13 +109,12 @@ class RayBackend:
         self._reservation: Reservation | None = None
         self._slots: list[_ActorSlot] = []  # one per bundle of the reservation
         self._host_numbers = itertools.count()  # see `RelayedMessage`
-        self._relays: list[ActorCalls] = []  # calls of the actors that are reached through Ray
         self._shared: object = {}  # Ray's reference to the shared arrays; an empty dict if there are none
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
         with announce_if_slow("Waiting for Ray to start ..."):
             self._cluster = cluster = Cluster.join(self._init)
-        num_cores = cluster.num_cpus
+        num_cores = max(1, int(resources("cluster_resources").get("CPU", 1)))
         counts = self.distribute(min(num_cpus or num_cores, num_envs))
         self._slots = [_ActorSlot(count) for count in counts]
         self._gpus_per_actor = num_gpus / len(counts)
@@ -159,7 +157,6 @@ class RayBackend:
         caller = PackageVersion(package_version().version, "")  # without the folder, which may differ between nodes
         packed = {spec.env_ids: spec for spec in PackedSpec.pack(specs, caller, environment={}, shared=())}
         self._started = [actor for actor in self._started if not actor.is_terminated]
-        self._relays = [calls for calls in self._relays if not calls.actor.is_terminated]
         with announce_if_slow(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
                 return self._launch(packed)
@@ -167,7 +164,6 @@ class RayBackend:
                 return self._launch(packed)
 
     def _launch(self, packed: Mapping[tuple[int, ...], PackedSpec]) -> list[Channel]:
-        """Start workers, in living actors or in new ones, and return the channels to these workers."""
         cluster = self._cluster
         if cluster is None or not cluster.is_connected:
             raise WorkerStartError(SHUT_DOWN)
@@ -186,9 +182,9 @@ class RayBackend:
                         channel.connect_bell()
                     channels += direct
                 else:
-                    if actor.calls not in self._relays:
-                        self._relays.append(actor.calls)
-                    channels += [self.relayed(actor, worker) for worker in workers]
+                    channels += [
+                        self.channel_class(actor, worker.host_number, worker.pid, worker.env_ids) for worker in workers
+                    ]
             return channels
         except BaseException:
             for actor in self._started[before:]:
@@ -233,10 +229,6 @@ class RayBackend:
     def _start_workers(
         self, slots: Sequence[_ActorSlot], packed: Mapping[tuple[int, ...], PackedSpec]
     ) -> list[tuple[ActorHandle, list[StartedWorker]]]:
-        """Start the workers for which ``packed`` has a spec, in the actors of the slots.
-
-        Return each actor together with the workers that were started in it.
-        """
         import ray
 
         starting = []
@@ -255,25 +247,13 @@ class RayBackend:
             started.append((actor, list(map(StartedWorker, env_ids, numbers, actor.get_started(call)))))
         return started
 
-    def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
-        """Return a channel that reaches a worker through Ray calls."""
-        return RayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
-
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
-        """Return channels that reach the workers of an actor on this machine without Ray calls.
-
-        In this class, an actor has only one worker, because the actor is the worker itself.
-        """
+        """Return channels that reach the workers of an actor on this machine without Ray calls."""
         (worker,) = workers
         with DeferSigint():
             return [self._group.connect(actor, *actor.serve(), worker.env_ids)]
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
-        """Wait until `RayActor.introduce` has returned in all actors.
-
-        Raises:
-            WorkerStartError: If an actor fails or does not start in time.
-        """
         import ray
 
         calls = [actor.handle.introduce.remote() for actor in actors]
@@ -327,9 +307,9 @@ class RayBackend:
         return self._group.prepare_step(commands) if is_near else None
 
     def flush(self) -> None:
-        """Send all queued messages to the actors. See `SubprocBackend.flush`."""
-        for calls in self._relays:
-            calls.flush()
+        """Send all queued messages to the actors."""
+        for actor in self._started:
+            actor.calls.flush()
         self._group.flush()
 
     def fileno(self) -> int | None:
@@ -337,7 +317,8 @@ class RayBackend:
 
         The result is ``None`` if any living actor is reached through Ray calls, because Ray calls have no descriptor.
         """
-        return None if any(not one.actor.is_terminated for one in self._relays) else self._group.fileno()
+        goes_far = any(not actor.is_terminated and not actor.is_direct for actor in self._started)
+        return None if goes_far else self._group.fileno()
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         self._group.hang_up()

@@ -30,7 +30,7 @@ from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import show
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import PackedSpec
-from parallelenv.contract.protocol import Channel, Death, Printed
+from parallelenv.contract.protocol import Death, Printed
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog
 from parallelenv.worker.worker_loop import prepare_worker
@@ -54,12 +54,6 @@ class RelayedWorker:
 
     The worker gets a command only after it has replied to the previous command, so that the two ends of the pipe cannot
     wait for each other.
-
-    Args:
-        channel: The channel from the actor to the worker.
-
-    Attributes:
-        channel: The same channel.
     """
 
     def __init__(self, channel: PipeChannel) -> None:
@@ -80,7 +74,6 @@ class RelayedWorker:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Send queued messages until the worker has a command to which it has not replied."""
         while self._queue and self._awaited is None:
             messages, reply = self._queue.popleft()
             if reply is not None:
@@ -89,7 +82,7 @@ class RelayedWorker:
                 for message in messages if self._death is None else ():
                     self.channel.wire.send(message)
             except OSError:
-                self._die(self.channel.cause_of_death())
+                self.die(self.channel.cause_of_death())
             if self._death is not None:
                 self._answer(self._death)
 
@@ -97,14 +90,13 @@ class RelayedWorker:
         try:
             message = self.channel.receive_message()
         except (EOFError, OSError):
-            self._die(self.channel.cause_of_death())
+            self.die(self.channel.cause_of_death())
             return
         is_idle = not self._queue
         self._answer(message, self.channel.take_output(is_idle=is_idle) if message.tag >= PRINTED else ())
         self._go_on()
 
     def _answer(self, answer: Message | Death, output: Sequence[Printed] = ()) -> None:
-        """Make ``answer`` and ``output`` the reply to the worker's current command, if it has one."""
         if self._awaited is not None:
             (number, reply), self._awaited = self._awaited, None
             reply.set_result(RelayedReply(number, answer, output))
@@ -112,18 +104,14 @@ class RelayedWorker:
     def check(self) -> None:
         """If the worker has died in a way that the pipe does not show, handle its death."""
         if self._death is None and not self.channel.is_alive() and not self.channel.wire.connection.poll(0):
-            self._die(self.channel.cause_of_death())
+            self.die(self.channel.cause_of_death())
 
     def unwatch(self) -> None:
         """Stop reading messages from the worker."""
         if not self.channel.wire.connection.closed:
             self._loop.remove_reader(self.channel.fileno)
 
-    def end(self) -> None:
-        """End the worker at once."""
-        self._die(Death(self.channel.process.pid))
-
-    def _die(self, death: Death) -> None:
+    def die(self, death: Death) -> None:
         """Kill the worker, and make ``death`` the reply to its current, queued and later commands."""
         if self._death is None:
             self._death = death
@@ -138,10 +126,6 @@ class RelayActor(RayActor):
 
     The workers end when the actor ends. The methods of the actor run in an event loop, so that a worker that hangs does
     not delay the other workers.
-
-    Args:
-        caller: See `RayActor`.
-        preload: See `SubprocBackend`.
     """
 
     def __init__(self, caller: tuple[str, str] | None, preload: Sequence[str]) -> None:
@@ -161,11 +145,6 @@ class RelayActor(RayActor):
         """Start workers, and return the ids of their processes.
 
         If a running worker has the same envs as a new one, it is ended first: the new worker replaces it.
-
-        Args:
-            host_numbers: The host numbers of the workers; see `RelayedMessage`.
-            message: The fields of a `Message` that contains an encoded list with the `PackedSpec` of each worker.
-            shared: Read-only arrays for the envs, which Ray reads from its object store.
         """
         specs: list[PackedSpec] = decode(Message(*message))
         replaced = {spec.env_ids for spec in specs}
@@ -186,12 +165,7 @@ class RelayActor(RayActor):
         return self._backend.launch(unpacked)
 
     async def hand_over(self, host_numbers: Sequence[int], caller: int) -> None:
-        """Hand workers over to the caller, which receives them in `RaySubprocBackend.connect`.
-
-        Args:
-            host_numbers: The host numbers of the workers.
-            caller: The caller's process id.
-        """
+        """Hand workers over to the caller, which receives them in `RaySubprocBackend.connect`."""
 
         def give(host_number: int, channel: PipeChannel) -> None:
             self.commands.send(host_number)
@@ -207,7 +181,7 @@ class RelayActor(RayActor):
     ) -> list[RelayedReply]:
         """Send messages to workers and return the replies. Replies that take much longer than the first are left out.
 
-        The caller gets the missing replies with `rest`. See `RayHost.relay` for the arguments.
+        The caller gets the missing replies with `rest`.
         """
         loop = asyncio.get_running_loop()
         replies = [loop.create_future() if message.number else None for _, message, _ in messages]
@@ -232,10 +206,7 @@ class RelayActor(RayActor):
                 reply.set_result(RelayedReply(message.number, Death()))
 
     async def rest(self, call_number: int) -> list[RelayedReply]:
-        """Return the replies that the `relay` call with this number left out.
-
-        Of these replies, those that take much longer than the first are left out again.
-        """
+        """Return the replies that the `relay` call with this number left out."""
         return await self._gather(call_number, self._waiting.pop(call_number))
 
     async def _gather(self, call_number: int, waiting: set[asyncio.Future[RelayedReply]]) -> list[RelayedReply]:
@@ -258,7 +229,7 @@ class RelayActor(RayActor):
         """End the worker with this host number at once, unless it was handed over."""
         worker = self._workers.pop(host_number, None)
         if worker is not None:
-            worker.end()
+            worker.die(Death(worker.channel.process.pid))
 
     async def close(self, timeout: float) -> list[Printed]:
         """Close the envs, end the workers, and return the output that the caller has not received yet."""
@@ -268,23 +239,6 @@ class RelayActor(RayActor):
 
 
 # -------------------------------------------------------------------- the caller's end
-
-
-class HandedWorker(WorkerProcess):
-    """A worker process that an actor on this machine has started and has handed over to this process.
-
-    Args:
-        process: The worker process.
-        actor: The actor.
-    """
-
-    def __init__(self, process: ForkedProcess, actor: ActorHandle) -> None:
-        super().__init__(process)
-        self._actor = actor
-
-    def last_words(self) -> str:
-        """Return Ray's information about the death of the actor, because the worker dies with its actor."""
-        return self._actor.last_words()
 
 
 class RelayChannel(RayChannel):
@@ -302,13 +256,10 @@ class RaySubprocBackend(RayBackend):
 
     Args:
         hosts_per_node: Number of actors per node, at least 1. Several actors on a node share its cores.
-        ray_init: See `RayBackend`.
-        ray_options: See `RayBackend`.
-        direct: See `RayBackend`.
-        preload: See `SubprocBackend`.
     """
 
     actor_class = RelayActor
+    channel_class = RelayChannel
     strategy = "SPREAD"
 
     def __init__(
@@ -333,10 +284,6 @@ class RaySubprocBackend(RayBackend):
         ]
         return apportion(num_workers, sorted(parts, reverse=True)[:num_workers])
 
-    def relayed(self, actor: ActorHandle, worker: StartedWorker) -> Channel:
-        """Return a channel that reaches a worker through Ray calls."""
-        return RelayChannel(actor, worker.host_number, worker.pid, worker.env_ids)
-
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
         """Make an actor on this machine hand over these workers, and return channels to them."""
         actor.is_direct = True
@@ -349,7 +296,8 @@ class RaySubprocBackend(RayBackend):
                     number = actor.commands.recv()
                     pipe, log, status = (reduction.recv_handle(actor.commands) for _ in range(3))
                     if number == worker.host_number:
-                        process = HandedWorker(ForkedProcess(worker.pid, Connection(status, writable=False)), actor)
+                        forked = ForkedProcess(worker.pid, Connection(status, writable=False))
+                        process = WorkerProcess(forked, actor.last_words)  # the worker dies with its actor
                         channel = self._group.connect(process, Connection(pipe), WorkerLog(log), worker.env_ids)
                         channels.append(channel)
                     else:  # the descriptors are of a worker whose hand-over was interrupted earlier

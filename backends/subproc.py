@@ -42,15 +42,11 @@ class SubprocBackend(Backend):
 
     Args:
         start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. The default is ``"forkserver"`` if it is available,
-            otherwise ``"spawn"``. With any start method, a script needs no ``if __name__ == "__main__"`` guard, because
-            workers do not import the caller's main module again.
+            otherwise ``"spawn"``.
         caller_steps: Whether the caller is one of the workers. Instead of waiting, the caller then steps its share of
             the envs in its own process, and no worker has to yield a core to the caller. With this option, 16 CartPoles
-            on 2 cores make 294,000 steps/s instead of 257,000. But anything that the envs in the caller's share do to
-            their process affects the caller, and no time limit interrupts them.
-        preload: Names of modules that envs import later. These modules are imported only once, before workers are
-            forked; modules that the pickled envs refer to need not be listed. This option works only with
-            ``"forkserver"`` on Linux.
+            on 2 cores make 294,000 steps/s instead of 257,000.
+        preload: Names of modules that envs import later. This option works only with ``"forkserver"`` on Linux.
         eventfd: Whether each step is announced to all workers at once by an eventfd, instead of by a message to each
             worker. The default is ``True`` on Linux with an x86-64 processor.
     """
@@ -117,7 +113,7 @@ class SubprocBackend(Backend):
                 with contextlib.suppress(OSError):  # if the worker has died, its first command reports the death
                     worker.notify(sent)
                     if isinstance(shared, SharedArrays):
-                        shared.send(worker.wire.connection, worker.process.pid)
+                        shared.memory.send(worker.wire.connection, worker.process.pid)
                     worker.connect_bell()
         except BaseException:
             self._group.end(wanted)
@@ -161,7 +157,6 @@ class SubprocBackend(Backend):
         return channels
 
     def _server(self, log: WorkerLog, packed: Sequence[PackedSpec]) -> ForkServer:
-        """Return a fork server that has imported the envs' modules. Text that the imports print goes to the log."""
         # The check that workers can be forked after an import works only on Linux, so envs' modules are imported only
         # there.
         known = modules_of(env.source.packed for spec in packed for env in spec.envs) if sys.platform == "linux" else []
@@ -226,11 +221,7 @@ class SubprocBackend(Backend):
 
 
 def check_preload(preload: object) -> tuple[str, ...]:
-    """Return the option ``preload`` as a tuple.
-
-    Raises:
-        ArgumentError: If the option is not a list or tuple of strings.
-    """
+    """Return the option ``preload`` as a tuple."""
     if not isinstance(preload, (list, tuple)) or not all(isinstance(name, str) for name in preload):
         raise ArgumentError(f"preload={preload!r} must be a list of names of modules, such as ['my_package'].")
     return tuple(preload)

@@ -13,13 +13,13 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from parallelenv.backends._in_process import InProcessChannel, copy_values
-from parallelenv.contract.batch import Array, Batch, Layout, copied
+from parallelenv.backends._in_process import InProcessBackend, InProcessChannel, copy_values
+from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.protocol import Backend, Channel, Command, Printed, WorkerSpec
+from parallelenv.contract.protocol import Channel, Command, Printed, WorkerSpec
 from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 
@@ -31,8 +31,6 @@ class ThreadChannel(InProcessChannel):
     """A channel to a host in a separate thread.
 
     Args:
-        spec: The host's envs.
-        answered: A queue to which the thread adds an item after each reply, to wake the caller.
         bells: A list that is empty until `ThreadBackend.fileno` is called for an event loop, and then contains one
             non-blocking socket. The thread writes to the socket after each reply, to wake the event loop. The list
             contains a socket object, not a descriptor, because the thread may still write after the socket is closed,
@@ -50,12 +48,12 @@ class ThreadChannel(InProcessChannel):
 
     def _serve(self) -> None:
         while (command := self._commands.get()) is not None:
-            self._replies.append(copy_values(self._host.execute(command)))
+            self._replies.append(copy_values(self.host.execute(command)))
             self._answered.put(None)
             for bell in self._bells:
                 with contextlib.suppress(OSError):  # the socket is full or closed
                     bell.send(b"\0")
-        self._host.close()
+        self.host.close()
 
     def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
         self._commands.put(packed)
@@ -70,14 +68,13 @@ class ThreadChannel(InProcessChannel):
         The host gets a new batch that nothing reads, so that the results of the current command have no effect.
         """
         if self._layout is not None:
-            self._host.attach(Batch.private(self._layout))
+            self.host.attach(Batch.private(self._layout))
         self._commands.put(None)
 
 
-class ThreadBackend(Backend):
+class ThreadBackend(InProcessBackend):
     """A backend in which each thread steps some of the envs. By default, there is one thread per usable core."""
 
-    uses_live_envs = True
     channel_class: type[ThreadChannel] = ThreadChannel
 
     def __init__(self) -> None:
@@ -89,26 +86,20 @@ class ThreadBackend(Backend):
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
         return min(num_cpus or usable_cores(), num_envs)
 
-    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
-        return copied(arrays)
-
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
-        return [self._start(spec) for spec in specs]
-
-    def _start(self, spec: WorkerSpec) -> ThreadChannel:
-        channel = self.channel_class(spec, self._answered, self._bells)
-        self._started.add(channel)  # before the thread runs: an interrupt is possible at any time
-        try:
-            channel.thread.start()
-        except RuntimeError as error:
-            raise WorkerStartError(
-                f"A worker thread could not be started ({error}). Give a smaller num_cpus, or raise the limit on "
-                "processes (ulimit -u) or memory."
-            ) from error
-        return channel
-
-    def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
-        return Batch.private(layout)
+        channels: list[Channel] = []
+        for spec in specs:
+            channel = self.channel_class(spec, self._answered, self._bells)
+            self._started.add(channel)  # before the thread runs: an interrupt is possible at any time
+            try:
+                channel.thread.start()
+            except RuntimeError as error:
+                raise WorkerStartError(
+                    f"A worker thread could not be started ({error}). Give a smaller num_cpus, or raise the limit on "
+                    "processes (ulimit -u) or memory."
+                ) from error
+            channels.append(channel)
+        return channels
 
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:  # noqa: D102 (see Backend)
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -31,7 +31,7 @@ class Channel(CallerChannel):
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
-        self._host = self.host_class(spec, in_caller=True)
+        self.host = self.host_class(spec, in_caller=True)
         self.is_built = False
 
     def attach(self, batch: Batch) -> None:
@@ -61,7 +61,7 @@ class ForgetsTypes(Channel):
 class SharesMemory(Channel):
     def advance(self) -> bool:
         if not self._replies and self._queue:
-            self._replies.append(self._host.execute(self._queue[0]))  # not detached
+            self._replies.append(self.host.execute(self._queue[0]))  # not detached
         return bool(self._replies)
 
 
@@ -89,7 +89,7 @@ class WrongNumbers(Channel):
 
 class ClosesTwice(Channel):
     def kill(self) -> None:
-        envs = [adapted.env for adapted in self._host._envs if adapted is not None]
+        envs = [adapted.env for adapted in self.host._envs if adapted is not None]
         super().kill()
         for env in envs:
             env.close()
@@ -98,7 +98,7 @@ class ClosesTwice(Channel):
 class ResetsTwice(Channel):
     def alter_command(self, command: Command) -> None:
         if command.operation == "reset":
-            self._host.execute(replace(command, number=-1))
+            self.host.execute(replace(command, number=-1))
 
 
 class ForgetsSeeds(Channel):

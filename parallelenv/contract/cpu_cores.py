@@ -27,7 +27,7 @@ class Cores:
     def usable(self) -> int:
         """Number of usable cores, at least 1.
 
-        This is the smaller of ``affinity`` and ``quota``. The quota is rounded up, as in Go and Java.
+        The quota is rounded up, as in Go and Java.
         """
         return max(1, min(self.affinity, math.ceil(self.quota or self.affinity)))
 
@@ -62,7 +62,6 @@ def describe_cores(root: Path = Path("/")) -> Cores:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file, or an empty string if it cannot be read."""
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""

@@ -70,10 +70,7 @@ class PackageVersion(NamedTuple):
     folder: str
 
     def check(self) -> None:
-        """Raise a `WorkerStartError` unless this process runs the same copy of the package as the caller.
-
-        This tuple describes the caller's copy. If its folder is empty, only the versions are compared.
-        """
+        """Raise a `WorkerStartError` unless this process runs the same copy of the package as the caller."""
         ours = package_version()
         if not self.folder and self.version != ours.version:
             raise WorkerStartError(

@@ -3,10 +3,6 @@
 A *worker* steps envs: it is the caller's own thread, another thread, a process or a Ray actor. A *host* is the object
 in a worker that owns its envs and executes commands on them. A *channel* is the caller's access to one host.
 
-A backend decides where hosts run, where the memory of the batch is, and how the caller receives replies. Ids, done
-policies, seeds, errors and the alignment of results are handled in one place outside the backends, so that backends
-cannot disagree about them.
-
 The life of a host is as follows. It is launched with a `WorkerSpec`, replies to a ``build`` command with the `EnvFacts`
 of its envs, and is attached to the `Batch`. Then it executes commands in the order in which they were sent, and sends
 one `Reply` to each.
@@ -33,10 +29,7 @@ class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never 
 
 
 class UnreadableError(Exception):
-    """Raised for a command or a reply that was pickled but cannot be unpickled; users never see it.
-
-    Its attributes are the ``number`` of the command and the ``reason``, which is the message of the unpickling error.
-    """
+    """Raised for a command or a reply that was pickled but cannot be unpickled; users never see it."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(reason)
@@ -265,10 +258,6 @@ class Channel(Protocol):
 
 class RepeatedStep(Protocol):
     """A plain step that a backend has prepared. The step can be repeated many times with the same envs.
-
-    A `StepPlan` of the engine repeats the step. The implementations in this package are `MessageStep`, which sends a
-    message to each host; `BellStep`, which wakes all worker processes at once; `CallerStep`, for a host in the caller's
-    thread; and `JointStep`, which combines one of the first two with a `CallerStep`.
 
     The hosts have no other pending command when `send` is called. Ctrl-C may interrupt `send` and `wait` at any point.
     """

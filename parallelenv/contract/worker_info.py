@@ -1,7 +1,4 @@
-"""Facts that an env can query about itself and its worker while one of its methods runs.
-
-This module also provides facts about processes.
-"""
+"""Facts that an env can query about itself and its worker while one of its methods runs."""
 
 from __future__ import annotations
 
@@ -74,9 +71,6 @@ def call_for(host: object, call: Callable[[], _Value]) -> _Value:
     return call()
 
 
-_PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
-
-
 class ProcessInfo(NamedTuple):
     """The process in which an env runs: its id (0 if unknown) and the name of its machine."""
 
@@ -95,7 +89,8 @@ class ProcessInfo(NamedTuple):
         """
         with contextlib.suppress(OSError, UnicodeDecodeError):  # ended, another user's process, or not Linux
             if self.is_near:
-                found = _PSS.search(Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii"))
+                text = Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii")
+                found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
                 return int(found[1]) * 1024 if found else None
         return None
 

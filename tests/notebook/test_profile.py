@@ -261,7 +261,7 @@ def test_interrupted_step_does_not_resume_at_the_end_of_the_block() -> None:
         with pytest.raises(KeyboardInterrupt), env.profile() as profile:
             env.step([3, 1])
         assert profile.recording.missing == (0, 1)
-        host: Any = env.engine.pool._workers[0].channel._host  # type: ignore[attr-defined]
+        host: Any = env.engine.pool._workers[0].channel.host  # type: ignore[attr-defined]
         assert host._envs[1].env.count == 0
         with pytest.raises(Exception, match="interrupted"):
             env.recv(2)
