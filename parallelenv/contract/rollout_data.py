@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, DType, InfoColumns, InfoRows, form_of
+from parallelenv.contract.batch import Array, Batch, DType, InfoColumns, form_of
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.spaces import describe_value, stack_values
@@ -101,7 +101,8 @@ class RolloutChunk:
         plain = {place: extra.info for place, extra in said.items() if extra.info and not any(extra[1:])}
         form = form_of(next(iter(plain.values()), {}))
         if form is not None:
-            table = form, list(plain), InfoRows.new(form, len(plain))
+            memory = np.zeros(sum(column.nbytes(len(plain)) for column in form), np.uint8)
+            table = form, list(plain), (memory, np.zeros(len(plain), np.uint8))
             columns = InfoColumns(form, *table[2])
             for row, (place, info) in enumerate(plain.items()):
                 if columns.write(row, info):
@@ -155,8 +156,7 @@ def stack_extras(
 ) -> dict[str, Array]:
     """Return the extras of all steps and envs, in arrays whose first axes have the shape ``shape``.
 
-    Each part is a pair: a dict of arrays, and the index at which they are written. Entries that no part writes are
-    zero, or ``None`` in object arrays.
+    Entries that no part writes are zero, or ``None`` in object arrays.
     """
     stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms.items()}
     for extras, place in parts:
@@ -171,11 +171,7 @@ def empty_array(shape: tuple[int, ...], dtype: DType) -> Array:
 
 
 def empty_rows(shape: tuple[int, ...], like: Array | None) -> Array:
-    """Return an array of zeros with the row shape and dtype of ``like`` or, for a loose leaf, an array of ``None``.
-
-    The axes of the result are those of ``shape``, followed by those of a row. ``like`` is a leaf of the batch, or
-    ``None`` for a loose leaf.
-    """
+    """Return an array of zeros with the row shape and dtype of ``like`` or, for a loose leaf, an array of ``None``."""
     return empty_array(shape, np.dtype(object)) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
 
 
@@ -187,7 +183,7 @@ def empty_actions(shape: tuple[int, ...], batch: Batch) -> list[Array]:
 def join_ends(parts: Sequence[EpisodeEnds], leaves: Sequence[Array | None]) -> EpisodeEnds:
     """Join the parts into one `EpisodeEnds`, sorted by step and then by column.
 
-    ``leaves`` is `Batch.states`. If there are no parts, the result gets its shapes and dtypes from ``leaves``.
+    ``leaves`` is `Batch.states`.
     """
     if not parts:
         nothing = np.zeros(0, dtype=np.int64)
@@ -226,8 +222,7 @@ def check_rows(name: str, nest: object, num_envs: int) -> None:
 def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
     """Join rows of recurrent states into one nest.
 
-    Each part is a `RecurrentState` and the position of a row in it, or ``None`` for a row of zeros. The result is
-    ``None`` if all parts are ``None``. If the nests differ in structure, an `ArgumentError` is raised.
+    Each part is a `RecurrentState` and the position of a row in it, or ``None`` for a row of zeros.
     """
     first = next((part for part in parts if part is not None), None)
     if first is None:

@@ -35,7 +35,6 @@ State: TypeAlias = Any
 Action: TypeAlias = Any
 """An action, or a batch of actions."""
 Info: TypeAlias = dict[str, Any]
-"""The info of a step or a reset."""
 Env: TypeAlias = Any
 """An env, whether of Gymnasium or not, or one of its wrappers."""
 
@@ -92,10 +91,7 @@ class Structure:
             raise EnvContractError(f"{what}: {type(error).__name__}: {error}.") from None
 
     def check_leaf(self, leaf: int, value: object) -> None:
-        """Raise an `EnvContractError` if a leaf of a state does not fit the shape or dtype of the leaf's space.
-
-        Leaves without a space are not checked, nor are leaves whose space has no shape or dtype.
-        """
+        """Raise an `EnvContractError` if a leaf of a state does not fit the shape or dtype of the leaf's space."""
         space = self.leaves[leaf]
         shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
         if shape is None or dtype is None:
@@ -121,10 +117,7 @@ class Structure:
         return next(leaves)
 
     def stack(self, leaf: int, values: Sequence[object]) -> Any:
-        """Batch the values of a loose leaf, one per env, as Gymnasium does.
-
-        If the leaf has no space, its values are batched by `batch_values`.
-        """
+        """Batch the values of a loose leaf, one per env, as Gymnasium does."""
         space = self.leaves[leaf]
         if space is None:
             return batch_values(values)
@@ -164,10 +157,7 @@ def batch_values(values: Sequence[Any]) -> State:
 
 
 def pick_rows(batch: Any, rows: int | Sequence[int]) -> Any:
-    """Return the row of a batch at an index, or the rows at several indices.
-
-    If the batch is a dict, so is the result.
-    """
+    """Return the row of a batch at an index, or the rows at several indices."""
     if isinstance(batch, dict):
         return {key: pick_rows(part, rows) for key, part in batch.items()}
     return batch[rows] if hasattr(batch, "shape") or isinstance(rows, int) else tuple(batch[row] for row in rows)

@@ -196,7 +196,6 @@ def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) ->
 
 
 def _rewards(batch: Batch, outcome: Outcome, rows: Index) -> Array:
-    """Return the rewards of the stepped envs; an object array if some rewards are not numbers."""
     rewards: Array = batch.rewards[rows].copy()
     others = {env_id: extra.reward for env_id, extra in outcome.extras.items() if extra.reward is not None}
     if not others:

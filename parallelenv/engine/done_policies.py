@@ -130,11 +130,7 @@ _DONE_POLICIES: dict[str | None, type[DonePolicy]] = {one.word: one for one in (
 
 
 def make_done_policy(word: str | None) -> DonePolicy:
-    """Return the done policy that users choose with ``asynchronous=word``.
-
-    Raises:
-        ArgumentError: If the word is unknown.
-    """
+    """Return the done policy that users choose with ``asynchronous=word``."""
     if word is None or (isinstance(word, str) and word in _DONE_POLICIES):
         return _DONE_POLICIES[word]()
     words = [name for name in _DONE_POLICIES if name is not None]

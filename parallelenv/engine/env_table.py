@@ -97,11 +97,7 @@ class WrappedState:
 
 
 def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedState:
-    """Return ``state`` after checking that a `ParallelEnv` with these arguments can load it.
-
-    Raises:
-        ArgumentError: If the state is not a `SavedState`, or has a different number of envs, done policy or format.
-    """
+    """Return ``state`` after checking that a `ParallelEnv` with these arguments can load it."""
     if isinstance(state, WrappedState):
         raise ArgumentError(
             f"The state is of {state.wrapper}, but this is a ParallelEnv, which cannot restore a wrapper's memory. "
@@ -142,7 +138,6 @@ class EnvTable:
     The envs in ``stepless`` have no episodes, because they lack ``reset`` or ``step``.
 
     Attributes:
-        env_ids: All env ids, ascending.
         done: ``(num_envs,)`` bool: whether the env counts as done, either because its episode ended in its latest step
             or because the done policy says so.
         terminated: ``(num_envs,)`` bool: the flag of each env's latest step.
@@ -154,7 +149,6 @@ class EnvTable:
             in this dict before `Pool.enter_planned` is called.
         reset_infos: The info of each env's latest reset.
         version: A number. Whenever it changes, all step plans become invalid.
-        stats: Statistics of the episodes that have ended.
     """
 
     def __init__(
@@ -315,10 +309,6 @@ class EnvTable:
         """Return the envs that a step of ``env_ids`` includes, and their positions in ``env_ids`` (``None``: all).
 
         A step leaves out exhausted envs and, if the done policy skips done envs, those that are done.
-
-        Raises:
-            ExhaustedError: If an env is exhausted and the done policy does not let exhausted envs rest (see
-                `DonePolicy`).
         """
         if self.exhausted:
             self.refuse_exhausted(env_ids)

@@ -26,12 +26,10 @@ class Guard:
     """Refuses calls on an object from a second thread or another process, and all calls once the object is closed.
 
     Args:
-        name: Name of the object in messages.
         ended: Word that messages use for a closed object: ``"closed"`` or ``"stopped"``.
         unrepeatable: Names of calls that must not be made within another call, for example by a policy.
 
     Attributes:
-        is_closed: Whether the object can no longer be used.
         home: Id of the process that made the object.
         users: Contains the outermost call in progress, if there is one, under the key ``""``.
         tracer: An object whose ``begin()`` and ``end()`` are called when an outermost call starts and ends; ``None`` if

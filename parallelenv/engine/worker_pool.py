@@ -142,7 +142,6 @@ class WorkerHandle:
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
         """Return whether this worker must be replaced before its envs among ``env_ids`` can be rebuilt.
 
-        It must be replaced if it is dead, if one of its commands was given up, or if it is busy with one of these envs.
         A host in the caller's thread is replaced only if it is dead: a live one resumes its pending commands as soon as
         the caller waits for it.
         """
@@ -154,10 +153,7 @@ class WorkerHandle:
         )
 
     def death_error(self, *, others_live: bool) -> WorkerDiedError:
-        """Return the error for calls that need the envs of this worker, which is dead.
-
-        ``others_live`` says whether there are other workers and all of them are alive.
-        """
+        """Return the error for calls that need the envs of this worker, which is dead."""
         death = self.death or Death()
         owned = list_ids(self.env_ids)
         worker = f"The worker of {name_envs(self.env_ids)} (process {death.pid or 'unknown'})"
@@ -211,11 +207,6 @@ class Pool:
     Attributes:
         facts: Facts about each env from its first build, in env id order.
         processes: The process in which each env lives now, by env id.
-        env_ids: All env ids, ascending.
-        groups: The vector envs.
-        layout: The layout of the batch.
-        batch: The arrays that all hosts read and write.
-        backend: Starts the workers and waits for their replies.
         timeout: Seconds that a call may take if its caller gives no other limit; ``None`` means no limit. The first
             build of the envs is never limited.
         number: Number of the next command.
@@ -226,11 +217,9 @@ class Pool:
         planned: The step plan whose step is in flight and has no ticket yet; ``None`` if there is none.
         dead: The errors, by env id, of envs whose worker is dead, or was replaced by one that has not built the env
             yet.
-        is_traced: Whether the hosts record what their envs do.
         waits_by: The call, as text for messages, with which a user of an adapter continues to wait for a step; ``None``
             stands for `ParallelEnv.recv`.
         wakers: Functions that wake tasks waiting in event loops; called when replies arrive.
-        shield: Delays Ctrl-C.
     """
 
     facts: list[EnvFacts]
@@ -293,7 +282,6 @@ class Pool:
         self._number_envs()
 
     def _number_envs(self) -> None:
-        """Record which worker has which envs."""
         self._worker_of_env = [worker for worker in self._workers for _ in worker.env_ids]
         self._shards: dict[tuple[int, ...], list[Shard]] = {}  # of calls on some of the envs, by env ids
         self._whole: list[Shard] = []
@@ -302,12 +290,7 @@ class Pool:
             self._whole.append((worker, ids, slice(ids[0], ids[-1] + 1)))
 
     def build(self, done_policy: DonePolicy, spaces: Spaces | None = None) -> None:
-        """Build all envs, and allocate a batch with the arrays that the done policy needs.
-
-        Raises:
-            BaseException: Any exception raised by an env's constructor; the pool is then closed.
-            InvalidEnvError: If a vector env does not fit the done policy; the pool is then closed.
-        """
+        """Build all envs, and allocate a batch with the arrays that the done policy needs."""
         try:
             self._has_spaces = spaces is not None
             facts = self.ask("build", self.env_ids, common=self._has_spaces).values
@@ -364,8 +347,6 @@ class Pool:
         are not raised, but left in the ticket.
 
         Raises:
-            BaseException: Any exception raised by an env; ``error.partial`` has the values of the other envs.
-            WorkerDiedError: If a worker of these envs dies, or is already known to be dead.
             WorkerTimeoutError: If not all hosts replied within the pool's timeout; later replies are dropped.
         """
         ticket = self.submit(operation, env_ids, each, common)
@@ -498,13 +479,7 @@ class Pool:
     # ---------------------------------------------------------------- replies
 
     def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
-        """Wait until all hosts have replied to a call.
-
-        The timeout counts from ``start``, or from now if ``start`` is ``None``.
-
-        Raises:
-            WorkerTimeoutError: If the hosts have not replied within ``timeout`` seconds.
-        """
+        """Wait until all hosts have replied to a call."""
         deadline = None if timeout is None else (time.monotonic() if start is None else start) + timeout
         while ticket.pending:
             if not self.pump(deadline, len(ticket.pending)):
@@ -513,11 +488,7 @@ class Pool:
             self.is_settled = not any(worker.pending for worker in self._workers)
 
     def wait_or_give_up(self, ticket: Ticket, start: float | None = None) -> bool:
-        """Wait for the replies to a call, but no longer than the pool's timeout. Late envs then count as failed.
-
-        Returns:
-            Whether all envs replied in time.
-        """
+        """Wait for the replies to a call, but no longer than the pool's timeout. Late envs then count as failed."""
         try:
             self.wait(ticket, self.timeout, start)
         except WorkerTimeoutError as late:
@@ -570,9 +541,6 @@ class Pool:
 
         Returns:
             Whether any reply arrived before the deadline.
-
-        Raises:
-            ClosedError: If another thread has closed the pool.
         """
         self.enter_planned()
         if not self._workers:
@@ -659,11 +627,7 @@ class Pool:
             raise self.dead[dead[0]].about(dead)
 
     def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
-        """Record that a worker is dead or is being replaced; end its host, and make its pending commands fail.
-
-        Raises:
-            ClosedError: If another thread has closed the pool.
-        """
+        """Record that a worker is dead or is being replaced; end its host, and make its pending commands fail."""
         self._refuse_closed()
         self.generation += 1
         worker.death = death or worker.channel.cause_of_death()
