@@ -9,7 +9,6 @@ keeps the latest ones of each env in `RowWriter.loose`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,11 +24,9 @@ from parallelenv.errors import EnvContractError
 
 if TYPE_CHECKING:
     from parallelenv.contract.batch import Array, DType
-    from parallelenv.contract.protocol import EnvFacts
 
 Space: TypeAlias = "spaces.Space[Any]"
 Spaces: TypeAlias = "tuple[Space, Space]"
-"""Observation and action space."""
 State: TypeAlias = Any
 """A state, or a batch of states."""
 Action: TypeAlias = Any
@@ -131,13 +128,6 @@ def common_space(candidates: Iterable[Space | None]) -> Space | None:
     return first if all(space is first or space == first for space in others) else None
 
 
-def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
-    """Return a copy of ``facts``. If ``spaces`` is given, it replaces the spaces of each env in the copy."""
-    if spaces is None:
-        return list(facts)
-    return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]
-
-
 def batched(space: Space | None, num_envs: int) -> Space | None:
     """Return the batched form of the space that all envs share, or ``None`` if ``space`` is ``None``."""
     return None if space is None else batch_space(space, num_envs)
@@ -147,7 +137,7 @@ def batch_values(values: Sequence[Any]) -> State:
     """Batch values that have no space.
 
     Dicts with the same keys become one dict of batched values, or an object array of the dicts if any of their values
-    cannot be stacked. All other values are batched by `stack_values`.
+    cannot be stacked.
     """
     if not values or any(type(value) is not dict or value.keys() != values[0].keys() for value in values):
         return stack_values(values)

@@ -73,16 +73,7 @@ _NAP = 1 / 8
 
 
 async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]], waited: float, left: float) -> None:
-    """Sleep until a descriptor is readable, this task's waker is called, or `HEARTBEAT` or ``left`` has elapsed.
-
-    Args:
-        fileno: The descriptor, or ``None`` if there is none.
-        wakers: Set that contains the waker of this task during the sleep. The waker is a function that ends the sleep;
-            any thread may call it.
-        waited: Seconds that this task has waited so far. If no descriptor can be watched, the task sleeps only for a
-            fraction of this time.
-        left: Seconds that are left until this task must stop waiting.
-    """
+    """Sleep until a descriptor is readable, this task's waker is called, or `HEARTBEAT` or ``left`` has elapsed."""
     nap = min(HEARTBEAT, max(SHORTEST_NAP, waited * _NAP), left)
     loop = asyncio.get_running_loop()
     woken = loop.create_future()
@@ -128,21 +119,13 @@ ResetArguments = Sequence[tuple[int | None, Info | None]]
 class Engine:
     """The engine of a `ParallelEnv`. Adapters, wrappers, collectors and displays use it as `ParallelEnv.engine`.
 
-    `ParallelEnv` checks its own arguments, and makes the arguments of this class from them. See `Pool` for ``spec`` and
-    ``pool_arguments``.
-
     Attributes:
-        copies: Whether states are returned as copies.
         reward_dtype: Float dtype; rewards must be numbers that fit it. ``None`` if rewards may be of any type.
         recovery: Restarts envs that fail; ``None`` if failed envs are not restarted.
         seeds: Seed of each env's next reset, by env id.
         adapter: The call that made an adapter for this engine, such as ``"to_sb3()"``; ``None`` if there is no adapter.
         plans: Plans of steps that were repeated. The key is ``align`` for a step of all envs that are not paused, and
             ``(align, env_ids)`` for any other step.
-        learns_infos: Whether the form of infos is learned and sent to the hosts; see `Pool.learn_infos`.
-
-    Raises:
-        BaseException: Any exception raised by an env's constructor; no worker is left running.
     """
 
     plans_steps = True
@@ -425,10 +408,7 @@ class Engine:
         return result
 
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
-        """Restart the envs that failed in a step, and return a new outcome, in which their episodes are truncated.
-
-        In this outcome, the state of a restarted env is the first state of the env's next episode.
-        """
+        """Restart the envs that failed in a step, and return a new outcome, in which their episodes are truncated."""
         raised = {env_id: failure for env_id, failure in outcome.failures.items() if env_id in outcome.resets}
         others = {env_id: failure for env_id, failure in outcome.failures.items() if env_id not in raised}
         restarted, left = recovery.restart_failed(others)
@@ -446,8 +426,6 @@ class Engine:
 
     def collect_reset(self, ticket: Ticket, timeout: float | None, align: Form = "item") -> State:
         """Wait for resets and return the first states.
-
-        The states are batched or, if ``align`` is ``"batch"``, a list with one state per env.
 
         If there is a recovery, resets are repeated until no worker dies or hangs. An exhausted env has the state
         ``None``. The seeds that were set for these resets are dropped.

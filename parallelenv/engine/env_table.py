@@ -143,11 +143,8 @@ class EnvTable:
         terminated: ``(num_envs,)`` bool: the flag of each env's latest step.
         truncated: ``(num_envs,)`` bool: the flag of each env's latest step.
         exhausted: Ids of envs whose latest reset found no further episode. Such envs also count as done.
-        paused: ``(num_envs,)`` bool: whether the env is paused.
-        unpaused: Ids of envs that are not paused, ascending.
         tickets: Tickets of steps and resets whose results the user does not have yet, by env id. A planned step is not
             in this dict before `Pool.enter_planned` is called.
-        reset_infos: The info of each env's latest reset.
         version: A number. Whenever it changes, all step plans become invalid.
     """
 
@@ -194,7 +191,7 @@ class EnvTable:
         """
         self.version += 1
         ticket.env_ids = env_ids
-        if self._unstepped and ticket.operation == "step":
+        if ticket.operation == "step":
             self.record_stepped(ticket.sent_to)
         self.tickets.update(dict.fromkeys(env_ids, ticket))
         if separately:

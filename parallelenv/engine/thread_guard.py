@@ -26,7 +26,6 @@ class Guard:
     """Refuses calls on an object from a second thread or another process, and all calls once the object is closed.
 
     Args:
-        ended: Word that messages use for a closed object: ``"closed"`` or ``"stopped"``.
         unrepeatable: Names of calls that must not be made within another call, for example by a policy.
 
     Attributes:

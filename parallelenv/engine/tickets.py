@@ -24,7 +24,6 @@ class Ticket:
             exhausted. Initially ``sent_to``.
         pending: For each command that has no reply yet, the ids of its envs, by the command's number.
         values: Results, by env id; envs with an empty result are left out.
-        failures: Failures, by env id.
         arrivals: List to which an entry is appended for each reply that arrives; ``None`` if no such list is needed.
     """
 
