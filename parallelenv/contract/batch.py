@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 DType: TypeAlias = "np.dtype[Any]"
 Array: TypeAlias = "np.ndarray[Any, DType]"
 Index: TypeAlias = "slice | list[int] | Array"
-"""Selects rows of an array."""
 NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
 Rows: TypeAlias = list[Array]
 """Copies of some rows of each array, to be sent between a host and the caller."""

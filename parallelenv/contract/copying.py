@@ -199,7 +199,6 @@ def cannot_travel(value: object, error: Exception) -> UnpicklableError:
 
 
 def _unpicklable_part(value: object) -> object:
-    """Return the innermost part of a value that cannot be pickled."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     culprit = next((part for part in parts if not pickles(part)), None)
     return value if culprit is None else _unpicklable_part(culprit)

@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from itertools import islice
 
 _MOST_IDS = 16
-"""Maximum number of ids that a message lists one by one."""
 _LONGEST = 80
 """Maximum number of characters of a value that a message shows."""
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, DType, InfoColumns, form_of
+from parallelenv.contract.batch import Array, Batch, DType, Field, InfoColumns, form_of
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.spaces import describe_value, stack_values
@@ -122,21 +122,14 @@ class RolloutChunk:
         return self
 
 
-class ExtrasFormat(NamedTuple):
-    """The shape of one of the policy's extras, for one env in one step, and a dtype that can hold all its values."""
-
-    shape: tuple[int, ...]
-    dtype: DType
-
-
-def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasFormat]) -> dict[str, ExtrasFormat]:
+def join_forms(known: Mapping[str, Field], found: Mapping[str, Field]) -> dict[str, Field]:
     """Return formats that fit both known and newly found extras; raise an `ArgumentError` if no format does."""
     joined = {**known, **found}
     for name in known.keys() & found.keys():
         before, now = known[name], found[name]
         with contextlib.suppress(TypeError):  # such as a date and a number
             if before.shape == now.shape:
-                joined[name] = ExtrasFormat(now.shape, np.promote_types(before.dtype, now.dtype))
+                joined[name] = Field(now.shape, np.promote_types(before.dtype, now.dtype))
                 continue
         raise ArgumentError(
             f"The policy's extras[{name!r}] have shape {now.shape} and dtype {now.dtype} per env, but earlier, or for "
@@ -146,13 +139,13 @@ def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasForm
     return joined
 
 
-def forms_of(extras: Mapping[str, Array]) -> dict[str, ExtrasFormat]:
+def forms_of(extras: Mapping[str, Array]) -> dict[str, Field]:
     """Return the format of each extra. The first two axes of the arrays are those of the steps and the envs."""
-    return {name: ExtrasFormat(array.shape[2:], array.dtype) for name, array in extras.items()}
+    return {name: Field(array.shape[2:], array.dtype) for name, array in extras.items()}
 
 
 def stack_extras(
-    parts: Iterable[tuple[Mapping[str, Array], Any]], forms: Mapping[str, ExtrasFormat], shape: tuple[int, ...]
+    parts: Iterable[tuple[Mapping[str, Array], Any]], forms: Mapping[str, Field], shape: tuple[int, ...]
 ) -> dict[str, Array]:
     """Return the extras of all steps and envs, in arrays whose first axes have the shape ``shape``.
 

@@ -318,7 +318,6 @@ class Engine:
             self.pool.wait(ticket, self.pool.timeout if timeout is None else timeout, start)
 
     def _wait_for_arrivals(self, wanted: int, timeout: float | None) -> list[int]:
-        """Wait until ``wanted`` results have arrived, and return `EnvTable.arrived`."""
         start = time.monotonic()
         while True:
             arrived = self.table.arrived
@@ -336,7 +335,6 @@ class Engine:
         return None if limit is None else max(start, self._retried_at) + limit
 
     def _be_late(self, timeout: float | None) -> None:
-        """Treat envs that have not replied in time as failed, or raise a `WorkerTimeoutError`."""
         pending = self.table.pending_ids
         late = self.pool.late(pending, self.pool.timeout if timeout is None else timeout, "step")
         if timeout is not None or self.recovery is None:
@@ -561,7 +559,6 @@ class Engine:
         return self.collect_step(Outcome.of(env_ids, self.table.tickets), align)
 
     def _num_wanted(self, min_envs: int) -> int:
-        """Return the number of envs to wait for: those with a call in flight, but at most ``min_envs``."""
         self.pool.enter_planned()
         if not self.table.tickets:
             raise NothingInFlightError(

@@ -436,7 +436,6 @@ class Pool:
             self.planned.enter()
 
     def _split(self, env_ids: Sequence[int]) -> Iterable[Shard]:
-        """Return one `Shard` for each worker that has some of these envs."""
         if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
             return self._whole
         known = self._shards.get(env_ids) if type(env_ids) is tuple else None
@@ -607,7 +606,6 @@ class Pool:
             raise self.dead[dead[0]].about(dead)
 
     def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
-        """Record that a worker is dead or is being replaced; end its host, and make its pending commands fail."""
         self._refuse_closed()
         self.generation += 1
         worker.death = death or worker.channel.cause_of_death()
@@ -674,7 +672,6 @@ class Pool:
             refuse_live(factories[self.groups.item(env_id)] for env_id in env_ids)
 
     def _let_finish(self, workers: Sequence[WorkerHandle]) -> None:
-        """Wait until these hosts have finished their commands, but no longer than the pool's timeout."""
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         while any(worker.pending for worker in workers) and self.pump(deadline):
             pass
