@@ -224,11 +224,7 @@ def _spread(
 
 
 def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list[Any]:
-    """Return the value to set on each env.
-
-    Each env gets one item of ``values``, or of ``value`` if that is a list or tuple. Any other ``value`` is set on all
-    envs, but an array with as many rows as there are envs is ambiguous and raises an error.
-    """
+    """Return the value to set on each env."""
     if (value is MISSING) == (values is None):
         raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
     if values is not None:

@@ -240,10 +240,7 @@ class Batch:
             array[rows] = result
 
     def _result_rows(self, env_ids: Sequence[int]) -> Iterator[tuple[Array, Index]]:
-        """Yield each array of results and the index of these envs' rows in the array.
-
-        For ended states, the index contains only the rows for which a flag (terminated or truncated) is set.
-        """
+        """For ended states, the index contains only the rows for which a flag (terminated or truncated) is set."""
         selected = self.rows(env_ids)
         yield from ((array, selected) for array in self._results)
         ended = self.ended(env_ids) if self.layout.keeps_ended else ()

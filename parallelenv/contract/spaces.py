@@ -40,10 +40,6 @@ class Structure:
     """Splits the values of one space into leaves, and joins leaves into values.
 
     If there is no space, because the envs declare none or different ones, the whole value is one loose leaf.
-
-    Attributes:
-        leaves: The space of each leaf.
-        is_single: Whether the value itself is the only leaf.
     """
 
     def __init__(self, space: Space | None) -> None:

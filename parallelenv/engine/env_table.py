@@ -58,7 +58,7 @@ class Checkpoint:
     paused: Array
     fresh: tuple[int, ...]  #: Ids of envs that need a reset.
     reset_infos: tuple[Info, ...]  #: The info of each env's latest reset.
-    exhausted: tuple[int, ...] = ()  #: Ids of envs without a further episode. Older saved states lack this field.
+    exhausted: tuple[int, ...]  #: Ids of envs without a further episode.
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from parallelenv.contract.tracebacks import shorten, shortens_tracebacks
-from parallelenv.errors import ClosedError, ParallelEnvError, UnpicklableError, UsageError
+from parallelenv.errors import ClosedError, ParallelEnvError, UsageError
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 Use = tuple[int, str]
@@ -129,12 +129,3 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
 def single_threaded_in(call: str) -> Callable[[_Method], _Method]:
     """Return a form of the decorator `single_threaded` for a method that users reach by calling ``call``."""
     return functools.partial(single_threaded, call=call)
-
-
-def refuse_copy() -> NoReturn:
-    """Raise the error for copying or pickling a `ParallelEnv`: two objects cannot share the workers."""
-    raise UnpicklableError(
-        "A ParallelEnv cannot be copied or pickled: its workers belong to one object in one process. Make another "
-        "one from the same list of env fns. To continue from its state: other.load_state(env.save_state()). The "
-        "result of save_state() can be pickled."
-    )
