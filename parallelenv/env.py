@@ -43,7 +43,7 @@ from parallelenv.engine.assemble import Align
 from parallelenv.engine.done_policies import make_done_policy
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.env_table import SavedState, check_saved
-from parallelenv.engine.thread_guard import refuse_copy, single_threaded
+from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.engine.worker_output import make_listener
 from parallelenv.engine.worker_pool import CLOSE_TIMEOUT
 from parallelenv.errors import (
@@ -52,6 +52,7 @@ from parallelenv.errors import (
     IdRangeError,
     MissingDependencyError,
     NothingInFlightError,
+    UnpicklableError,
     WorkerTimeoutError,
 )
 from parallelenv.registry import ParaMode
@@ -1423,7 +1424,11 @@ class ParallelEnv:
             raise absent_attribute(self, name)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        refuse_copy()
+        raise UnpicklableError(
+            "A ParallelEnv cannot be copied or pickled: its workers belong to one object in one process. Make another "
+            "one from the same list of env fns. To continue from its state: other.load_state(env.save_state()). The "
+            "result of save_state() can be pickled."
+        )
 
     def __len__(self) -> int:
         return self._engine.num_envs

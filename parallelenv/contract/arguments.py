@@ -136,11 +136,7 @@ def check_name(argument: str, name: object) -> None:
 
 
 def absent_attribute(owner: object, name: str, purpose: str = "", default: str = "") -> AbsentAttributeError:
-    """Return the error for an attribute that ``owner`` does not have.
-
-    The message contains ``purpose`` after the attribute's name. Unless there is a more specific hint, the message ends
-    with ``default`` or, if that is empty, with ways to reach an attribute of the envs.
-    """
+    """Return the error for an attribute that ``owner`` does not have."""
     ways = f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
     hint = hint_at_make_argument(name) or f"{near_attribute(name, type(owner))} {default or ways}"
     message = f"{type(owner).__name__} has no attribute {name!r}{purpose}.{hint}"
@@ -148,10 +144,7 @@ def absent_attribute(owner: object, name: str, purpose: str = "", default: str =
 
 
 def unsettable_attribute(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
-    """Return the error for an attribute that cannot be set.
-
-    ``is_argument`` says whether ``name`` is the name of a constructor argument.
-    """
+    """Return the error for an attribute that cannot be set."""
     default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
     return absent_attribute(owner, name, " to set", SET_ONCE.format(name) if is_argument else default)
 
@@ -221,7 +214,6 @@ def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[o
 def _spread(
     name: str, given: object, env_ids: Sequence[int], kind: type | tuple[type, ...], expected: str
 ) -> list[Any]:
-    """Return one item per env: the items of a list, or a single item for all. Raise unless each is of type ``kind``."""
     if isinstance(given, kind):
         return [given] * len(env_ids)
     items = _check_list(name, given, env_ids, expected)
@@ -232,11 +224,7 @@ def _spread(
 
 
 def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list[Any]:
-    """Return the value to set on each env.
-
-    Each env gets one item of ``values``, or of ``value`` if that is a list or tuple. Any other ``value`` is set on all
-    envs, but an array with as many rows as there are envs is ambiguous and raises an error.
-    """
+    """Return the value to set on each env."""
     if (value is MISSING) == (values is None):
         raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
     if values is not None:
@@ -258,7 +246,6 @@ def spread_values(value: object, values: object, env_ids: Sequence[int]) -> list
 
 
 def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str) -> list[Any]:
-    """Return the items of a list; raise unless the list has one item per env."""
     if not _is_sequence(items):
         raise ArgumentError(f"{name}={show(items)} cannot be spread over envs. Give {expected}.")
     if len(items) != len(env_ids):
@@ -268,7 +255,6 @@ def _check_list(name: str, items: object, env_ids: Sequence[int], expected: str)
 
 
 def _is_sequence(items: object) -> TypeGuard[Sequence[object]]:
-    """Return whether ``items`` is ordered and has a length, and is neither text nor a zero-dimensional array."""
     has_items = hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
     return has_items and not isinstance(items, (str, bytes, dict, set))
 
@@ -279,11 +265,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
-    """Return the env ids that an ``id`` argument names, in the order given.
-
-    The argument must be an int, a sequence of distinct ints, a slice, or a bool mask of length ``num_envs``, but not
-    ``None``. Otherwise, an error is raised; its message calls the argument ``name``.
-    """
+    """Return the env ids that an ``id`` argument names, in the order given."""
     if isinstance(argument, slice):
         try:
             return tuple(range(*argument.indices(num_envs)))
@@ -341,10 +323,7 @@ def check_shared(shared: object) -> Mapping[str, Array]:
 
 
 def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Store arrays with `Sharing.share` and return its result.
-
-    An error is raised if the backend cannot share arrays or if there is not enough memory.
-    """
+    """Store arrays with `Sharing.share` and return its result."""
     place = getattr(backend, "share", None)
     if place is None:
         raise ArgumentError(
@@ -364,7 +343,6 @@ class ActionReader:
     """Converts the user's actions to rows of the batch, or to one object per env.
 
     Args:
-        layout: The pool's layout.
         order: Text for error messages that says which envs need an action, and in which order.
         keeps_graphs: ``True``: an action that requires gradients reaches its env with its graph. ``False``: such an
             action is rejected. ``None``: gradients are dropped.
@@ -389,9 +367,8 @@ class ActionReader:
     ) -> list[Action] | None:
         """Write actions to the batch, in the rows of the envs that will step.
 
-        ``action`` contains one action for each env of ``env_ids``. It is a list, or a batch as returned by
-        ``action_space.sample()``. Only the envs in ``stepped`` will step; ``chosen`` contains their positions in
-        ``env_ids`` (``None`` means all). The actions of the remaining envs are counted but not read.
+        Only the envs in ``stepped`` will step; ``chosen`` contains their positions in ``env_ids`` (``None`` means all).
+        The actions of the remaining envs are counted but not read.
 
         The result is usually ``None``. If the rows of the batch cannot hold the actions, because the actions have no
         fixed shape and dtype, require gradients or keep a dtype of their own, the result is a list with one action per
@@ -430,7 +407,6 @@ class ActionReader:
         return None
 
     def _rows(self, action: Action, env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
-        """Return the actions of the chosen envs as one array per leaf."""
         if self._structure.is_single:
             is_batch = hasattr(action, "__array__") and getattr(getattr(action, "dtype", None), "kind", "") != "O"
         else:
@@ -451,7 +427,6 @@ class ActionReader:
         return [self._checked(index, leaf, num_rows) for index, leaf in enumerate(leaves)]
 
     def _listed(self, action: Action, env_ids: Sequence[int], chosen: Sequence[int] | None) -> list[Any]:
-        """Return one action per chosen env."""
         if isinstance(action, (dict, tuple)) and self._space is not None and not self._structure.is_single:
             try:
                 action = list(iterate(batch_space(self._space, 1), action))

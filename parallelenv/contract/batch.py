@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 DType: TypeAlias = "np.dtype[Any]"
 Array: TypeAlias = "np.ndarray[Any, DType]"
 Index: TypeAlias = "slice | list[int] | Array"
-"""Selects rows of an array."""
 NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
 Rows: TypeAlias = list[Array]
 """Copies of some rows of each array, to be sent between a host and the caller."""
@@ -241,10 +240,7 @@ class Batch:
             array[rows] = result
 
     def _result_rows(self, env_ids: Sequence[int]) -> Iterator[tuple[Array, Index]]:
-        """Yield each array of results and the index of these envs' rows in the array.
-
-        For ended states, the index contains only the rows for which a flag (terminated or truncated) is set.
-        """
+        """For ended states, the index contains only the rows for which a flag (terminated or truncated) is set."""
         selected = self.rows(env_ids)
         yield from ((array, selected) for array in self._results)
         ended = self.ended(env_ids) if self.layout.keeps_ended else ()
@@ -384,24 +380,8 @@ def form_of(info: Mapping[Any, Any]) -> InfoForm | None:
     return tuple(form) if 0 < sum(column.nbytes(1) for column in form) <= INFO_NBYTES else None
 
 
-class InfoRows(NamedTuple):
-    """Memory for `InfoColumns` outside a batch. The arrays have the same names as in `Batch`."""
-
-    infos: Array
-    info_marks: Array
-
-    @classmethod
-    def new(cls, form: InfoForm, num_rows: int) -> InfoRows:
-        """Return memory for ``num_rows`` infos of one form."""
-        nbytes = sum(column.nbytes(num_rows) for column in form)
-        return cls(np.zeros(nbytes, np.uint8), np.zeros(num_rows, np.uint8))
-
-
 class InfoForms(NamedTuple):
-    """The forms of two kinds of infos: those of steps, and those of resets within steps.
-
-    Infos whose form is empty have no columns.
-    """
+    """The forms of two kinds of infos: those of steps, and those of resets within steps."""
 
     steps: InfoForm = ()
     resets: InfoForm = ()
@@ -417,7 +397,6 @@ class InfoColumns:
     """Infos of one form, with one array per key.
 
     Args:
-        form: The form of the infos.
         memory: ``(num_rows, INFO_NBYTES)`` uint8, or any uint8 array that is large enough for the columns.
         marks: ``(num_rows,)`` uint8: which kinds of infos from the latest step are in columns.
         mark: The kind of the infos in these columns: `OF_STEP` or `OF_RESET`.
@@ -477,10 +456,7 @@ class InfoColumns:
     def read(
         self, rows: Index, num_rows: int, further: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[Sequence[int], list[Info]]:
-        """Return the positions of marked rows within ``rows``, and the infos in the marked rows as new dicts.
-
-        ``num_rows`` is the number of rows that ``rows`` selects. Each dict also contains the ``further`` items.
-        """
+        """Return the positions of marked rows within ``rows``, and the infos in the marked rows as new dicts."""
         marks = bytes(self._marks[rows]) if type(rows) is slice else bytes(self._marks[row] for row in rows)
         positions: Sequence[int] = range(num_rows)
         if marks.count(self._mark) < num_rows:
@@ -498,9 +474,6 @@ class InfoColumns:
         """Return these rows' infos as one dict, or ``None`` if a row has no info in columns.
 
         The dict has the form that Gymnasium's vector envs use.
-
-        For each key, the dict contains an array under the key, and a mask under the key with a leading underscore. The
-        mask is True everywhere, because every env has every key.
         """
         marks: Array = np.asarray(self._marks)[rows]
         if marks.tobytes().count(self._mark) < len(marks) and not (marks & self._mark).all():  # the count takes 0.2 us
@@ -527,10 +500,7 @@ def _dict_maker(keys: tuple[str, ...]) -> Callable[..., list[Info]]:
 
 
 def _access(array: Array, column: InfoColumn) -> tuple[Callable[[int, Any], None], Callable[[Index], list[Any]]]:
-    """Return two functions: one writes a value to a row; the other returns a list of the values in several rows.
-
-    The values in the list have their original type.
-    """
+    """Return two functions: one writes a value to a row; the other returns a list of the values in several rows."""
     if column.kind is np.ndarray:
 
         def store_array(row: int, value: Array) -> None:

@@ -101,8 +101,7 @@ def _is_plain_array(value: object) -> TypeGuard[Array]:
 def graph_parts(value: object) -> list[Any]:
     """Return the parts of an action or a state through which gradients flow back to the caller.
 
-    These parts are tensors that require a gradient, and modules with parameters that do. They may be nested in lists,
-    tuples, dicts and object arrays. The result is empty under ``torch.no_grad()`` and before torch is imported.
+    The result is empty under ``torch.no_grad()`` and before torch is imported.
     """
     torch = imported_torch()
     is_enabled = getattr(torch, "is_grad_enabled", None)  # absent while torch is being imported
@@ -200,7 +199,6 @@ def cannot_travel(value: object, error: Exception) -> UnpicklableError:
 
 
 def _unpicklable_part(value: object) -> object:
-    """Return the innermost part of a value that cannot be pickled."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     culprit = next((part for part in parts if not pickles(part)), None)
     return value if culprit is None else _unpicklable_part(culprit)
@@ -238,13 +236,7 @@ class Broadcast:
 
 
 def pickled(content: object, what: str, way_out: str) -> Array:
-    """Return the pickle of ``content`` as an array, ``(nbytes,)`` uint8.
-
-    The same array can be sent to all hosts.
-
-    If ``content`` cannot be pickled, an `UnpicklableError` is raised. Its message begins with ``what``, a description
-    of the content, and ends with ``way_out``, a sentence of advice.
-    """
+    """Return the pickle of ``content`` as an array, ``(nbytes,)`` uint8."""
     try:
         packed = dumps(content)
     except Exception as error:  # pickling runs user code, which may raise anything

@@ -156,8 +156,7 @@ def registered(
     """Return the spec of a registered id, for ``gymnasium.make``.
 
     Raises an `ArgumentError` if the env does not accept one of the user's ``make_kwargs`` and the message can say what
-    the user probably meant. It can if the keyword is known from other libraries, or if it equals or resembles a name in
-    ``option_names`` (the options of the mode) or ``own_arguments`` (the arguments of ``ParallelEnv.make``).
+    the user probably meant.
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
@@ -211,10 +210,7 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
 
 
 def _loses_state(env: object) -> bool:
-    """Return whether an env has been reset and would lose its state if pickled, because it is an `EzPickle`.
-
-    For a vector env, return whether this is the case for any of its sub-envs.
-    """
+    """Return whether an env has been reset and would lose its state if pickled, because it is an `EzPickle`."""
     base, layer = getattr(env, "unwrapped", env), env
     if is_vector_env(env):
         return any(map(_loses_state, getattr(base, "envs", ())))
@@ -274,10 +270,7 @@ def is_env(candidate: object) -> bool:
 
 
 def is_for_calls(candidate: object) -> bool:
-    """Return whether an object that is not an env can be used in place of one, for method calls only.
-
-    It can if it has a public method and is not plain data.
-    """
+    """Return whether an object that is not an env can be used in place of one, for method calls only."""
     kind = type(candidate)
     if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
         return False
@@ -328,8 +321,7 @@ def refuse_live(factories: Iterable[EnvFactory]) -> None:
 def registered_by_user() -> dict[str, bytes]:
     """Return, by id, the pickled specs that were registered in addition to Gymnasium's own.
 
-    Specs that cannot be pickled are left out. If a worker process makes an env from such a spec's id, Gymnasium raises
-    an error; users can give an env fn instead.
+    Specs that cannot be pickled are left out.
     """
     packed = {}
     for name, spec in gymnasium.registry.items():

@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from itertools import islice
 
 _MOST_IDS = 16
-"""Maximum number of ids that a message lists one by one."""
 _LONGEST = 80
 """Maximum number of characters of a value that a message shows."""
 
@@ -44,8 +43,7 @@ _REPR = _Repr()
 def show(value: object) -> str:
     """Return a value as text, much as a user would write it in code.
 
-    If the text is too long, it is shortened; for a list, tuple, set or dict, it is replaced by the type and the number
-    of items. This function never raises, even if the value has a broken ``__repr__``.
+    This function never raises, even if the value has a broken ``__repr__``.
     """
     try:
         text = _REPR.repr(value)
@@ -97,10 +95,7 @@ def were(number: int, thing: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number as text with three significant digits, or rounded to a whole number if it is 1,000 or more.
-
-    Examples are ``0.0123``, ``21.5`` and ``12,346``.
-    """
+    """Return a number as text with three significant digits, or rounded to a whole number if it is 1,000 or more."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
@@ -111,10 +106,7 @@ def duration(seconds: float) -> str:
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> str:
-    """Return rows under a header, aligned in columns; columns that are empty in every row are left out.
-
-    Columns whose title is in ``left`` are left-aligned; all others are right-aligned, which suits numbers.
-    """
+    """Return rows under a header, aligned in columns; columns that are empty in every row are left out."""
     columns = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
     padded = []
     for title, *cells in columns:

@@ -90,11 +90,7 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
 
 
 def with_note(*failures: Failure) -> BaseException:
-    """Return one exception that stands for these equal failures.
-
-    If envs raised the exception, it gets a note that names the first env, the number of other envs, the operation and
-    the process.
-    """
+    """Return one exception that stands for these equal failures."""
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
         return first.exception.about(tuple(failure.env_id for failure in failures))
@@ -159,7 +155,6 @@ def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
 
 
 def _load(pickled: bytes) -> Any:
-    """Load an exception from its own pickle, or from the pickle of its type, arguments and attributes."""
     loaded = loads(pickled)
     if not isinstance(loaded, tuple):
         return loaded

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, DType, InfoColumns, InfoRows, form_of
+from parallelenv.contract.batch import Array, Batch, DType, Field, InfoColumns, form_of
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.spaces import describe_value, stack_values
@@ -101,7 +101,8 @@ class RolloutChunk:
         plain = {place: extra.info for place, extra in said.items() if extra.info and not any(extra[1:])}
         form = form_of(next(iter(plain.values()), {}))
         if form is not None:
-            table = form, list(plain), InfoRows.new(form, len(plain))
+            memory = np.zeros(sum(column.nbytes(len(plain)) for column in form), np.uint8)
+            table = form, list(plain), (memory, np.zeros(len(plain), np.uint8))
             columns = InfoColumns(form, *table[2])
             for row, (place, info) in enumerate(plain.items()):
                 if columns.write(row, info):
@@ -121,21 +122,14 @@ class RolloutChunk:
         return self
 
 
-class ExtrasFormat(NamedTuple):
-    """The shape of one of the policy's extras, for one env in one step, and a dtype that can hold all its values."""
-
-    shape: tuple[int, ...]
-    dtype: DType
-
-
-def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasFormat]) -> dict[str, ExtrasFormat]:
+def join_forms(known: Mapping[str, Field], found: Mapping[str, Field]) -> dict[str, Field]:
     """Return formats that fit both known and newly found extras; raise an `ArgumentError` if no format does."""
     joined = {**known, **found}
     for name in known.keys() & found.keys():
         before, now = known[name], found[name]
         with contextlib.suppress(TypeError):  # such as a date and a number
             if before.shape == now.shape:
-                joined[name] = ExtrasFormat(now.shape, np.promote_types(before.dtype, now.dtype))
+                joined[name] = Field(now.shape, np.promote_types(before.dtype, now.dtype))
                 continue
         raise ArgumentError(
             f"The policy's extras[{name!r}] have shape {now.shape} and dtype {now.dtype} per env, but earlier, or for "
@@ -145,18 +139,17 @@ def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasForm
     return joined
 
 
-def forms_of(extras: Mapping[str, Array]) -> dict[str, ExtrasFormat]:
+def forms_of(extras: Mapping[str, Array]) -> dict[str, Field]:
     """Return the format of each extra. The first two axes of the arrays are those of the steps and the envs."""
-    return {name: ExtrasFormat(array.shape[2:], array.dtype) for name, array in extras.items()}
+    return {name: Field(array.shape[2:], array.dtype) for name, array in extras.items()}
 
 
 def stack_extras(
-    parts: Iterable[tuple[Mapping[str, Array], Any]], forms: Mapping[str, ExtrasFormat], shape: tuple[int, ...]
+    parts: Iterable[tuple[Mapping[str, Array], Any]], forms: Mapping[str, Field], shape: tuple[int, ...]
 ) -> dict[str, Array]:
     """Return the extras of all steps and envs, in arrays whose first axes have the shape ``shape``.
 
-    Each part is a pair: a dict of arrays, and the index at which they are written. Entries that no part writes are
-    zero, or ``None`` in object arrays.
+    Entries that no part writes are zero, or ``None`` in object arrays.
     """
     stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms.items()}
     for extras, place in parts:
@@ -171,11 +164,7 @@ def empty_array(shape: tuple[int, ...], dtype: DType) -> Array:
 
 
 def empty_rows(shape: tuple[int, ...], like: Array | None) -> Array:
-    """Return an array of zeros with the row shape and dtype of ``like`` or, for a loose leaf, an array of ``None``.
-
-    The axes of the result are those of ``shape``, followed by those of a row. ``like`` is a leaf of the batch, or
-    ``None`` for a loose leaf.
-    """
+    """Return an array of zeros with the row shape and dtype of ``like`` or, for a loose leaf, an array of ``None``."""
     return empty_array(shape, np.dtype(object)) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
 
 
@@ -187,7 +176,7 @@ def empty_actions(shape: tuple[int, ...], batch: Batch) -> list[Array]:
 def join_ends(parts: Sequence[EpisodeEnds], leaves: Sequence[Array | None]) -> EpisodeEnds:
     """Join the parts into one `EpisodeEnds`, sorted by step and then by column.
 
-    ``leaves`` is `Batch.states`. If there are no parts, the result gets its shapes and dtypes from ``leaves``.
+    ``leaves`` is `Batch.states`.
     """
     if not parts:
         nothing = np.zeros(0, dtype=np.int64)
@@ -226,8 +215,7 @@ def check_rows(name: str, nest: object, num_envs: int) -> None:
 def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
     """Join rows of recurrent states into one nest.
 
-    Each part is a `RecurrentState` and the position of a row in it, or ``None`` for a row of zeros. The result is
-    ``None`` if all parts are ``None``. If the nests differ in structure, an `ArgumentError` is raised.
+    Each part is a `RecurrentState` and the position of a row in it, or ``None`` for a row of zeros.
     """
     first = next((part for part in parts if part is not None), None)
     if first is None:

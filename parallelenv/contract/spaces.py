@@ -9,7 +9,6 @@ keeps the latest ones of each env in `RowWriter.loose`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,17 +24,14 @@ from parallelenv.errors import EnvContractError
 
 if TYPE_CHECKING:
     from parallelenv.contract.batch import Array, DType
-    from parallelenv.contract.protocol import EnvFacts
 
 Space: TypeAlias = "spaces.Space[Any]"
 Spaces: TypeAlias = "tuple[Space, Space]"
-"""Observation and action space."""
 State: TypeAlias = Any
 """A state, or a batch of states."""
 Action: TypeAlias = Any
 """An action, or a batch of actions."""
 Info: TypeAlias = dict[str, Any]
-"""The info of a step or a reset."""
 Env: TypeAlias = Any
 """An env, whether of Gymnasium or not, or one of its wrappers."""
 
@@ -44,10 +40,6 @@ class Structure:
     """Splits the values of one space into leaves, and joins leaves into values.
 
     If there is no space, because the envs declare none or different ones, the whole value is one loose leaf.
-
-    Attributes:
-        leaves: The space of each leaf.
-        is_single: Whether the value itself is the only leaf.
     """
 
     def __init__(self, space: Space | None) -> None:
@@ -92,10 +84,7 @@ class Structure:
             raise EnvContractError(f"{what}: {type(error).__name__}: {error}.") from None
 
     def check_leaf(self, leaf: int, value: object) -> None:
-        """Raise an `EnvContractError` if a leaf of a state does not fit the shape or dtype of the leaf's space.
-
-        Leaves without a space are not checked, nor are leaves whose space has no shape or dtype.
-        """
+        """Raise an `EnvContractError` if a leaf of a state does not fit the shape or dtype of the leaf's space."""
         space = self.leaves[leaf]
         shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
         if shape is None or dtype is None:
@@ -121,10 +110,7 @@ class Structure:
         return next(leaves)
 
     def stack(self, leaf: int, values: Sequence[object]) -> Any:
-        """Batch the values of a loose leaf, one per env, as Gymnasium does.
-
-        If the leaf has no space, its values are batched by `batch_values`.
-        """
+        """Batch the values of a loose leaf, one per env, as Gymnasium does."""
         space = self.leaves[leaf]
         if space is None:
             return batch_values(values)
@@ -138,13 +124,6 @@ def common_space(candidates: Iterable[Space | None]) -> Space | None:
     return first if all(space is first or space == first for space in others) else None
 
 
-def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
-    """Return a copy of ``facts``. If ``spaces`` is given, it replaces the spaces of each env in the copy."""
-    if spaces is None:
-        return list(facts)
-    return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]
-
-
 def batched(space: Space | None, num_envs: int) -> Space | None:
     """Return the batched form of the space that all envs share, or ``None`` if ``space`` is ``None``."""
     return None if space is None else batch_space(space, num_envs)
@@ -154,7 +133,7 @@ def batch_values(values: Sequence[Any]) -> State:
     """Batch values that have no space.
 
     Dicts with the same keys become one dict of batched values, or an object array of the dicts if any of their values
-    cannot be stacked. All other values are batched by `stack_values`.
+    cannot be stacked.
     """
     if not values or any(type(value) is not dict or value.keys() != values[0].keys() for value in values):
         return stack_values(values)
@@ -164,10 +143,7 @@ def batch_values(values: Sequence[Any]) -> State:
 
 
 def pick_rows(batch: Any, rows: int | Sequence[int]) -> Any:
-    """Return the row of a batch at an index, or the rows at several indices.
-
-    If the batch is a dict, so is the result.
-    """
+    """Return the row of a batch at an index, or the rows at several indices."""
     if isinstance(batch, dict):
         return {key: pick_rows(part, rows) for key, part in batch.items()}
     return batch[rows] if hasattr(batch, "shape") or isinstance(rows, int) else tuple(batch[row] for row in rows)

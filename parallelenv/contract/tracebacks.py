@@ -173,7 +173,6 @@ def _entries(error: BaseException) -> list[TracebackType]:
 
 
 def _kept(entries: Sequence[TracebackType], is_of_env: bool) -> list[TracebackType]:
-    """Return the entries that the user should see."""
     kept = []
     was_left_out = not is_of_env
     for position, entry in enumerate(entries):

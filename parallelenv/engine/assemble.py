@@ -78,10 +78,25 @@ class Assembler:
 
     def assemble(self, batch: Batch, outcome: Outcome, align: Form) -> StepResult | StepBatch:
         """Record a step in which no env failed, and return the step's result in the form ``align``."""
-        rows, flags, infos = self.record(batch, outcome, gathers=align == "columns")
+        stepped, extras = outcome.stepped, outcome.extras
+        rows, (terminated, truncated, dones), infos = self.record(batch, outcome, gathers=align == "columns")
+        rewards: Array = batch.rewards[rows].copy()
+        others = {env_id: extra.reward[0] for env_id, extra in extras.items() if extra.reward is not None}
+        if others:
+            plain = zip(stepped, rewards.tolist(), strict=True)
+            rewards = object_array([others.get(env_id, reward) for env_id, reward in plain])
+        states: State
+        if align != "batch" and len(stepped) == len(outcome.env_ids):
+            states = gather_states(batch, stepped, rows, extras, self._copy)
+            return StepResult(states, rewards, dones, infos, terminated, truncated, batch.env_ids[rows].copy())
+        env_ids = np.array(outcome.env_ids, dtype=np.int64)
+        states = _completed(outcome, list_states(batch, stepped, extras))
+        completed = _completed(outcome, rewards.tolist())
         if align == "batch":
-            return by_env(batch, outcome, rows, flags, infos)
-        return by_item(batch, outcome, rows, flags, infos, self._copy)
+            items = list(zip(states, completed, dones.tolist(), infos.tolist(), strict=True))
+            return StepBatch(items, terminated=terminated, truncated=truncated, env_ids=env_ids)
+        states, rewards = object_array(states), object_array(completed)
+        return StepResult(states, rewards, dones, infos, terminated, truncated, env_ids)
 
     def record(self, batch: Batch, outcome: Outcome, *, gathers: bool = False) -> tuple[Index, Flags, Any]:
         """Record a step in the `EnvTable`; return the rows of the stepped envs, and the flags and infos of the result.
@@ -160,29 +175,6 @@ Flags = tuple[Array, Array, Array]
 """Three arrays with one item per env of the result: terminated, truncated, and whether either is set."""
 
 
-def by_item(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array, copy: bool) -> StepResult:
-    """Return the result of a step as four batched items. ``flags`` and ``infos`` are not copied."""
-    states: State
-    rewards = _rewards(batch, outcome, rows) if outcome.extras else batch.rewards[rows].copy()
-    if len(outcome.stepped) == len(outcome.env_ids):
-        states = gather_states(batch, outcome.stepped, rows, outcome.extras, copy)
-        env_ids = batch.env_ids[rows].copy()
-    else:
-        states = object_array(_completed(outcome, list_states(batch, outcome.stepped, outcome.extras)))
-        rewards = object_array(_completed(outcome, rewards.tolist()))
-        env_ids = np.array(outcome.env_ids, dtype=np.int64)
-    return StepResult(states, rewards, flags[2], infos, flags[0], flags[1], env_ids)
-
-
-def by_env(batch: Batch, outcome: Outcome, rows: Index, flags: Flags, infos: Array) -> StepBatch:
-    """Return the result of a step as one 4-tuple per env."""
-    states = _completed(outcome, list_states(batch, outcome.stepped, outcome.extras))
-    rewards = _completed(outcome, _rewards(batch, outcome, rows).tolist())
-    items = list(zip(states, rewards, flags[2].tolist(), infos.tolist(), strict=True))
-    env_ids = np.array(outcome.env_ids, dtype=np.int64)
-    return StepBatch(items, terminated=flags[0], truncated=flags[1], env_ids=env_ids)
-
-
 def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) -> State:
     """Return the states after a reset: batched or, if ``is_listed``, as a list.
 
@@ -193,18 +185,6 @@ def first_states(batch: Batch, outcome: Outcome, is_listed: bool, copy: bool) ->
         return gather_states(batch, outcome.stepped, batch.rows(outcome.stepped), outcome.extras, copy)
     states = _completed(outcome, list_states(batch, outcome.stepped, outcome.extras))
     return states if is_listed else object_array(states)
-
-
-def _rewards(batch: Batch, outcome: Outcome, rows: Index) -> Array:
-    """Return the rewards of the stepped envs; an object array if some rewards are not numbers."""
-    rewards: Array = batch.rewards[rows].copy()
-    others = {env_id: extra.reward for env_id, extra in outcome.extras.items() if extra.reward is not None}
-    if not others:
-        return rewards
-    plain = rewards.tolist()
-    return object_array(
-        [others[env_id][0] if env_id in others else plain[index] for index, env_id in enumerate(outcome.stepped)]
-    )
 
 
 def _completed(outcome: Outcome, values: list[Any]) -> list[Any]:
@@ -251,8 +231,6 @@ def as_number(reward: Any) -> float | None:
 
 def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -> tuple[Outcome, Sequence[int]]:
     """Write an outcome's rewards to the batch as numbers; rewards that do not fit ``dtype`` become failures.
-
-    Numbers of other types, such as `Fraction`, are converted to float; ``None`` is converted to nan.
 
     Returns:
         The new outcome, and the ids of the envs whose rewards were refused, ascending. In the outcome, each of these

@@ -52,10 +52,7 @@ def close_earlier() -> None:
 
 
 def register(env: Any) -> None:
-    """Record an object that the current run of a notebook cell made.
-
-    The object must have a ``closed`` attribute and a ``close()`` method.
-    """
+    """Record an object that the current run of a notebook cell made."""
     run = current_run()
     if run is not None:
         _made.setdefault(run.cell, []).append((run.message, weakref.ref(env)))

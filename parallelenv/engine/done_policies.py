@@ -60,25 +60,18 @@ class DonePolicy:
         return np.fromiter(map(dict.copy, repeat(self.plain_info, count)), _OBJECT, count)
 
     def mark_done(self, done: Array, rows: Index, ended: Array) -> None:
-        """Update ``done``, which has one flag per env, after a step of the envs in ``rows``.
-
-        ``ended`` has one flag per env in ``rows``: whether the step ended the env's episode.
-        """
+        """Update ``done``, which has one flag per env, after a step of the envs in ``rows``."""
         done[rows] = ended
 
     def describe_end(self, info: Info, ended_state: State, reset_info: Info, is_exhausted: bool) -> None:
         """Add to ``info`` what would otherwise be lost when a step also resets the env.
 
-        That is the episode's last state and the reset's info. The base class adds nothing. ``is_exhausted`` tells
-        whether the env has no further episode to start.
+        That is the episode's last state and the reset's info.
         """
 
 
 class ResetByCall(DonePolicy):
-    """The done policy during `ParallelEnv.run_episodes`, `ParallelEnv.play` and `ParallelEnv.record`.
-
-    These methods reset each env whose episode has ended.
-    """
+    """The done policy during `ParallelEnv.run_episodes`, `ParallelEnv.play` and `ParallelEnv.record`."""
 
     name = "run_episodes(), play() and record()"
     after_end = "an ended env is reset after the step"
@@ -130,11 +123,7 @@ _DONE_POLICIES: dict[str | None, type[DonePolicy]] = {one.word: one for one in (
 
 
 def make_done_policy(word: str | None) -> DonePolicy:
-    """Return the done policy that users choose with ``asynchronous=word``.
-
-    Raises:
-        ArgumentError: If the word is unknown.
-    """
+    """Return the done policy that users choose with ``asynchronous=word``."""
     if word is None or (isinstance(word, str) and word in _DONE_POLICIES):
         return _DONE_POLICIES[word]()
     words = [name for name in _DONE_POLICIES if name is not None]

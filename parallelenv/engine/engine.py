@@ -73,16 +73,7 @@ _NAP = 1 / 8
 
 
 async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]], waited: float, left: float) -> None:
-    """Sleep until a descriptor is readable, this task's waker is called, or `HEARTBEAT` or ``left`` has elapsed.
-
-    Args:
-        fileno: The descriptor, or ``None`` if there is none.
-        wakers: Set that contains the waker of this task during the sleep. The waker is a function that ends the sleep;
-            any thread may call it.
-        waited: Seconds that this task has waited so far. If no descriptor can be watched, the task sleeps only for a
-            fraction of this time.
-        left: Seconds that are left until this task must stop waiting.
-    """
+    """Sleep until a descriptor is readable, this task's waker is called, or `HEARTBEAT` or ``left`` has elapsed."""
     nap = min(HEARTBEAT, max(SHORTEST_NAP, waited * _NAP), left)
     loop = asyncio.get_running_loop()
     woken = loop.create_future()
@@ -128,29 +119,13 @@ ResetArguments = Sequence[tuple[int | None, Info | None]]
 class Engine:
     """The engine of a `ParallelEnv`. Adapters, wrappers, collectors and displays use it as `ParallelEnv.engine`.
 
-    `ParallelEnv` checks its own arguments, and makes the arguments of this class from them. See `Pool` for ``spec`` and
-    ``pool_arguments``.
-
     Attributes:
-        pool: The workers.
-        env_ids: All env ids, ascending.
-        num_envs: Number of envs.
-        done_policy: What happens when an episode ends.
-        copies: Whether states are returned as copies.
-        table: The phase of each env, and the calls in flight.
-        assembler: Builds results of steps.
-        actions: Reads the user's actions.
         reward_dtype: Float dtype; rewards must be numbers that fit it. ``None`` if rewards may be of any type.
         recovery: Restarts envs that fail; ``None`` if failed envs are not restarted.
-        guard: Refuses calls from other threads.
         seeds: Seed of each env's next reset, by env id.
         adapter: The call that made an adapter for this engine, such as ``"to_sb3()"``; ``None`` if there is no adapter.
         plans: Plans of steps that were repeated. The key is ``align`` for a step of all envs that are not paused, and
             ``(align, env_ids)`` for any other step.
-        learns_infos: Whether the form of infos is learned and sent to the hosts; see `Pool.learn_infos`.
-
-    Raises:
-        BaseException: Any exception raised by an env's constructor; no worker is left running.
     """
 
     plans_steps = True
@@ -202,7 +177,7 @@ class Engine:
     ) -> None:
         """Switch to a done policy and a new `EnvTable`, in which all envs need a reset.
 
-        If ``reward_dtype`` is given, rewards must be numbers that fit it. See `ActionReader` for ``as_given``.
+        See `ActionReader` for ``as_given``.
         """
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
         self.done_policy = done_policy
@@ -229,16 +204,13 @@ class Engine:
     # ---------------------------------------------------------------- arguments of calls
 
     def ids(self, id: Ids, with_paused: bool = False) -> tuple[int, ...]:
-        """Return the env ids that an ``id`` argument names.
-
-        ``None`` means all envs that are not paused or, with ``with_paused``, all envs.
-        """
+        """Return the env ids that an ``id`` argument names."""
         if id is not None:
             return parse_ids(id, self.num_envs)
         return self.env_ids if with_paused else self.table.unpaused
 
     def reset_arguments(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> ResetArguments:
-        """Return the seed and the options for each env's next reset. See `ParallelEnv.reset` for the arguments."""
+        """Return the seed and the options for each env's next reset."""
         seeds = arguments.spread_seeds(seed, env_ids, whole=False)
         if seed is None:
             seeds = [self.seeds.get(env_id) for env_id in env_ids]
@@ -255,14 +227,6 @@ class Engine:
         """Send a step of envs, with one action for each env. See `EnvTable.enter` for ``separately``.
 
         If an error is raised, nothing has been sent.
-
-        Raises:
-            EnvBusyError: If an env is paused, or has a step or reset whose result has not been returned yet.
-            WorkerDiedError: If the worker of an env is dead.
-            ResetNeededError: If an env has no episode in progress.
-            ExhaustedError: If an env has no further episode, and the done policy does not allow that.
-            ArgumentError: If the step leaves out running envs of a vector env that can only step all its envs together.
-            ActionError: If the actions do not fit the envs.
         """
         table, done_policy = self.table, self.done_policy
         self.refuse_unsteppable(env_ids)
@@ -313,15 +277,12 @@ class Engine:
             self.recovery.forget(env_ids)
 
     def refuse_unsteppable(self, env_ids: Sequence[int]) -> None:
-        """Raise unless a step of these envs could be sent now. See `submit_step` for the errors."""
+        """Raise unless a step of these envs could be sent now."""
         self._refuse_unavailable(env_ids)
         self.table.refuse_without_episode(env_ids)
 
     def _refuse_unavailable(self, env_ids: Sequence[int]) -> None:
-        """Raise if an env is busy or paused, cannot step without other envs of its vector env, or has a dead worker.
-
-        If there is a recovery, dead workers are allowed, because the recovery replaces them.
-        """
+        """If there is a recovery, dead workers are allowed, because the recovery replaces them."""
         self.refuse_busy(env_ids)
         self.table.refuse_paused(env_ids)
         self.pool.groups.refuse_running(env_ids, lambda env_id: self.table.phase(env_id) is Phase.RUNNING)
@@ -357,10 +318,6 @@ class Engine:
             self.pool.wait(ticket, self.pool.timeout if timeout is None else timeout, start)
 
     def _wait_for_arrivals(self, wanted: int, timeout: float | None) -> list[int]:
-        """Wait until ``wanted`` results have arrived, and return `EnvTable.arrived`.
-
-        See `wait` for the timeout and the errors.
-        """
         start = time.monotonic()
         while True:
             arrived = self.table.arrived
@@ -378,10 +335,6 @@ class Engine:
         return None if limit is None else max(start, self._retried_at) + limit
 
     def _be_late(self, timeout: float | None) -> None:
-        """Treat envs that have not replied in time as failed, or raise a `WorkerTimeoutError`.
-
-        They count as failed if there is a recovery and ``timeout`` is ``None``.
-        """
         pending = self.table.pending_ids
         late = self.pool.late(pending, self.pool.timeout if timeout is None else timeout, "step")
         if timeout is not None or self.recovery is None:
@@ -416,9 +369,6 @@ class Engine:
         cleared, rewards are checked, failed envs are restarted (the recovery remembers which), and the result is
         assembled. Only then are tickets removed and failures raised. If an interrupt comes before that, the next call
         collects the step again.
-
-        Raises:
-            BaseException: Any exception raised by an env; ``error.partial`` is the result of the other envs.
         """
         if outcome.resets:
             # The result of a reset has reward 0 and no flags set. Exhausted envs are absent from the result.
@@ -456,10 +406,7 @@ class Engine:
         return result
 
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
-        """Restart the envs that failed in a step, and return a new outcome, in which their episodes are truncated.
-
-        In this outcome, the state of a restarted env is the first state of the env's next episode.
-        """
+        """Restart the envs that failed in a step, and return a new outcome, in which their episodes are truncated."""
         raised = {env_id: failure for env_id, failure in outcome.failures.items() if env_id in outcome.resets}
         others = {env_id: failure for env_id, failure in outcome.failures.items() if env_id not in raised}
         restarted, left = recovery.restart_failed(others)
@@ -478,16 +425,8 @@ class Engine:
     def collect_reset(self, ticket: Ticket, timeout: float | None, align: Form = "item") -> State:
         """Wait for resets and return the first states.
 
-        The states are batched or, if ``align`` is ``"batch"``, a list with one state per env.
-
         If there is a recovery, resets are repeated until no worker dies or hangs. An exhausted env has the state
         ``None``. The seeds that were set for these resets are dropped.
-
-        Raises:
-            WorkerTimeoutError: If the replies do not arrive in time. The method can then be called again.
-            BaseException: Any exception raised by an env; ``error.partial`` has the states of the other envs, whose
-                episodes have started.
-            ExhaustedError: If an env has no further episode, and the done policy does not allow that.
         """
         env_ids = ticket.env_ids
         while True:
@@ -544,10 +483,7 @@ class Engine:
         return plan.step(action, self)
 
     def finish_step(self, ticket: Ticket, align: Form, start: float | None = None) -> StepResult | StepBatch:
-        """Wait for a step that has a ticket, and return its result.
-
-        See `wait` for ``start``. The timeout is the pool's.
-        """
+        """Wait for a step that has a ticket, and return its result."""
         self.wait(ticket, None, start)
         if ticket.values:
             self._latest_extras = ticket.values, len(ticket.sent_to)
@@ -595,7 +531,7 @@ class Engine:
         return plan
 
     def plan_of(self, id: Ids, align: Any) -> StepPlan | None:
-        """Return the plan of a step, or ``None`` if there is none. See `ParallelEnv.step` for the arguments."""
+        """Return the plan of a step, or ``None`` if there is none."""
         if type(id) is not list and type(id) is not tuple:
             return None
         if not self.plans or set(map(type, id)) != {int} or type(align) is not str:
@@ -603,12 +539,7 @@ class Engine:
         return self.plans.get((align, tuple(id)))
 
     def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Form) -> StepResult | StepBatch:
-        """Wait for a step in flight and return its result. See `wait` for the timeout.
-
-        Raises:
-            NothingInFlightError: If an env has no step in flight.
-            WorkerTimeoutError: If the envs do not reply in time. The method can then be called again.
-        """
+        """Wait for a step in flight and return its result."""
         self.pool.enter_planned()
         tickets = self.table.tickets
         missing = [env_id for env_id in env_ids if env_id not in tickets]
@@ -620,10 +551,7 @@ class Engine:
     def receive(
         self, min_envs: int, max_envs: int | None, timeout: float | None, align: Form
     ) -> StepResult | StepBatch:
-        """Return the results of envs that have finished their step or reset, in the order of arrival.
-
-        See `ParallelEnv.recv` for the arguments.
-        """
+        """Return the results of envs that have finished their step or reset, in the order of arrival."""
         arrived = self._wait_for_arrivals(self._num_wanted(min_envs), timeout)
         return self._collect_arrived(arrived[:max_envs], align)
 
@@ -631,10 +559,6 @@ class Engine:
         return self.collect_step(Outcome.of(env_ids, self.table.tickets), align)
 
     def _num_wanted(self, min_envs: int) -> int:
-        """Return the number of envs to wait for: those with a call in flight, but at most ``min_envs``.
-
-        Raise `NothingInFlightError` if no call is in flight.
-        """
         self.pool.enter_planned()
         if not self.table.tickets:
             raise NothingInFlightError(
@@ -644,10 +568,7 @@ class Engine:
 
     @single_threaded_in("reset")
     def latest_states(self, env_ids: Sequence[int] | None = None, *, copies: bool = False) -> State:
-        """Return the latest states of envs (``None``: all), batched.
-
-        The states are copies if the argument or the attribute ``copies`` is ``True``.
-        """
+        """Return the latest states of envs (``None``: all), batched."""
         chosen, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
         has_loose = None in batch.layout.state_fields
         extras = self.pool.ask("manage", chosen, None, "loose_leaves").values if has_loose else {}
@@ -699,10 +620,7 @@ class Engine:
     # ---------------------------------------------------------------- other operations
 
     def call_each(self, env_ids: Sequence[int], calls: Sequence[MethodCall]) -> list[Any]:
-        """Call a method of each env and return the results in the order of ``env_ids``.
-
-        ``calls`` has one call for each env.
-        """
+        """Call a method of each env and return the results in the order of ``env_ids``."""
         return self.pool.ask("call", env_ids, calls).listed()
 
     def attribute_hint(self, key: str, env_id: int) -> str:
@@ -727,10 +645,7 @@ class Engine:
 
     @single_threaded_in("arecv")
     def poll(self, min_envs: int, timeout: float | None, start: float) -> bool:
-        """Return, without waiting, whether enough results have arrived for `receive_now`.
-
-        See `ParallelEnv.recv` for ``min_envs``, and `wait` for the other arguments and the errors.
-        """
+        """Return, without waiting, whether enough results have arrived for `receive_now`."""
         wanted, table = self._num_wanted(min_envs), self.table
         while len(table.arrived) < wanted and self.pool.pump(time.monotonic()):
             pass
@@ -742,7 +657,7 @@ class Engine:
         return False
 
     async def sleep_until_reply(self, timeout: float | None, start: float) -> None:
-        """Let the event loop run until `poll` may find a reply or a timeout. See `wait` for the arguments."""
+        """Let the event loop run until `poll` may find a reply or a timeout."""
         deadline, now = self._deadline(timeout, start), time.monotonic()
         left = math.inf if deadline is None else max(0.0, deadline - now)
         await sleep_until_woken(self.pool.backend.fileno(), self.pool.wakers, now - start, left)

@@ -58,7 +58,7 @@ class Checkpoint:
     paused: Array
     fresh: tuple[int, ...]  #: Ids of envs that need a reset.
     reset_infos: tuple[Info, ...]  #: The info of each env's latest reset.
-    exhausted: tuple[int, ...] = ()  #: Ids of envs without a further episode. Older saved states lack this field.
+    exhausted: tuple[int, ...]  #: Ids of envs without a further episode.
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,7 @@ class WrappedState:
 
 
 def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedState:
-    """Return ``state`` after checking that a `ParallelEnv` with these arguments can load it.
-
-    Raises:
-        ArgumentError: If the state is not a `SavedState`, or has a different number of envs, done policy or format.
-    """
+    """Return ``state`` after checking that a `ParallelEnv` with these arguments can load it."""
     if isinstance(state, WrappedState):
         raise ArgumentError(
             f"The state is of {state.wrapper}, but this is a ParallelEnv, which cannot restore a wrapper's memory. "
@@ -142,19 +138,14 @@ class EnvTable:
     The envs in ``stepless`` have no episodes, because they lack ``reset`` or ``step``.
 
     Attributes:
-        env_ids: All env ids, ascending.
         done: ``(num_envs,)`` bool: whether the env counts as done, either because its episode ended in its latest step
             or because the done policy says so.
         terminated: ``(num_envs,)`` bool: the flag of each env's latest step.
         truncated: ``(num_envs,)`` bool: the flag of each env's latest step.
         exhausted: Ids of envs whose latest reset found no further episode. Such envs also count as done.
-        paused: ``(num_envs,)`` bool: whether the env is paused.
-        unpaused: Ids of envs that are not paused, ascending.
         tickets: Tickets of steps and resets whose results the user does not have yet, by env id. A planned step is not
             in this dict before `Pool.enter_planned` is called.
-        reset_infos: The info of each env's latest reset.
         version: A number. Whenever it changes, all step plans become invalid.
-        stats: Statistics of the episodes that have ended.
     """
 
     def __init__(
@@ -200,7 +191,7 @@ class EnvTable:
         """
         self.version += 1
         ticket.env_ids = env_ids
-        if self._unstepped and ticket.operation == "step":
+        if ticket.operation == "step":
             self.record_stepped(ticket.sent_to)
         self.tickets.update(dict.fromkeys(env_ids, ticket))
         if separately:
@@ -315,10 +306,6 @@ class EnvTable:
         """Return the envs that a step of ``env_ids`` includes, and their positions in ``env_ids`` (``None``: all).
 
         A step leaves out exhausted envs and, if the done policy skips done envs, those that are done.
-
-        Raises:
-            ExhaustedError: If an env is exhausted and the done policy does not let exhausted envs rest (see
-                `DonePolicy`).
         """
         if self.exhausted:
             self.refuse_exhausted(env_ids)

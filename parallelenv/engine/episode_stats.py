@@ -136,7 +136,6 @@ class _EpisodeParts:
     def of(
         cls, rows: Array, rewards: Array, ended: Array, valid: Array | None, begun: Array, goes_on: bool
     ) -> _EpisodeParts:
-        """Cut steps into parts. See `OpenEpisodes.add_steps` for the arguments."""
         num_steps = len(rewards)
         before, column = begun[begun[:, 0] < num_steps].T
         begins = column * num_steps + before  # index into the steps of all envs, one env after another
@@ -184,7 +183,6 @@ class _Totals:
     def add(
         self, rows: Array, rewards: Array, ended: Array, valid: Array | None, begun: Array, *, goes_on: bool
     ) -> None:
-        """Add steps. See `OpenEpisodes.add_steps` for the arguments."""
         self.num_steps += rewards.size if valid is None else int(valid.sum())
         found = self.running.add_steps(rows, rewards, ended, valid, begun, goes_on=goes_on)
         returns, lengths = found.returns[found.are_whole], found.lengths[found.are_whole]

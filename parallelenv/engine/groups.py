@@ -98,10 +98,7 @@ class Groups:
     def refuse_cut(
         self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
     ) -> None:
-        """Raise an `ArgumentError` if some envs of a group are left out of an operation that needs the whole group.
-
-        See `Pool.ask` for the arguments.
-        """
+        """Raise an `ArgumentError` if some envs of a group are left out of an operation that needs the whole group."""
         if not self._groups:
             return
         what = str(common) if operation == "manage" else operation
@@ -158,10 +155,7 @@ class Groups:
                 )
 
     def refuse_policy(self, policy: DonePolicy, env_ids: Sequence[int] | None = None) -> None:
-        """Raise an `InvalidEnvError` if a vector env does not fit a done policy.
-
-        Only vector envs that contain one of ``env_ids`` are checked; ``None`` means all.
-        """
+        """Raise an `InvalidEnvError` if a vector env does not fit a done policy."""
         chosen = None if env_ids is None else set(env_ids)
         for whole, facts in self._groups.items():
             lack = _lack(facts, policy)

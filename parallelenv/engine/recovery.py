@@ -130,11 +130,7 @@ class Recovery:
         return sorted(env_id for env_id in ill if env_id not in self.unreported or env_id in dead)
 
     def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
-        """Rebuild those envs in ``ill`` whose worker is dead or that have not been rebuilt since they failed.
-
-        ``reasons`` has the failures of the call that is being recovered. Envs that cannot be rebuilt are removed from
-        ``ill``, and their failures are returned.
-        """
+        """Envs that cannot be rebuilt are removed from ``ill``, and their failures are returned."""
         broken = self._broken(ill)
         if not broken:
             return {}
@@ -153,7 +149,6 @@ class Recovery:
         return failures
 
     def _reset(self, ill: Mapping[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
-        """Reset the envs in ``ill``, which have been rebuilt; return the failures of these resets."""
         env_ids = sorted(ill)
         seeds: list[int | None] = []
         for env_id in env_ids:

@@ -45,9 +45,6 @@ class StepPlan:
     The result covers the envs ``env_ids``. Those in ``stepped`` are stepped; ``chosen`` contains their positions in
     ``env_ids`` (``None`` means all). ``repeated`` is the step that the backend has prepared; its commands go to the
     workers in ``shards``.
-
-    Attributes:
-        generation: The `Pool.generation` for which the plan is valid.
     """
 
     def __init__(
@@ -140,7 +137,6 @@ class StepPlan:
         return ticket
 
     def _assembled(self) -> StepResult | StepBatch:
-        """Let the `Assembler` make the result in the plan's form, and return it."""
         result = self._assembler.assemble(self._batch, self._outcome, self.align)
         self._pool.planned = None
         if self._done_policy.skips_done and has_true(self._table.done):

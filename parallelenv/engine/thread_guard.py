@@ -6,10 +6,10 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from parallelenv.contract.tracebacks import shorten, shortens_tracebacks
-from parallelenv.errors import ClosedError, ParallelEnvError, UnpicklableError, UsageError
+from parallelenv.errors import ClosedError, ParallelEnvError, UsageError
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 Use = tuple[int, str]
@@ -26,12 +26,9 @@ class Guard:
     """Refuses calls on an object from a second thread or another process, and all calls once the object is closed.
 
     Args:
-        name: Name of the object in messages.
-        ended: Word that messages use for a closed object: ``"closed"`` or ``"stopped"``.
         unrepeatable: Names of calls that must not be made within another call, for example by a policy.
 
     Attributes:
-        is_closed: Whether the object can no longer be used.
         home: Id of the process that made the object.
         users: Contains the outermost call in progress, if there is one, under the key ``""``.
         tracer: An object whose ``begin()`` and ``end()`` are called when an outermost call starts and ends; ``None`` if
@@ -132,12 +129,3 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
 def single_threaded_in(call: str) -> Callable[[_Method], _Method]:
     """Return a form of the decorator `single_threaded` for a method that users reach by calling ``call``."""
     return functools.partial(single_threaded, call=call)
-
-
-def refuse_copy() -> NoReturn:
-    """Raise the error for copying or pickling a `ParallelEnv`: two objects cannot share the workers."""
-    raise UnpicklableError(
-        "A ParallelEnv cannot be copied or pickled: its workers belong to one object in one process. Make another "
-        "one from the same list of env fns. To continue from its state: other.load_state(env.save_state()). The "
-        "result of save_state() can be pickled."
-    )

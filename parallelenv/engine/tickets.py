@@ -18,14 +18,12 @@ class Ticket:
     """One call on some envs, split into one command for each of their workers.
 
     Attributes:
-        operation: Name of the operation.
         sent_to: The envs to which commands are sent.
         each: One argument for each env in ``sent_to``; ``None`` if there are no arguments.
         env_ids: The envs in the result, in the order of the result; those that are not in ``sent_to`` are done or
             exhausted. Initially ``sent_to``.
         pending: For each command that has no reply yet, the ids of its envs, by the command's number.
         values: Results, by env id; envs with an empty result are left out.
-        failures: Failures, by env id.
         arrivals: List to which an entry is appended for each reply that arrives; ``None`` if no such list is needed.
     """
 
@@ -92,10 +90,7 @@ class Outcome:
 
     @classmethod
     def of(cls, env_ids: Sequence[int], tickets: Mapping[int, Ticket]) -> Outcome:
-        """Return the outcome of envs whose replies have arrived, in the order of ``env_ids``.
-
-        ``tickets`` has each env's ticket.
-        """
+        """Return the outcome of envs whose replies have arrived, in the order of ``env_ids``."""
         ticket = tickets[env_ids[0]] if env_ids else None
         if ticket is not None and ticket.operation == "step" and all(tickets[one] is ticket for one in env_ids):
             if ticket.env_ids is env_ids:

@@ -25,12 +25,7 @@ def show_printed(printed: Sequence[Printed]) -> None:
 
 
 def say(text: str) -> None:
-    """Write a text to the caller's standard output, if there is one, and flush it.
-
-    Windows programs without a console have no standard output.
-    """
-    if sys.stdout is None:
-        return
+    """Write a text to the caller's standard output, and flush it."""
     try:
         sys.stdout.write(text)
     except UnicodeEncodeError:
@@ -40,11 +35,7 @@ def say(text: str) -> None:
 
 
 def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
-    """Return the listener for ``output=word``. The listener issues the first `Remark` as a warning.
-
-    Raises:
-        ArgumentError: If the word is unknown.
-    """
+    """Return the listener for ``output=word``. The listener issues the first `Remark` as a warning."""
     if word not in ("show", "quiet"):
         raise ArgumentError(
             f"output={word!r} is not known; expected 'show' (output of envs in workers appears here) or 'quiet'."

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +34,7 @@ from parallelenv.contract.protocol import (
     UnreadableError,
     WorkerSpec,
 )
-from parallelenv.contract.spaces import Info, Spaces, common_space, with_spaces
+from parallelenv.contract.spaces import Info, Spaces, common_space
 from parallelenv.contract.worker_info import ProcessInfo
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.groups import Groups
@@ -59,13 +58,7 @@ A form that is given up counts as `_NUM_MISSES` such steps.
 
 
 class InfoLearner:
-    """Decides which form of infos is stored in columns of the batch.
-
-    There is one learner for the infos of steps and another for the infos of resets.
-
-    Attributes:
-        form: The form that is stored in columns; empty if there is none.
-    """
+    """Decides which form of infos is stored in columns of the batch."""
 
     def __init__(self) -> None:
         self.form: InfoForm = ()
@@ -126,8 +119,6 @@ class WorkerHandle:
             known only after they are built.
         pending: Tickets of the host's pending commands, by command number. The ticket of a command that was given up is
             replaced by ``None``, and its late reply is dropped.
-        death: Cause of the host's death; ``None`` while it lives.
-        has_built: Whether the host's envs were ever made.
     """
 
     spec: WorkerSpec
@@ -142,7 +133,6 @@ class WorkerHandle:
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
         """Return whether this worker must be replaced before its envs among ``env_ids`` can be rebuilt.
 
-        It must be replaced if it is dead, if one of its commands was given up, or if it is busy with one of these envs.
         A host in the caller's thread is replaced only if it is dead: a live one resumes its pending commands as soon as
         the caller waits for it.
         """
@@ -154,10 +144,7 @@ class WorkerHandle:
         )
 
     def death_error(self, *, others_live: bool) -> WorkerDiedError:
-        """Return the error for calls that need the envs of this worker, which is dead.
-
-        ``others_live`` says whether there are other workers and all of them are alive.
-        """
+        """Return the error for calls that need the envs of this worker, which is dead."""
         death = self.death or Death()
         owned = list_ids(self.env_ids)
         worker = f"The worker of {name_envs(self.env_ids)} (process {death.pid or 'unknown'})"
@@ -181,7 +168,7 @@ Shard = tuple[WorkerHandle, tuple[int, ...], Any]
 def spread(factories: Sequence[EnvFactory], num_workers: int, spec: WorkerSpec) -> list[WorkerSpec]:
     """Assign envs to workers as evenly as possible, and return one spec per worker.
 
-    Each worker has consecutive env ids. ``spec`` has the values that are the same for all workers.
+    Each worker has consecutive env ids.
     """
     spec = replace(spec, num_workers=num_workers, num_envs=len(factories))
     size, num_larger = divmod(len(factories), num_workers)
@@ -193,8 +180,6 @@ def spread(factories: Sequence[EnvFactory], num_workers: int, spec: WorkerSpec) 
     return specs
 
 
-PrintedListener = Callable[[Sequence[Printed]], None]
-Announcement = Callable[[Ticket], None]
 CLOSE_TIMEOUT = 3.0
 """Seconds that hosts have to close their envs before the hosts are ended."""
 _IDLE_REPLY_TIME = 1.0
@@ -206,19 +191,11 @@ _MOST_SHARDS = 256
 class Pool:
     """Executes operations on envs, wherever they live.
 
-    See `ParallelEnv` for ``num_cpus`` and ``num_gpus``, and `spread` for ``spec``.
-
     Attributes:
         facts: Facts about each env from its first build, in env id order.
         processes: The process in which each env lives now, by env id.
-        env_ids: All env ids, ascending.
-        groups: The vector envs.
-        layout: The layout of the batch.
-        batch: The arrays that all hosts read and write.
-        backend: Starts the workers and waits for their replies.
         timeout: Seconds that a call may take if its caller gives no other limit; ``None`` means no limit. The first
             build of the envs is never limited.
-        number: Number of the next command.
         is_settled: Becomes False when an operation other than a step is sent, and True again when `wait` returns and no
             command is pending. It stays False if the caller never waits for the operation, or is interrupted while it
             waits.
@@ -226,11 +203,9 @@ class Pool:
         planned: The step plan whose step is in flight and has no ticket yet; ``None`` if there is none.
         dead: The errors, by env id, of envs whose worker is dead, or was replaced by one that has not built the env
             yet.
-        is_traced: Whether the hosts record what their envs do.
         waits_by: The call, as text for messages, with which a user of an adapter continues to wait for a step; ``None``
             stands for `ParallelEnv.recv`.
         wakers: Functions that wake tasks waiting in event loops; called when replies arrive.
-        shield: Delays Ctrl-C.
     """
 
     facts: list[EnvFacts]
@@ -245,7 +220,7 @@ class Pool:
         *,
         num_cpus: int | None = None,
         num_gpus: float = 0,
-        listener: PrintedListener = show_printed,
+        listener: Callable[[Sequence[Printed]], None] = show_printed,
         spec: WorkerSpec,
     ) -> None:
         self._has_spaces = False  # if False, every env is asked for its own spaces
@@ -269,11 +244,8 @@ class Pool:
             )
         threads = max(1, usable_cores() // num_workers)
         spec = replace(spec, threads=threads, shared=share(backend, spec.shared) if spec.shared else {})
-        self._start(backend, spread(factories, num_workers, spec), listener)
-
-    def _start(self, backend: Backend, specs: Sequence[WorkerSpec], listener: PrintedListener) -> None:
-        """Start the workers. If that fails, no worker is left running."""
-        self.env_ids = tuple(env_id for spec in specs for env_id in spec.env_ids)
+        specs = spread(factories, num_workers, spec)
+        self.env_ids = tuple(factory.env_id for factory in factories)
         self.backend = backend
         self._flush: Callable[[], None] | None = getattr(backend, "flush", None)
         self._listener = listener
@@ -281,19 +253,13 @@ class Pool:
         self._pid = os.getpid()
         self.shield = DeferSigint()
         self.wakers: set[Callable[[], None]] = set()
-        self._rest: tuple[int, Sequence[Channel]] | None = None  # the closing thread, and the channels it closes
         self.dead: dict[int, WorkerDiedError] = {}
-        try:
-            channels = backend.launch(specs)
-        except BaseException:
-            self._close_at_once(())
-            raise
+        channels = backend.launch(specs)
         self._workers = [WorkerHandle(spec, channel) for spec, channel in zip(specs, channels, strict=True)]
         self._worker_of_channel = {worker.channel: worker for worker in self._workers}
         self._number_envs()
 
     def _number_envs(self) -> None:
-        """Record which worker has which envs."""
         self._worker_of_env = [worker for worker in self._workers for _ in worker.env_ids]
         self._shards: dict[tuple[int, ...], list[Shard]] = {}  # of calls on some of the envs, by env ids
         self._whole: list[Shard] = []
@@ -302,17 +268,14 @@ class Pool:
             self._whole.append((worker, ids, slice(ids[0], ids[-1] + 1)))
 
     def build(self, done_policy: DonePolicy, spaces: Spaces | None = None) -> None:
-        """Build all envs, and allocate a batch with the arrays that the done policy needs.
-
-        Raises:
-            BaseException: Any exception raised by an env's constructor; the pool is then closed.
-            InvalidEnvError: If a vector env does not fit the done policy; the pool is then closed.
-        """
+        """Build all envs, and allocate a batch with the arrays that the done policy needs."""
         try:
             self._has_spaces = spaces is not None
             facts = self.ask("build", self.env_ids, common=self._has_spaces).values
             refuse_shared(facts)
-            of_items = with_spaces([facts[item] for item in self.env_ids], spaces)
+            of_items = [facts[item] for item in self.env_ids]
+            if spaces is not None:
+                of_items = [replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in of_items]
             observation_space = common_space(one.observation_space for one in of_items)
             action_space = common_space(one.action_space for one in of_items)
             sizes = [0 if one.group is None else one.group.num_envs for one in of_items]
@@ -364,8 +327,6 @@ class Pool:
         are not raised, but left in the ticket.
 
         Raises:
-            BaseException: Any exception raised by an env; ``error.partial`` has the values of the other envs.
-            WorkerDiedError: If a worker of these envs dies, or is already known to be dead.
             WorkerTimeoutError: If not all hosts replied within the pool's timeout; later replies are dropped.
         """
         ticket = self.submit(operation, env_ids, each, common)
@@ -383,7 +344,7 @@ class Pool:
         *,
         autoreset: bool = False,
         begins: Sequence[int] = (),
-        announce: Announcement = lambda _: None,
+        announce: Callable[[Ticket], None] = lambda _: None,
         failed: Mapping[int, Failure] = NO_FAILURES,
     ) -> Ticket:
         """Send an operation to the hosts and return without waiting. See `ask` and `Command` for the other arguments.
@@ -475,7 +436,6 @@ class Pool:
             self.planned.enter()
 
     def _split(self, env_ids: Sequence[int]) -> Iterable[Shard]:
-        """Return one `Shard` for each worker that has some of these envs."""
         if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
             return self._whole
         known = self._shards.get(env_ids) if type(env_ids) is tuple else None
@@ -498,13 +458,7 @@ class Pool:
     # ---------------------------------------------------------------- replies
 
     def wait(self, ticket: Ticket, timeout: float | None, start: float | None = None) -> None:
-        """Wait until all hosts have replied to a call.
-
-        The timeout counts from ``start``, or from now if ``start`` is ``None``.
-
-        Raises:
-            WorkerTimeoutError: If the hosts have not replied within ``timeout`` seconds.
-        """
+        """Wait until all hosts have replied to a call."""
         deadline = None if timeout is None else (time.monotonic() if start is None else start) + timeout
         while ticket.pending:
             if not self.pump(deadline, len(ticket.pending)):
@@ -513,11 +467,7 @@ class Pool:
             self.is_settled = not any(worker.pending for worker in self._workers)
 
     def wait_or_give_up(self, ticket: Ticket, start: float | None = None) -> bool:
-        """Wait for the replies to a call, but no longer than the pool's timeout. Late envs then count as failed.
-
-        Returns:
-            Whether all envs replied in time.
-        """
+        """Wait for the replies to a call, but no longer than the pool's timeout. Late envs then count as failed."""
         try:
             self.wait(ticket, self.timeout, start)
         except WorkerTimeoutError as late:
@@ -570,9 +520,6 @@ class Pool:
 
         Returns:
             Whether any reply arrived before the deadline.
-
-        Raises:
-            ClosedError: If another thread has closed the pool.
         """
         self.enter_planned()
         if not self._workers:
@@ -659,11 +606,6 @@ class Pool:
             raise self.dead[dead[0]].about(dead)
 
     def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
-        """Record that a worker is dead or is being replaced; end its host, and make its pending commands fail.
-
-        Raises:
-            ClosedError: If another thread has closed the pool.
-        """
         self._refuse_closed()
         self.generation += 1
         worker.death = death or worker.channel.cause_of_death()
@@ -730,7 +672,6 @@ class Pool:
             refuse_live(factories[self.groups.item(env_id)] for env_id in env_ids)
 
     def _let_finish(self, workers: Sequence[WorkerHandle]) -> None:
-        """Wait until these hosts have finished their commands, but no longer than the pool's timeout."""
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         while any(worker.pending for worker in workers) and self.pump(deadline):
             pass
@@ -788,33 +729,22 @@ class Pool:
                 exception is raised.
         """
         workers = self._workers
-        if os.getpid() != self._pid:  # a forked child must not end its parent's workers
-            return
-        if not workers:
-            # Resume a close that was interrupted twice in this thread; another thread's close is left to that thread.
-            if self._rest is not None and self._rest[0] == threading.get_ident():
-                self._close_at_once(self._rest[1])
+        if not workers or os.getpid() != self._pid:  # a forked child must not end its parent's workers
             return
         channels = [worker.channel for worker in workers if not worker.death]
         try:
             with DeferSigint():  # not `self.shield`: another thread may be using the pool
-                self._workers, self._rest = [], (threading.get_ident(), channels)
+                self._workers = []
                 vars(self).pop("batch", None)  # free the memory now, not with this object
                 for worker in workers:
                     worker.spec = replace(worker.spec, shared={})  # likewise
             printed = [*self._printed, *self.backend.close(channels, timeout)]
         except KeyboardInterrupt:
-            self._close_at_once(channels)
+            while True:
+                with contextlib.suppress(KeyboardInterrupt):
+                    self.backend.close(channels, 0.0)
+                    break
             raise
-        self._rest = None
         if printed:
             with contextlib.suppress(OSError, ValueError):  # the interpreter is exiting, and the output is closed
                 self._listener(printed)
-
-    def _close_at_once(self, channels: Sequence[Channel]) -> None:
-        """End hosts without delay, even if Ctrl-C interrupts this method."""
-        while True:
-            with contextlib.suppress(KeyboardInterrupt):
-                self.backend.close(channels, 0.0)
-                self._rest = None
-                return

@@ -11,13 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from parallelenv.contract.arguments import check_positive
-from parallelenv.contract.batch import Array, Batch, Index, gather_states
+from parallelenv.contract.batch import Array, Batch, Field, Index, gather_states
 from parallelenv.contract.error_text import count, show
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,
-    ExtrasFormat,
     RecurrentState,
     RolloutChunk,
     StepIndex,
@@ -155,7 +154,7 @@ class RolloutBuilder:
         if memory is not None:
             rows = enumerate(memory.env_ids)
             self._memories = {env_id: (memory, row) for row, env_id in rows if env_id not in memory.begins}
-        self._forms: dict[str, ExtrasFormat] = {}
+        self._forms: dict[str, Field] = {}
 
     def add(self, first: int, chunk: RolloutChunk) -> None:
         """Add a chunk that starts at step ``first`` of the rollout.
@@ -461,8 +460,8 @@ def _put_together(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[in
     return whole
 
 
-def _forms_of_extras(parts: Sequence[Rollout]) -> dict[str, ExtrasFormat]:
-    forms: dict[str, ExtrasFormat] = {}
+def _forms_of_extras(parts: Sequence[Rollout]) -> dict[str, Field]:
+    forms: dict[str, Field] = {}
     for part in parts:
         forms = join_forms(forms, forms_of(part.extras))
     return forms

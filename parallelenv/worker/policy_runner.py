@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.arguments import ActionReader, Policy
-from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.batch import Array, Batch, Field, Layout
 from parallelenv.contract.copying import deep_copy, pickle_roundtrip
-from parallelenv.contract.rollout_data import ExtrasFormat, RecurrentState, check_rows, join_forms, map_leaves
+from parallelenv.contract.rollout_data import RecurrentState, check_rows, join_forms, map_leaves
 from parallelenv.contract.spaces import Action, State
 from parallelenv.contract.tensors import as_array
 from parallelenv.errors import ActionError, ArgumentError, UnpicklableError
@@ -39,7 +39,7 @@ class PolicyRunner:
         ]
         self._names = tuple(name for name in _NAMES if name in parameters)
         self._num_positional = 0 if self._names else max(0, min(len(required) - 1, 2))
-        self.extras_formats: dict[str, ExtrasFormat] | None = None
+        self.extras_formats: dict[str, Field] | None = None
         self._memory_ids, self._memory, new = memory or RecurrentState((), None)  # env ids, and their rows
         self._in_episode = set(self._memory_ids) - new  # envs whose rows belong to their current episode
 
@@ -61,7 +61,7 @@ class PolicyRunner:
         actions, memory, extras = _parts(answer)
         check_rows("In the policy's tuple (actions, rnn_state, extras) the rnn_state", memory, len(env_ids))
         arrays = {name: _read_extra(name, value, len(env_ids)) for name, value in (extras or {}).items()}
-        found = {name: ExtrasFormat(array.shape[1:], array.dtype) for name, array in arrays.items()}
+        found = {name: Field(array.shape[1:], array.dtype) for name, array in arrays.items()}
         known = found if self.extras_formats is None else self.extras_formats
         if found.keys() != known.keys():
             raise ArgumentError(

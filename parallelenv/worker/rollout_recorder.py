@@ -14,13 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, Index, gather_states
+from parallelenv.contract.batch import Array, Batch, Field, Index, gather_states
 from parallelenv.contract.copying import cannot_travel, deep_copy, loads
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,
-    ExtrasFormat,
     RolloutChunk,
     RolloutRequest,
     empty_actions,
@@ -221,7 +220,7 @@ class ChunkRecorder:
         self._episodes_left[column] = left = left if left is None else left - 1
         return left != 0
 
-    def finish(self, formats: Mapping[str, ExtrasFormat]) -> RolloutChunk:
+    def finish(self, formats: Mapping[str, Field]) -> RolloutChunk:
         """Complete the chunk and return it."""
         chunk, count = self.chunk, self.count
         chunk.states = [kept[:count] for kept in chunk.states]
