@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from parallelenv import registry
 from parallelenv.collect.collector import CollectorBase, check_maker, check_optional
 from parallelenv.collect.scheduler import CollectorEnv, CollectRequest, Scheduler, zstandard
 from parallelenv.contract.arguments import Policy, check_base_seed, check_flags, check_positive, is_number
-from parallelenv.contract.error_text import count, show
+from parallelenv.contract.error_text import count, did_you_mean, show
 from parallelenv.contract.spaces import Info
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
@@ -293,6 +294,13 @@ def _start(
         raise ArgumentError(
             f"{name}={show(options[name])} is for envs, but a CollectorSet runs collectors. Give it to the "
             "ParallelEnv in make_envs."
+        )
+    own = {*inspect.signature(CollectorSet).parameters, *inspect.signature(ParallelEnv).parameters}
+    known = own.union(registry.option_names(para_mode))
+    for name in set(options).difference(known):
+        raise ArgumentError(
+            f"{name}={show(options[name])} is neither an argument of CollectorSet nor an option of "
+            f"para_mode={registry.word_of(para_mode)!r}.{did_you_mean(name, sorted(known))}"
         )
     if worker_resources is not None:
         if not isinstance(worker_resources, dict) or "ray_options" in options:

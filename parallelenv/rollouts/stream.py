@@ -18,6 +18,7 @@ from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
+from parallelenv.worker.policy_runner import policy_parameters
 
 if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
@@ -47,10 +48,7 @@ class Stream:
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
         check_policy(policy)
-        try:
-            names = inspect.signature(policy).parameters.keys()
-        except (TypeError, ValueError):  # a builtin without a signature
-            names = {}.keys()
+        names = policy_parameters(policy).keys()
         if not names.isdisjoint(("rnn_state", "done")):
             raise ArgumentError(
                 "stream() calls the policy for the envs that are ready, so it cannot give it an rnn_state. Let it "
