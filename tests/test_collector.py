@@ -394,37 +394,6 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
         Collector(**{"make_policy": lambda: zeros, **arguments, **given})
 
 
-KINDS_OF_COLLECTORS = {"Collector": Collector, "CollectorSet": partial(CollectorSet, 1, para_mode=THREADS)}
-CALLS: dict[str, tuple[Any, ...]] = {
-    "collect": (),
-    "evaluate": (),
-    "set_weights": (1,),
-    "update_policy": ("noise", 1),
-    "replace": ("policy", Net),
-}
-
-
-def calls_of(collector: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    for name, arguments in CALLS.items():
-        yield name, partial(getattr(collector, name), *arguments)
-    if isinstance(collector, CollectorSet):
-        yield "stream", lambda: next(iter(collector.stream()))
-
-
-@pytest.mark.parametrize("name", KINDS_OF_COLLECTORS)
-def test_every_call_after_stop_is_refused(name: str) -> None:
-    kind: Any = KINDS_OF_COLLECTORS[name]
-    collector = kind(make_policy=Net, make_envs=partial(ParallelEnv, counts(9), ORACLE, "restart"), num_steps=3)
-    assert re.search(rf"<parallelenv\.{name} of 1 (env|collector), (para_mode=.*, )?version 0>", repr(collector))
-    collector.stop()
-    collector.stop()
-    assert collector.closed
-    assert repr(collector).endswith("stopped>")
-    for _, call in calls_of(collector):
-        with pytest.raises(ClosedError, match=f"on a stopped {name}. Make a new one"):
-            call()
-
-
 class Waiting(Net):
     """Waits for an event in its first call, until another one is set."""
 
@@ -436,24 +405,41 @@ class Waiting(Net):
         return super().__call__(*arguments, **keywords)
 
 
-@pytest.mark.parametrize("name", KINDS_OF_COLLECTORS)
-def test_concurrent_use_by_two_threads_is_refused(name: str) -> None:
-    kind: Any = KINDS_OF_COLLECTORS[name]
+@pytest.mark.parametrize(
+    ("name", "kind"), [("Collector", Collector), ("CollectorSet", partial(CollectorSet, 1, para_mode=THREADS))]
+)
+def test_calls_of_a_second_thread_and_after_stop_are_refused(name: str, kind: Any) -> None:
     Waiting.within.clear()
     Waiting.told.clear()
-    with kind(
-        make_policy=Waiting, make_envs=partial(ParallelEnv, counts(9), ORACLE, "restart"), num_steps=3
-    ) as collector:
+    make_envs = partial(ParallelEnv, counts(9), ORACLE, "restart")
+    with kind(make_policy=Waiting, make_envs=make_envs, num_steps=3) as collector:
+        assert re.search(rf"<parallelenv\.{name} of 1 (env|collector), (para_mode=.*, )?version 0>", repr(collector))
+        calls = {
+            "collect": collector.collect,
+            "evaluate": collector.evaluate,
+            "set_weights": partial(collector.set_weights, 1),
+            "update_policy": partial(collector.update_policy, "noise", 1),
+            "replace": partial(collector.replace, "policy", Net),
+        }
+        if isinstance(collector, CollectorSet):
+            calls["stream"] = lambda: list(collector.stream())
         found: list[int] = []
         thread = threading.Thread(target=lambda: found.append(len(collector.collect()[0])))
         thread.start()
         assert Waiting.within.wait(30)
-        for call_name, call in calls_of(collector):
+        for call_name, call in calls.items():
             with pytest.raises(UsageError, match=rf"{call_name}\(\) was called while another thread is in collect"):
                 call()
         Waiting.told.set()
         thread.join()
         assert found == [3]
+        collector.stop()
+        collector.stop()
+        assert collector.closed
+        assert repr(collector).endswith("stopped>")
+        for call in calls.values():
+            with pytest.raises(ClosedError, match=f"on a stopped {name}. Make a new one"):
+                call()
 
 
 @pytest.fixture(scope="session")
