@@ -39,7 +39,7 @@ from parallelenv.errors import (
 )
 from parallelenv.rollouts import running_rollout
 from parallelenv.testing import envs as zoo
-from parallelenv.testing.contract import KINDS, NUM_ENVS, assert_same
+from parallelenv.testing.contract import KINDS, assert_same
 
 Policy = Callable[[Any], Any]
 
@@ -138,7 +138,7 @@ def steps_of(rollout: Rollout, space: Any, action_space: Any) -> Any:
         infos = rollout.infos.get(at, {}), rollout.reset_infos.get(at, {})
         steps[at] = part(rollout.states, at, space), plain(action), np.asarray(rollout.rewards[at]), flags, *infos
     ended = [part(rollout.ended_states, row, space) for row in range(rollout.dones.sum())]
-    return steps, ended, [part(rollout.final_states, env_id, space) for env_id in range(NUM_ENVS)]
+    return steps, ended, [part(rollout.final_states, column, space) for column in range(len(rollout.env_ids))]
 
 
 CASES = [*((kind, "restart") for kind in POLICIES), *itertools.product(("array", "text", "dict"), ("idle", "continue"))]
