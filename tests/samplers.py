@@ -28,10 +28,7 @@ class Walk:
     """
 
     def __init__(self, sampler: Walks, number: int, length: int, draw: float) -> None:
-        self.sampler = sampler
-        self.number = number
-        self.length = length
-        self.count = 0
+        self.sampler, self.number, self.length, self.count = sampler, number, length, 0
         self.place = np.array([number, 0, draw])
 
     def step(self, action: Any) -> Any:
@@ -75,18 +72,12 @@ class Walks:
     def __init__(
         self, total: float = 3, kind: str = "plain", crash: tuple[int, int] | None = None, log: Any = None
     ) -> None:
-        self.total = total
-        self.length = total
-        self.kind = kind
-        self.crash = crash
-        self.log = log
-        if SPACES[kind] is not None:
-            self.observation_space = SPACES[kind]
+        self.total = self.length = total
+        self.kind, self.crash, self.log = kind, crash, log
+        self.observation_space = SPACES[kind]
         self.given = 0
         self.rng = np.random.default_rng(0)
-        self.closed: list[Any] = []
-        self.asked: list[Any] = []
-        self.tasks: list[Any] = []
+        self.closed, self.asked, self.tasks = list[Any](), list[Any](), list[Any]()
 
     def next_task(self, length: int | None = None, **kwargs: Any) -> Walk | None:
         self.asked.append(kwargs)

@@ -126,7 +126,8 @@ def steps_outside(env: ParallelEnv, policy: Policy, num_steps: int) -> Any:
 def batched(states: list[Any], space: Any) -> Any:
     if space is None:
         return states
-    return gym.vector.utils.concatenate(space, states, gym.vector.utils.create_empty_array(space, len(states)))
+    empty: Any = gym.vector.utils.create_empty_array(space, len(states))
+    return gym.vector.utils.concatenate(space, states, empty)
 
 
 def steps_of(rollout: Rollout, space: Any, action_space: Any) -> Any:

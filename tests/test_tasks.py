@@ -32,10 +32,9 @@ from parallelenv.errors import (
     UnpicklableError,
     WorkerDiedError,
 )
-from parallelenv.results import difference
 from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
-from parallelenv.testing.contract import DONE_POLICIES, drain
+from parallelenv.testing.contract import DONE_POLICIES, assert_same, drain, items
 from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
 
 FOUR = [{"total": 9}] * 4
@@ -131,27 +130,31 @@ def test_task_env_is_a_gymnasium_env_of_the_sampler() -> None:
         (True, {"TimeLimit.truncated": True}, (False, True)),
     ],
 )
-def test_done_flag_is_split_into_terminated_and_truncated(kind: Any, done: bool, info: Any, flags: Any) -> None:
-    class Told(Count):
-        def step(self, action: Any) -> Any:
-            return kind(np.zeros(3), 2.0, done, info)
-
-    env = TaskEnv(Counts(Told))
+def test_done_flag_is_split_into_terminated_and_truncated(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, done: bool, info: Any, flags: Any
+) -> None:
+    monkeypatch.setattr(Count, "step", lambda task, action: kind(np.zeros(3), 2.0, done, info))
+    env = TaskEnv(Counts())
     env.reset()
-    _, reward, terminated, truncated, found = env.step(0)
-    assert (reward, (terminated, truncated), found) == (2.0, flags, info)
+    assert env.step(0)[1:] == (2.0, *flags, info)
 
 
 @pytest.mark.parametrize("returned", [None, (1, 2, 3), [0, 0.0, False, False, {}]])
-def test_invalid_step_results_of_a_task_raise(returned: Any) -> None:
-    class Odd(Count):
-        def step(self, action: Any) -> Any:
-            return returned
-
-    env = TaskEnv(Counts(Odd))
+def test_invalid_step_results_of_a_task_raise(monkeypatch: pytest.MonkeyPatch, returned: Any) -> None:
+    monkeypatch.setattr(Count, "step", lambda task, action: returned)
+    env = TaskEnv(Counts())
     env.reset()
-    with pytest.raises(TypeError, match=f"Odd returned a {type(returned).__name__}. Return .*TaskStep"):
+    with pytest.raises(TypeError, match=f"Count returned a {type(returned).__name__}. Return .*TaskStep"):
         env.step(0)
+
+
+def test_task_env_raises_without_a_task() -> None:
+    env: gym.Env[Any, Any] = TaskEnv(Walks(1))
+    env.reset()
+    with pytest.raises(ExhaustedError, match=r"Walks has no further task. Call its reset\(\)"):
+        env.reset()
+    with pytest.raises(ResetNeededError, match="no task to step"):
+        env.step(1)
 
 
 def test_invalid_samplers_and_tasks_are_refused() -> None:
@@ -178,6 +181,18 @@ def test_each_task_is_closed_before_the_next_and_the_sampler_last(monkeypatch: p
     assert log == [[1, "sampler"]]
 
 
+def test_render_mode_and_metadata_are_those_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TaskEnv(Counts()).metadata == gym.Env.metadata
+    assert TaskEnv(Counts()).metadata is not gym.Env.metadata
+    monkeypatch.setattr(Counts, "render_mode", "rgb_array", raising=False)
+    monkeypatch.setattr(Counts, "metadata", {"render_modes": ["rgb_array"], "render_fps": 7}, raising=False)
+    env = TaskEnv(Counts())
+    assert (env.render_mode, env.metadata["render_fps"]) == ("rgb_array", 7)
+
+
+# ---------------------------------------------------------------- task pools
+
+
 def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
     env = make_pool(Walks, [{"kind": "pieces", "total": 9}] * 3)
     first = env.next_task(length=4)
@@ -199,29 +214,11 @@ def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
 
 
 def test_dict_states_with_different_keys_stay_objects(make_pool: MakePool) -> None:
-    class Odd(Walks):
-        def next_task(self, length: int | None = None, **kwargs: Any) -> Any:
-            self.kind = "pieces" if self.total == 1 else "sheet"
-            return super().next_task(**kwargs)
-
-    env = make_pool(Odd, [{"kind": "bare", "total": 1}, {"kind": "bare", "total": 2}])
+    env = make_pool(Walks, [{"kind": "bare"}] * 2)
+    env.set_env_attr("kind", values=["pieces", "sheet"])
     states = env.next_task()
     assert states.dtype == object
     assert [set(state) for state in states] == [{"place", "parts"}, {"place", "word"}]
-
-
-def test_render_mode_and_metadata_are_those_of_the_sampler() -> None:
-    class Drawn(Counts):
-        render_mode = "rgb_array"
-        metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
-
-    env = TaskEnv(Drawn())
-    assert (env.render_mode, env.metadata["render_fps"]) == ("rgb_array", 7)
-    assert TaskEnv(Counts()).metadata == gym.Env.metadata
-    assert TaskEnv(Counts()).metadata is not gym.Env.metadata
-
-
-# ---------------------------------------------------------------- task pools
 
 
 def test_samplers_are_made_in_workers_and_share_nothing(make_pool: MakePool) -> None:
@@ -259,6 +256,12 @@ def test_tasks_have_the_same_order_in_every_mode(make_pool: MakePool, mode: str,
         assert len(tasks) == total
 
 
+def test_task_pool_accepts_another_done_policy() -> None:
+    with TaskPool(env_fns(totals=(2,)), asynchronous="continue") as env:
+        env.next_task(length=1)
+        assert [bool(env.step([1]).dones[0]) for _ in range(2)] == [True, True]
+
+
 @pytest.mark.parametrize(("auto", "done_policy"), [(True, "restart"), (False, "idle")])
 def test_auto_resample_sets_the_done_policy(make_pool: MakePool, auto: bool, done_policy: str) -> None:
     env = make_pool(Walks, [{"total": 9}] * 2, auto)
@@ -273,8 +276,8 @@ def test_auto_resample_sets_the_done_policy(make_pool: MakePool, auto: bool, don
 
 def test_next_task_returns_first_states_and_accepts_arguments(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
-    assert difference(env.next_task(), env.get_observations()) is None
-    assert difference(env.reset([]), env.get_observations([])) is None
+    assert_same(env.next_task(), env.get_observations())
+    assert_same(env.reset([]), env.get_observations([]))
     states = env.next_task([3, 1], length=1, other=(2, 3))
     assert states[:, :2].tolist() == [[2, 0], [2, 0]]
     assert env.attr("asked", id=[1, 0]) == [[{}, {"other": (2, 3)}], [{}]]
@@ -296,7 +299,7 @@ def test_reset_all_restarts_tasks_but_not_random_numbers(make_pool: MakePool) ->
     assert not np.array_equal(again[:, 2], first[:, 2])
     env.reset_all()
     env.set_seeds([3, 4, 5, 6])
-    assert difference(env.next_task(), first) is None
+    assert_same(env.next_task(), first)
     assert env.attr("closed", id=2) == [[1, 1]]
 
 
@@ -333,30 +336,17 @@ def test_get_observations_returns_current_observations(make_pool: MakePool) -> N
     env.recv()
 
 
-class Shows(Count):
-    """Returns a given observation after its first step."""
-
-    seen: Any = None
-
-    def step(self, action: Any) -> Any:
-        self.count = 1
-        return np.zeros(3), 1.0, False, False, {}
-
-    def get_observations(self) -> Any:
-        return self.seen if self.count else np.zeros(3)
-
-
 @pytest.mark.parametrize("seen", [None, 3, "x", np.zeros(5), np.zeros(3, complex)])
 def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: Any) -> None:
-    env = make_pool(partial(Counts, Shows), [{}] * 3)
+    env = make_pool(Counts, [{}] * 3)
     env.next_task()
-    env.step([1], id=1)
-    env.set_env_attr("seen", values=[seen] * 3)
+    env.set_env_attr("task.get_observations", lambda: seen, id=1)
     with pytest.raises(EnvContractError, match="the state is .*, but the observation space is Box") as caught:
         env.get_observations()
     assert "env 1 in get_observations()" in "".join(caught.value.__notes__)
     assert caught.value.partial.keys() == {0, 2}  # type: ignore[attr-defined]
     assert env.get_observations([2, 0]).shape == (2, 3)
+    env.next_task(1)
     assert env.step([1, 1, 1]).states.shape == (3, 3)
 
 
@@ -374,12 +364,11 @@ def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
         env.call("nothing")
 
 
-class Rewinds(Counts):
-    def rewind(self) -> str:
-        return "of the sampler"
-
-
 def test_wrappers_and_task_env_do_not_hide_names_of_task_and_sampler() -> None:
+    class Rewinds(Counts):
+        def rewind(self) -> str:
+            return "of the sampler"
+
     with TaskPool([lambda: TimeLimit(TaskEnv(Walks(9)), 3), lambda: TaskEnv(Rewinds())]) as env:
         env.next_task(length=9)
         assert env.call("rewind", id=1) == ["of the sampler"]
@@ -403,7 +392,7 @@ def test_rebuilt_sampler_uses_the_seeds_that_were_set(make_pool: MakePool) -> No
         env.set_seeds([11, 12])
         env.next_task()
         drawn.append(env.step([1, 1]).states[:, 2])
-    assert difference(*drawn) is None
+    assert_same(*drawn)
     assert drawn[0][0] != drawn[0][1]
 
 
@@ -426,14 +415,11 @@ def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) 
         ParallelEnv.from_samplers(**{"make_sampler_fn": Walks, "sampler_fn_args": [{}], **arguments})
 
 
-def test_errors_and_results_of_make_sampler_fn_are_checked(make_pool: MakePool) -> None:
+def test_arguments_errors_and_results_of_make_sampler_fn_are_checked(make_pool: MakePool) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
         make_pool(Walks, [{}, {"wrong": 1}])
     with pytest.raises(InvalidEnvError, match="sampler is dict, which lacks"):
         make_pool(dict, [{"a": 1}])
-
-
-def test_unpicklable_task_arguments_raise_in_every_mode(make_pool: MakePool) -> None:
     with pytest.raises(UnpicklableError, match="cannot pickle '_thread.lock' object.*(make_sampler_fn|env fn) "):
         make_pool(Walks, [{"log": threading.Lock()}])
 
@@ -459,16 +445,11 @@ def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
     env.send_reset()
     log += [drain(env), env.done, env.exhausted, env.reset_infos]
     for step in range(40):
-        if step % 3 == 2:
-            batch = env.step(ONES, align="batch")
-            log += [list(batch), batch.terminated, batch.truncated]
-        elif step % 3 == 1:
+        if step % 3 == 1:
             env.send(ONES)
-            parts = [env.recv(max_envs=1) for _ in ONES]
-            log += [[list(part), part.env_ids] for part in sorted(parts, key=lambda part: int(part.env_ids[0]))]
+            log.append(drain(env, max_envs=1))
         else:
-            result = env.step(ONES)
-            log += [list(result), result.terminated, result.truncated, result.env_ids]
+            log.append(items(env.step(ONES, align="batch" if step % 3 else "item")))
         log += [env.done, env.exhausted, env.reset_infos]
         if env.all_exhausted():
             break
@@ -497,7 +478,7 @@ def test_every_mode_equals_oracle_until_all_envs_are_exhausted(
     with ParallelEnv(envs, asynchronous=asynchronous) as oracle:
         expected = play(oracle, asynchronous)
     found = play(make_env(envs, asynchronous=asynchronous, num_cpus=2), asynchronous)
-    assert difference(expected, found) is None, difference(expected, found)
+    assert_same(expected, found)
 
 
 @pytest.mark.parametrize("asynchronous", DONE_POLICIES)
@@ -639,13 +620,8 @@ def test_stream_ends_when_all_envs_are_exhausted(make_pool: MakePool) -> None:
 
 def test_run_episodes_stops_when_no_tasks_are_left(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
-    assert env.run_episodes(ones, 8, progress=False).env_ids.tolist() == [
-        0,
-        1,
-        1,
-        3,
-        3,
-    ]  # two each, where there are two
+    played = env.run_episodes(ones, 8, progress=False)
+    assert played.env_ids.tolist() == [0, 1, 1, 3, 3]  # two each, where there are two
     assert env.next_task().tolist()[0] is None  # all its tasks were played
 
 
@@ -658,9 +634,6 @@ def test_loop_until_all_done_plays_every_task(make_pool: MakePool, auto: bool) -
             ended += int(env.step([1, 1, 1]).dones.sum())
         states = env.next_task(length=2)
     assert ended == 9  # all end an episode in the same step
-
-
-# ---------------------------------------------------------------- restarts
 
 
 def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
@@ -691,7 +664,7 @@ def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
         assert rollout.dones[step, steps].tolist() == result.dones[steps].tolist()
     assert not rollout.valid[:, 2].any()
     assert [info for (_, env_id), info in rollout.reset_infos.items() if env_id == 0] == [EXHAUSTED]
-    assert difference([outside.done, outside.exhausted], [beside.done, beside.exhausted]) is None
+    assert_same([outside.done, outside.exhausted], [beside.done, beside.exhausted])
 
 
 def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None:
@@ -703,9 +676,6 @@ def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None
     assert env.all_exhausted()
     assert len(env.rollout(ones, num_episodes=8)) == 0
     assert not env.rollout(ones, 3).valid.any()
-
-
-# ---------------------------------------------------------------- saved states
 
 
 @in_modes(*MODES)
@@ -722,8 +692,8 @@ def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asyn
         assert other.load_state(state) == ()
         assert other.exhausted[2]
         found = [list(other.step(ONES)) for _ in range(6)]
-        assert difference(expected, found) is None, difference(expected, found)
-        assert difference(exhausted, other.exhausted) is None
+        assert_same(expected, found)
+        assert_same(exhausted, other.exhausted)
 
 
 # ---------------------------------------------------------------- failures
@@ -749,10 +719,8 @@ def test_rebuilt_sampler_may_have_no_task(make_pool: MakePool, tmp_path: Path, k
     assert result.infos[0]["exhausted"] is True
     assert env.all_exhausted()
     assert env.step([1], align="batch") == [(None, None, True, EXHAUSTED)]
-
-
-def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Path) -> None:
-    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    (tmp_path / "births").unlink()
+    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": kind}], on_failure="restart")
     env.next_task(length=9)
     rollout = env.rollout(ones, 6)
     assert rollout.valid[:, 0].tolist() == [True, True, False, False, False, False]
@@ -760,20 +728,11 @@ def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_
     assert env.all_exhausted()
 
 
-class Dying(Fleeting):
-    """Its first task ends the worker."""
-
-    def next_task(self, *args: Any, **kwargs: Any) -> Any:
-        task: Any = super().next_task(*args, **kwargs)
-        if task is not None:
-            task.step = lambda action: os._exit(3)
-        return task
-
-
 @in_modes(PROCESSES)
 def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Path) -> None:
-    env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
     env.next_task()
+    env.set_env_attr("task.step", lambda action: os._exit(3))
     result = env.step([1])
     assert isinstance(result.infos[0]["failure"], WorkerDiedError)
     assert result.infos[0]["exhausted"] is True
@@ -825,21 +784,3 @@ def test_normalize_and_stack_wrappers_ignore_exhausted_envs(make_pool: MakePool)
     stacked = StackStates(make_pool(Walks, walks(totals=(0, 9))), 2)
     assert stacked.next_task()[1][:, 1].tolist() == [0, 0]
     assert stacked.step([1, 1]).states[1][:, 1].tolist() == [0, 1]
-
-
-# ---------------------------------------------------------------- without a pool
-
-
-def test_task_env_raises_exhausted_error_without_parallel_env() -> None:
-    env: gym.Env[Any, Any] = TaskEnv(Walks(1))
-    env.reset()
-    with pytest.raises(ExhaustedError, match=r"Walks has no further task. Call its reset\(\)"):
-        env.reset()
-    with pytest.raises(ResetNeededError, match="no task to step"):
-        env.step(1)
-
-
-def test_task_pool_accepts_another_done_policy() -> None:
-    with TaskPool(env_fns(totals=(2,)), asynchronous="continue") as env:
-        env.next_task(length=1)
-        assert [bool(env.step([1]).dones[0]) for _ in range(2)] == [True, True]
