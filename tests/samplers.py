@@ -103,8 +103,7 @@ class Walks:
 class Once(Counting):
     """Not a task: an env with a number of episodes of two steps each."""
 
-    def __init__(self, episodes: int = 1) -> None:
-        self.left = episodes
+    left = 1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         if not self.left:

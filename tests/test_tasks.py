@@ -509,7 +509,8 @@ def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> N
 
 
 def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
-    env = make_env([partial(Once, 2), Once], asynchronous="restart")
+    env = make_env([Once, Once], asynchronous="restart")
+    env.set_env_attr("left", 2, id=0)
     env.reset()
     with pytest.raises(ExhaustedError, match="in the middle") as caught:
         env.step([0, 1])  # an error in a step is an ordinary failure
@@ -648,14 +649,11 @@ def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asyn
     for _ in range(2):
         env.step(ONES)
     state = pickle.loads(pickle.dumps(env.save_state()))
-    expected = [list(env.step(ONES)) for _ in range(6)]
-    exhausted = env.exhausted
+    expected = [*(list(env.step(ONES)) for _ in range(6)), env.exhausted]
     with ParallelEnv(env_fns(), asynchronous=asynchronous) as other:
         assert other.load_state(state) == ()
         assert other.exhausted[2]
-        found = [list(other.step(ONES)) for _ in range(6)]
-        assert_same(expected, found)
-        assert_same(exhausted, other.exhausted)
+        assert_same(expected, [*(list(other.step(ONES)) for _ in range(6)), other.exhausted])
 
 
 # ---------------------------------------------------------------- failures
