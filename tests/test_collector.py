@@ -52,6 +52,9 @@ def make_collector(mode: str) -> Iterator[MakeCollector]:
         collector.stop()
 
 
+make_one = partial(ParallelEnv, counts(9), ORACLE, "restart")
+
+
 def here(policy: Any, envs: Any, num_steps: int = 5, **kwargs: Any) -> Collector:
     """Make a `Collector` of envs in this process."""
     return Collector(lambda: policy, lambda: ParallelEnv(envs, ORACLE, "restart"), num_steps=num_steps, **kwargs)
@@ -225,8 +228,7 @@ def test_initial_weights_can_be_a_torch_state_dict() -> None:
             return super().forward(torch.as_tensor(states, dtype=torch.float32)).argmax(1)
 
     weights = {"weight": torch.ones(5, 2), "bias": torch.arange(5.0)}
-    make_envs = partial(ParallelEnv, counts(9), ORACLE, "restart")
-    with Collector(partial(Best, 2, 5), make_envs, num_steps=3, weights=weights) as collector:
+    with Collector(partial(Best, 2, 5), make_one, num_steps=3, weights=weights) as collector:
         assert collector.collect()[0].actions.tolist() == [[4]] * 3
 
 
@@ -256,6 +258,7 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
 @pytest.mark.parametrize(
     ("call", "arguments", "match"),
     [
+        ("collect", (0,), "num_steps=0 must be"),
         *[("collect", (1, wrong), "Give .*events, such as threading.Event") for wrong in ("now", 3, [3])],
         *[("set_weights", ({}, wrong), "version=.* must be an int of 0 or more") for wrong in (-1, 1.5, True, "2")],
         ("update_policy", ("nois", 1), "name='nois': the policy, a Net, has no such attribute"),
@@ -267,13 +270,14 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
         ("evaluate", (), "no test envs. Give make_test_envs"),
     ],
 )
-def test_bad_calls_are_refused_and_change_nothing(call: str, arguments: Any, match: str) -> None:
-    with here(Net(), counts(9)) as collector:
-        policy = collector.policy
-        is_absent = "has no such" in match
-        with pytest.raises(AbsentAttributeError if is_absent else ArgumentError, match=match):
+@pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode=ORACLE)])
+def test_bad_calls_are_refused_and_change_nothing(kind: Any, call: str, arguments: Any, match: str) -> None:
+    with kind(make_policy=Net, make_envs=make_one, num_steps=5) as collector:
+        policy = getattr(collector, "policy", None)
+        error = AbsentAttributeError if "has no such" in match else ArgumentError
+        with pytest.raises(error, match=match):
             getattr(collector, call)(*arguments)
-        assert (collector.version, collector.policy) == (0, policy)
+        assert (collector.version, getattr(collector, "policy", None)) == (0, policy)
         assert len(collector.collect()[0]) == 5
 
 
@@ -389,9 +393,8 @@ def test_error_of_the_policy_has_earlier_steps_in_partial(make_collector: MakeCo
     ],
 )
 def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
-    arguments: dict[str, Any] = {"make_envs": partial(ParallelEnv, counts(9), ORACLE, "restart"), "num_steps": 3}
     with pytest.raises(ArgumentError, match=match):
-        Collector(**{"make_policy": lambda: zeros, **arguments, **given})
+        Collector(**{"make_policy": lambda: zeros, "make_envs": make_one, "num_steps": 3, **given})
 
 
 class Waiting(Net):
@@ -411,8 +414,7 @@ class Waiting(Net):
 def test_calls_of_a_second_thread_and_after_stop_are_refused(name: str, kind: Any) -> None:
     Waiting.within.clear()
     Waiting.told.clear()
-    make_envs = partial(ParallelEnv, counts(9), ORACLE, "restart")
-    with kind(make_policy=Waiting, make_envs=make_envs, num_steps=3) as collector:
+    with kind(make_policy=Waiting, make_envs=make_one, num_steps=3) as collector:
         assert re.search(rf"<parallelenv\.{name} of 1 (env|collector), (para_mode=.*, )?version 0>", repr(collector))
         calls = {
             "collect": collector.collect,

@@ -299,17 +299,15 @@ def test_num_episodes_are_distributed_evenly(begin: Begin) -> None:
 # ---------------------------------------------------------------- policies that act
 
 
-class Recurrent:
-    """Counts the steps of each episode in its recurrent state, and returns them as extras."""
-
-    def __call__(self, states: Any, rnn_state: Any = None, done: Any = None) -> Any:
-        if rnn_state is None:
-            assert done.all()
-            rnn_state = {"count": np.zeros(len(states)), "pair": (np.zeros((len(states), 2)),)}
-        count = np.where(done, 0, rnn_state["count"])
-        wide = np.broadcast_to(count[:, None, None], (len(states), 2, 3)).astype(np.float32)
-        extras = {"count": count, "done": done, "wide": wide}
-        return zeros(states), {"count": count + 1, "pair": (rnn_state["pair"][0] + states,)}, extras
+def recurrent(states: Any, rnn_state: Any = None, done: Any = None) -> Any:
+    """Count the steps of each episode in the recurrent state, and return them as extras."""
+    if rnn_state is None:
+        assert done.all()
+        rnn_state = {"count": np.zeros(len(states)), "pair": (np.zeros((len(states), 2)),)}
+    count = np.where(done, 0, rnn_state["count"])
+    wide = np.broadcast_to(count[:, None, None], (len(states), 2, 3)).astype(np.float32)
+    extras = {"count": count, "done": done, "wide": wide}
+    return zeros(states), {"count": count + 1, "pair": (rnn_state["pair"][0] + states,)}, extras
 
 
 @pytest.mark.parametrize("done_policy", ["restart", "idle"])
@@ -320,7 +318,7 @@ def test_recurrent_state_begins_with_each_episode_and_continues_in_the_next_roll
     env = begin(counts(4, 30, 5, 2), asynchronous=done_policy)
     memory: Any = None
     for _ in range(2):
-        rollout = env.rollout(Recurrent(), 3, id=[3, 0, 1, 2], rnn_state=memory)
+        rollout = env.rollout(recurrent, 3, id=[3, 0, 1, 2], rnn_state=memory)
         extras, where = rollout.extras, rollout.valid
         assert set(extras) == {"count", "done", "wide"}
         assert extras["count"][where].tolist() == rollout.states[..., 1][where].tolist()
@@ -331,11 +329,11 @@ def test_recurrent_state_begins_with_each_episode_and_continues_in_the_next_roll
         memory = rollout.rnn_state
         env.reset([1])
     assert memory["pair"][0].shape == (4, 2)
-    again = env.rollout(Recurrent(), 1)
+    again = env.rollout(recurrent, 1)
     assert again.extras["done"][again.valid].all()
     assert env.rollout(zeros, 1).rnn_state is None
     with pytest.raises(ArgumentError, match=r"rnn_state is of shape \(4,\)"):
-        env.rollout(Recurrent(), 1, id=[0, 1], rnn_state=memory)
+        env.rollout(recurrent, 1, id=[0, 1], rnn_state=memory)
 
 
 class Worded(Count):
@@ -494,17 +492,28 @@ def test_failed_env_is_restarted_with_on_failure_restart(
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [11, 6, 11, 11]
 
 
-@in_modes(*IN_WORKERS)
-def test_death_of_worker_raises_with_other_steps_in_partial(begin: Begin, folder: Path) -> None:
-    env = begin(fragile(folder))
-    env.rollout(zeros, 2)
-    with pytest.raises(WorkerDiedError) as caught:
-        env.rollout(at(4, folder, e1=EXIT), 1000)
+@pytest.mark.parametrize(
+    ("mode", "deed", "error", "match"),
+    [
+        *[(mode, WAIT, WorkerTimeoutError, r"are lost: start again with reset\(\[0, 1\]\)") for mode in IN_BACKGROUND],
+        *[(mode, EXIT, WorkerDiedError, "is dead") for mode in IN_WORKERS],
+    ],
+    indirect=["mode"],
+)
+def test_late_or_dead_worker_raises_with_other_steps_in_partial(
+    begin: Begin, folder: Path, deed: int, error: Any, match: str
+) -> None:
+    env = begin(fragile(folder), timeout=1.0 if deed == WAIT else None)
+    with pytest.raises(error, match=match) as caught:
+        env.rollout(at(4, folder, e1=deed), 1000)
     assert caught.value.env_ids == (0, 1)
     rollout = partial_of(caught)
     assert rollout.valid[0].all()
     assert rollout.valid[:, 2].sum() >= rollout.valid[:, 0].sum()
-    env.restart([0, 1])
+    if deed == WAIT:
+        (folder / "go").touch()
+    else:
+        env.restart([0, 1])
     with pytest.raises(ResetNeededError, match=r"envs \[0, 1\]"):
         env.rollout(zeros, 2)
     env.reset([0, 1])
@@ -530,20 +539,6 @@ def test_dead_worker_is_replaced_with_on_failure_restart(begin: Begin, folder: P
         assert (len(again) > 0) == (done_policy == "restart")
     assert rollout.ended_states[:, 0].tolist() == [0, 1]
     assert env.done.tolist() == [done_policy == "idle"] * 2 + [False] * 2
-
-
-@in_modes(*IN_BACKGROUND)
-def test_timeout_raises_with_other_steps_in_partial(begin: Begin, folder: Path) -> None:
-    env = begin(fragile(folder), timeout=1.0)
-    with pytest.raises(WorkerTimeoutError, match=r"are lost: start again with reset\(\[0, 1\]\)") as caught:
-        env.rollout(at(0, folder, e1=WAIT), 5)
-    assert caught.value.env_ids == (0, 1)
-    assert partial_of(caught).valid.sum(axis=0).tolist() == [0, 0, 1, 1]
-    (folder / "go").touch()
-    with pytest.raises(ResetNeededError, match=r"envs \[0, 1\]"):
-        env.rollout(zeros, 5)
-    env.reset([0, 1])
-    assert env.rollout(zeros, 2).states[0, :, 1].tolist() == [0, 0, 1, 1]
 
 
 @in_modes(*IN_BACKGROUND)
