@@ -475,17 +475,14 @@ def test_failed_envs_do_not_affect_other_envs(
 def test_failed_env_is_restarted_with_on_failure_restart(
     begin: Begin, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running_rollout, "_GROWTH", 4)  # chunks of 1, 4 and 5 steps
-    monkeypatch.setattr(running_rollout, "CHUNK", 100.0)
+    monkeypatch.setattr(running_rollout, "_GROWTH", 4)
+    monkeypatch.setattr(running_rollout, "CHUNK", 100.0)  # so that chunks have 1, 4 and 5 steps
     env = begin(fragile(folder), on_failure="restart")
     rollout = env.rollout(at(3, folder, e1=RAISE), 10)
-    assert rollout.valid[:, 1].tolist() == [True] * 4 + [False] + [True] * 5
-    assert rollout.valid[:, [0, 2, 3]].all()
-    assert np.argwhere(rollout.dones).tolist() == [[3, 1]]
-    assert rollout.truncated[3, 1]
+    assert np.argwhere(~rollout.valid).tolist() == [[4, 1]]
+    assert np.argwhere(rollout.dones).tolist() == np.argwhere(rollout.truncated).tolist() == [[3, 1]]
     assert rollout.rewards[3, 1] == 0
-    assert list(rollout.infos) == [(3, 1)]
-    assert isinstance(rollout.infos[3, 1]["failure"], ZeroDivisionError)
+    assert {place: str(info["failure"]) for place, info in rollout.infos.items()} == {(3, 1): "env 1 fell over"}
     assert rollout.ended_states.tolist() == [[1, 3]]
     assert rollout.states[5:, 1, 1].tolist() == [0, 1, 2, 3, 4]
     assert rollout.final_states[:, 1].tolist() == [10, 5, 10, 10]

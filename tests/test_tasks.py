@@ -496,18 +496,6 @@ def test_last_task_without_autoreset_ends_like_any_other(make_env: MakeEnv, asyn
         assert env.step([1, 1]).infos.tolist() == [EXHAUSTED, {}]
 
 
-def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> None:
-    env = make_pool(Walks, walks(totals=(0, 0)))
-    env.next_task()
-    assert env.all_exhausted()
-    env.set_env_attr("total", 2, id=1)
-    states = env.next_task()
-    assert states[0] is None
-    assert states[1][:2].tolist() == [1, 0]
-    assert env.done.tolist() == env.exhausted.tolist() == [True, False]
-    assert env.step([1], id=[1]).states.dtype == np.float64
-
-
 def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
     env = make_env([Once, Once], asynchronous="restart")
     env.set_env_attr("left", 2, id=0)
@@ -522,15 +510,17 @@ def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
     assert env.all_exhausted()
 
 
-def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: MakePool) -> None:
+def test_states_are_an_array_again_where_no_env_is_exhausted(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(), timeout=20)
     env.next_task(length=9)
     env.pause(2)
     assert env.num_unpaused == 3
-    assert env.step(ONES[:3]).states.shape == (3, 3)  # not an object array: no env is absent
+    assert env.step(ONES[:3]).states.shape == (3, 3)
     env.resume()
     assert env.num_unpaused == 4
     assert env.step(ONES[:2], id=[3, 0]).states.dtype == np.float64
+    env.set_env_attr("total", 2, id=2)
+    assert env.next_task(2)[0, :2].tolist() == [1, 0]
 
 
 # ---------------------------------------------------------------- sent resets and streams
@@ -597,18 +587,6 @@ def test_loop_until_all_done_plays_every_task(make_pool: MakePool, auto: bool) -
             ended += int(env.step([1, 1, 1]).dones.sum())
         states = env.next_task(length=2)
     assert ended == 9  # all end an episode in the same step
-
-
-def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
-    env = make_pool(Walks, walks(totals=(1, 0)))
-    env.next_task(length=1)
-    env.step([1, 1])
-    assert env.all_exhausted()
-    assert env.restart(0) == (0,)
-    assert env.exhausted.tolist() == [False, True]
-    with pytest.raises(ResetNeededError, match="env 0 has no"):
-        env.step([1, 1])
-    assert env.next_task(0)[0, :2].tolist() == [1, 0]
 
 
 # ---------------------------------------------------------------- rollouts
