@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Text
-from interrupting import Counting
 
-from parallelenv.errors import ExhaustedError
 from parallelenv.tasks.sampler_env import TaskStep
 
 LETTERS = "abcdefgh"
@@ -98,21 +96,3 @@ class Walks:
         self.closed.append("sampler")
         if self.log is not None:
             self.log.append(self.closed)
-
-
-class Once(Counting):
-    """Not a task: an env with a number of episodes of two steps each."""
-
-    left = 1
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if not self.left:
-            raise ExhaustedError("all were played")
-        self.left -= 1
-        return super().reset()
-
-    def step(self, action: Any) -> Any:
-        state, reward, *_ = super().step(action)
-        if action == 1:
-            raise ExhaustedError("in the middle of a step")
-        return state, reward, self.count == 2, False, {}

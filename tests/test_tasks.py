@@ -16,7 +16,8 @@ from conftest import MakeEnv, MakePool, needs_ray, require_mode
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import TimeLimit
 from modes import MODES, ORACLE, PROCESSES, in_modes
-from samplers import PLAIN, Once, Walk, Walks
+from samplers import Walk, Walks
+from test_rollout import Count
 
 from parallelenv import CLOSE, TERMINATED, ParallelEnv, ParallelWrapper
 from parallelenv.engine import recovery
@@ -31,7 +32,7 @@ from parallelenv.errors import (
     UnpicklableError,
     WorkerDiedError,
 )
-from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep, make_task_env
+from parallelenv.tasks.sampler_env import TaskEnv, TaskStep, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.testing.contract import DONE_POLICIES, assert_same, drain, items
 from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
@@ -68,57 +69,23 @@ def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- a sampler as an env
 
 
-class Count(Task):
-    """A task that inherits the optional methods."""
-
-    count = 0
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        return self.get_observations(), 1.0, False, False, {}
-
-    def is_done(self) -> bool:
-        return self.count >= 2
-
-    def get_observations(self) -> Any:
-        return np.full(3, float(self.count))
-
-
-class Counts(TaskSampler):
-    """A sampler of equal tasks without end that inherits the optional methods and records its calls."""
-
-    observation_space = PLAIN
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, make_task: Any = Count) -> None:
-        self.make_task, self.log = make_task, list[Any]()
-
-    def next_task(self, **kwargs: Any) -> Any:
-        self.log.append(kwargs)
-        return self.make_task()
-
-    def reset(self) -> None: ...
-
-    def set_seed(self, seed: int) -> None:
-        self.log.append(seed)
-
-
-def test_task_env_is_a_gymnasium_env_of_the_sampler() -> None:
-    sampler = Counts()
+def test_task_env_is_a_gymnasium_env_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Walks(99)
     env = TaskEnv(sampler)
     env.reset(seed=3, options={"level": 2})
-    env.reset()
-    assert sampler.log == [3, {"level": 2}, {}]
-    assert sampler.length is None
-    assert env.render() is None
+    env.reset(options={"length": 2})
+    assert sampler.asked == [{"level": 2}, {}]
     assert env.step(0)[2:4] == (False, False)
     assert env.step(0)[2:4] == (False, True), "an end that only is_done() reports is a truncation"
+    # `check_env` wants new observations in each step, and equal tasks for equal seeds.
+    monkeypatch.setattr(Walk, "get_observations", lambda task: np.zeros(3))
+    monkeypatch.setattr(sampler, "next_task", lambda: Walk(sampler, 1, 9, 0.0))
     check_env(env, skip_render_check=True)
     env.close()
 
 
 def test_step_of_a_task_may_return_a_done_flag_but_nothing_else() -> None:
-    env: Any = TaskEnv(Counts())
+    env: Any = TaskEnv(Walks())
     env.reset()
     for done, info, flags in (
         (False, {}, (False, False)),
@@ -130,7 +97,7 @@ def test_step_of_a_task_may_return_a_done_flag_but_nothing_else() -> None:
             assert env.step(0)[1:] == (2.0, *flags, info)
     for wrong in (None, (1, 2, 3), [0, 0.0, False, False, {}]):
         env.task.step = lambda action, wrong=wrong: wrong
-        with pytest.raises(TypeError, match=f"Count returned a {type(wrong).__name__}. Return .*TaskStep"):
+        with pytest.raises(TypeError, match=f"Walk returned a {type(wrong).__name__}. Return .*TaskStep"):
             env.step(0)
 
 
@@ -143,11 +110,12 @@ def test_task_env_raises_without_a_task() -> None:
         env.step(1)
 
 
-def test_invalid_samplers_and_tasks_are_refused() -> None:
+def test_invalid_samplers_and_tasks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Walks, "next_task", lambda sampler: 0)
     cases: list[tuple[Any, str]] = [
-        (Count(), r"sampler is Count, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"),
-        (Counts, "sampler is the class Counts, which is not an instance"),
-        (Counts(int), r"next_task\(\) of Counts returned int, which lacks step\(\), is_done"),
+        (object(), r"sampler is object, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"),
+        (Walks, "sampler is the class Walks, which is not an instance"),
+        (Walks(), r"next_task\(\) of Walks returned int, which lacks step\(\), is_done"),
     ]
     for sampler, message in cases:
         with pytest.raises(InvalidEnvError, match=message):
@@ -167,13 +135,12 @@ def test_each_task_is_closed_before_the_next_and_the_sampler_last(monkeypatch: p
     assert log == [[1, "sampler"]]
 
 
-def test_render_mode_and_metadata_are_those_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert TaskEnv(Counts()).metadata == gym.Env.metadata
-    assert TaskEnv(Counts()).metadata is not gym.Env.metadata
-    monkeypatch.setattr(Counts, "render_mode", "rgb_array", raising=False)
-    monkeypatch.setattr(Counts, "metadata", {"render_modes": ["rgb_array"], "render_fps": 7}, raising=False)
-    env = TaskEnv(Counts())
-    assert (env.render_mode, env.metadata["render_fps"]) == ("rgb_array", 7)
+def test_render_mode_and_metadata_are_those_of_the_sampler() -> None:
+    sampler: Any = Walks()
+    assert TaskEnv(sampler).metadata == gym.Env.metadata
+    assert TaskEnv(sampler).metadata is not gym.Env.metadata
+    sampler.render_mode, sampler.metadata = "rgb_array", {"render_modes": ["rgb_array"], "render_fps": 7}
+    assert (TaskEnv(sampler).render_mode, TaskEnv(sampler).metadata["render_fps"]) == ("rgb_array", 7)
 
 
 # ---------------------------------------------------------------- task pools
@@ -326,7 +293,7 @@ def test_get_observations_returns_current_observations(make_pool: MakePool) -> N
 
 @pytest.mark.parametrize("seen", [None, 3, "x", np.zeros(5), np.zeros(3, complex)])
 def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: Any) -> None:
-    env = make_pool(Counts, [{}] * 3)
+    env = make_pool(Walks, FOUR[:3])
     env.next_task()
     env.set_env_attr("task.get_observations", lambda: seen, id=1)
     with pytest.raises(EnvContractError, match="the state is .*, but the observation space is Box") as caught:
@@ -496,16 +463,31 @@ def test_last_task_without_autoreset_ends_like_any_other(make_env: MakeEnv, asyn
         assert env.step([1, 1]).infos.tolist() == [EXHAUSTED, {}]
 
 
+class Ending(Count):
+    """An env with one episode."""
+
+    has_begun = False
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self.has_begun:
+            raise ExhaustedError("all were played")
+        self.has_begun = True
+        return super().reset()
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            raise ExhaustedError("in the middle of a step")
+        return super().step(action)
+
+
 def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
-    env = make_env([Once, Once], asynchronous="restart")
-    env.set_env_attr("left", 2, id=0)
+    env = make_env([partial(Ending, number, length=2) for number in range(2)], asynchronous="restart")
     env.reset()
     with pytest.raises(ExhaustedError, match="in the middle") as caught:
         env.step([0, 1])  # an error in a step is an ordinary failure
     assert caught.value.partial.env_ids.tolist() == [0]  # type: ignore[attr-defined]
     assert not env.exhausted.any()
-    assert [info.get("exhausted") for info in env.step([0, 0]).infos] == [None, True]
-    env.step([0, 0])
+    assert [info.get("exhausted") for info in env.step([0, 0]).infos] == [True, None]
     env.step([0, 0])
     assert env.all_exhausted()
 
