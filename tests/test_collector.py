@@ -164,9 +164,6 @@ def test_seeds_of_envs_and_policy_depend_on_rank_and_number_of_envs() -> None:
         assert second.collect()[0].states.tolist() == both.collect()[0].states[:, 2:].tolist()
 
 
-# ---------------------------------------------------------------- stopping early
-
-
 def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollector) -> None:
     event = threading.Event()
 
@@ -176,25 +173,18 @@ def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollect
         return zeros(states)
 
     collector = make_collector(setting, counts(3, 9), 50)
+    nothing, info = collector.collect(listen_to=[lambda: True])
+    assert (nothing.states.shape, info["num_samples"]) == ((0, 2, 2), 0)
+    assert nothing.starts.all()
     data, info = collector.collect(listen_to=[lambda: False, event])
     assert (len(data), info["num_steps"], info["num_samples"]) == (4, 4, 8)
+    assert data.starts.all()  # the episodes have not begun before
     assert data.valid.all()
+    assert (info["episode_lengths"].tolist(), data.whole_episodes.tolist()) == ([3], [True])
     assert data.final_states.tolist() == [[0, 1], [1, 4]]
     assert collector.collect(2)[0].states[:, :, 1].tolist() == [[1, 4], [2, 5]]
-    nothing, info = collector.collect(listen_to=[event])
-    assert (nothing.states.shape, info["num_samples"]) == ((0, 2, 2), 0)
+    assert len(collector.collect(listen_to=[event])[0]) == 0
     assert collector.collect(1)[0].states[:, :, 1].tolist() == [[0, 6]]
-
-
-def test_collection_without_steps_leaves_episodes_at_their_start(make_collector: MakeCollector) -> None:
-    collector = make_collector(zeros, counts(3, 9))
-    nothing, info = collector.collect(listen_to=[lambda: True])
-    assert (len(nothing), info["num_samples"]) == (0, 0)
-    data, info = collector.collect(4)
-    assert nothing.starts.all()
-    assert data.starts.all()
-    assert data.states[0, :, 1].tolist() == [0, 0]
-    assert (info["episode_lengths"].tolist(), data.whole_episodes.tolist()) == ([3], [True])
 
 
 # ---------------------------------------------------------------- weights, settings and replacement

@@ -238,7 +238,7 @@ def test_fraction_samples_stops_slow_collectors_without_losing_steps(make_set: M
     assert data.final_states[:, 1].tolist() == reached.tolist()
 
 
-def test_listen_to_stops_all_collectors(make_set: MakeSet, tmp_path: Path) -> None:
+def test_listen_to_stops_all_collectors(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 10**7)
     end = time.monotonic() + 0.3
     _, info = collectors.collect(listen_to=[lambda: time.monotonic() > end])

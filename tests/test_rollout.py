@@ -868,7 +868,7 @@ def test_reset_works_after_ctrl_c_in_a_rollout(begin: Begin, folder: Path) -> No
 
 
 @pytest.mark.parametrize(("arguments", "total"), [({"num_steps": 40}, 40), ({"num_episodes": 6}, 6)])
-def test_progress_bar_is_shown_on_a_terminal(
+def test_progress_bar_is_shown_on_a_terminal_only(
     begin: Begin, monkeypatch: pytest.MonkeyPatch, arguments: Any, total: int
 ) -> None:
     monkeypatch.setattr("parallelenv.rollouts.rollout._BAR_DELAY", 0.0)
