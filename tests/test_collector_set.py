@@ -287,6 +287,15 @@ def test_refused_weights_and_settings_change_nothing(make_set: MakeSet) -> None:
     assert (collectors.collect()[0].actions == 1).all()
 
 
+def test_weights_that_a_busy_collector_refuses_raise_once() -> None:
+    with CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE) as collectors:
+        next(collectors.stream())  # the collector has its next request already
+        collectors.set_weights(None)
+        with pytest.raises(LookupError, match="no such weights"):
+            collectors.collect(8)
+        assert collectors.collect(8)[1]["num_samples"] == 16
+
+
 class Pondering(Net):
     """Collector 1 waits for a file before it takes weights."""
 
