@@ -41,7 +41,7 @@ from parallelenv.rollouts import running_rollout
 from parallelenv.testing import envs as zoo
 from parallelenv.testing.contract import KINDS, assert_same
 
-Policy = Callable[[Any], Any]
+Policy = Callable[..., Any]
 
 # ---------------------------------------------------------------- policies that only use the states
 
@@ -666,16 +666,13 @@ def test_invalid_policies_are_refused(begin: Begin) -> None:
     assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0, 0]
 
 
-class Fickle:
-    """Returns a recurrent state and extras, and something else from its fourth call on."""
-
-    def __init__(self, answer: Callable[[int], Any], other: Callable[[int], Any] | None = None) -> None:
-        self.calls = 0
-        self.answers = answer, other or answer
-
-    def __call__(self, states: Any, rnn_state: Any, done: Any) -> Any:
-        self.calls += 1
-        return zeros(states), *self.answers[self.calls > 3](len(states))
+def fickle(answer: Callable[[int], Any], other: Callable[[int], Any] | None = None) -> Policy:
+    """Return a policy with a recurrent state and extras, which returns others from its fourth call on."""
+    calls = itertools.count(1)
+    return lambda states, rnn_state, done: (
+        zeros(states),
+        *(other if next(calls) > 3 and other else answer)(len(states)),
+    )
 
 
 def extra(value: Any) -> Any:
@@ -711,7 +708,7 @@ def test_extras_that_cannot_be_stacked_raise(
     other, kind, match = UNFIT[what]
     env = begin(counts(9, 9, 9, 9))
     with pytest.raises(kind, match=match) as caught:
-        env.rollout(Fickle(extra(np.zeros), other), 20)
+        env.rollout(fickle(extra(np.zeros), other), 20)
     assert "Raised by the policy for envs 0" in caught.value.__notes__[0]
     assert partial_of(caught).valid.sum(axis=0).tolist() == [3] * 4
     assert env.step(np.zeros(4, int)).states[:, 1].tolist() == [4] * 4
@@ -744,7 +741,7 @@ def test_recurrent_state_that_cannot_be_copied_raises(begin: Begin) -> None:
     for make in (threading.Lock, NotBack):
         states = env.reset()
         with pytest.raises(UnpicklableError, match="The policy's rnn_state cannot be copied") as caught:
-            env.rollout(Fickle(memory(objects(make))), 20)
+            env.rollout(fickle(memory(objects(make))), 20)
         assert "Raised by the policy for envs 0" in caught.value.__notes__[0]
         steps = partial_of(caught).valid.sum(axis=0).tolist()
         assert steps == [1] * 4  # noticed with the first chunk, which was not lost
@@ -753,10 +750,10 @@ def test_recurrent_state_that_cannot_be_copied_raises(begin: Begin) -> None:
 
 def test_recurrent_state_may_become_none(begin: Begin) -> None:
     env = begin(counts(99, 99))
-    before = env.rollout(Fickle(memory(np.ones)), 3).rnn_state
+    before = env.rollout(fickle(memory(np.ones)), 3).rnn_state
     assert before.tolist() == [1, 1]
     for rnn_state in (None, before):
-        policy = Fickle(memory(np.ones), memory(lambda k: None))
+        policy = fickle(memory(np.ones), memory(lambda k: None))
         assert env.rollout(policy, 20, rnn_state=rnn_state).rnn_state is None
 
 
