@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Text
-from interrupting import Counting
 
-from parallelenv.errors import ExhaustedError
 from parallelenv.tasks.sampler_env import TaskStep
 
 LETTERS = "abcdefgh"
@@ -28,10 +26,7 @@ class Walk:
     """
 
     def __init__(self, sampler: Walks, number: int, length: int, draw: float) -> None:
-        self.sampler = sampler
-        self.number = number
-        self.length = length
-        self.count = 0
+        self.sampler, self.number, self.length, self.count = sampler, number, length, 0
         self.place = np.array([number, 0, draw])
 
     def step(self, action: Any) -> Any:
@@ -75,18 +70,12 @@ class Walks:
     def __init__(
         self, total: float = 3, kind: str = "plain", crash: tuple[int, int] | None = None, log: Any = None
     ) -> None:
-        self.total = total
-        self.length = total
-        self.kind = kind
-        self.crash = crash
-        self.log = log
-        if SPACES[kind] is not None:
-            self.observation_space = SPACES[kind]
+        self.total = self.length = total
+        self.kind, self.crash, self.log = kind, crash, log
+        self.observation_space = SPACES[kind]
         self.given = 0
         self.rng = np.random.default_rng(0)
-        self.closed: list[Any] = []
-        self.asked: list[Any] = []
-        self.tasks: list[Any] = []
+        self.closed, self.asked, self.tasks = list[Any](), list[Any](), list[Any]()
 
     def next_task(self, length: int | None = None, **kwargs: Any) -> Walk | None:
         self.asked.append(kwargs)
@@ -107,22 +96,3 @@ class Walks:
         self.closed.append("sampler")
         if self.log is not None:
             self.log.append(self.closed)
-
-
-class Once(Counting):
-    """Not a task: an env with a number of episodes of two steps each."""
-
-    def __init__(self, episodes: int = 1) -> None:
-        self.left = episodes
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if not self.left:
-            raise ExhaustedError("all were played")
-        self.left -= 1
-        return super().reset()
-
-    def step(self, action: Any) -> Any:
-        state, reward, *_ = super().step(action)
-        if action == 1:
-            raise ExhaustedError("in the middle of a step")
-        return state, reward, self.count == 2, False, {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import sys
 import threading
@@ -15,9 +16,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import EXIT, GO_ON, RAISE, Fragile
-from modes import IN_BACKGROUND, IN_WORKERS, ON_RAY, ORACLE, THREADS, in_modes
-from test_rollout import POLICIES, Scripted, counts, paced, zeros
+from fragile import EXIT, GO_ON, RAISE, WAIT, fragile
+from modes import IN_BACKGROUND, IN_WORKERS, MODES, ON_RAY, ORACLE, THREADS, in_modes
+from test_rollout import POLICIES, Scripted, counts, partial_of, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
 from parallelenv.errors import (
@@ -49,6 +50,9 @@ def make_collector(mode: str) -> Iterator[MakeCollector]:
     yield make
     for collector in made:
         collector.stop()
+
+
+make_one = partial(ParallelEnv, counts(9), ORACLE, "restart")
 
 
 def here(policy: Any, envs: Any, num_steps: int = 5, **kwargs: Any) -> Collector:
@@ -112,24 +116,20 @@ def test_stochastic_recurrent_policy_gives_the_same_data_in_every_mode(make_coll
 
 
 def test_episodes_and_recurrent_state_continue_across_collections(make_collector: MakeCollector) -> None:
-    collector = make_collector(Net(), paced(lengths=(4, 7)), 3, seed=1)
-    (first, _), (second, info), (third, _) = (collector.collect() for _ in range(3))
-    memories = np.concatenate([data.extras["memory"] for data in (first, second, third)])
-    assert memories.T.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 0], [0, 1, 2, 3, 4, 5, 6, 0, 1]]
-    assert second.states[0].tolist() == first.final_states.tolist()
-    assert info["episode_lengths"].tolist() == [4]
-    assert info["episode_returns"][0] == pytest.approx(first.rewards[:, 0].sum() + second.rewards[0, 0])
-
-
-def test_returns_and_lengths_are_those_of_whole_episodes(make_collector: MakeCollector) -> None:
-    collector = make_collector(lambda states: states[:, 0].astype(int) + 1, counts(2, 5, 12), 4)
-    infos = [collector.collect()[1] for _ in range(3)]
-    assert [info["episode_lengths"].tolist() for info in infos] == [[2, 2], [5, 2, 2], [2, 5, 2, 12]]
-    assert [info["episode_returns"].tolist() for info in infos] == [[2.0, 2.0], [10.0, 2, 2], [2, 10, 2, 36]]
+    collector = make_collector(Net(), counts(2, 5, 12), 4)
+    collections = [collector.collect() for _ in range(3)]
+    for data, _ in collections:
+        assert data.extras["memory"].tolist() == data.states[:, :, 1].tolist()
+    assert collections[1][0].states[0].tolist() == collections[0][0].final_states.tolist()
+    lengths, returns = (
+        [info[name].tolist() for _, info in collections] for name in ("episode_lengths", "episode_returns")
+    )
+    assert lengths == [[2, 2], [5, 2, 2], [2, 5, 2, 12]]
+    assert returns == [[1, 1], [10, 1, 1], [1, 10, 1, 25]]
 
 
 def test_modifying_collected_data_does_not_affect_later_data(make_collector: MakeCollector) -> None:
-    collector, twin = (make_collector(Net(), paced(lengths=(4, 7)), seed=1) for _ in range(2))
+    collector, twin = (make_collector(Net(), KINDS["array"](), seed=1) for _ in range(2))
     data, info = collector.collect()
     before = data.states.copy()
     for array in (data.states, data.actions, data.rnn_state, data.extras["memory"], info["episode_returns"]):
@@ -152,112 +152,74 @@ def test_start_steps_sets_the_size_of_the_first_collection() -> None:
         assert len(collector.collect(5)[0]) == 5
 
 
-def test_env_seeds_depend_on_rank_and_number_of_envs() -> None:
+def test_seeds_of_envs_and_policy_depend_on_rank_and_number_of_envs() -> None:
     envs = KINDS["array"]()
+    make_envs = partial(ParallelEnv, envs[:2], ORACLE, "restart")
     with (
         here(zeros, [*envs[:2], *envs[:2]], seed=4) as both,
-        here(zeros, envs[:2], seed=4, rank=1, world_size=2) as second,
+        Collector(Net, make_envs, num_steps=5, seed=4, rank=1, world_size=2) as second,
     ):
+        policy: Any = second.policy
+        assert (policy.rank, policy.seed) == (1, 5)
         assert second.collect()[0].states.tolist() == both.collect()[0].states[:, 2:].tolist()
 
 
-def test_policy_factory_receives_requested_rank_and_seed() -> None:
-    make_envs = partial(ParallelEnv, counts(9), ORACLE, "restart")
-    with Collector(Net, make_envs, num_steps=1, seed=5, rank=2, world_size=3) as collector:
-        assert (collector.policy.rank, collector.policy.seed) == (2, 7)  # type: ignore[attr-defined]
+def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollector) -> None:
+    event = threading.Event()
 
-
-# ---------------------------------------------------------------- stopping early
-
-
-class Bell:
-    """A policy that sets an event when it is called for the n-th time."""
-
-    def __init__(self, when: int) -> None:
-        self.event, self._left = threading.Event(), when
-
-    def __call__(self, states: Any) -> Any:
-        self._left -= 1
-        if not self._left:
-            self.event.set()
+    def setting(states: Any) -> Any:
+        if states[1, 1] == 3:
+            event.set()
         return zeros(states)
 
-
-def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollector) -> None:
-    bell = Bell(4)
-    collector = make_collector(bell, counts(3, 9), 50)
-    data, info = collector.collect(listen_to=[lambda: False, bell.event])
+    collector = make_collector(setting, counts(3, 9), 50)
+    nothing, info = collector.collect(listen_to=[lambda: True])
+    assert (nothing.states.shape, info["num_samples"]) == ((0, 2, 2), 0)
+    assert nothing.starts.all()
+    data, info = collector.collect(listen_to=[lambda: False, event])
     assert (len(data), info["num_steps"], info["num_samples"]) == (4, 4, 8)
+    assert data.starts.all()  # the episodes have not begun before
     assert data.valid.all()
+    assert (info["episode_lengths"].tolist(), data.whole_episodes.tolist()) == ([3], [True])
     assert data.final_states.tolist() == [[0, 1], [1, 4]]
     assert collector.collect(2)[0].states[:, :, 1].tolist() == [[1, 4], [2, 5]]
-    nothing, info = collector.collect(listen_to=[bell.event])
-    assert (nothing.states.shape, info["num_samples"]) == ((0, 2, 2), 0)
+    assert len(collector.collect(listen_to=[event])[0]) == 0
     assert collector.collect(1)[0].states[:, :, 1].tolist() == [[0, 6]]
-
-
-def test_collection_without_steps_leaves_episodes_at_their_start(make_collector: MakeCollector) -> None:
-    collector = make_collector(zeros, counts(3, 9))
-    nothing, info = collector.collect(listen_to=[lambda: True])
-    assert (len(nothing), info["num_samples"]) == (0, 0)
-    data, info = collector.collect(4)
-    assert nothing.starts.all()
-    assert data.starts.all()
-    assert data.states[0, :, 1].tolist() == [0, 0]
-    assert (info["episode_lengths"].tolist(), data.whole_episodes.tolist()) == ([3], [True])
 
 
 # ---------------------------------------------------------------- weights, settings and replacement
 
 
-def test_set_weights_passes_weights_uncopied_and_counts_versions() -> None:
-    weights = {"w": np.ones(3)}
+def test_weights_are_passed_uncopied_and_counted_and_settings_are_copied() -> None:
+    weights, value = {"w": np.ones(3)}, [1]
     with here(Net(), counts(9)) as collector:
+        policy: Any = collector.policy
         assert collector.collect()[1]["version"] == 0
         collector.set_weights(weights)
-        assert collector.policy.weights is weights  # type: ignore[attr-defined]
+        assert policy.weights is weights
         assert collector.collect()[1]["version"] == 1
         collector.set_weights(weights, version=7)
         collector.set_weights(weights)
         assert (collector.version, collector.collect()[1]["version"]) == (8, 8)
-        assert collector.policy.weights is weights  # type: ignore[attr-defined]
-
-
-def test_initial_weights_can_be_a_torch_state_dict() -> None:
-    torch: Any = pytest.importorskip("torch")
-    base: Any = torch.nn.Module
-    module = torch.nn.Linear(2, 5)
-    states = {"weight": torch.ones(5, 2), "bias": torch.arange(5.0)}
-    make_envs = partial(ParallelEnv, counts(9), ORACLE, "restart")
-
-    class Best(base):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = module
-
-        def load_state_dict(self, weights: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.inner.load_state_dict(weights)
-
-        def forward(self, states: Any, deterministic: bool = False) -> Any:
-            assert not deterministic
-            return self.inner(torch.as_tensor(states, dtype=torch.float32)).argmax(1)
-
-    with Collector(Best, make_envs, num_steps=3, weights=states) as collector:
-        assert collector.collect()[0].actions.tolist() == [[4]] * 3
-
-
-def test_set_weights_needs_a_policy_with_set_weights() -> None:
+        assert policy.weights is weights
+        collector.update_policy("weights", value)
+        assert (policy.weights, policy.weights is value) == ([1], False)
     with here(zeros, counts(9)) as collector:
         with pytest.raises(ArgumentError, match=r"does not accept weights. Give it a method set_weights\(weights\)"):
             collector.set_weights(1)
         assert collector.version == 0
 
 
-def test_update_policy_sets_an_attribute_to_a_copy() -> None:
-    value = [1]
-    with here(Net(), counts(9)) as collector:
-        collector.update_policy("weights", value)
-        assert (collector.policy.weights, collector.policy.weights is value) == ([1], False)  # type: ignore[attr-defined]
+def test_initial_weights_can_be_a_torch_state_dict() -> None:
+    torch: Any = pytest.importorskip("torch")
+
+    class Best(torch.nn.Linear):  # type: ignore[misc]
+        def forward(self, states: Any) -> Any:
+            return super().forward(torch.as_tensor(states, dtype=torch.float32)).argmax(1)
+
+    weights = {"weight": torch.ones(5, 2), "bias": torch.arange(5.0)}
+    with Collector(partial(Best, 2, 5), make_one, num_steps=3, weights=weights) as collector:
+        assert collector.collect()[0].actions.tolist() == [[4]] * 3
 
 
 def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: MakeCollector) -> None:
@@ -286,6 +248,7 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
 @pytest.mark.parametrize(
     ("call", "arguments", "match"),
     [
+        ("collect", (0,), "num_steps=0 must be"),
         *[("collect", (1, wrong), "Give .*events, such as threading.Event") for wrong in ("now", 3, [3])],
         *[("set_weights", ({}, wrong), "version=.* must be an int of 0 or more") for wrong in (-1, 1.5, True, "2")],
         ("update_policy", ("nois", 1), "name='nois': the policy, a Net, has no such attribute"),
@@ -297,13 +260,14 @@ def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: M
         ("evaluate", (), "no test envs. Give make_test_envs"),
     ],
 )
-def test_bad_calls_are_refused_and_change_nothing(call: str, arguments: Any, match: str) -> None:
-    with here(Net(), counts(9)) as collector:
-        policy = collector.policy
-        is_absent = "has no such" in match
-        with pytest.raises(AbsentAttributeError if is_absent else ArgumentError, match=match):
+@pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode=ORACLE)])
+def test_bad_calls_are_refused_and_change_nothing(kind: Any, call: str, arguments: Any, match: str) -> None:
+    with kind(make_policy=Net, make_envs=make_one, num_steps=5) as collector:
+        policy = getattr(collector, "policy", None)
+        error = AbsentAttributeError if "has no such" in match else ArgumentError
+        with pytest.raises(error, match=match):
             getattr(collector, call)(*arguments)
-        assert (collector.version, collector.policy) == (0, policy)
+        assert (collector.version, getattr(collector, "policy", None)) == (0, policy)
         assert len(collector.collect()[0]) == 5
 
 
@@ -325,23 +289,11 @@ def test_collect_skips_paused_envs() -> None:
     assert lengths == [[3, 5, 3], [3, 5, 3]]
 
 
-def test_collect_called_by_the_policy_is_refused() -> None:
-    def collecting(states: Any) -> Any:
-        collector.collect()
-        return zeros(states)
-
-    with Collector(lambda: collecting, lambda: ParallelEnv(counts(9), ORACLE, "restart"), num_steps=3) as collector:
-        with pytest.raises(UsageError, match=r"collect\(\) was called within collect\(\) of this Collector"):
-            collector.collect()
-        collector.replace("policy", lambda: zeros)
-        assert len(collector.collect()[0]) == 3
-
-
 # ---------------------------------------------------------------- evaluation
 
 
 def test_evaluation_plays_whole_episodes_deterministically(mode: str, make_collector: MakeCollector) -> None:
-    tests = partial(ParallelEnv, paced(lengths=(4, 7)), mode, num_cpus=2)
+    tests = partial(ParallelEnv, KINDS["array"]()[:2], mode, num_cpus=2)
     net = Net()
     collector = make_collector(net, counts(9), 2, seed=1, make_test_envs=tests)
     collector.collect()
@@ -357,63 +309,54 @@ def test_evaluation_plays_whole_episodes_deterministically(mode: str, make_colle
 # ---------------------------------------------------------------- failures
 
 
-def test_error_of_an_env_keeps_earlier_steps_and_starts_new_episodes(make_collector: MakeCollector) -> None:
-    envs = [partial(Fragile, number) for number in range(2)]
-    collector = make_collector(Scripted([GO_ON] * 2, [GO_ON] * 2, [RAISE, GO_ON], [GO_ON] * 2), envs, 4)
-    with pytest.raises(ZeroDivisionError, match="env 0 fell over") as caught:
+@pytest.mark.parametrize(
+    ("mode", "deed", "error", "match"),
+    [
+        *[(mode, RAISE, ZeroDivisionError, "env 0 fell over") for mode in MODES],
+        *[(mode, WAIT, WorkerTimeoutError, "did not answer within 0.5 s") for mode in IN_BACKGROUND],
+        *[(mode, EXIT, WorkerDiedError, "is dead") for mode in IN_WORKERS],
+    ],
+    indirect=["mode"],
+)
+def test_failure_of_an_env_keeps_other_steps_and_the_next_collection_starts_new_episodes(
+    make_collector: MakeCollector, tmp_path: Any, deed: int, error: Any, match: str
+) -> None:
+    envs = fragile(tmp_path)[:2]
+    script = Scripted([GO_ON] * 2, [GO_ON] * 2, [deed, GO_ON], [GO_ON] * 2)
+    collector = make_collector(script, envs, 4, {"timeout": 0.5 if deed == WAIT else None})
+    with pytest.raises(error, match=match) as caught:
         collector.collect()
-    partial_data: Any = caught.value.partial  # type: ignore[attr-defined]
-    assert partial_data.valid.tolist() == [[True, True], [True, True], [False, True], [False, True]]
+    (tmp_path / "go").touch()
+    assert partial_of(caught).valid.tolist() == [[True, True], [True, True], [False, True], [False, True]]
+    if deed == EXIT:
+        assert "A collector has no restart(): replace('envs', make_envs) gives it new" in caught.value.__notes__[-1]
+        collector.replace("envs", lambda: ParallelEnv(envs, THREADS, "restart"))
     data, info = collector.collect()
     assert data.starts.all()
     assert info["num_samples"] == 8
 
 
-def test_error_of_the_policy_has_earlier_steps_in_partial(make_collector: MakeCollector) -> None:
-    collector = make_collector(Breaking(), counts(9, 9), 4)
-    with pytest.raises(LookupError, match="no idea") as caught:
-        collector.collect()
-    assert len(caught.value.partial) == 4  # type: ignore[attr-defined]
-    assert caught.value.partial.valid.sum() == 4  # type: ignore[attr-defined]
-    assert collector.collect()[0].valid.all()
-
-
-class Breaking:
-    calls = 0
-
-    def __call__(self, states: Any) -> Any:
-        self.calls += 1
-        if self.calls == 3:
-            raise LookupError("no idea")
-        return zeros(states)
-
-
 @in_modes(*IN_WORKERS)
-def test_collector_raises_or_replaces_dead_worker_according_to_on_failure(make_collector: MakeCollector) -> None:
-    envs = [partial(Fragile, number) for number in range(2)]
+def test_dead_worker_is_replaced_with_on_failure_restart(make_collector: MakeCollector, tmp_path: Any) -> None:
     script = Scripted([GO_ON] * 2, [EXIT, GO_ON], [GO_ON] * 2)
-    collector = make_collector(script, envs, 4, {"on_failure": "restart"})
-    data, info = collector.collect()
+    data, info = make_collector(script, fragile(tmp_path)[:2], 4, {"on_failure": "restart"}).collect()
     assert data.truncated.T.tolist() == [[False, True, False, False], [False] * 4]
     assert isinstance(data.infos[1, 0]["failure"], WorkerDiedError)
     assert info["episode_lengths"].tolist() == [2]
-    told = make_collector(Scripted([GO_ON] * 2, [EXIT, GO_ON], [GO_ON] * 2), envs, 4)
-    with pytest.raises(WorkerDiedError, match="is dead") as caught:
-        told.collect()
-    assert caught.value.partial.valid.sum(axis=0).tolist() == [1, 4]  # type: ignore[attr-defined]
-    assert "A collector has no restart(): replace('envs', make_envs) gives it new ones" in caught.value.__notes__[-1]
-    told.replace("envs", lambda: ParallelEnv(envs, THREADS, "restart"))
-    assert told.collect()[0].valid.all()
 
 
-@in_modes(*IN_BACKGROUND)
-def test_collector_raises_timeout_error_on_a_slow_step(make_collector: MakeCollector, tmp_path: Any) -> None:
-    envs = [partial(Fragile, number, str(tmp_path)) for number in range(2)]
-    collector = make_collector(Scripted([GO_ON] * 2, [2, GO_ON], [GO_ON] * 2), envs, 3, {"timeout": 0.5})
-    with pytest.raises(WorkerTimeoutError, match="did not answer within 0.5 s") as caught:
+def test_error_of_the_policy_has_earlier_steps_in_partial(make_collector: MakeCollector) -> None:
+    calls = itertools.count()
+
+    def collecting(states: Any) -> Any:
+        if next(calls) == 2:
+            collector.collect()
+        return zeros(states)
+
+    collector = make_collector(collecting, counts(9, 9), 4)
+    with pytest.raises(UsageError, match=r"collect\(\) was called within collect\(\) of this Collector") as caught:
         collector.collect()
-    (tmp_path / "go").touch()
-    assert caught.value.partial.valid.sum(axis=0).tolist() == [1, 3]  # type: ignore[attr-defined]
+    assert partial_of(caught).valid[:, 0].tolist() == [True, True, False, False]
     assert collector.collect()[0].valid.all()
 
 
@@ -440,40 +383,8 @@ def test_collector_raises_timeout_error_on_a_slow_step(make_collector: MakeColle
     ],
 )
 def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
-    arguments: dict[str, Any] = {"make_envs": partial(ParallelEnv, counts(9), ORACLE, "restart"), "num_steps": 3}
     with pytest.raises(ArgumentError, match=match):
-        Collector(**{"make_policy": lambda: zeros, **arguments, **given})
-
-
-KINDS_OF_COLLECTORS = {"Collector": Collector, "CollectorSet": partial(CollectorSet, 1, para_mode=THREADS)}
-CALLS: dict[str, tuple[Any, ...]] = {
-    "collect": (),
-    "evaluate": (),
-    "set_weights": (1,),
-    "update_policy": ("noise", 1),
-    "replace": ("policy", Net),
-}
-
-
-def calls_of(collector: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    for name, arguments in CALLS.items():
-        yield name, partial(getattr(collector, name), *arguments)
-    if isinstance(collector, CollectorSet):
-        yield "stream", lambda: next(iter(collector.stream()))
-
-
-@pytest.mark.parametrize("name", KINDS_OF_COLLECTORS)
-def test_every_call_after_stop_is_refused(name: str) -> None:
-    kind: Any = KINDS_OF_COLLECTORS[name]
-    collector = kind(make_policy=Net, make_envs=partial(ParallelEnv, counts(9), ORACLE, "restart"), num_steps=3)
-    assert re.search(rf"<parallelenv\.{name} of 1 (env|collector), (para_mode=.*, )?version 0>", repr(collector))
-    collector.stop()
-    collector.stop()
-    assert collector.closed
-    assert repr(collector).endswith("stopped>")
-    for _, call in calls_of(collector):
-        with pytest.raises(ClosedError, match=f"on a stopped {name}. Make a new one"):
-            call()
+        Collector(**{"make_policy": lambda: zeros, "make_envs": make_one, "num_steps": 3, **given})
 
 
 class Waiting(Net):
@@ -487,24 +398,40 @@ class Waiting(Net):
         return super().__call__(*arguments, **keywords)
 
 
-@pytest.mark.parametrize("name", KINDS_OF_COLLECTORS)
-def test_concurrent_use_by_two_threads_is_refused(name: str) -> None:
-    kind: Any = KINDS_OF_COLLECTORS[name]
+@pytest.mark.parametrize(
+    ("name", "kind"), [("Collector", Collector), ("CollectorSet", partial(CollectorSet, 1, para_mode=THREADS))]
+)
+def test_calls_of_a_second_thread_and_after_stop_are_refused(name: str, kind: Any) -> None:
     Waiting.within.clear()
     Waiting.told.clear()
-    with kind(
-        make_policy=Waiting, make_envs=partial(ParallelEnv, counts(9), ORACLE, "restart"), num_steps=3
-    ) as collector:
+    with kind(make_policy=Waiting, make_envs=make_one, num_steps=3) as collector:
+        assert re.search(rf"<parallelenv\.{name} of 1 (env|collector), (para_mode=.*, )?version 0>", repr(collector))
+        calls = {
+            "collect": collector.collect,
+            "evaluate": collector.evaluate,
+            "set_weights": partial(collector.set_weights, 1),
+            "update_policy": partial(collector.update_policy, "noise", 1),
+            "replace": partial(collector.replace, "policy", Net),
+        }
+        if isinstance(collector, CollectorSet):
+            calls["stream"] = lambda: list(collector.stream())
         found: list[int] = []
         thread = threading.Thread(target=lambda: found.append(len(collector.collect()[0])))
         thread.start()
         assert Waiting.within.wait(30)
-        for call_name, call in calls_of(collector):
+        for call_name, call in calls.items():
             with pytest.raises(UsageError, match=rf"{call_name}\(\) was called while another thread is in collect"):
                 call()
         Waiting.told.set()
         thread.join()
         assert found == [3]
+        collector.stop()
+        collector.stop()
+        assert collector.closed
+        assert repr(collector).endswith("stopped>")
+        for call in calls.values():
+            with pytest.raises(ClosedError, match=f"on a stopped {name}. Make a new one"):
+                call()
 
 
 @pytest.fixture(scope="session")

@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
-import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import interrupt, when_exists
+from fragile import EXIT, GO_ON, RAISE, Fragile, interrupt, when_exists
 from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, PROCESSES, RAY, in_modes
-from test_rollout import POLICIES, Count, counts, part, zeros
+from test_rollout import POLICIES, Scripted, counts, steps_of, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
 from parallelenv.errors import (
@@ -32,8 +31,8 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from parallelenv.testing import envs as zoo
 from parallelenv.testing.contract import KINDS, assert_same
-from parallelenv.testing.envs import Wrapped
 
 MakeSet = Callable[..., CollectorSet]
 
@@ -73,11 +72,15 @@ def returning(policy: Any) -> Any:
 
 
 class Net:
-    """A policy whose actions are its weights, and which reports its settings in extras."""
+    """A policy whose actions are its weights, and which reports its settings in extras.
 
-    def __init__(self, rank: int, seed: int | None = None) -> None:
+    In collector 1, call number ``at`` does a deed first.
+    """
+
+    def __init__(self, rank: int, seed: int | None = None, at: int = 1, deed: Callable[[], Any] = lambda: None) -> None:
         self.rank, self.seed = rank, seed
         self.weights, self.noise = 0, 0
+        self.left, self.deed = at, deed
 
     def set_weights(self, weights: Any) -> None:
         if weights is None:
@@ -85,25 +88,33 @@ class Net:
         self.weights = weights
 
     def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
+        self.left -= 1
+        if self.rank == 1 and self.left == 0:
+            self.deed()
         ones = np.ones(len(states), np.int64)
         return ones * self.weights, None, {"noise": ones * self.noise, "pid": ones * os.getpid()}
 
 
-class Waiting(Net):
-    """Collector 1 signals its first call and waits for a file."""
+def wait(folder: Path, patience: float = 30) -> None:
+    """Signal the start, and wait for a file."""
+    (folder / "began").mkdir(exist_ok=True)
+    deadline = time.monotonic() + patience
+    while not (folder / "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
 
-    def __init__(self, folder: Path, rank: int, when: int = 0, patience: float = 30) -> None:
-        super().__init__(rank)
-        self._folder, self._left, self._patience = folder, when, patience
 
-    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
-        self._left -= 1
-        if self.rank == 1 and self._left < 0 and not (self._folder / "go").exists():
-            (self._folder / "began").mkdir(exist_ok=True)
-            deadline = time.monotonic() + self._patience
-            while not (self._folder / "go").exists() and time.monotonic() < deadline:
-                time.sleep(0.005)
-        return super().__call__(states)
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_once(folder: Path) -> None:
+    if not (folder / "grave").exists():
+        (folder / "grave").touch()
+        die()
+
+
+def fail() -> NoReturn:
+    raise ZeroDivisionError("not today")
 
 
 def when_waiting(folder: Path, act: Callable[[], Any]) -> AbstractContextManager[None]:
@@ -113,41 +124,32 @@ def when_waiting(folder: Path, act: Callable[[], Any]) -> AbstractContextManager
 # ---------------------------------------------------------------- synchronous collection
 
 
-def same(expected: Any, found: Any, space: Any, env_ids: range, num_steps: int) -> None:
-    """Fail unless each step of each env has the same state, in any container."""
-    for step in range(num_steps):
-        for env_id in env_ids:
-            assert_same(part(expected, (step, env_id), space), part(found, (step, env_id), space), f"{step, env_id}")
-
-
 @pytest.mark.parametrize("kind", POLICIES)
 def test_data_of_two_collectors_equal_those_of_one_with_all_envs(make_set: MakeSet, kind: str) -> None:
     if kind == "tensor":
         pytest.importorskip("torch")
     envs, policy = KINDS[kind]()[:4], POLICIES[kind]
     if kind == "instances":
-        envs = [partial(Wrapped, env.env) for env in envs[:4]]
+        envs = [partial(zoo.Wrapped, env.env) for env in envs]
     collectors = make_set(returning(policy), partial(own_envs, envs), seed=3)
     make_envs = partial(ParallelEnv, KINDS[kind]()[:4], ORACLE, "restart")
     with Collector(returning(policy), make_envs, num_steps=40, seed=3) as single:
-        space = single._envs["envs"].single_observation_space
+        spaces = single._envs["envs"].single_observation_space, single._envs["envs"].single_action_space
         for _ in range(2):
             (expected, told), (found, info) = single.collect(), collectors.collect(progress=False)
-            same(expected.states, found.states, space, range(4), 40)
-            for name in ("rewards", "terminated", "truncated", "valid", "infos", "reset_infos", "env_ids", "starts"):
-                assert_same(np.asarray(getattr(expected, name)), np.asarray(getattr(found, name)), name)
-            for place in range(int(expected.dones.sum())):
-                assert_same(part(expected.ended_states, place, space), part(found.ended_states, place, space))
-            for place in range(4):
-                assert_same(part(expected.final_states, place, space), part(found.final_states, place, space))
+            assert_same(steps_of(expected, *spaces), steps_of(found, *spaces))
+            assert_same([expected.env_ids, expected.starts], [found.env_ids, found.starts])
             assert sorted(info["episode_lengths"].tolist()) == sorted(told["episode_lengths"].tolist())
             assert info["num_samples"] == 160
 
 
 def test_collect_info_covers_all_collectors(make_set: MakeSet) -> None:
-    collectors = make_set(Net, few, 20, start_steps=30)
-    data, info = collectors.collect()
-    assert (len(data), len(collectors.collect()[0]), len(collectors.collect(5)[0])) == (30, 20, 5)
+    collectors = make_set(Net, few, 20, start_steps=30, weights=1)
+    collections = [collectors.collect(), collectors.collect(), collectors.collect(5)]
+    assert [len(data) for data, _ in collections] == [30, 20, 5]
+    for data, info in collections:  # the later ones continue episodes of the first
+        assert info["episode_lengths"].tolist() == info["episode_returns"].tolist() == data.ended_states[:, 1].tolist()
+    data, info = collections[0]
     names = "episode_lengths episode_returns lost_samples num_samples num_steps seconds staleness version"
     assert sorted(info) == names.split()
     assert info["num_steps"].tolist() == [30, 30]
@@ -160,62 +162,33 @@ def test_collect_info_covers_all_collectors(make_set: MakeSet) -> None:
     assert (len(collectors), collectors.num_envs, collectors.num_replaced) == (2, 4, 0)
 
 
-def test_returns_and_lengths_are_in_order_of_ended_states(make_set: MakeSet) -> None:
-    collectors = make_set(Net, partial(few, (3, 4)), 40, weights=1)
-    for _ in range(2):  # the second continues episodes of the first
-        data, info = collectors.collect()
-        assert info["episode_lengths"].tolist() == data.ended_states[:, 1].tolist()
-        assert info["episode_returns"].tolist() == data.ended_states[:, 1].tolist()
+def saying(says: Callable[[int, int], Any]) -> Any:
+    """Make policies that return what ``says`` returns for a rank and a number of envs, besides actions of zero."""
+    return lambda rank: lambda states, rnn_state, done: (zeros(states), *says(rank, len(states)))
 
 
-class Saying(Net):
-    """Each collector returns other extras."""
-
-    def __init__(self, says: Any, rank: int) -> None:
-        super().__init__(rank)
-        self._says = says
-
-    def __call__(self, states: Any, rnn_state: Any = None, done: Any = None, *, deterministic: bool = False) -> Any:
-        number = len(next(iter(states.values())) if isinstance(states, dict) else states)
-        return np.zeros(number, np.int64), *self._says(self.rank, number)
-
-
-def test_extras_of_only_one_collector_are_zero_for_the_others(make_set: MakeSet) -> None:
-    collectors = make_set(partial(Saying, lambda rank, number: (None, {"ab"[rank]: np.ones(number)})), few, 20)
+def test_extras_or_rnn_state_of_only_one_collector_are_zero_for_the_others(make_set: MakeSet) -> None:
+    collectors = make_set(saying(lambda rank, number: (None, {"ab"[rank]: np.ones(number)})), few, 20)
     extras = collectors.collect()[0].extras
     assert {name: array[0].tolist() for name, array in extras.items()} == {"a": [1, 1, 0, 0], "b": [0, 0, 1, 1]}
-
-
-def test_rnn_state_of_only_one_collector_is_zero_for_the_others(make_set: MakeSet) -> None:
-    memory = make_set(partial(Saying, lambda rank, number: (np.ones(number) if rank else None, None)), few, 20)
-    assert memory.collect()[0].rnn_state.tolist() == [0, 0, 1, 1]
-
-
-class Keyed(Count):
-    observation_space: Any = gym.spaces.Dict({"ab": gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)})
-
-    def _state(self) -> Any:
-        return {"ab": super()._state()}
-
-
-def keyed() -> ParallelEnv:
-    return ParallelEnv([partial(Keyed if rank() else Count, 0)], ORACLE, "restart")
+    collectors = make_set(saying(lambda rank, number: (np.ones(number) if rank else None, None)), few, 20)
+    assert collectors.collect()[0].rnn_state.tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("says", "make_envs", "match"),
+    ("make_policy", "make_envs", "match"),
     [
-        (lambda rank, number: (None, {"a": np.ones((number, rank + 1))}), few, r"extras\['a'\] have shape \(2,\)"),
+        (saying(lambda rank, k: (None, {"a": np.ones((k, rank + 1))})), few, r"extras\['a'\] have shape \(2,\)"),
+        (saying(lambda rank, k: ([np.ones(k)] * (rank + 1), None)), few, r"rnn_state are \['an array'\] and \['an "),
         (
-            lambda rank, number: ([np.ones(number)] * (rank + 1), None),
-            few,
-            r"rnn_state are \['an array'\] and \['an array', 'an",
+            lambda rank: POLICIES["dict" if rank else "array"],
+            lambda: own_envs([zoo.Counter, zoo.Sheet], 1),
+            r"their states are an array and \{'image': 'an array', ",
         ),
-        (lambda rank, number: (None, None), keyed, r"their states are an array and \{'ab': 'an array'\}"),
     ],
 )
-def test_data_that_cannot_be_merged_raise_and_are_kept(says: Any, make_envs: Any, match: str) -> None:
-    with CollectorSet(2, partial(Saying, says), make_envs, num_steps=20, para_mode=ORACLE) as collectors:
+def test_data_that_cannot_be_merged_raise_and_are_kept(make_policy: Any, make_envs: Any, match: str) -> None:
+    with CollectorSet(2, make_policy, make_envs, num_steps=20, para_mode=ORACLE) as collectors:
         for _ in range(2):
             with pytest.raises(ArgumentError, match=f"of collectors 0 and 1 cannot be joined.*{match}") as caught:
                 collectors.collect()
@@ -235,37 +208,20 @@ def test_steps_of_replaced_envs_are_returned_separately(make_set: MakeSet) -> No
     assert set(info["episode_lengths"].tolist()) == {3}
 
 
-def test_each_collector_has_its_own_worker(mode: str, make_set: MakeSet) -> None:
-    collectors = make_set(Net, few, 4)
+def test_each_collector_has_its_own_worker_rank_and_seed(mode: str, make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4, seed=5)
     pids = np.unique(collectors.collect()[0].extras["pid"])
     assert len(pids) == (2 if mode in IN_WORKERS else 1)
-
-
-def test_collector_policies_receive_their_rank_and_seed(make_set: MakeSet) -> None:
-    collectors = make_set(Net, few, 4, seed=5)
     assert collectors._scheduler.env.get_env_attr("policy.rank") == [0, 1]
     assert collectors._scheduler.env.get_env_attr("policy.seed") == [5, 6]
 
 
-class Slow(Count):
-    """A step takes some time."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(0)
-        self.seconds = seconds
-
-    def step(self, action: Any) -> Any:
-        time.sleep(self.seconds)
-        return super().step(action)
-
-
-def slow_envs() -> ParallelEnv:
-    """Make an env of which a step takes 0.1 s in collector 1."""
-    return ParallelEnv([partial(Slow, 0.1 * rank())], ORACLE, "restart")
-
-
 def test_fraction_samples_stops_slow_collectors_without_losing_steps(make_set: MakeSet) -> None:
-    collectors = make_set(Net, slow_envs, 200, fraction_samples=0.5)
+    def make_envs() -> ParallelEnv:
+        return ParallelEnv([partial(zoo.Sleeper, length=1000)], ORACLE, "restart")
+
+    # A step takes 0.1 s in collector 1.
+    collectors = make_set(lambda rank: lambda states: zeros(states) + 10 * rank, make_envs, 200, fraction_samples=0.5)
     reached = np.zeros(2, int)
     for _ in range(2):
         data, info = collectors.collect()
@@ -279,10 +235,10 @@ def test_fraction_samples_stops_slow_collectors_without_losing_steps(make_set: M
             assert steps.tolist() == list(range(reached[column], reached[column] + len(steps)))
         reached += info["num_steps"]
         assert not data.dones.any()
-    assert_same(data.final_states[:, 1], reached.astype(float))
+    assert data.final_states[:, 1].tolist() == reached.tolist()
 
 
-def test_listen_to_stops_all_collectors(make_set: MakeSet, tmp_path: Path) -> None:
+def test_listen_to_stops_all_collectors(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 10**7)
     end = time.monotonic() + 0.3
     _, info = collectors.collect(listen_to=[lambda: time.monotonic() > end])
@@ -318,27 +274,34 @@ def test_set_weights_reaches_all_collectors_and_counts_versions(make_set: MakeSe
     assert collectors.num_envs == 6
 
 
-def test_weights_refused_by_the_policy_raise(make_set: MakeSet) -> None:
-    collectors = make_set(Net, few, 4)
+def test_refused_weights_and_settings_change_nothing(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4, weights=1)
     with pytest.raises(LookupError, match="no such weights") as caught:
         collectors.set_weights(None)
     assert caught.value.__notes__[-1] == "The envs of a CollectorSet are its collectors."
-    collectors.set_weights(1)
+    with pytest.raises(UnpicklableError, match=r"The argument of set_weights\(\) cannot be copied .* Nothing was sent"):
+        collectors.set_weights(threading.Lock())
     with pytest.raises(AbsentAttributeError, match="name='nois'.* has no such attribute"):
         collectors.update_policy("nois", 1)
-    assert collectors.version == 1
+    assert collectors.version == 0
     assert (collectors.collect()[0].actions == 1).all()
+
+
+def test_weights_that_a_busy_collector_refuses_raise_once() -> None:
+    with CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE) as collectors:
+        next(collectors.stream())  # the collector has its next request already
+        collectors.set_weights(None)
+        with pytest.raises(LookupError, match="no such weights"):
+            collectors.collect(8)
+        assert collectors.collect(8)[1]["num_samples"] == 16
 
 
 class Pondering(Net):
     """Collector 1 waits for a file before it takes weights."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        super().__init__(rank)
-        self._folder = folder
-
     def set_weights(self, weights: Any) -> None:
-        Waiting(self._folder, self.rank)(np.zeros(1))
+        if self.rank:
+            self.deed()
         super().set_weights(weights)
 
 
@@ -349,7 +312,7 @@ def test_set_weights_that_ctrl_c_or_a_timeout_ends_are_set_later(
     is_late = error is WorkerTimeoutError
     if is_late and mode == ORACLE:
         pytest.skip("a call in the caller's own thread has no timeout")
-    collectors = make_set(partial(Pondering, tmp_path), few, 4, timeout=1.0 if is_late else None)
+    collectors = make_set(partial(Pondering, deed=partial(wait, tmp_path)), few, 4, timeout=1.0 if is_late else None)
     match = r"^collector 1 did not answer within 1.0 s\. The next call of the set" if is_late else "^$"
     with pytest.raises(error, match=match), when_waiting(tmp_path, (lambda: None) if is_late else interrupt):
         collectors.set_weights(5)
@@ -360,14 +323,6 @@ def test_set_weights_that_ctrl_c_or_a_timeout_ends_are_set_later(
     assert (info["version"].tolist(), info["staleness"].tolist()) == ([1, 1], [0, 0])
     collectors.set_weights(6)
     assert collectors.collect()[1]["version"].tolist() == [2, 2]
-
-
-def test_unpicklable_weights_are_refused_before_anything_is_sent(make_set: MakeSet) -> None:
-    collectors = make_set(Net, few, 4)
-    with pytest.raises(UnpicklableError, match=r"The argument of set_weights\(\) cannot be copied .* Nothing was sent"):
-        collectors.set_weights(threading.Lock())
-    assert collectors.version == 0
-    assert (collectors.collect()[0].actions == 0).all()
 
 
 # ---------------------------------------------------------------- streams
@@ -403,21 +358,9 @@ def test_max_in_flight_limits_staleness_of_weights(make_set: MakeSet) -> None:
     assert versions[-1] >= 4
 
 
-def test_collectors_wait_when_the_stream_consumer_is_slower(make_set: MakeSet) -> None:
-    collectors = make_set(Net, few, 4)
-    stream = collectors.stream()
-    for _ in range(3):
-        next(stream)
-        assert len(collectors._scheduler.in_flight) <= 2
-    stream.close()  # type: ignore[attr-defined]
-    data, info = collectors.collect(10)
-    assert (info["num_steps"] >= 10).all()
-    assert data.valid.sum() == info["num_samples"]
-
-
 @in_modes(*IN_BACKGROUND)  # those of the oracle reply together
 def test_busy_collector_gets_new_weights_before_its_next_batch(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 10)
+    collectors = make_set(partial(Net, deed=partial(wait, tmp_path)), partial(few, (1000,)), 10)
     stream = collectors.stream()
     assert next(stream)[1]["collector"] == 0
     collectors.set_weights(4)
@@ -455,8 +398,7 @@ def test_stream_ends_when_the_set_is_stopped() -> None:
 
 
 def test_stream_ends_when_another_thread_stops_the_set(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Waiting, tmp_path), few, 4)
-    (tmp_path / "go").unlink(missing_ok=True)
+    collectors = make_set(partial(Net, deed=partial(wait, tmp_path)), few, 4)
 
     def stop() -> None:
         thread = threading.Timer(1, (tmp_path / "go").touch)
@@ -473,25 +415,10 @@ def test_stream_ends_when_another_thread_stops_the_set(make_set: MakeSet, tmp_pa
 # ---------------------------------------------------------------- deaths
 
 
-class Mortal(Net):
-    """Collector 1 dies at its n-th call; its replacement does not."""
-
-    def __init__(self, folder: Path, when: int, rank: int, seed: int | None = None, again: bool = False) -> None:
-        super().__init__(rank, seed)
-        self._folder, self._left, self._again = folder, when, again
-
-    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
-        self._left -= 1
-        grave = self._folder / "grave"
-        if self.rank == 1 and not self._left and (self._again or not grave.exists()):
-            grave.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(states)
-
-
 @in_modes(*IN_WORKERS)
 def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Mortal, tmp_path, 20), partial(few, (1000, 1000)), 60, weights=3, seed=1)
+    make_policy = partial(Net, at=20, deed=partial(die_once, tmp_path))
+    collectors = make_set(make_policy, partial(few, (1000, 1000)), 60, weights=3, seed=1)
     collectors.update_policy("noise", 2)
     data, info = collectors.collect()
     assert collectors.num_replaced == 1
@@ -513,7 +440,7 @@ def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(make_set: Mak
 
 @in_modes(*IN_WORKERS)
 def test_stream_continues_after_death_of_a_collector(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Mortal, tmp_path, 30), few, 20, weights=3)
+    collectors = make_set(partial(Net, at=30, deed=partial(die_once, tmp_path)), few, 20, weights=3)
     lost, found = [], 0
     for data, info in collectors.stream():
         lost += [info["lost_samples"]] if info["lost_samples"] else []
@@ -540,56 +467,39 @@ def test_idle_collector_that_dies_is_replaced(make_set: MakeSet) -> None:
 
 @in_modes(*IN_WORKERS)
 def test_replacement_collector_gets_a_different_seed(make_set: MakeSet, tmp_path: Path) -> None:
-    def make_envs() -> ParallelEnv:
-        return ParallelEnv(KINDS["array"]()[:1], ORACLE, "restart")
-
-    collectors = make_set(partial(Mortal, tmp_path, 18), make_envs, 16, seed=1)
-    first, _ = collectors.collect()
-    second, _ = collectors.collect()
+    make_policy = partial(Net, at=18, deed=partial(die_once, tmp_path))
+    collectors = make_set(make_policy, lambda: ParallelEnv([zoo.Counter], ORACLE, "restart"), 16, seed=1)
+    (first, _), (second, _) = collectors.collect(), collectors.collect()
     assert collectors.num_replaced == 1
     assert second.states[0, 1, 2] not in first.states[:, 1, 2]
 
 
 @in_modes(*IN_WORKERS)
-def test_collector_is_not_replaced_beyond_max_restarts(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Mortal, tmp_path, 5, again=True), few, 20, max_restarts=2)
+def test_collector_is_not_replaced_beyond_max_restarts(make_set: MakeSet) -> None:
+    collectors = make_set(partial(Net, at=5, deed=die), few, 20, max_restarts=2)
     with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray reports") as caught:
         collectors.collect()
     assert "It was collector 1 of a set, which died more often" in caught.value.__notes__[-1]
     assert collectors.num_replaced == 2
 
 
-class Examined(Net):
-    """Collector 1 dies when it is first evaluated."""
-
-    def __init__(self, folder: Path, rank: int, seed: int | None = None) -> None:
-        super().__init__(rank, seed)
-        self._grave = folder / "grave"
-
-    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
-        if deterministic and self.rank == 1 and not self._grave.exists():
-            self._grave.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(states)
-
-
 @in_modes(*IN_WORKERS)
 def test_collector_death_during_evaluation_does_not_change_the_returns(make_set: MakeSet, tmp_path: Path) -> None:
     tests = partial(ParallelEnv, KINDS["array"]()[:2], ORACLE)
-    collectors = make_set(partial(Examined, tmp_path), few, seed=1, weights=2, make_test_envs=tests)
+    collectors = make_set(partial(Net, deed=partial(die_once, tmp_path)), few, seed=1, weights=2, make_test_envs=tests)
     returns = collectors.evaluate(5).returns
     assert collectors.num_replaced == 1
     with CollectorSet(2, Net, few, num_steps=4, para_mode=ORACLE, seed=1, weights=2, make_test_envs=tests) as calm:
         assert_same(returns, calm.evaluate(5).returns)
 
 
-class Heir(Mortal):
+class Heir(Net):
     """The replacement of collector 1 waits for a file in its constructor."""
 
-    def __init__(self, folder: Path, rank: int, seed: int | None = None) -> None:
-        super().__init__(folder, 20, rank, seed)
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(rank, at=20, deed=partial(die_once, folder))
         if rank == 1 and (folder / "grave").exists():
-            Waiting(folder, rank)(np.zeros(1))
+            wait(folder)
 
 
 @in_modes(*IN_WORKERS)
@@ -605,33 +515,19 @@ def test_interrupted_replacement_is_completed_later(make_set: MakeSet, tmp_path:
     assert 3 <= info["lost_samples"] <= 24
 
 
-class Doomed(Count):
-    """The worker of the env dies in its step, once."""
-
-    def __init__(self, folder: Path, when: int) -> None:
-        super().__init__(1000)
-        self._grave, self._when = folder / "grave", when
-
-    def step(self, action: Any) -> Any:
-        self._when -= 1
-        if not self._when and not self._grave.exists():
-            self._grave.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
-
-
-def test_collector_survives_death_of_one_of_its_env_workers(make_set: MakeSet, tmp_path: Path) -> None:
+def test_collector_survives_death_of_one_of_its_env_workers(make_set: MakeSet) -> None:
     def make_envs() -> ParallelEnv:
-        last = partial(Doomed, tmp_path, 5) if rank() else partial(Count, 1000)
-        return ParallelEnv([*counts(1000, 1000), last], PROCESSES, "restart", num_cpus=3)
+        return ParallelEnv([partial(Fragile, 10 * rank() + place) for place in range(3)], PROCESSES, "restart", 3)
 
-    collectors = make_set(Net, make_envs)
+    def exits(states: Any) -> Any:
+        return np.where((states == [12, 4]).all(axis=1), EXIT, GO_ON)
+
+    collectors = make_set(returning(exits), make_envs)
     with pytest.raises(WorkerDiedError, match=r"The worker of env 2 \(process \d+\) is dead") as caught:
         collectors.collect()
     assert "It was raised in collector 1, which is an env of its set." in caught.value.__notes__
     assert "A collector has no restart(): replace('envs', make_envs)" in "".join(caught.value.__notes__)
-    assert collectors.num_replaced == 0
-    collectors.replace("envs", make_envs)
+    collectors.replace("envs", partial(few, (1000, 1000, 1000)))
     assert collectors.collect()[1]["num_steps"].tolist() == [40, 40]
     assert collectors.num_replaced == 0
 
@@ -639,18 +535,8 @@ def test_collector_survives_death_of_one_of_its_env_workers(make_set: MakeSet, t
 # ---------------------------------------------------------------- other failures
 
 
-class Failing(Net):
-    calls = 0
-
-    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
-        self.calls += 1
-        if self.rank == 1 and self.calls == 20:
-            raise ZeroDivisionError("not today")
-        return super().__call__(states)
-
-
 def test_error_of_a_policy_keeps_steps_for_the_next_collect(make_set: MakeSet) -> None:
-    collectors = make_set(Failing, partial(few, (1000,)), 60)
+    collectors = make_set(partial(Net, at=20, deed=fail), partial(few, (1000,)), 60)
     with pytest.raises(ZeroDivisionError, match="not today") as caught:
         collectors.collect()
     assert "It was raised in collector 1, which is an env of its set." in caught.value.__notes__
@@ -663,36 +549,23 @@ def test_error_of_a_policy_keeps_steps_for_the_next_collect(make_set: MakeSet) -
     assert (info["num_samples"], info["lost_samples"], collectors.num_replaced) == (120, 0, 0)
 
 
-class Once(Count):
-    """An env that raises in its 17th step, the first after a collector has sent 16."""
-
-    calls = 0
-
-    def step(self, action: Any) -> Any:
-        self.calls += 1
-        if self.calls == 17:
-            raise ZeroDivisionError("not today")
-        return super().step(action)
-
-
 def test_error_of_an_env_ends_its_episode_at_its_last_step() -> None:
-    def make_envs() -> ParallelEnv:
-        return ParallelEnv([partial(Once, 1000), partial(Count, 1000)], ORACLE, "restart")
-
-    with CollectorSet(1, Net, make_envs, num_steps=60, para_mode=ORACLE, weights=1) as collectors:
-        with pytest.raises(ZeroDivisionError, match="not today"):
+    script = Scripted(*[[GO_ON] * 2] * 16, [RAISE, GO_ON], [GO_ON] * 2)  # the first step after a collector has sent 16
+    make_envs = partial(ParallelEnv, [partial(Fragile, 0), partial(Fragile, 1)], ORACLE, "restart")
+    with CollectorSet(1, returning(script), make_envs, num_steps=60, para_mode=ORACLE) as collectors:
+        with pytest.raises(ZeroDivisionError, match="env 0 fell over"):
             collectors.collect()
         data, info = collectors.collect(100)
     assert data.truncated[15].tolist() == [True, False]
     assert data.truncated.sum(axis=0).tolist() == [1, 1]
     assert not data.valid[16, 0]
     assert info["episode_lengths"][0] == info["episode_returns"][0] == 16
-    assert data.ended_states[0].tolist() == [1000, 16]
+    assert data.ended_states[0].tolist() == [0, 16]
     assert data.valid[-1].all()
 
 
 def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Waiting, tmp_path, when=20), partial(few, (1000,)), 40)
+    collectors = make_set(partial(Net, at=21, deed=partial(wait, tmp_path)), partial(few, (1000,)), 40)
     with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
         collectors.collect()
     (tmp_path / "go").touch()
@@ -711,12 +584,10 @@ def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_
 
 @in_modes(*IN_BACKGROUND)
 def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
-    with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s") as caught:
+    collectors = make_set(partial(Net, deed=partial(wait, tmp_path)), partial(few, (1000,)), 40, timeout=1.0)
+    late = r"^collector 1 did not answer within 1\.0 s\. The next call of the set continues the wait\."
+    with pytest.raises(WorkerTimeoutError, match=late):
         collectors.collect()
-    assert str(caught.value).startswith(
-        "collector 1 did not answer within 1.0 s. The next call of the set continues the wait."
-    )
     (tmp_path / "go").touch()
     data, _ = collectors.collect()
     assert data.states[:, :, 1].T.tolist() == [list(range(40))] * 2
@@ -724,7 +595,8 @@ def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(make_set: Ma
 
 @in_modes(*IN_WORKERS)
 def test_set_with_a_hung_collector_continues_and_stops_in_time(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Waiting, tmp_path, patience=10**4), partial(few, (1000,)), 10, timeout=1.0)
+    hang = partial(wait, tmp_path, patience=10**4)
+    collectors = make_set(partial(Net, deed=hang), partial(few, (1000,)), 10, timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match="^collector 1 did not answer"):
         collectors.collect()
     collectors.set_weights(4)
@@ -829,41 +701,25 @@ def test_unpicklable_collector_set_argument_is_named_in_the_error(name: str) -> 
         CollectorSet(1, **{**arguments, name: lambda: lock})
 
 
-def test_collectors_do_not_share_envs() -> None:
-    with (
-        few() as env,
-        pytest.raises(ArgumentError, match=r"make_envs\(\) returned a ParallelEnv that a collector already uses"),
-    ):
-        CollectorSet(2, Net, lambda: env, num_steps=4, para_mode=ORACLE)
-
-
-def test_bad_calls_are_refused() -> None:
-    with CollectorSet(2, Net, few, num_steps=4, para_mode=ORACLE) as collectors:
-        for call, match in (
-            (partial(collectors.collect, 0), "num_steps=0 must be"),
-            (partial(collectors.collect, 1, "now"), "listen_to='now' must be a list"),
-            (partial(collectors.stream, 0), "num_steps=0 must be"),
-            (partial(collectors.stream, num_collections=0), "num_collections=0 must be"),
-            (partial(collectors.stream, max_in_flight=0), "max_in_flight=0 must be"),
-            (partial(collectors.stream, max_in_flight=3), "max_in_flight=3 is more than 2 collectors can have"),
-            (partial(collectors.set_weights, 1, -3), "version=-3 must be"),
-            (partial(collectors.update_policy, "a b", 1), "is not a valid name"),
-            (partial(collectors.replace, "env", few), "component='env' is not known"),
-        ):
-            with pytest.raises(ArgumentError, match=match):
-                call()
-        assert collectors.version == 0
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"num_steps": 0}, "num_steps=0 must be"),
+        ({"num_collections": 0}, "num_collections=0 must be"),
+        ({"max_in_flight": 0}, "max_in_flight=0 must be"),
+        ({"max_in_flight": 2}, "max_in_flight=2 is more than 1 collector can have"),
+    ],
+)
+def test_bad_arguments_of_stream_are_refused(given: dict[str, int], match: str) -> None:
+    with CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE) as collectors:
+        with pytest.raises(ArgumentError, match=match):
+            collectors.stream(**given)
         assert len(collectors.collect()[0]) == 4
 
 
 def test_failed_start_leaks_nothing() -> None:
-    def make_envs() -> ParallelEnv:
-        if rank() == 1:
-            raise OSError("no such game")
-        return few()
-
-    with pytest.raises(OSError, match="no such game"):
-        CollectorSet(2, Net, make_envs, num_steps=4)  # the fixture checks for leaks
+    with pytest.raises(ZeroDivisionError, match="not today"):
+        CollectorSet(2, Net, lambda: fail() if rank() else few(), num_steps=4)  # the fixture checks for leaks
 
 
 @pytest.mark.filterwarnings("ignore:Setting 'object_store_memory' for:DeprecationWarning")  # Ray's own advice

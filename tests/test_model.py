@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from modes import ORACLE
+from test_rollout import Count
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import EnvBusyError, ExhaustedError, ResetNeededError
@@ -26,24 +25,17 @@ some_or_all = st.none() | some
 actions = st.lists(st.sampled_from([GO_ON, TERMINATE, TRUNCATE]), min_size=NUM_ENVS, max_size=NUM_ENVS)
 
 
-class Obedient(gym.Env[Any, Any]):
-    """Ends its episode if the action says so. Its state has its number and the steps of the episode."""
+class Obedient(Count):
+    """Ends its episode if the action says so."""
 
-    observation_space = Box(0, np.inf, (2,), np.float64)
-    action_space = Discrete(3)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if options:
             raise ExhaustedError("no more")
-        self.count = 0
-        return np.array([self.number, 0.0]), {}
+        return super().reset()
 
     def step(self, action: Any) -> Any:
-        self.count += 1
-        return np.array([self.number, self.count], float), 1.0, action == TERMINATE, action == TRUNCATE, {}
+        state, *_ = super().step(action)
+        return state, 1.0, action == TERMINATE, action == TRUNCATE, {}
 
 
 class Calls(RuleBasedStateMachine):
@@ -112,9 +104,7 @@ class Calls(RuleBasedStateMachine):
     def step(self, env_ids: list[int] | None, actions: list[int], is_sent: bool) -> None:
         ids = self.chosen(env_ids)
         make = self.env.send if is_sent else partial(self.env.step, align="batch")
-        given: Any = actions[: len(ids)]
-        if not is_sent:
-            given = np.array(given, dtype=int)
+        given: Any = actions[: len(ids)] if is_sent else np.array(actions[: len(ids)], int)
         is_busy = not (self.paused | self.in_flight.keys()).isdisjoint(ids)
         if is_busy or not (self.exhausted | self.steps.keys()).issuperset(ids):
             with pytest.raises(EnvBusyError if is_busy else ResetNeededError):

@@ -36,7 +36,7 @@ def test_workers_accept_no_connections_and_expose_no_data(start_method: str) -> 
     """Not even to programs that may list processes, open files and shared memory of the machine."""
     own = psutil.Process()  # workers inherit what it has open by fork, such as the connections of Ray
     own_connections = {(one.laddr, one.raddr) for one in own.net_connections("inet")}
-    own_files = set(_open_and_mapped(own))
+    own_files = set(_named_files(own)[1])
     with ParallelEnv([partial(Discreet, SECRET)] * 4, PROCESSES, num_cpus=2, start_method=start_method) as env:
         env.reset(options={"secret": SECRET})
         workers = {pid for pid, _ in env.customized_method("tell", {"word": SECRET})}
@@ -46,27 +46,20 @@ def test_workers_accept_no_connections_and_expose_no_data(start_method: str) -> 
             process = psutil.Process(pid)
             assert {(one.laddr, one.raddr) for one in process.net_connections("inet")} <= own_connections
             assert not any(one.laddr for one in process.net_connections("unix"))
-            opened = _open_and_mapped(process)
-            named = {path for path in opened if path.startswith("/dev/shm") or path in _files_in_tmp(process)}
+            named, opened = _named_files(process)
             assert named <= own_files
             assert any("memfd:parallelenv" in path for path in opened) or pid not in workers
             assert SECRET not in " ".join(process.cmdline())
             assert SECRET not in str(process.environ())
 
 
-def _open_and_mapped(process: psutil.Process) -> list[str]:
-    """Return the names of the files that a process has open or mapped."""
-    return _opened(process) + [region.path for region in process.memory_maps()]
-
-
-def _files_in_tmp(process: psutil.Process) -> list[str]:
-    """Return the open temporary files of a process that are not deleted."""
-    folder = tempfile.gettempdir()
-    return [path for path in _opened(process) if path.startswith(folder) and not path.endswith("(deleted)")]
-
-
-def _opened(process: psutil.Process) -> list[str]:
-    return [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]
+def _named_files(process: psutil.Process) -> tuple[set[str], list[str]]:
+    """Return the files of a process that others can open, and all files that it has open or mapped."""
+    opened = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]
+    mapped = [region.path for region in process.memory_maps()]
+    shared = {path for path in opened + mapped if path.startswith("/dev/shm")}
+    temporary = [path for path in opened if path.startswith(tempfile.gettempdir()) and not path.endswith("(deleted)")]
+    return shared.union(temporary), opened + mapped
 
 
 @in_modes(*ON_RAY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import threading
@@ -17,7 +16,8 @@ from conftest import MakeEnv, MakePool, needs_ray, require_mode
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import TimeLimit
 from modes import MODES, ORACLE, PROCESSES, in_modes
-from samplers import PLAIN, Once, Walk, Walks
+from samplers import Walk, Walks
+from test_rollout import Count
 
 from parallelenv import CLOSE, TERMINATED, ParallelEnv, ParallelWrapper
 from parallelenv.engine import recovery
@@ -32,10 +32,9 @@ from parallelenv.errors import (
     UnpicklableError,
     WorkerDiedError,
 )
-from parallelenv.results import difference
-from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep, make_task_env
+from parallelenv.tasks.sampler_env import TaskEnv, TaskStep, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
-from parallelenv.testing.contract import DONE_POLICIES, drain
+from parallelenv.testing.contract import DONE_POLICIES, assert_same, drain, items
 from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
 
 FOUR = [{"total": 9}] * 4
@@ -70,95 +69,53 @@ def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- a sampler as an env
 
 
-class Count(Task):
-    """A task that inherits the optional methods."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        return self.get_observations(), 1.0, False, False, {}
-
-    def is_done(self) -> bool:
-        return self.count >= 2
-
-    def get_observations(self) -> Any:
-        return np.full(3, float(self.count))
-
-
-class Counts(TaskSampler):
-    """A sampler of equal tasks without end that inherits the optional methods and records its calls."""
-
-    observation_space = PLAIN
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, make_task: Any = Count) -> None:
-        self.make_task = make_task
-        self.log: list[Any] = []
-
-    def next_task(self, **kwargs: Any) -> Any:
-        self.log.append(kwargs)
-        return self.make_task()
-
-    def reset(self) -> None:
-        self.log.append("reset")
-
-    def set_seed(self, seed: int) -> None:
-        self.log.append(seed)
-
-
-def test_task_env_is_a_gymnasium_env_of_the_sampler() -> None:
-    sampler = Counts()
+def test_task_env_is_a_gymnasium_env_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Walks(99)
     env = TaskEnv(sampler)
     env.reset(seed=3, options={"level": 2})
-    env.reset()
-    assert sampler.log == [3, {"level": 2}, {}]
-    assert sampler.length is None
-    assert env.render() is None
+    env.reset(options={"length": 2})
+    assert sampler.asked == [{"level": 2}, {}]
     assert env.step(0)[2:4] == (False, False)
     assert env.step(0)[2:4] == (False, True), "an end that only is_done() reports is a truncation"
+    # `check_env` wants new observations in each step, and equal tasks for equal seeds.
+    monkeypatch.setattr(Walk, "get_observations", lambda task: np.zeros(3))
+    monkeypatch.setattr(sampler, "next_task", lambda: Walk(sampler, 1, 9, 0.0))
     check_env(env, skip_render_check=True)
     env.close()
 
 
-@pytest.mark.parametrize("kind", [TaskStep, lambda *items: items])
-@pytest.mark.parametrize(
-    ("done", "info", "flags"),
-    [
+def test_step_of_a_task_may_return_a_done_flag_but_nothing_else() -> None:
+    env: Any = TaskEnv(Walks())
+    env.reset()
+    for done, info, flags in (
         (False, {}, (False, False)),
         (True, {"a": 1}, (True, False)),
         (True, {"TimeLimit.truncated": True}, (False, True)),
-    ],
-)
-def test_done_flag_is_split_into_terminated_and_truncated(kind: Any, done: bool, info: Any, flags: Any) -> None:
-    class Told(Count):
-        def step(self, action: Any) -> Any:
-            return kind(np.zeros(3), 2.0, done, info)
+    ):
+        for result in (TaskStep(np.zeros(3), 2.0, done, info), (np.zeros(3), 2.0, done, info)):
+            env.task.step = lambda action, result=result: result
+            assert env.step(0)[1:] == (2.0, *flags, info)
+    for wrong in (None, (1, 2, 3), [0, 0.0, False, False, {}]):
+        env.task.step = lambda action, wrong=wrong: wrong
+        with pytest.raises(TypeError, match=f"Walk returned a {type(wrong).__name__}. Return .*TaskStep"):
+            env.step(0)
 
-    env = TaskEnv(Counts(Told))
+
+def test_task_env_raises_without_a_task() -> None:
+    env: gym.Env[Any, Any] = TaskEnv(Walks(1))
     env.reset()
-    _, reward, terminated, truncated, found = env.step(0)
-    assert (reward, (terminated, truncated), found) == (2.0, flags, info)
+    with pytest.raises(ExhaustedError, match=r"Walks has no further task. Call its reset\(\)"):
+        env.reset()
+    with pytest.raises(ResetNeededError, match="no task to step"):
+        env.step(1)
 
 
-@pytest.mark.parametrize("returned", [None, (1, 2, 3), [0, 0.0, False, False, {}]])
-def test_invalid_step_results_of_a_task_raise(returned: Any) -> None:
-    class Odd(Count):
-        def step(self, action: Any) -> Any:
-            return returned
-
-    env = TaskEnv(Counts(Odd))
-    env.reset()
-    with pytest.raises(TypeError, match=f"Odd returned a {type(returned).__name__}. Return .*TaskStep"):
-        env.step(0)
-
-
-def test_invalid_samplers_and_tasks_are_refused() -> None:
+def test_invalid_samplers_and_tasks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Walks, "next_task", lambda sampler: 0)
     cases: list[tuple[Any, str]] = [
-        (Count(), r"sampler is Count, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"),
-        (Counts, "sampler is the class Counts, which is not an instance"),
-        (Counts(int), r"next_task\(\) of Counts returned int, which lacks step\(\), is_done"),
+        (object(), r"sampler is object, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"),
+        (Walks, "sampler is the class Walks, which is not an instance"),
+        (Walks(), r"next_task\(\) of Walks returned int, which lacks step\(\), is_done"),
     ]
     for sampler, message in cases:
         with pytest.raises(InvalidEnvError, match=message):
@@ -178,7 +135,18 @@ def test_each_task_is_closed_before_the_next_and_the_sampler_last(monkeypatch: p
     assert log == [[1, "sampler"]]
 
 
-def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
+def test_render_mode_and_metadata_are_those_of_the_sampler() -> None:
+    sampler: Any = Walks()
+    assert TaskEnv(sampler).metadata == gym.Env.metadata
+    assert TaskEnv(sampler).metadata is not gym.Env.metadata
+    sampler.render_mode, sampler.metadata = "rgb_array", {"render_modes": ["rgb_array"], "render_fps": 7}
+    assert (TaskEnv(sampler).render_mode, TaskEnv(sampler).metadata["render_fps"]) == ("rgb_array", 7)
+
+
+# ---------------------------------------------------------------- task pools
+
+
+def test_dicts_without_a_space_are_batched_by_key_if_their_keys_are_equal(make_pool: MakePool) -> None:
     env = make_pool(Walks, [{"kind": "pieces", "total": 9}] * 3)
     first = env.next_task(length=4)
     assert first["place"].shape == (3, 3)
@@ -196,32 +164,10 @@ def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
     env.set_env_attr("task.place", np.full(3, np.nan), 1)
     with pytest.raises(EnvContractError, match="state of env 1"):
         CheckFinite(env).step([1, 1, 1], align="batch")
-
-
-def test_dict_states_with_different_keys_stay_objects(make_pool: MakePool) -> None:
-    class Odd(Walks):
-        def next_task(self, length: int | None = None, **kwargs: Any) -> Any:
-            self.kind = "pieces" if self.total == 1 else "sheet"
-            return super().next_task(**kwargs)
-
-    env = make_pool(Odd, [{"kind": "bare", "total": 1}, {"kind": "bare", "total": 2}])
+    env.set_env_attr("sampler.kind", values=["pieces", "sheet", "pieces"])
     states = env.next_task()
     assert states.dtype == object
-    assert [set(state) for state in states] == [{"place", "parts"}, {"place", "word"}]
-
-
-def test_render_mode_and_metadata_are_those_of_the_sampler() -> None:
-    class Drawn(Counts):
-        render_mode = "rgb_array"
-        metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
-
-    env = TaskEnv(Drawn())
-    assert (env.render_mode, env.metadata["render_fps"]) == ("rgb_array", 7)
-    assert TaskEnv(Counts()).metadata == gym.Env.metadata
-    assert TaskEnv(Counts()).metadata is not gym.Env.metadata
-
-
-# ---------------------------------------------------------------- task pools
+    assert [set(state) for state in states[:2]] == [{"place", "parts"}, {"place", "word"}]
 
 
 def test_samplers_are_made_in_workers_and_share_nothing(make_pool: MakePool) -> None:
@@ -245,7 +191,7 @@ def test_tasks_have_the_same_order_in_every_mode(make_pool: MakePool, mode: str,
     env = make_pool(Walks, [{"total": total} for total in totals], way != "rounds")
     env.reset(seed=3)
     if way == "rollout":
-        env.rollout(lambda states: np.ones(len(states), int), num_episodes=3 * 50)  # more than there are
+        env.rollout(ones, num_episodes=3 * 50)  # more than there are
     while not env.all_exhausted():
         env.step([1] * len(env))
         if way == "rounds" and env.all_done():
@@ -260,7 +206,7 @@ def test_tasks_have_the_same_order_in_every_mode(make_pool: MakePool, mode: str,
 
 
 @pytest.mark.parametrize(("auto", "done_policy"), [(True, "restart"), (False, "idle")])
-def test_auto_resample_sets_the_done_policy(make_pool: MakePool, auto: bool, done_policy: str) -> None:
+def test_auto_resample_or_asynchronous_sets_the_done_policy(make_pool: MakePool, auto: bool, done_policy: str) -> None:
     env = make_pool(Walks, [{"total": 9}] * 2, auto)
     assert f"asynchronous={done_policy!r}" in repr(env)
     env.reset(options=[{"length": 1}, {"length": 3}])
@@ -269,12 +215,17 @@ def test_auto_resample_sets_the_done_policy(make_pool: MakePool, auto: bool, don
     assert (env.step([1, 1]).states[0] is None) is not auto
     (given,) = env.attr("given", id=0)
     assert env.next_task(0)[0, :2].tolist() == [given + 1, 0]
+    with TaskPool(env_fns(totals=(2,)), asynchronous="continue") as other:
+        other.next_task(length=1)
+        assert [bool(other.step([1]).dones[0]) for _ in range(2)] == [True, True]
 
 
 def test_next_task_returns_first_states_and_accepts_arguments(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
-    assert difference(env.next_task(), env.get_observations()) is None
-    assert difference(env.reset([]), env.get_observations([])) is None
+    assert env.render() == [None] * 4
+    assert_same(env.next_task(), env.get_observations())
+    assert env.render(tile=True).shape[-1] == 3
+    assert_same(env.reset([]), env.get_observations([]))
     states = env.next_task([3, 1], length=1, other=(2, 3))
     assert states[:, :2].tolist() == [[2, 0], [2, 0]]
     assert env.attr("asked", id=[1, 0]) == [[{}, {"other": (2, 3)}], [{}]]
@@ -296,7 +247,7 @@ def test_reset_all_restarts_tasks_but_not_random_numbers(make_pool: MakePool) ->
     assert not np.array_equal(again[:, 2], first[:, 2])
     env.reset_all()
     env.set_seeds([3, 4, 5, 6])
-    assert difference(env.next_task(), first) is None
+    assert_same(env.next_task(), first)
     assert env.attr("closed", id=2) == [[1, 1]]
 
 
@@ -333,34 +284,21 @@ def test_get_observations_returns_current_observations(make_pool: MakePool) -> N
     env.recv()
 
 
-class Shows(Count):
-    """Returns a given observation after its first step."""
-
-    seen: Any = None
-
-    def step(self, action: Any) -> Any:
-        self.count = 1
-        return np.zeros(3), 1.0, False, False, {}
-
-    def get_observations(self) -> Any:
-        return self.seen if self.count else np.zeros(3)
-
-
 @pytest.mark.parametrize("seen", [None, 3, "x", np.zeros(5), np.zeros(3, complex)])
 def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: Any) -> None:
-    env = make_pool(partial(Counts, Shows), [{}] * 3)
+    env = make_pool(Walks, FOUR[:3])
     env.next_task()
-    env.step([1], id=1)
-    env.set_env_attr("seen", values=[seen] * 3)
+    env.set_env_attr("task.get_observations", lambda: seen, id=1)
     with pytest.raises(EnvContractError, match="the state is .*, but the observation space is Box") as caught:
         env.get_observations()
     assert "env 1 in get_observations()" in "".join(caught.value.__notes__)
     assert caught.value.partial.keys() == {0, 2}  # type: ignore[attr-defined]
     assert env.get_observations([2, 0]).shape == (2, 3)
+    env.next_task(1)
     assert env.step([1, 1, 1]).states.shape == (3, 3)
 
 
-def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
+def test_names_are_looked_up_in_task_and_sampler_through_wrappers(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
     assert env.get_env_attr("given", id=0) == [0]
     env.next_task()
@@ -372,39 +310,12 @@ def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
     message = "TaskEnv has no method 'nothing'.*Neither has its sampler, Walks, or its task"
     with pytest.raises(AbsentAttributeError, match=message):
         env.call("nothing")
-
-
-class Rewinds(Counts):
-    def rewind(self) -> str:
-        return "of the sampler"
-
-
-def test_wrappers_and_task_env_do_not_hide_names_of_task_and_sampler() -> None:
-    with TaskPool([lambda: TimeLimit(TaskEnv(Walks(9)), 3), lambda: TaskEnv(Rewinds())]) as env:
-        env.next_task(length=9)
-        assert env.call("rewind", id=1) == ["of the sampler"]
-        assert env.call("name", id=0) == ["walk 1"]
-        env.set_env_attr("length", 2, id=0)
-        assert env.attr("task.length", id=0) == [2]
-        assert env.get_observations([0]).shape == (1, 3)
-
-
-def test_task_pool_supports_render(make_pool: MakePool) -> None:
-    env = make_pool(Walks, [{"total": math.inf}] * 2)
-    assert env.render() == [None, None]
-    env.next_task()
-    assert env.render(tile=True).shape[-1] == 3
-
-
-def test_rebuilt_sampler_uses_the_seeds_that_were_set(make_pool: MakePool) -> None:
-    drawn = []
-    for _ in range(2):
-        env = make_pool(Walks, [{"total": 9, "crash": (1, 1)}] * 2, on_failure="restart")
-        env.set_seeds([11, 12])
-        env.next_task()
-        drawn.append(env.step([1, 1]).states[:, 2])
-    assert difference(*drawn) is None
-    assert drawn[0][0] != drawn[0][1]
+    with TaskPool([lambda: TimeLimit(TaskEnv(Walks(9)), 3)]) as wrapped:
+        wrapped.next_task(length=9)
+        assert wrapped.call("name") == ["walk 1"]
+        wrapped.set_env_attr("length", 2)
+        assert wrapped.attr("task.length") == [2]
+        assert wrapped.get_observations().shape == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -426,14 +337,11 @@ def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) 
         ParallelEnv.from_samplers(**{"make_sampler_fn": Walks, "sampler_fn_args": [{}], **arguments})
 
 
-def test_errors_and_results_of_make_sampler_fn_are_checked(make_pool: MakePool) -> None:
+def test_arguments_errors_and_results_of_make_sampler_fn_are_checked(make_pool: MakePool) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
         make_pool(Walks, [{}, {"wrong": 1}])
     with pytest.raises(InvalidEnvError, match="sampler is dict, which lacks"):
         make_pool(dict, [{"a": 1}])
-
-
-def test_unpicklable_task_arguments_raise_in_every_mode(make_pool: MakePool) -> None:
     with pytest.raises(UnpicklableError, match="cannot pickle '_thread.lock' object.*(make_sampler_fn|env fn) "):
         make_pool(Walks, [{"log": threading.Lock()}])
 
@@ -459,16 +367,11 @@ def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
     env.send_reset()
     log += [drain(env), env.done, env.exhausted, env.reset_infos]
     for step in range(40):
-        if step % 3 == 2:
-            batch = env.step(ONES, align="batch")
-            log += [list(batch), batch.terminated, batch.truncated]
-        elif step % 3 == 1:
+        if step % 3 == 1:
             env.send(ONES)
-            parts = [env.recv(max_envs=1) for _ in ONES]
-            log += [[list(part), part.env_ids] for part in sorted(parts, key=lambda part: int(part.env_ids[0]))]
+            log.append(drain(env, max_envs=1))
         else:
-            result = env.step(ONES)
-            log += [list(result), result.terminated, result.truncated, result.env_ids]
+            log.append(items(env.step(ONES, align="batch" if step % 3 else "item")))
         log += [env.done, env.exhausted, env.reset_infos]
         if env.all_exhausted():
             break
@@ -497,7 +400,7 @@ def test_every_mode_equals_oracle_until_all_envs_are_exhausted(
     with ParallelEnv(envs, asynchronous=asynchronous) as oracle:
         expected = play(oracle, asynchronous)
     found = play(make_env(envs, asynchronous=asynchronous, num_cpus=2), asynchronous)
-    assert difference(expected, found) is None, difference(expected, found)
+    assert_same(expected, found)
 
 
 @pytest.mark.parametrize("asynchronous", DONE_POLICIES)
@@ -553,40 +456,46 @@ def test_last_task_without_autoreset_ends_like_any_other(make_env: MakeEnv, asyn
         assert env.step([1, 1]).infos.tolist() == [EXHAUSTED, {}]
 
 
-def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> None:
-    env = make_pool(Walks, walks(totals=(0, 0)))
-    env.next_task()
-    assert env.all_exhausted()
-    env.set_env_attr("total", 2, id=1)
-    states = env.next_task()
-    assert states[0] is None
-    assert states[1][:2].tolist() == [1, 0]
-    assert env.done.tolist() == env.exhausted.tolist() == [True, False]
-    assert env.step([1], id=[1]).states.dtype == np.float64
+class Ending(Count):
+    """An env with one episode."""
+
+    has_begun = False
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self.has_begun:
+            raise ExhaustedError("all were played")
+        self.has_begun = True
+        return super().reset()
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            raise ExhaustedError("in the middle of a step")
+        return super().step(action)
 
 
 def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
-    env = make_env([partial(Once, 2), Once], asynchronous="restart")
+    env = make_env([partial(Ending, number, length=2) for number in range(2)], asynchronous="restart")
     env.reset()
     with pytest.raises(ExhaustedError, match="in the middle") as caught:
         env.step([0, 1])  # an error in a step is an ordinary failure
     assert caught.value.partial.env_ids.tolist() == [0]  # type: ignore[attr-defined]
     assert not env.exhausted.any()
-    assert [info.get("exhausted") for info in env.step([0, 0]).infos] == [None, True]
-    env.step([0, 0])
+    assert [info.get("exhausted") for info in env.step([0, 0]).infos] == [True, None]
     env.step([0, 0])
     assert env.all_exhausted()
 
 
-def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: MakePool) -> None:
+def test_states_are_an_array_again_where_no_env_is_exhausted(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(), timeout=20)
     env.next_task(length=9)
     env.pause(2)
     assert env.num_unpaused == 3
-    assert env.step(ONES[:3]).states.shape == (3, 3)  # not an object array: no env is absent
+    assert env.step(ONES[:3]).states.shape == (3, 3)
     env.resume()
     assert env.num_unpaused == 4
     assert env.step(ONES[:2], id=[3, 0]).states.dtype == np.float64
+    env.set_env_attr("total", 2, id=2)
+    assert env.next_task(2)[0, :2].tolist() == [1, 0]
 
 
 # ---------------------------------------------------------------- sent resets and streams
@@ -639,13 +548,8 @@ def test_stream_ends_when_all_envs_are_exhausted(make_pool: MakePool) -> None:
 
 def test_run_episodes_stops_when_no_tasks_are_left(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
-    assert env.run_episodes(ones, 8, progress=False).env_ids.tolist() == [
-        0,
-        1,
-        1,
-        3,
-        3,
-    ]  # two each, where there are two
+    played = env.run_episodes(ones, 8, progress=False)
+    assert played.env_ids.tolist() == [0, 1, 1, 3, 3]  # two each, where there are two
     assert env.next_task().tolist()[0] is None  # all its tasks were played
 
 
@@ -658,21 +562,6 @@ def test_loop_until_all_done_plays_every_task(make_pool: MakePool, auto: bool) -
             ended += int(env.step([1, 1, 1]).dones.sum())
         states = env.next_task(length=2)
     assert ended == 9  # all end an episode in the same step
-
-
-# ---------------------------------------------------------------- restarts
-
-
-def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
-    env = make_pool(Walks, walks(totals=(1, 0)))
-    env.next_task(length=1)
-    env.step([1, 1])
-    assert env.all_exhausted()
-    assert env.restart(0) == (0,)
-    assert env.exhausted.tolist() == [False, True]
-    with pytest.raises(ResetNeededError, match="env 0 has no"):
-        env.step([1, 1])
-    assert env.next_task(0)[0, :2].tolist() == [1, 0]
 
 
 # ---------------------------------------------------------------- rollouts
@@ -691,7 +580,7 @@ def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
         assert rollout.dones[step, steps].tolist() == result.dones[steps].tolist()
     assert not rollout.valid[:, 2].any()
     assert [info for (_, env_id), info in rollout.reset_infos.items() if env_id == 0] == [EXHAUSTED]
-    assert difference([outside.done, outside.exhausted], [beside.done, beside.exhausted]) is None
+    assert_same([outside.done, outside.exhausted], [beside.done, beside.exhausted])
 
 
 def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None:
@@ -705,9 +594,6 @@ def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None
     assert not env.rollout(ones, 3).valid.any()
 
 
-# ---------------------------------------------------------------- saved states
-
-
 @in_modes(*MODES)
 @pytest.mark.parametrize("asynchronous", ["idle", "restart"])
 def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asynchronous: Any) -> None:
@@ -716,14 +602,11 @@ def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asyn
     for _ in range(2):
         env.step(ONES)
     state = pickle.loads(pickle.dumps(env.save_state()))
-    expected = [list(env.step(ONES)) for _ in range(6)]
-    exhausted = env.exhausted
+    expected = [*(list(env.step(ONES)) for _ in range(6)), env.exhausted]
     with ParallelEnv(env_fns(), asynchronous=asynchronous) as other:
         assert other.load_state(state) == ()
         assert other.exhausted[2]
-        found = [list(other.step(ONES)) for _ in range(6)]
-        assert difference(expected, found) is None, difference(expected, found)
-        assert difference(exhausted, other.exhausted) is None
+        assert_same(expected, [*(list(other.step(ONES)) for _ in range(6)), other.exhausted])
 
 
 # ---------------------------------------------------------------- failures
@@ -749,10 +632,8 @@ def test_rebuilt_sampler_may_have_no_task(make_pool: MakePool, tmp_path: Path, k
     assert result.infos[0]["exhausted"] is True
     assert env.all_exhausted()
     assert env.step([1], align="batch") == [(None, None, True, EXHAUSTED)]
-
-
-def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Path) -> None:
-    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    (tmp_path / "births").unlink()
+    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": kind}], on_failure="restart")
     env.next_task(length=9)
     rollout = env.rollout(ones, 6)
     assert rollout.valid[:, 0].tolist() == [True, True, False, False, False, False]
@@ -760,20 +641,11 @@ def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_
     assert env.all_exhausted()
 
 
-class Dying(Fleeting):
-    """Its first task ends the worker."""
-
-    def next_task(self, *args: Any, **kwargs: Any) -> Any:
-        task: Any = super().next_task(*args, **kwargs)
-        if task is not None:
-            task.step = lambda action: os._exit(3)
-        return task
-
-
 @in_modes(PROCESSES)
 def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Path) -> None:
-    env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
     env.next_task()
+    env.set_env_attr("task.step", lambda action: os._exit(3))
     result = env.step([1])
     assert isinstance(result.infos[0]["failure"], WorkerDiedError)
     assert result.infos[0]["exhausted"] is True
@@ -781,14 +653,20 @@ def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, 
     assert env.all_exhausted()
 
 
-def test_rebuilt_sampler_starts_with_its_first_task(make_pool: MakePool) -> None:
-    env = make_pool(Walks, [{"total": 3, "crash": (2, 1)}, {"total": 3}], on_failure="restart", max_restarts=2)
-    env.next_task(length=1)
-    env.step([1, 1])
-    assert env.attr("number") == [2, 2]
-    result = env.step([1, 1])
-    assert [str(info.get("failure")) for info in result.infos] == ["crash", "None"]
-    assert env.attr("number", id=0) == [1]
+def test_rebuilt_sampler_starts_with_its_first_task_and_the_seeds_that_were_set(make_pool: MakePool) -> None:
+    drawn = []
+    for _ in range(2):
+        env = make_pool(Walks, [{"total": 3, "crash": (2, 1)}] * 2, on_failure="restart", max_restarts=2)
+        env.set_seeds([11, 12])
+        env.next_task(length=1)
+        env.step([1, 1])
+        assert env.attr("number") == [2, 2]
+        result = env.step([1, 1])
+        assert [str(info["failure"]) for info in result.infos] == ["crash"] * 2
+        assert env.attr("number") == [1, 1]
+        drawn.append(result.states[:, 2])
+    assert_same(*drawn)
+    assert drawn[0][0] != drawn[0][1]
 
 
 # ---------------------------------------------------------------- wrappers
@@ -825,21 +703,3 @@ def test_normalize_and_stack_wrappers_ignore_exhausted_envs(make_pool: MakePool)
     stacked = StackStates(make_pool(Walks, walks(totals=(0, 9))), 2)
     assert stacked.next_task()[1][:, 1].tolist() == [0, 0]
     assert stacked.step([1, 1]).states[1][:, 1].tolist() == [0, 1]
-
-
-# ---------------------------------------------------------------- without a pool
-
-
-def test_task_env_raises_exhausted_error_without_parallel_env() -> None:
-    env: gym.Env[Any, Any] = TaskEnv(Walks(1))
-    env.reset()
-    with pytest.raises(ExhaustedError, match=r"Walks has no further task. Call its reset\(\)"):
-        env.reset()
-    with pytest.raises(ResetNeededError, match="no task to step"):
-        env.step(1)
-
-
-def test_task_pool_accepts_another_done_policy() -> None:
-    with TaskPool(env_fns(totals=(2,)), asynchronous="continue") as env:
-        env.next_task(length=1)
-        assert [bool(env.step([1]).dones[0]) for _ in range(2)] == [True, True]
