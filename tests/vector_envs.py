@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from functools import partial
 from typing import Any
@@ -12,7 +13,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-GO, RUN, RAISE, EXIT, WAIT = range(5)
+from parallelenv import get_worker_info
+
+GO, RUN, RAISE, EXIT, WAIT, INTERRUPT = range(6)
 """Actions."""
 NEXT, SAME, DISABLED = "NextStep", "SameStep", "Disabled"
 """Autoreset modes."""
@@ -26,7 +29,7 @@ class Walk(gym.Env[Any, Any]):
     """
 
     observation_space = Box(-1e3, 1e3, (3,), np.float64)
-    action_space = Discrete(5)
+    action_space = Discrete(6)
     render_mode = "rgb_array"
 
     def __init__(self, length: int = 4) -> None:
@@ -39,6 +42,8 @@ class Walk(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         act([action])
+        if info := get_worker_info():
+            self.told = info.env_id, info.num_envs, info.worker_id, info.num_workers, info.seed
         self.count += 1
         ends = self.count >= self.length
         return self._state(), action + 0.5, ends and self.length % 2 == 0, ends and self.length % 2 == 1, self._info()
@@ -65,13 +70,15 @@ class Walk(gym.Env[Any, Any]):
 
 
 def act(actions: Any) -> None:
-    """Raise, exit or wait if an action requests it."""
+    """Raise, exit, wait or interrupt this process if an action requests it."""
     if RAISE in actions:
         raise ZeroDivisionError("fell over")
     if EXIT in actions:
         os._exit(7)
     if WAIT in actions:
         time.sleep(0.8)
+    if INTERRUPT in actions:
+        signal.raise_signal(signal.SIGINT)
 
 
 class Walks(VectorEnv[Any, Any, Any]):
