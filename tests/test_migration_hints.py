@@ -126,9 +126,10 @@ def test_unknown_argument_gets_no_migration_hint() -> None:
         ParallelEnv([Noted], nonsense=5)
 
 
-def test_make_passes_arguments_that_the_env_accepts() -> None:
-    with ParallelEnv.make("Noted-v0", 2, number=3) as env:
+def test_make_passes_arguments_that_gymnasium_or_the_env_accepts() -> None:
+    with ParallelEnv.make("Noted-v0", 2, number=3, max_episode_steps=1) as env:
         assert env.get_env_attr("number") == [3, 3]
+        assert [spec.max_episode_steps for spec in env.get_env_attr("spec")] == [1, 1]
     with ParallelEnv.make("Greedy-v0", 1, n_envs=5) as env:
         assert env.get_env_attr("everything") == [{"n_envs": 5}]
     spec = gym.spec("Noted-v0")
