@@ -154,6 +154,7 @@ def test_num_cpus_0_and_none_mean_all_usable_cores() -> None:
         ({"para_mode": PROCESSES, "strat_method": "fork"}, "strat_method='fork' is not an option of .*start_method"),
         ({"para_mode": PROCESSES, "start_method": "threads"}, "start_method='threads' is not available"),
         ({"start_method": "fork"}, "accepts no further options"),
+        ({"nonsense": 5}, r"it accepts no further options\.$"),
         ({"num_cpu": 2}, r"^num_cpu=2 is not an option .* Did you mean 'num_cpus'\?$"),
         ({"para_mode": "auto", "num_cpu": 2}, r"^num_cpu=2 is not an option .* Did you mean 'num_cpus'\?$"),
     ],

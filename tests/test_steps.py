@@ -206,7 +206,12 @@ def test_stream_steps_each_env_as_a_loop_would(done_policy: Any, make_env: MakeE
     env = make_env(kinds, asynchronous=done_policy, num_cpus=2)
     env.send_reset(seed=3)
     found: dict[int, list[Any]] = {env_id: [] for env_id in range(NUM_ENVS)}
-    for env_ids, result in env.stream(repeat, 60, max_envs=3):
+
+    def act(states: Any, env_ids: Any) -> Any:
+        assert states[:, 0].tolist() == env_ids.tolist()
+        return repeat(states)
+
+    for env_ids, result in env.stream(act, 60, max_envs=3):
         assert env_ids is result.env_ids
         for row, env_id in enumerate(env_ids.tolist()):
             if result.dones[row] or not result.infos[row].get("reset"):
@@ -302,15 +307,19 @@ def test_policy_in_a_worker_gets_no_worker_info(make_env: MakeEnv) -> None:
     assert [one["step"][0] for one in env.customized_method("ask")] == list(range(NUM_ENVS))
 
 
-def test_replicated_envs_differ_in_seed_and_worker_info(mode: str) -> None:
+def test_replicated_envs_get_seeds_and_numbers_only_if_they_have_such_arguments(mode: str) -> None:
     class Given(InfoEnv):
-        def __init__(self, seed: int | None = None, rank: int = -1, world_size: int = -1) -> None:
+        def __init__(self, seed: int = 1337, rank: int = -1, world_size: int = -1, **others: Any) -> None:
             super().__init__()
-            self.given = (rank, world_size, seed)
+            self.given = (rank, world_size, seed, others)
 
     with ParallelEnv.replicate(partial(Given, rank=9), 3, mode, num_cpus=2, seed=5) as copies:
-        assert copies.get_env_attr("given") == [(9, 3, 5), (9, 3, 6), (9, 3, 7)]
+        assert copies.get_env_attr("given") == [(9, 3, 5, {}), (9, 3, 6, {}), (9, 3, 7, {})]
         copies.reset()
         asked = copies.customized_method("ask")
         assert [one["made"][0] for one in asked] == [0, 1, 2]
         assert [one["reset"][4] for one in asked] == [5, 6, 7]
+    with ParallelEnv.replicate(Given, 2, mode) as copies:
+        assert copies.get_env_attr("given") == [(0, 2, 1337, {}), (1, 2, 1337, {})]
+    with ParallelEnv.replicate(partial(Given, seed=5), 1, mode, seed=1) as copies:
+        assert copies.get_env_attr("given") == [(0, 1, 5, {})]
