@@ -300,39 +300,25 @@ def test_spaces_may_differ_between_items(make_env: MakeEnv) -> None:
     assert result.dones.tolist() == [False, True, True, True, True]
 
 
-class ByArray:
-    """An array of another library."""
+class Foreign:
+    """An array of another library, which has only some attributes of a NumPy array."""
 
-    def __init__(self, array: Any) -> None:
-        self._array, self.shape, self.dtype, self.ndim = array, array.shape, array.dtype, array.ndim
+    def __init__(self, names: tuple[str, ...], array: Any) -> None:
+        self._names, self._array = names, np.array(array)
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return self._array.astype(dtype or self.dtype)
-
-    def __len__(self) -> int:
-        return len(self._array)
-
-
-class ByDlpack:
-    """An array of another library, which NumPy reads by DLPack alone."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = np.array(array)  # DLPack takes no read-only ones
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self._array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self._array.__dlpack_device__()
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._names:
+            raise AttributeError(name)
+        return getattr(self._array, name)
 
     def __len__(self) -> int:
         return len(self._array)
 
 
 class ForeignWalks(Walks):
-    def __init__(self, lengths: Any, autoreset: str, kind: Any) -> None:
+    def __init__(self, lengths: Any, autoreset: str, names: tuple[str, ...]) -> None:
         super().__init__(lengths, autoreset)
-        self.kind = kind
+        self.kind = partial(Foreign, names)
 
     def reset(self, **keywords: Any) -> Any:
         states, infos = super().reset(**keywords)
@@ -343,10 +329,10 @@ class ForeignWalks(Walks):
         return *map(self.kind, parts), infos | {"pair": self.kind(infos["pair"])}
 
 
-@pytest.mark.parametrize("kind", [ByArray, ByDlpack])
+@pytest.mark.parametrize("names", [("__array__", "shape", "dtype", "ndim"), ("__dlpack__", "__dlpack_device__")])
 @pytest.mark.parametrize(("policy", "autoreset"), [("restart", SAME), ("idle", DISABLED), ("continue", NEXT)])
-def test_arrays_of_other_libraries(policy: Any, autoreset: str, kind: Any) -> None:
-    foreign = some(partial(ForeignWalks, kind=kind), autoreset)
+def test_arrays_of_other_libraries(policy: Any, autoreset: str, names: Any) -> None:
+    foreign = some(partial(ForeignWalks, names=names), autoreset)
     with (
         ParallelEnv(foreign, asynchronous=policy) as one,
         ParallelEnv(some(Walks, autoreset), asynchronous=policy) as other,

@@ -1,11 +1,10 @@
-"""The cost of a step: messages, pickles, waits and copies. Counted, as times differ by machine.
+"""The cost of a step: messages, pickles and copies. Counted, as times differ by machine.
 
 If a number here grows, steps have become slower for all users.
 """
 
 from __future__ import annotations
 
-import select
 import time
 import tracemalloc
 from collections import Counter
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -23,10 +21,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _channel_group, _cpu_balancer, _wire
 from parallelenv.backends import _eventfd_bell as _bell
+from parallelenv.backends import _wire
 from parallelenv.contract import codec
-from parallelenv.engine import step_plan
 
 NUM_STEPS = 10
 HEADER = 19  # bytes of a message that needs no more
@@ -275,43 +272,6 @@ def test_step_of_some_envs_wakes_only_their_workers(
         env.step([1] * len(env_ids), env_ids)
         names = Counter(name for name, _ in log)
         assert names == {"write": owners, "read": owners, **({"Pickler": owners} if is_pickled else {})}
-
-
-# ---------------------------------------------------------------- waits
-
-
-class WatchedPoll:
-    """A `select.poll` that records how long each wait may last."""
-
-    def __init__(self, waits: list[float]) -> None:
-        self._poll, self._waits = select.poll(), waits
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._poll, name)
-
-    def poll(self, timeout: float) -> list[tuple[int, int]]:
-        self._waits.append(timeout)
-        return self._poll.poll(timeout)
-
-
-@pytest.mark.parametrize("num_cpus", [1, 2, 4])
-@pytest.mark.parametrize("naps", [0.0, 0.002])
-def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_channel_group, "_HEARTBEAT", 60.0)  # these act from time to time
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
-    monkeypatch.setattr(step_plan, "PATIENCE", 60.0)
-    latest: list[float] = []
-    watched = SimpleNamespace(POLLIN=select.POLLIN, poll=partial(WatchedPoll, latest))
-    monkeypatch.setattr(_channel_group, "select", watched)
-    waits = []
-    with settled(num_cpus=num_cpus, naps=naps) as (_, step):
-        for _ in range(NUM_STEPS):
-            latest.clear()
-            step()
-            waits.append([timeout > 0 for timeout in latest])
-    assert max(sum(is_sleep) for is_sleep in waits) <= num_cpus
-    if naps:  # after a poll: it busy-waits only for workers that are, or seem, fast
-        assert sum(len(is_sleep) <= 2 * num_cpus for is_sleep in waits) > NUM_STEPS / 2
 
 
 # ---------------------------------------------------------------- copies
