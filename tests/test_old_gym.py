@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import MakeEnv
 from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, recommend
@@ -19,8 +19,6 @@ from parallelenv.notebook.film import refuse_dark_envs
 from parallelenv.results import difference
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordVideo
-
-MakeEnv = Callable[..., ParallelEnv]
 
 
 class FourItems(Counter):

@@ -5,7 +5,6 @@ If a number here grows, steps have become slower for all users.
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -92,7 +91,7 @@ def copies_made(function: Callable[[], Any], nbytes: int) -> float:
 
 
 class Constant(gym.Env[Any, Any]):
-    """Returns the same at every step, after a nap. If it ``watches``, it records the events between its steps."""
+    """Returns the same at every step. If it ``watches``, it records the events between its steps."""
 
     def __init__(
         self,
@@ -100,24 +99,19 @@ class Constant(gym.Env[Any, Any]):
         actions: gym.Space[Any],
         ends: bool = False,
         info: dict[str, Any] | None = None,
-        naps: float = 0.0,
         watches: bool = False,
     ) -> None:
         self.observation_space = space
         self.action_space = actions
-        self.naps = naps
-        self.state = space.sample()
-        self.answer = (self.state, 1.0, ends, False, info or {})
+        self.answer = (space.sample(), 1.0, ends, False, info or {})
         self.log: list[Event] = watch() if watches else []
         self.marks: list[int] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return self.state, self.answer[-1]
+        return self.answer[0], self.answer[-1]
 
     def step(self, action: Any) -> Any:
         self.marks.append(len(self.log))
-        if self.naps:
-            time.sleep(self.naps)
         return self.answer
 
     def between_steps(self) -> list[list[Event]]:
