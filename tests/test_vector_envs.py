@@ -389,9 +389,9 @@ def changed(autoreset: str = NEXT, **attributes: Any) -> Any:
 
 def answering(place: int, value: Any, autoreset: str = NEXT) -> Any:
     """Return an env fn of `Walks` whose steps return this value in this place."""
-    items = [np.zeros((2, 3)), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), {}]
-    items[place] = value
-    return changed(autoreset, step=lambda actions: tuple(items))
+    answer: list[Any] = [np.zeros((2, 3)), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), {}]
+    answer[place] = value
+    return changed(autoreset, step=lambda actions: tuple(answer))
 
 
 def test_rewards_and_flags_of_other_dtypes_and_infos_of_every_kind() -> None:
@@ -400,8 +400,8 @@ def test_rewards_and_flags_of_other_dtypes_and_infos_of_every_kind() -> None:
         **{"number": 5, "text": "to", "pair": (1, "b"), "three": [1, 2, 3], "none": None, "point": np.zeros(())},
         **{"dict": {"array": np.arange(4.0).reshape(2, 2), "all": "x", "_part": np.ones(2), "part": np.arange(2)}},
     }
-    items = np.zeros((2, 3)), [1, 2], np.zeros(2, int), np.array([0, 1], np.uint8), infos
-    with ParallelEnv([changed(step=lambda actions: items)], asynchronous="continue") as env:
+    answer = np.zeros((2, 3)), [1, 2], np.zeros(2, int), np.array([0, 1], np.uint8), infos
+    with ParallelEnv([changed(step=lambda actions: answer)], asynchronous="continue") as env:
         env.reset()
         result = env.step([GO, GO])
     assert (result.rewards.dtype, result.rewards.tolist(), result.dones.tolist()) == (float, [1, 2], [False, True])
@@ -590,12 +590,6 @@ def test_another_env_is_refused_by_restart(tmp_path: Path, mode: str, make_env: 
     assert env.reset().shape == (3, 3)
 
 
-class Locked(Walk):
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.lock = threading.Lock()
-
-
 class Easy(Walk, EzPickle):
     def __init__(self, length: int) -> None:
         EzPickle.__init__(self, length)
@@ -614,8 +608,8 @@ def test_live_vector_envs_move_to_workers_by_pickle() -> None:
     with ParallelEnv([synced((3, 4), SAME), Walk], PROCESSES, "restart") as env:
         assert env.reset(seed=1).shape == (3, 3)
         assert env.restart(0) == (0, 1)
-    with pytest.raises(UnpicklableError, match=r"env 0 cannot move to its worker: its instance SyncVectorEnv"):
-        ParallelEnv([synced((3, 4), SAME, Locked)], PROCESSES)
+    with pytest.raises(UnpicklableError, match="env 0 cannot move to its worker: its instance Walks"):
+        ParallelEnv([changed(lock=threading.Lock())()], PROCESSES)
     played = synced((3, 4), NEXT, Easy)
     played.reset()
     with pytest.warns(UserWarning, match="its class is an EzPickle"):
@@ -824,7 +818,7 @@ class Waiting(Walks):
             return super().step(actions)
         self.begun.set()
         self.release.wait(10)
-        return self._states() + 100, np.full(self.num_envs, 7.0), *np.ones((2, self.num_envs), bool), {}
+        return np.full((2, 3), 100.0), np.full(self.num_envs, 7.0), *np.ones((2, self.num_envs), bool), {}
 
 
 def test_late_step_of_a_vector_env_in_an_abandoned_thread_changes_nothing() -> None:
