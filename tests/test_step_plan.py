@@ -162,32 +162,6 @@ def test_anything_else_ends_a_plan(act: Any, error: Any, mode: str, make: Any) -
 
 
 @LOCAL
-def test_halves_that_take_turns_are_planned(mode: str, make: Any) -> None:
-    env = make([Ending] * NUM_ENVS, mode, "restart", 2)
-    env.reset()
-    halves = [0, 1, 4], [2, 3, 5]
-    for number in range(13):
-        for half in halves:
-            if number > 2:
-                assert env.engine.plans["item", tuple(half)].is_valid()
-            result = env.step([0] * 3, half)
-            assert env.done[half].tolist() == result.dones.tolist()
-
-
-@pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
-@LOCAL
-def test_steps_of_a_vector_env_stay_planned_at_the_ends_of_episodes(mode: str, autoreset_mode: str, make: Any) -> None:
-    env = make(endings(), mode, num_cpus=2)
-    vector_env = env.to_gymnasium(autoreset_mode)
-    vector_env.reset()
-    num_planned = 0
-    for _ in range(40):
-        num_planned += is_planned(env)
-        vector_env.step(np.ones(NUM_ENVS, int))
-    assert num_planned > 30
-
-
-@LOCAL
 def test_wrong_actions_are_refused_and_leave_the_plan_valid_as_do_attributes(mode: str, make: Any) -> None:
     env = planned(make, mode)
     for action in ([0] * (NUM_ENVS - 1), np.zeros((NUM_ENVS, 2), int), ["a"] * NUM_ENVS):
@@ -267,11 +241,3 @@ def test_mask_of_bools_is_not_taken_for_ids(make: Any) -> None:
     for _ in range(3):
         env.step([0, 0], [1, 0])
     assert env.step([0], [True, False]).env_ids.tolist() == [0]
-
-
-def test_many_shapes_keep_few_plans(make: Any) -> None:
-    env = planned(make, ORACLE, [Ending] * 70)
-    for number in range(70):
-        for _ in range(2):  # the second one is planned
-            env.step([0], [number])
-    assert 1 < len(env.engine.plans) <= 64
