@@ -233,11 +233,6 @@ class Unit:
         return {"number": self.number}
 
 
-class Worker:
-    def work(self, hours: int) -> int:
-        return 2 * hours
-
-
 def test_object_without_step_supports_calls_and_attributes(make_env: MakeEnv) -> None:
     env = make_env([Unit(0), partial(Unit, 1), Unit(2)], num_cpus=2)
     assert env.rollout() == [{"number": 0}, {"number": 1}, {"number": 2}]
@@ -249,7 +244,7 @@ def test_object_without_step_supports_calls_and_attributes(make_env: MakeEnv) ->
 
 
 def test_object_without_step_cannot_be_reset_or_stepped(make_env: MakeEnv) -> None:
-    env = make_env([Worker(), partial(Asked, 1), Worker], asynchronous="restart")
+    env = make_env([Component(1), partial(Asked, 1), partial(Component, 2)], asynchronous="restart")
     calls: dict[str, Any] = {
         "reset": env.reset,
         "step": lambda: env.step([0, 0, 0]),
@@ -264,11 +259,11 @@ def test_object_without_step_cannot_be_reset_or_stepped(make_env: MakeEnv) -> No
         assert env.attr("notes", 1) == [[]], name
     env.reset(1)
     assert env.step([0], 1).dones.tolist() == [False]
-    assert env.customized_method("work", {"hours": 4}, [2, 0]) == [8, 8]
+    assert env.customized_method("double", {"by": 4}, [2, 0]) == [8, 4]
 
 
 def test_rollout_without_policy_names_the_missing_method(make_env: MakeEnv) -> None:
-    env: Any = make_env([Unit(0), Worker()])
+    env: Any = make_env([Unit(0), Component(1)])
     message = r"rollout\(policy, num_steps=.*run_batch_episode\(\).*envs \[1\] have none"
     with pytest.raises(ArgumentError, match=message):
         env.rollout()

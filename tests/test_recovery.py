@@ -76,7 +76,7 @@ def frail(folder: Path) -> list[Any]:
 
 @pytest.fixture
 def make(make_env: MakeEnv, tmp_path: Path) -> Iterator[MakeEnv]:
-    """MakeEnv four frail envs in two workers, and reset them. Those that wait end with the test."""
+    """Make four frail envs in two workers, and reset them. Those that wait end with the test."""
 
     def make(**options: Any) -> ParallelEnv:
         env = make_env(frail(tmp_path), **{"num_cpus": 2, **options})
@@ -146,7 +146,7 @@ def test_exception_truncates_the_episode_and_starts_the_next(make: MakeEnv, tmp_
 
 
 @in_modes(*IN_WORKERS)
-def test_death_of_a_worker_truncates_the_next_step_of_its_idle_envs_and_keeps_results(
+def test_death_of_a_worker_truncates_steps_in_flight_and_the_next_of_idle_envs_and_keeps_results(
     env: ParallelEnv, tmp_path: Path
 ) -> None:
     env.send([GO_ON], id=[1])
@@ -159,7 +159,10 @@ def test_death_of_a_worker_truncates_the_next_step_of_its_idle_envs_and_keeps_re
     assert isinstance(result.infos[1]["failure"], WorkerDiedError)
     assert steps(result.states) == [1, 0, 1, 1]
     assert births(tmp_path) == [2, 2, 1, 1]
-    assert steps(env.step(actions()).states) == [2, 1, 2, 2]
+    env.send(actions(e0=EXIT))
+    landed = drain(env, max_envs=1)
+    assert [landed[env_id][5] for env_id in range(NUM_ENVS)] == [True, True, False, False]
+    assert births(tmp_path) == [3, 3, 1, 1]
 
 
 @in_modes(*IN_WORKERS)
@@ -223,14 +226,6 @@ def test_timeout_of_a_sent_step_or_reset_is_a_failure(make: MakeEnv, tmp_path: P
         env.recv(min_envs=NUM_ENVS, timeout=0.1)
     result = env.recv(min_envs=NUM_ENVS)
     assert result.truncated[result.env_ids == 3].tolist() == [True]
-
-
-@in_modes(*IN_WORKERS)
-def test_step_sent_to_a_worker_that_dies_is_a_failure(env: ParallelEnv, tmp_path: Path) -> None:
-    env.send(actions(e0=EXIT))
-    landed = drain(env, max_envs=1)
-    assert [landed[env_id][5] for env_id in range(NUM_ENVS)] == [True, True, False, False]
-    assert births(tmp_path) == [2, 2, 1, 1]
 
 
 def test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour(make: MakeEnv, tmp_path: Path) -> None:
@@ -371,7 +366,9 @@ def interrupt_the_rebuild(env: ParallelEnv, folder: Path, call: Callable[[], Any
     (folder / "go").touch()
 
 
-def test_reset_is_needed_after_ctrl_c_in_restart_also_of_a_dead_worker(make: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_reset_is_needed_after_ctrl_c_in_restart_also_of_a_dead_worker(
+    make: MakeEnv, tmp_path: Path, mode: str
+) -> None:
     env = make(num_cpus=1)
     interrupt_the_rebuild(env, tmp_path, lambda: env.restart([0, 1]))
     with pytest.raises(ResetNeededError, match=r"envs \[0, 1\]"):
