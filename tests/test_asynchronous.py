@@ -393,21 +393,13 @@ def test_nested_envs_have_distinct_worker_infos(make_env: MakeEnv) -> None:
     assert env.get_env_attr("inside") == [[(0, 2), (1, 2)]] * 3
 
 
-class Curious(Counter):
-    """Needs worker info in its constructor."""
-
-    def __init__(self) -> None:
-        info: Any = get_worker_info()
-        super().__init__(info.env_id)
-        self.found = info.num_envs, info.seed, sum(array.sum() for array in info.shared.values())
-
-
 def test_env_tried_by_recommend_can_call_get_worker_info() -> None:
-    assert "could be tried" not in recommend([Curious] * 2).reason
-    with ParallelEnv([Curious] * 3, "auto", seed=3, shared={"ones": np.ones(4)}) as env:
+    assert "could be tried" not in recommend([InfoEnv] * 2).reason  # it needs the info in its constructor
+    with ParallelEnv([InfoEnv] * 3, "auto", seed=3, shared={"ones": np.ones(4)}) as env:
         assert env.recommendation is not None
         assert "could be tried" not in env.recommendation.reason
-        assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
+        assert [told["made"][::4] for told in env.get_env_attr("told")] == [(0, 3), (1, 4), (2, 5)]
+        assert env.customized_method("look")[2]["ones"].tolist() == [1] * 4
     assert get_worker_info() is None
 
 
