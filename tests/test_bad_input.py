@@ -421,7 +421,6 @@ def test_messages_abbreviate_long_lists_of_envs(make_env: MakeEnv) -> None:
     env = make_env([Toolbox] * 40, num_cpus=2)
     with pytest.raises(ResetNeeded, match=r"^envs \[0, 1, 2, \.\.\., 39\] have no .* reset\(\[0, 1, 2, \.\.\., 39\]\)"):
         env.step([1] * 40)
-    env.reset(seed=0)
     env.pause(range(16))
     with pytest.raises(EnvBusyError, match=r"envs \[0, 1, [\d, ]*14, 15\] are paused"):
         env.step([1] * 16, range(16))

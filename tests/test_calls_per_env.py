@@ -41,14 +41,11 @@ def env(make_env: MakeEnv) -> Any:
     return make_env([partial(Asked, number) for number in range(4)], num_cpus=2)
 
 
-def test_call_accepts_one_name_for_all_or_one_per_env(env: Any) -> None:
+def test_call_attr_and_command_accept_ids_and_one_name_for_all_or_one_per_env(env: Any) -> None:
     assert env.call("add", [[1], (2, 3), {"one": 4, "other": 5}, [0]]) == [1, 6, 11, 3]
     assert env.call(["add", "part.double"], [[10], [20]], id=[0, 2]) == [10, 400]
     assert env.call("fail", id=[3, 0]) == [None, None]
     assert env.call("keep", [[[]], [[]]], id=[True, False, True, False]) == [[0], [2]]
-
-
-def test_an_int_id_selects_one_env(env: Any) -> None:
     for id in (3, [3], slice(3, 4), np.int64(3)):
         assert env.call("add", [[1]], id=id) == env.call(["add"], [[1]], id=id) == [4]
         assert env.attr("number", id) == env.attr(["number"], id) == [3]
@@ -198,7 +195,7 @@ def test_set_env_attr_falls_back_to_the_setter_of_the_env(parts: Any) -> None:
     assert "env 3" in "".join(caught.value.__notes__)
 
 
-def test_list_passed_to_set_env_attr_has_one_item_per_env(env: Any) -> None:
+def test_list_passed_to_set_env_attr_has_one_item_per_env_and_an_array_that_could_have_is_refused(env: Any) -> None:
     env.set_env_attr("number", [10, 20], [1, 3])
     assert env.attr("number") == [0, 10, 2, 20]
     env.set_env_attr("number", (1, 2, 3, 4))
@@ -209,9 +206,6 @@ def test_list_passed_to_set_env_attr_has_one_item_per_env(env: Any) -> None:
         with pytest.raises(ArgumentError, match=rf"of {size} items? for 4 envs.*values=\[\.\.\.\].*\[value\] \* n"):
             env.set_env_attr("notes", value)
     assert env.attr("notes") == [[5, 6]] * 4
-
-
-def test_array_with_one_row_per_env_is_refused_by_set_env_attr(env: Any) -> None:
     for array in (np.arange(3), np.float64(2.0), np.array(3.0), np.zeros((2, 4))):
         env.set_env_attr("notes", array)
         assert all(np.array_equal(one, array) for one in env.attr("notes"))

@@ -297,7 +297,7 @@ def test_restart_also_rebuilds_a_neighbour_that_times_out(make: MakeEnv, tmp_pat
 
 
 @in_modes(*IN_WORKERS)
-def test_worker_died_error_names_only_envs_of_the_call(make: MakeEnv) -> None:
+def test_worker_died_error_names_only_envs_of_the_call_and_mentions_others_only_if_all_continue(make: MakeEnv) -> None:
     env = make()
     env.send([EXIT], [0])
     env.send([GO_ON], [1])
@@ -308,9 +308,6 @@ def test_worker_died_error_names_only_envs_of_the_call(make: MakeEnv) -> None:
         named.append(caught.value.env_ids)
     assert named == [(0,), (1,)]
 
-
-@in_modes(*IN_WORKERS)
-def test_worker_died_error_mentions_other_envs_only_if_all_continue(make: MakeEnv) -> None:
     def dies(env: ParallelEnv, *arguments: Any) -> bool:
         """Return whether the error of a step says so."""
         with pytest.raises(WorkerDiedError, match="is dead") as caught:
@@ -466,7 +463,7 @@ IN_PROCESSES = {
 def test_failure_does_not_keep_the_env_alive(
     mode: str, tmp_path: Path, failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail = {**FAILURES, **IN_PROCESSES}[failure]
+    fail: Any = {**FAILURES, **IN_PROCESSES}[failure]
     monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
     kept = weakref.ref(fail(partial(ParallelEnv, para_mode=mode, num_cpus=2), tmp_path).engine)
     gc.collect()

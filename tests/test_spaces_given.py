@@ -112,16 +112,15 @@ def test_recommend_uses_given_spaces() -> None:
     with ParallelEnv([Silent] * 2, "auto", spaces=SPACES) as env:
         assert env.recommendation is not None
         assert env.recommendation.step_cost is not None
-    with pytest.raises(ArgumentError, match="is not a pair of spaces"):
-        recommend([Silent], spaces=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "spaces", [SPACES[0], (SPACES[0], None), "ab", (*SPACES, SPACES[0]), list(SPACES), (gym.Space(), SPACES[1])]
 )
 def test_spaces_argument_that_is_not_a_pair_is_refused(spaces: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"is not a pair of spaces. Give \(observation_space, action_space\)"):
-        ParallelEnv([Silent], spaces=spaces)
+    for call in (ParallelEnv, recommend):
+        with pytest.raises(ArgumentError, match=r"is not a pair of spaces. Give \(observation_space, action_space\)"):
+            call([Silent], spaces=spaces)
 
 
 def test_make_accepts_and_copies_given_spaces() -> None:

@@ -96,15 +96,11 @@ def test_each_env_has_its_own_spaces(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- seeds and options
 
 
-def test_int_seed_gives_each_env_its_own_seed(make_env: MakeEnv) -> None:
+def test_each_env_has_its_own_seed_and_seeds_set_beforehand_are_used_once(make_env: MakeEnv) -> None:
     env = counters(make_env)
     assert_same(expected_states({number: 7 + number for number in range(NUM_ENVS)}), env.reset(seed=7))
     assert_same(expected_states({3: 10, 1: 8}), env.reset([3, 1], seed=7))
     assert_same(expected_states({2: 40, 0: 50}), env.reset([2, 0], seed=[40, 50]))
-
-
-def test_seeds_set_beforehand_are_used_once(make_env: MakeEnv) -> None:
-    env = counters(make_env)
     env.seed(7)
     first = env.reset([4, 2])
     env.send_reset([3, 0])

@@ -90,7 +90,7 @@ class Walks(VectorEnv[Any, Any, Any]):
         self.num_envs = len(lengths)
         self.metadata, self.render_mode = {"autoreset_mode": AutoresetMode(autoreset)}, "rgb_array"
         self.single_observation_space, self.single_action_space = Walk.observation_space, Walk.action_space
-        self._vec = synced(lengths, autoreset) if lengths else None
+        self._vec: Any = synced(lengths, autoreset) if lengths else None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         assert seed is None or isinstance(seed, int)
