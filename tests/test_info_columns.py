@@ -15,7 +15,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupting import Counting, interrupt_at
+from interrupting import interrupt_at
 from modes import LOCAL, ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv
@@ -49,7 +49,9 @@ class Telling(gym.Env[Any, Any]):
             info = {}
         if self.count % 13 == 0:
             info["i"] = 2**70
-        return np.zeros(4, np.float32), 1.0, self.count == 25, False, info
+        if self.count % 17 == 0:
+            info["trace"] = np.zeros(2)
+        return np.full(4, self.count, np.float32), 1.0, self.count == 25, False, info
 
 
 def ordered(infos: Any) -> list[Any]:
@@ -207,12 +209,22 @@ def test_rebuilt_worker_learns_the_form_again_and_infos_of_others_wait_to_be_rec
         assert env.recv().infos[0]["i"] == 6
 
 
-class Changing(Counting):
-    """Its info also has the number of the step, and gets another form after eight steps."""
+class Replaying(Telling):
+    """Returns given infos, and ends after them."""
+
+    def __init__(self, said: list[Any], at_reset: dict[str, Any] | None = None) -> None:
+        self.said, self.at_reset = said, at_reset or {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset()[0], self.at_reset
 
     def step(self, action: Any) -> Any:
-        state, *others, _ = super().step(action)
-        return state, *others, {"n": self.count} if self.count <= 8 else {"n": self.count, "other": [self.count]}
+        state, reward, *_ = super().step(action)
+        return state, reward, self.count == len(self.said), False, self.said[self.count - 1]
+
+
+CHANGING = partial(Replaying, [{"n": n} if n <= 8 else {"n": n, "other": [n]} for n in range(1, 200)])
+"""Its info has another form after eight steps."""
 
 
 @pytest.mark.parametrize("mode", LOCAL)
@@ -233,7 +245,7 @@ def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_chan
 
     num_steps = 0
     for number in itertools.count(0, 1 if mode == ORACLE else 4):  # the others start workers
-        with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
+        with ParallelEnv([CHANGING] * 2, mode, "continue", 2) as env:
             env.reset()
             if not number:
                 num_steps = num_steps_until(num_changes)
@@ -269,32 +281,10 @@ CHANGES: list[Callable[[dict[Any, Any]], dict[Any, Any]]] = [
 """Make infos that may be of another form, or of none."""
 
 
-class Replaying(Telling):
-    """Returns given infos."""
-
-    def __init__(self, said: list[Any]) -> None:
-        self.said = said
-
-    def step(self, action: Any) -> Any:
-        *others, _ = super().step(action)
-        return *others, self.said[self.count - 1]
-
-
-class Alike(Telling):
-    """The infos of its resets have the same keys as those of its steps."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.count = 0
-        return np.zeros(4, np.float32), {"x": 100.0}
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        return np.zeros(4, np.float32), 1.0, self.count == 3, False, {"x": float(self.count)}
-
-
 @pytest.mark.parametrize("mode", LOCAL)
 def test_info_of_a_reset_in_the_next_step_is_kept_though_it_is_in_columns(mode: str) -> None:
-    with ParallelEnv([Alike] * 2, mode, "restart", num_cpus=2) as env:
+    said = [{"x": 1.0}, {"x": 2.0}, {"x": 3.0}]
+    with ParallelEnv([partial(Replaying, said, {"x": 100.0})] * 2, mode, "restart", num_cpus=2) as env:
         adapter: Any = env.to_gymnasium()
         adapter.reset()
         for _ in range(24):

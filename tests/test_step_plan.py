@@ -241,3 +241,11 @@ def test_mask_of_bools_is_not_taken_for_ids(make: Any) -> None:
     for _ in range(3):
         env.step([0, 0], [1, 0])
     assert env.step([0], [True, False]).env_ids.tolist() == [0]
+
+
+def test_many_shapes_keep_few_plans(make: Any) -> None:
+    env = planned(make, ORACLE, [Ending] * 70)
+    for number in range(70):
+        for _ in range(2):  # the second one is planned
+            env.step([0], [number])
+    assert 1 < len(env.engine.plans) <= 64
