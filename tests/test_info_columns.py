@@ -50,7 +50,7 @@ class Telling(gym.Env[Any, Any]):
         if self.count % 13 == 0:
             info["i"] = 2**70
         if self.count % 17 == 0:
-            info["trace"] = np.zeros(2)
+            info["trace"] = np.zeros(1)
         return np.full(4, self.count, np.float32), 1.0, self.count == 25, False, info
 
 
