@@ -36,7 +36,7 @@ from parallelenv.errors import (
 )
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.testing.contract import assert_same, drain, five_env_fns
-from parallelenv.testing.envs import Counter, Ragged, Sleeper
+from parallelenv.testing.envs import Counter, InfoEnv, Ragged, Sleeper
 
 in_workers = in_modes(THREADS, PROCESSES)
 COUNTERS = [partial(Counter, number, 3 + number) for number in range(3)]
@@ -134,18 +134,6 @@ def test_replicate_accepts_instances_callables_ids_and_specs(mode: str) -> None:
             assert_same(copies.reset(), copies.reset(seed=3))
 
 
-def test_replicate_does_not_pass_unrequested_arguments() -> None:
-    class Own(Counter):
-        def __init__(self, seed: int = 1337, world_size: int = 0, **rest: Any) -> None:
-            super().__init__()
-            self.given = seed, world_size, rest
-
-    with ParallelEnv.replicate(Own, 2) as copies:
-        assert copies.get_env_attr("given") == [(1337, 2, {})] * 2
-    with ParallelEnv.replicate(partial(Own, seed=5), 2, seed=1) as copies:
-        assert copies.get_env_attr("given") == [(5, 2, {})] * 2
-
-
 def test_sentinel_states_and_actions_equal_their_string_forms(env: ParallelEnv) -> None:
     ended: Any = TERMINATED
     assert ended == "terminated"
@@ -168,18 +156,6 @@ def test_stream_loses_no_result_if_the_policy_raises(env: ParallelEnv) -> None:
     with pytest.raises(ActionError) as refused:
         list(env.stream(lambda states: [0.5] * len(states)))
     assert not hasattr(refused.value, "partial")  # nothing was received before
-
-
-def test_stream_passes_matching_env_ids_to_the_policy(env: ParallelEnv) -> None:
-    seen: list[Any] = []
-
-    def act(states: Any, env_ids: Any) -> Any:
-        assert states[:, 0].tolist() == env_ids.tolist()
-        seen.extend(env_ids.tolist())
-        return np.ones(len(env_ids), np.int64)
-
-    count = sum(len(env_ids) for env_ids, _ in env.stream(act, 20, max_envs=2))
-    assert count == len(seen) == 20
 
 
 def test_stream_ends_when_the_env_is_closed(env: ParallelEnv) -> None:
@@ -305,12 +281,9 @@ def test_run_episodes_does_not_affect_other_envs(env: ParallelEnv, make_env: Mak
     with pytest.raises(EnvBusyError, match=r"\[1\]"):
         env.run_episodes(ones, 3, id=[0, 1])
     assert env.step([1], 2).states[0, 1] == 2
-
-
-def test_run_episodes_with_fewer_episodes_than_envs(env: ParallelEnv) -> None:
-    found = env.run_episodes(ones, 2, id=[2, 0, 1], progress=False)
-    assert found.env_ids.tolist() == [2, 0]
-    assert env.step([1], 1).states[0, 1] == 1  # was not reset
+    env.resume()
+    assert env.run_episodes(ones, 1, id=[1, 2], progress=False).env_ids.tolist() == [1]
+    assert env.step([1], 2).states[0, 1] == 3  # was not reset
 
 
 def test_failed_run_episodes_has_finished_episodes_in_partial(env: ParallelEnv) -> None:
@@ -334,13 +307,6 @@ def test_evaluation_has_flags_infos_returns_and_pickles(env: ParallelEnv) -> Non
     assert_same(vars(found), vars(pickle.loads(pickle.dumps(found))))
 
 
-def test_array_rewards_are_summed_per_component(make_env: MakeEnv) -> None:
-    env = make_env(five_env_fns(Ragged))
-    found = env.run_episodes(lambda states: [1.0] * len(states), 5, progress=False)
-    assert [total.tolist() for total in found.returns] == [[0, 4], [7, 7], [6, 3], [18, 6], [16, 4]]
-    assert repr(found) == "<Evaluation of 5 episodes>"
-
-
 class Paid(Counter):
     """Returns given rewards."""
 
@@ -353,7 +319,11 @@ class Paid(Counter):
         return state, self.rewards[self.count - 1], *rest
 
 
-def test_rewards_that_cannot_be_summed_raise(make_env: MakeEnv) -> None:
+def test_rewards_are_summed_per_component_or_refused(make_env: MakeEnv) -> None:
+    env = make_env(five_env_fns(Ragged))
+    found = env.run_episodes(lambda states: [1.0] * len(states), 5, progress=False)
+    assert [total.tolist() for total in found.returns] == [[0, 4], [7, 7], [6, 3], [18, 6], [16, 4]]
+    assert repr(found) == "<Evaluation of 5 episodes>"
     env = make_env([partial(Paid, 1.0), partial(Paid, 2.0, {"a": 3})])
     message = r"env 1 returned the reward {'a': 3}, which cannot be added.*sums"
     with pytest.raises(EnvContractError, match=message) as caught:
@@ -398,48 +368,32 @@ def test_evaluation_reports_episodes_truncated_by_failures(make_env: MakeEnv, tm
 # ---------------------------------------------------------------- worker info
 
 
-class Asking(Counter):
-    """Calls get_worker_info() in its steps."""
-
-    def step(self, action: int) -> Any:
-        info: Any = get_worker_info()
-        return (*super().step(action)[:4], {"id": (info.env_id, info.num_envs)})
-
-
-class Nested(Asking):
+class Nested(InfoEnv):
     """First steps its own envs."""
 
     def step(self, action: int) -> Any:
-        with ParallelEnv([Asking] * 2) as inner:
+        with ParallelEnv([InfoEnv] * 2) as inner:
             inner.reset()
-            inside = [info["id"] for info in inner.step([1, 1]).infos]
-        *others, info = super().step(action)
-        return *others, {"inside": inside, **info}
+            inner.step([1, 1])
+            self.inside = [told["step"][:2] for told in inner.get_env_attr("told")]
+        return super().step(action)
 
 
 def test_nested_envs_have_distinct_worker_infos(make_env: MakeEnv) -> None:
     env = make_env([Nested] * 3)
     env.reset()
-    infos = env.step([1, 1, 1]).infos
-    assert [info["id"] for info in infos] == [(0, 3), (1, 3), (2, 3)]
-    assert infos[2]["inside"] == [(0, 2), (1, 2)]
-
-
-class Curious(Counter):
-    """Needs worker info in its constructor."""
-
-    def __init__(self) -> None:
-        info: Any = get_worker_info()
-        super().__init__(info.env_id)
-        self.found = info.num_envs, info.seed, sum(array.sum() for array in info.shared.values())
+    env.step([1, 1, 1])
+    assert [told["step"][:2] for told in env.get_env_attr("told")] == [(0, 3), (1, 3), (2, 3)]
+    assert env.get_env_attr("inside") == [[(0, 2), (1, 2)]] * 3
 
 
 def test_env_tried_by_recommend_can_call_get_worker_info() -> None:
-    assert "could be tried" not in recommend([Curious] * 2).reason
-    with ParallelEnv([Curious] * 3, "auto", seed=3, shared={"ones": np.ones(4)}) as env:
+    assert "could be tried" not in recommend([InfoEnv] * 2).reason  # it needs the info in its constructor
+    with ParallelEnv([InfoEnv] * 3, "auto", seed=3, shared={"ones": np.ones(4)}) as env:
         assert env.recommendation is not None
         assert "could be tried" not in env.recommendation.reason
-        assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
+        assert [told["made"][::4] for told in env.get_env_attr("told")] == [(0, 3), (1, 4), (2, 5)]
+        assert env.customized_method("look")[2]["ones"].tolist() == [1] * 4
     assert get_worker_info() is None
 
 

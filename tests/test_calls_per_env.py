@@ -14,23 +14,12 @@ from interrupting import Counting
 from modes import here_and_in_processes
 
 from parallelenv.errors import AbsentAttributeError, AbsentAttributeWarning, ArgumentError, IdRangeError
+from parallelenv.testing.envs import Component, Toolbox
 
 pytestmark = here_and_in_processes
 
 
-class Component:
-    level = 5
-
-    def double(self, number: int) -> int:
-        return 2 * number
-
-
-class Asked(Counting):
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.part = Component()
-        self.notes: list[Any] = []
-
+class Asked(Toolbox):
     def add(self, one: Any, other: Any = 0) -> Any:
         return self.number + one + other
 
@@ -52,14 +41,11 @@ def env(make_env: MakeEnv) -> Any:
     return make_env([partial(Asked, number) for number in range(4)], num_cpus=2)
 
 
-def test_call_accepts_one_name_for_all_or_one_per_env(env: Any) -> None:
+def test_call_attr_and_command_accept_ids_and_one_name_for_all_or_one_per_env(env: Any) -> None:
     assert env.call("add", [[1], (2, 3), {"one": 4, "other": 5}, [0]]) == [1, 6, 11, 3]
-    assert env.call(["add", "part.double"], [[10], [20]], id=[2, 0]) == [12, 40]
+    assert env.call(["add", "part.double"], [[10], [20]], id=[0, 2]) == [10, 400]
     assert env.call("fail", id=[3, 0]) == [None, None]
     assert env.call("keep", [[[]], [[]]], id=[True, False, True, False]) == [[0], [2]]
-
-
-def test_an_int_id_selects_one_env(env: Any) -> None:
     for id in (3, [3], slice(3, 4), np.int64(3)):
         assert env.call("add", [[1]], id=id) == env.call(["add"], [[1]], id=id) == [4]
         assert env.attr("number", id) == env.attr(["number"], id) == [3]
@@ -69,7 +55,7 @@ def test_an_int_id_selects_one_env(env: Any) -> None:
 
 def test_attr_raises_for_absent_attributes(env: Any) -> None:
     assert env.attr("number") == [0, 1, 2, 3]
-    assert env.attr(["part.level", "number"], id=[1, 2]) == [5, 2]
+    assert env.attr(["part.level", "number"], id=[1, 2]) == [10, 2]
     with pytest.raises(AbsentAttributeError, match="Asked has no attribute 'nothing'") as caught:
         env.attr(["number", "nothing", "number", "number"])
     assert caught.value.partial == {0: 0, 2: 2, 3: 3}  # type: ignore[attr-defined]
@@ -155,7 +141,7 @@ class Finds(Counting):
     budget = 100
 
     def __init__(self, number: int) -> None:
-        self.part = Component()
+        self.part = Component(2)
         self.part.cost = [float(number)]  # type: ignore[attr-defined]
         self.asked: list[str] = []
 
@@ -174,7 +160,11 @@ class SaysNone(Finds):
         return getattr(self.part, key, None) if key != "wrong" else 1 / 0
 
 
-@pytest.fixture(params=[Finds, SaysNone])
+def wrapped_finds(number: int) -> Any:
+    return TimeLimit(Finds(number), 5)
+
+
+@pytest.fixture(params=[Finds, SaysNone, wrapped_finds])
 def parts(make_env: MakeEnv, request: pytest.FixtureRequest) -> Any:
     return make_env([partial(request.param, number) for number in range(4)], num_cpus=2)
 
@@ -183,7 +173,7 @@ def test_get_env_attr_falls_back_to_the_lookup_of_the_env(parts: Any) -> None:
     assert parts.get_env_attr("cost") == [[0.0], [1.0], [2.0], [3.0]]
     assert parts.attr("cost", [3, 1]) == [[3.0], [1.0]]
     assert parts.get_env_attr("budget") == [100] * 4
-    assert parts.customized_method("double", {"number": 4}) == [8] * 4
+    assert parts.customized_method("double", {"by": 4}) == [8] * 4
     assert parts.get_env_attr("nothing") == [None] * 4
     assert parts.get_env_attr("nothing", default=5, id=2) == [5]
     assert "budget" not in parts.get_env_attr("asked", 0)[0]
@@ -205,22 +195,7 @@ def test_set_env_attr_falls_back_to_the_setter_of_the_env(parts: Any) -> None:
     assert "env 3" in "".join(caught.value.__notes__)
 
 
-def test_lookup_of_an_env_is_used_through_wrappers(make_env: MakeEnv) -> None:
-    class Parts(Asked):
-        def get_env_attr(self, key: str) -> Any:
-            return "found" if key == "inside" else None
-
-        def set_env_attr(self, key: str, value: Any) -> None:
-            self.notes.append((key, value))
-
-    env = make_env([lambda: TimeLimit(Parts(0), 5)] * 2)
-    env.set_env_attr("outside", 3)
-    assert env.get_env_attr("inside") == ["found"] * 2
-    assert env.get_env_attr("notes") == [[("outside", 3)]] * 2
-    assert env.get_env_attr("outside") == [None] * 2
-
-
-def test_list_passed_to_set_env_attr_has_one_item_per_env(env: Any) -> None:
+def test_list_passed_to_set_env_attr_has_one_item_per_env_and_an_array_that_could_have_is_refused(env: Any) -> None:
     env.set_env_attr("number", [10, 20], [1, 3])
     assert env.attr("number") == [0, 10, 2, 20]
     env.set_env_attr("number", (1, 2, 3, 4))
@@ -231,9 +206,6 @@ def test_list_passed_to_set_env_attr_has_one_item_per_env(env: Any) -> None:
         with pytest.raises(ArgumentError, match=rf"of {size} items? for 4 envs.*values=\[\.\.\.\].*\[value\] \* n"):
             env.set_env_attr("notes", value)
     assert env.attr("notes") == [[5, 6]] * 4
-
-
-def test_array_with_one_row_per_env_is_refused_by_set_env_attr(env: Any) -> None:
     for array in (np.arange(3), np.float64(2.0), np.array(3.0), np.zeros((2, 4))):
         env.set_env_attr("notes", array)
         assert all(np.array_equal(one, array) for one in env.attr("notes"))
@@ -255,11 +227,6 @@ class Unit:
         return {"number": self.number}
 
 
-class Worker:
-    def work(self, hours: int) -> int:
-        return 2 * hours
-
-
 def test_object_without_step_supports_calls_and_attributes(make_env: MakeEnv) -> None:
     env = make_env([Unit(0), partial(Unit, 1), Unit(2)], num_cpus=2)
     assert env.rollout() == [{"number": 0}, {"number": 1}, {"number": 2}]
@@ -271,7 +238,7 @@ def test_object_without_step_supports_calls_and_attributes(make_env: MakeEnv) ->
 
 
 def test_object_without_step_cannot_be_reset_or_stepped(make_env: MakeEnv) -> None:
-    env = make_env([Worker(), partial(Asked, 1), Worker], asynchronous="restart")
+    env = make_env([Component(1), partial(Asked, 1), partial(Component, 2)], asynchronous="restart")
     calls: dict[str, Any] = {
         "reset": env.reset,
         "step": lambda: env.step([0, 0, 0]),
@@ -286,11 +253,11 @@ def test_object_without_step_cannot_be_reset_or_stepped(make_env: MakeEnv) -> No
         assert env.attr("notes", 1) == [[]], name
     env.reset(1)
     assert env.step([0], 1).dones.tolist() == [False]
-    assert env.customized_method("work", {"hours": 4}, [2, 0]) == [8, 8]
+    assert env.customized_method("double", {"by": 4}, [2, 0]) == [8, 4]
 
 
 def test_rollout_without_policy_names_the_missing_method(make_env: MakeEnv) -> None:
-    env: Any = make_env([Unit(0), Worker()])
+    env: Any = make_env([Unit(0), Component(1)])
     message = r"rollout\(policy, num_steps=.*run_batch_episode\(\).*envs \[1\] have none"
     with pytest.raises(ArgumentError, match=message):
         env.rollout()

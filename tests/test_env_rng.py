@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import MakeEnv
 from gymnasium.spaces import Box, Discrete
 from modes import ORACLE, THREADS, here_and_in_processes, in_modes
 
@@ -19,8 +20,6 @@ from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import difference
 from parallelenv.testing.envs import Paced
-
-MakeEnv = Callable[..., ParallelEnv]
 
 
 class Gambler(Paced):

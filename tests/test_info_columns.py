@@ -15,14 +15,14 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupting import Counting, interrupt_at
+from interrupting import interrupt_at
 from modes import LOCAL, ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import INFO_NBYTES
 from parallelenv.engine.engine import Engine
 from parallelenv.errors import WorkerDiedError
-from parallelenv.testing.contract import DONE_POLICIES
+from parallelenv.testing.contract import DONE_POLICIES, assert_same
 
 NUM_ENVS = 5
 
@@ -49,20 +49,14 @@ class Telling(gym.Env[Any, Any]):
             info = {}
         if self.count % 13 == 0:
             info["i"] = 2**70
-        return np.zeros(4, np.float32), 1.0, self.count == 25, False, info
+        if self.count % 17 == 0:
+            info["trace"] = np.zeros(1)
+        return np.full(4, self.count, np.float32), 1.0, self.count == 25, False, info
 
 
-def same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal and of the same types, and dicts have the same order."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    return bool(one == other)
+def ordered(infos: Any) -> list[Any]:
+    """Return the keys and values of infos in their order, which must not change either."""
+    return [list(info.items()) for info in infos]
 
 
 MODES = [
@@ -116,29 +110,31 @@ def test_infos_equal_those_without_columns(
         monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda *_: None)
         env.reset(seed=0)
         oracle.reset(seed=0)
-        kept: list[Any] = []
+        kept, copies = [], []
         for number in range(1, 100):
             ids = None if number % 3 else [0, 4, 2]
             actions = np.zeros(3 if ids else NUM_ENVS, int)
             expected = oracle.step(actions, ids)
             if number % 9 or asynchronous != "restart":
-                kept.append((env.step(actions, ids).infos, expected.infos))
+                kept.append(ordered(env.step(actions, ids).infos))
+                copies.append(ordered(expected.infos))
             else:
                 env.send(actions, ids)
                 found = env.recv(NUM_ENVS)
-                kept.append((found.infos[np.argsort(found.env_ids)], expected.infos[np.argsort(expected.env_ids)]))
-            assert all(map(same, *kept[-1])), number
-            assert same(env.reset_infos, oracle.reset_infos), number
+                kept.append(ordered(found.infos[np.argsort(found.env_ids)]))
+                copies.append(ordered(expected.infos[np.argsort(expected.env_ids)]))
+            assert_same(copies[-1], kept[-1], str(number))
+            assert_same(ordered(oracle.reset_infos), ordered(env.reset_infos), str(number))
             if asynchronous != "restart" and oracle.all_done():
                 env.reset()
                 oracle.reset()
         batch = env.engine.pool.batch
         assert (batch.info_columns if kind is Telling else batch.reset_columns) is not None
-        assert all(all(map(same, *pair)) for pair in kept)  # none changed later
+        assert_same(copies, kept)  # none changed later
         if asynchronous == "restart":
             one, other = (each.rollout(lambda states: np.zeros(len(states), int), 9) for each in (env, oracle))
             for name in ("infos", "reset_infos"):
-                assert same(getattr(one, name), getattr(other, name))
+                assert_same(getattr(other, name), getattr(one, name))
 
 
 @contextmanager
@@ -175,17 +171,6 @@ def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
         assert infos[0] == {"begun": 1, "reset": True}
 
 
-def test_infos_that_wait_to_be_received_outlive_a_rebuilt_worker() -> None:
-    with settled(Telling) as env:
-        env.send([0], [3])
-        env.restart([0, 1])
-        env.reset([0, 1])
-        for _ in range(3):
-            env.step([0, 0], [0, 1])  # its infos are learned again
-            env.step([0], [2])
-        assert env.recv().infos[0]["i"] == 6
-
-
 class Exiting(Telling):
     """Action 1 ends its process."""
 
@@ -209,8 +194,9 @@ def test_infos_outlive_the_worker_that_wrote_them() -> None:
 
 
 @pytest.mark.parametrize("is_dead", [False, True])
-def test_rebuilt_worker_learns_the_form_again(is_dead: bool) -> None:
+def test_rebuilt_worker_learns_the_form_again_and_infos_of_others_wait_to_be_received(is_dead: bool) -> None:
     with settled(Exiting) as env:
+        env.send([0], [3])
         if is_dead:
             with pytest.raises(WorkerDiedError):
                 env.step([1], [0])
@@ -219,14 +205,26 @@ def test_rebuilt_worker_learns_the_form_again(is_dead: bool) -> None:
         for number in range(1, 6):
             result = env.step([0] * 2, [0, 1])
             assert [info["i"] for info in result.infos] == [number] * 2
+            env.step([0], [2])
+        assert env.recv().infos[0]["i"] == 6
 
 
-class Changing(Counting):
-    """Its info also has the number of the step, and gets another form after eight steps."""
+class Replaying(Telling):
+    """Returns given infos, and ends after them."""
+
+    def __init__(self, said: list[Any], at_reset: dict[str, Any] | None = None) -> None:
+        self.said, self.at_reset = said, at_reset or {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset()[0], self.at_reset
 
     def step(self, action: Any) -> Any:
-        state, *others, _ = super().step(action)
-        return state, *others, {"n": self.count} if self.count <= 8 else {"n": self.count, "other": [self.count]}
+        state, reward, *_ = super().step(action)
+        return state, reward, self.count == len(self.said), False, self.said[self.count - 1]
+
+
+CHANGING = partial(Replaying, [{"n": n} if n <= 8 else {"n": n, "other": [n]} for n in range(1, 200)])
+"""Its info has another form after eight steps."""
 
 
 @pytest.mark.parametrize("mode", LOCAL)
@@ -247,7 +245,7 @@ def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_chan
 
     num_steps = 0
     for number in itertools.count(0, 1 if mode == ORACLE else 4):  # the others start workers
-        with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
+        with ParallelEnv([CHANGING] * 2, mode, "continue", 2) as env:
             env.reset()
             if not number:
                 num_steps = num_steps_until(num_changes)
@@ -283,32 +281,10 @@ CHANGES: list[Callable[[dict[Any, Any]], dict[Any, Any]]] = [
 """Make infos that may be of another form, or of none."""
 
 
-class Replaying(Telling):
-    """Returns given infos."""
-
-    def __init__(self, said: list[Any]) -> None:
-        self.said = said
-
-    def step(self, action: Any) -> Any:
-        *others, _ = super().step(action)
-        return *others, self.said[self.count - 1]
-
-
-class Alike(Telling):
-    """The infos of its resets have the same keys as those of its steps."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.count = 0
-        return np.zeros(4, np.float32), {"x": 100.0}
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        return np.zeros(4, np.float32), 1.0, self.count == 3, False, {"x": float(self.count)}
-
-
 @pytest.mark.parametrize("mode", LOCAL)
 def test_info_of_a_reset_in_the_next_step_is_kept_though_it_is_in_columns(mode: str) -> None:
-    with ParallelEnv([Alike] * 2, mode, "restart", num_cpus=2) as env:
+    said = [{"x": 1.0}, {"x": 2.0}, {"x": 3.0}]
+    with ParallelEnv([partial(Replaying, said, {"x": 100.0})] * 2, mode, "restart", num_cpus=2) as env:
         adapter: Any = env.to_gymnasium()
         adapter.reset()
         for _ in range(24):
@@ -325,28 +301,5 @@ def test_any_info_is_read_as_it_was_written(info: dict[str, Any], most: Any, cha
     with ParallelEnv([partial(Replaying, said)] * 2, ORACLE, "continue") as env:
         env.reset()
         for expected in said:
-            assert all(same(found, expected) for found in env.step([0, 0]).infos)
+            assert_same(ordered([expected] * 2), ordered(env.step([0, 0]).infos))
         assert usual is not info or env.engine.pool.batch.info_columns is not None
-
-
-def times_learned(*said: list[Any]) -> int:
-    """Return how often columns are made or given up, if each env returns these infos."""
-    with ParallelEnv([partial(Replaying, infos) for infos in said], ORACLE, "continue") as env:
-        env.reset()
-        columns = []
-        for _ in said[0]:
-            env.step([0] * len(said))
-            columns.append(env.engine.pool.batch.info_columns)
-    return sum(one is not next_one for one, next_one in itertools.pairwise(columns))
-
-
-def test_forms_are_learned_and_given_up() -> None:
-    steady = {"speed": 0.5, "lap": 3}
-    assert times_learned([steady] * 6) == 1
-    assert times_learned([steady] * 6 + [{"x": "y"}] * 20) == 2
-    assert times_learned(([{"x": 1.0}] * 40 + [{"y": 1}] * 40) * 50) < 20
-    assert times_learned(([steady] * 100 + [{"episode": {}}]) * 50) == 1
-    assert times_learned([steady] * 10, *[[{}] * 10] * 3) == 0
-    for value in ("a", None, 1j, [1.0], {"x": 1.0}, np.zeros(17), np.array(3), np.array([None])):
-        assert times_learned([{"other": value}] * 10) == 0
-    assert times_learned([{3: 1.0}] * 10) == 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import MakeEnv
 from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, recommend
@@ -19,8 +19,6 @@ from parallelenv.notebook.film import refuse_dark_envs
 from parallelenv.results import difference
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordVideo
-
-MakeEnv = Callable[..., ParallelEnv]
 
 
 class FourItems(Counter):
@@ -105,16 +103,13 @@ def test_old_gym_env_works_in_a_rollout(make_env: MakeEnv) -> None:
 
 
 @here_and_in_processes
-def test_reset_options_that_the_env_does_not_accept_are_refused(make_env: MakeEnv) -> None:
+def test_reset_options_that_the_env_does_not_accept_and_results_of_wrong_length_are_refused(make_env: MakeEnv) -> None:
     with pytest.warns(OldApiWarning, match="no options"):
         env = make_env([NoOptions])
     env.reset(options={})
     with pytest.raises(EnvContractError, match="NoOptions takes no options, but options={'level': 2} were given"):
         env.reset(options={"level": 2})
 
-
-@here_and_in_processes
-def test_reset_result_of_wrong_length_is_refused(make_env: MakeEnv) -> None:
     class Three(Counter):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return np.zeros(3), {}, 5

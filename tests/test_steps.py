@@ -96,15 +96,11 @@ def test_each_env_has_its_own_spaces(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- seeds and options
 
 
-def test_int_seed_gives_each_env_its_own_seed(make_env: MakeEnv) -> None:
+def test_each_env_has_its_own_seed_and_seeds_set_beforehand_are_used_once(make_env: MakeEnv) -> None:
     env = counters(make_env)
     assert_same(expected_states({number: 7 + number for number in range(NUM_ENVS)}), env.reset(seed=7))
     assert_same(expected_states({3: 10, 1: 8}), env.reset([3, 1], seed=7))
     assert_same(expected_states({2: 40, 0: 50}), env.reset([2, 0], seed=[40, 50]))
-
-
-def test_seeds_set_beforehand_are_used_once(make_env: MakeEnv) -> None:
-    env = counters(make_env)
     env.seed(7)
     first = env.reset([4, 2])
     env.send_reset([3, 0])
@@ -165,19 +161,15 @@ def test_done_policy_restart_resets_within_the_step(make_env: MakeEnv) -> None:
     assert env.done.tolist() == [True, False, False, False, True]
 
 
-# ---------------------------------------------------------------- requests in flight, pauses
-
-
 def test_done_policy_restart_copies_last_states_of_any_type(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Old), asynchronous="restart", num_cpus=2)
-    env.reset(seed=7)
+    env.reset()
     for _ in range(3):
         result = env.step([0.5] * NUM_ENVS)
-    alone = Old(2)
-    alone.seed(9)
-    alone.reset()
-    assert_same([alone.step(0.5)[0].copy() for _ in range(3)][-1], result.infos[2]["ended_state"])
-    assert_same(alone.reset(), result.states[2])
+    assert (result.infos[2]["ended_state"][0], result.states[2][0]) == (3.5, 2)  # it has one state, which it overwrites
+
+
+# ---------------------------------------------------------------- requests in flight, pauses
 
 
 def test_calls_without_id_skip_paused_envs(make_env: MakeEnv) -> None:
@@ -206,7 +198,12 @@ def test_stream_steps_each_env_as_a_loop_would(done_policy: Any, make_env: MakeE
     env = make_env(kinds, asynchronous=done_policy, num_cpus=2)
     env.send_reset(seed=3)
     found: dict[int, list[Any]] = {env_id: [] for env_id in range(NUM_ENVS)}
-    for env_ids, result in env.stream(repeat, 60, max_envs=3):
+
+    def act(states: Any, env_ids: Any) -> Any:
+        assert states[:, 0].tolist() == env_ids.tolist()
+        return repeat(states)
+
+    for env_ids, result in env.stream(act, 60, max_envs=3):
         assert env_ids is result.env_ids
         for row, env_id in enumerate(env_ids.tolist()):
             if result.dones[row] or not result.infos[row].get("reset"):
@@ -302,15 +299,19 @@ def test_policy_in_a_worker_gets_no_worker_info(make_env: MakeEnv) -> None:
     assert [one["step"][0] for one in env.customized_method("ask")] == list(range(NUM_ENVS))
 
 
-def test_replicated_envs_differ_in_seed_and_worker_info(mode: str) -> None:
+def test_replicated_envs_get_seeds_and_numbers_only_if_they_have_such_arguments(mode: str) -> None:
     class Given(InfoEnv):
-        def __init__(self, seed: int | None = None, rank: int = -1, world_size: int = -1) -> None:
+        def __init__(self, seed: int = 1337, rank: int = -1, world_size: int = -1, **others: Any) -> None:
             super().__init__()
-            self.given = (rank, world_size, seed)
+            self.given = (rank, world_size, seed, others)
 
     with ParallelEnv.replicate(partial(Given, rank=9), 3, mode, num_cpus=2, seed=5) as copies:
-        assert copies.get_env_attr("given") == [(9, 3, 5), (9, 3, 6), (9, 3, 7)]
+        assert copies.get_env_attr("given") == [(9, 3, 5, {}), (9, 3, 6, {}), (9, 3, 7, {})]
         copies.reset()
         asked = copies.customized_method("ask")
         assert [one["made"][0] for one in asked] == [0, 1, 2]
         assert [one["reset"][4] for one in asked] == [5, 6, 7]
+    with ParallelEnv.replicate(Given, 2, mode) as copies:
+        assert copies.get_env_attr("given") == [(0, 2, 1337, {}), (1, 2, 1337, {})]
+    with ParallelEnv.replicate(partial(Given, seed=5), 1, mode, seed=1) as copies:
+        assert copies.get_env_attr("given") == [(0, 1, 5, {})]

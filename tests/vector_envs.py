@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from functools import partial
 from typing import Any
@@ -12,7 +13,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-GO, RUN, RAISE, EXIT, WAIT = range(5)
+from parallelenv import get_worker_info
+
+GO, RUN, RAISE, EXIT, WAIT, INTERRUPT = range(6)
 """Actions."""
 NEXT, SAME, DISABLED = "NextStep", "SameStep", "Disabled"
 """Autoreset modes."""
@@ -26,7 +29,7 @@ class Walk(gym.Env[Any, Any]):
     """
 
     observation_space = Box(-1e3, 1e3, (3,), np.float64)
-    action_space = Discrete(5)
+    action_space = Discrete(6)
     render_mode = "rgb_array"
 
     def __init__(self, length: int = 4) -> None:
@@ -39,6 +42,8 @@ class Walk(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         act([action])
+        if info := get_worker_info():
+            self.told = info.env_id, info.num_envs, info.worker_id, info.num_workers, info.seed
         self.count += 1
         ends = self.count >= self.length
         return self._state(), action + 0.5, ends and self.length % 2 == 0, ends and self.length % 2 == 1, self._info()
@@ -65,70 +70,40 @@ class Walk(gym.Env[Any, Any]):
 
 
 def act(actions: Any) -> None:
-    """Raise, exit or wait if an action requests it."""
+    """Raise, exit, wait or interrupt this process if an action requests it."""
     if RAISE in actions:
         raise ZeroDivisionError("fell over")
     if EXIT in actions:
         os._exit(7)
     if WAIT in actions:
         time.sleep(0.8)
+    if INTERRUPT in actions:
+        signal.raise_signal(signal.SIGINT)
 
 
 class Walks(VectorEnv[Any, Any, Any]):
-    """The same as a `Walk` of each length, in arrays. It has no method beyond those of Gymnasium's `VectorEnv`."""
+    """The same as a `Walk` of each length. It has no method beyond those of Gymnasium's `VectorEnv`, and its envs are
+    not seen: it takes one seed, resets some envs only with a mask, and, in mode Disabled, steps envs that have ended.
+    """
 
     def __init__(self, lengths: Any = (4, 5), autoreset: str = NEXT) -> None:
-        self.lengths, self.num_envs, self.autoreset = np.array(lengths), len(lengths), AutoresetMode(autoreset)
+        self.num_envs = len(lengths)
+        self.metadata, self.render_mode = {"autoreset_mode": AutoresetMode(autoreset)}, "rgb_array"
         self.single_observation_space, self.single_action_space = Walk.observation_space, Walk.action_space
-        self.metadata, self.render_mode = {"autoreset_mode": self.autoreset}, "rgb_array"
-        self.counts = np.zeros(self.num_envs, int)
-        self.ended = np.zeros(self.num_envs, bool)
-        self.random = [np.random.default_rng() for _ in lengths]
-        self.luck = np.zeros(self.num_envs)
+        self._vec: Any = synced(lengths, autoreset) if lengths else None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        options = options or {}
-        assert "reset_mask" not in options or self.autoreset is AutoresetMode.DISABLED
-        mask = options.pop("reset_mask", np.ones(self.num_envs, bool))
-        if seed is not None:
-            self.random = [np.random.default_rng(seed + number) for number in range(self.num_envs)]
-        self._begin(mask, options.get("begin", 0))
-        return self._states(), self._infos(mask, begun=mask)
-
-    def _begin(self, mask: Any, count: int = 0) -> None:
-        self.counts[mask], self.ended[mask] = count, False
-        self.luck[mask] = [self.random[number].random() for number in np.flatnonzero(mask)]
+        assert seed is None or isinstance(seed, int)
+        assert "reset_mask" not in (options or {}) or self._vec.autoreset_mode is AutoresetMode.DISABLED
+        return self._vec.reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> Any:
-        act(actions)
-        begins = self.ended.copy() if self.autoreset is AutoresetMode.NEXT_STEP else np.zeros(self.num_envs, bool)
-        everyone, self.counts = np.ones(self.num_envs, bool), self.counts + 1
-        self._begin(begins)
-        states, ends = self._states(), (self.counts >= self.lengths) & ~begins
-        self.ended = ends.copy()
-        rewards, infos = np.where(begins, 0.0, actions + 0.5), self._infos(everyone, begun=begins)
-        if self.autoreset is AutoresetMode.SAME_STEP and ends.any():
-            last, last_states = self._infos(ends, begun=~everyone), states
-            self._begin(ends)
-            states, infos = self._states(), self._infos(everyone, begun=ends)
-            infos |= {"final_obs": last_states, "_final_obs": ends, "final_info": last, "_final_info": ends}
-        return states, rewards, ends & (self.lengths % 2 == 0), ends & (self.lengths % 2 == 1), infos
-
-    def _states(self) -> Any:
-        return np.stack([self.lengths, self.counts, self.luck], axis=1).astype(float)
-
-    def _infos(self, mask: Any, begun: Any) -> dict[str, Any]:
-        """Return the infos of a `Walk`; most keys are there for some envs only."""
-        infos: dict[str, Any] = {}
-        for number in np.flatnonzero(mask):
-            walk = Walk(int(self.lengths[number]))
-            walk.count = int(self.counts[number])
-            info = {"begun": "afresh", **walk._info()} if begun[number] else walk._info()
-            infos = self._add_info(infos, info, int(number))
-        return infos
+        if self._vec.autoreset_mode is AutoresetMode.DISABLED:
+            self._vec._autoreset_envs[:] = False
+        return self._vec.step(actions)
 
     def render(self) -> Any:
-        return tuple(np.full((2, 2, 3), length, np.uint8) for length in self.lengths)
+        return self._vec.render()
 
 
 def synced(lengths: Any = (4, 5), autoreset: str = NEXT, kind: Any = Walk) -> SyncVectorEnv:

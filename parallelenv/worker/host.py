@@ -303,7 +303,8 @@ class Host:
         `ParallelEnv` alive.
         """
         while True:
-            running.doing = running.command.operation
+            command = running.command
+            running.doing = f"{command.common}_state" if command.operation == "manage" else command.operation
             try:
                 running.run(running, running.remaining())
             except BaseException as error:  # noqa: BLE001 (reported as a failure of the current env)
