@@ -194,10 +194,3 @@ def test_failure_of_a_loop_is_raised_and_the_others_end() -> None:
         loops.reset(0)
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             loops.rate([np.arange(3)], 0.01, 0.01)
-
-
-def test_actions_are_of_the_envs_own_space_and_always_the_same() -> None:
-    first, second = (EnvKind("", gymnasium.make, {"id": "Pendulum-v1"}).draw_actions(3, 4)[2] for _ in range(2))
-    assert (first.dtype, first.shape) == (np.float32, (4, 1))
-    assert np.array_equal(first, second)
-    assert {type(action) for action in STILL.draw_actions(3, 4)[0]} == {np.int64}  # as the bare loop passes them

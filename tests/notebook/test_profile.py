@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, WAIT, fragile, when_begun
-from modes import IN_WORKERS, PROCESSES, THREADS, here_and_in_processes, in_modes
+from modes import IN_WORKERS, PROCESSES, THREADS, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.error_text import duration
@@ -134,7 +134,7 @@ def test_profile_records_steps_of_an_adapter_and_their_resets(make_env: MakeEnv)
 
 
 @in_modes(PROCESSES)
-def test_profile_omits_a_worker_that_died(make_env: MakeEnv) -> None:
+def test_profile_omits_workers_that_died_or_were_closed(make_env: MakeEnv) -> None:
     env = make_env(fragile(Path()), num_cpus=2)
     env.reset(seed=0)
     with pytest.raises(WorkerDiedError), env.profile() as profile:  # which keeps its recording
@@ -145,6 +145,12 @@ def test_profile_omits_a_worker_that_died(make_env: MakeEnv) -> None:
     with env.profile() as profile:  # of the live workers
         env.step([GO_ON] * 2, [0, 1])
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
+    with env.profile() as profile:
+        env.close()
+    assert profile.recording.missing == (0, 1, 2, 3)
+    assert "the work of the workers of envs [0, 1, 2, 3] is not completely known" in profile.summary().advice
+    with pytest.raises(ClosedError, match=r"profile\(\) was called on a closed"):
+        env.profile().__enter__()
 
 
 @in_modes(*IN_WORKERS)
@@ -168,18 +174,6 @@ def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv) ->
     with env.profile() as profile:
         env.reset()
     assert profile.recording.rebuilt == ()
-
-
-@here_and_in_processes
-def test_profile_of_an_env_closed_in_the_block_has_only_calls(make_env: MakeEnv) -> None:
-    env = sleepers(make_env)
-    with env.profile() as profile:
-        env.step([1] * 4)
-        env.close()
-    assert profile.recording.missing == (0, 1, 2, 3)
-    assert "the work of the workers of envs [0, 1, 2, 3] is not completely known" in profile.summary().advice
-    with pytest.raises(ClosedError, match=r"profile\(\) was called on a closed"):
-        env.profile().__enter__()
 
 
 @in_modes(THREADS, PROCESSES)
