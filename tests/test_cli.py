@@ -149,9 +149,7 @@ def drawing(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.usefixtures("drawing", "odd_modes")
-def test_compare_continues_after_a_mode_fails_recommends_a_correct_one_and_draws_all(
-    call: Call, tmp_path: Path
-) -> None:
+def test_compare_continues_after_failures_and_recommends_a_correct_mode(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "out.png"
     ended = call(f"compare CartPole-v1 --modes uninstalled,{OTHER},cramped,wrong --plot {path} {QUICK}")
     assert ended.code == 1
@@ -287,9 +285,7 @@ LOOP, THREAD, CALLER = row(ORACLE, 1), row(THREADS, 2.0), row("subproc+caller_st
         ([LOOP, THREAD, CALLER], "subproc+caller_steps", "subproc+caller_steps"),
     ],
 )
-def test_choice_of_recommend_is_kept_unless_a_correct_mode_is_clearly_faster(
-    rows: list[ComparisonRow], chosen: str, best: str
-) -> None:
+def test_choice_is_kept_unless_another_is_clearly_faster(rows: list[ComparisonRow], chosen: str, best: str) -> None:
     compared = Comparison("Env-v0", tuple(rows), chosen)
     found = compared.recommended()
     assert found.mode == best

@@ -124,9 +124,7 @@ def test_no_reply_is_missed(env: ParallelEnv) -> None:
 
 @in_processes
 @pytest.mark.usefixtures("without_timer")
-def test_the_end_of_a_worker_and_the_restarted_worker_wake_the_loop(
-    env: ParallelEnv, tmp_path: Path, readers: set[int]
-) -> None:
+def test_death_and_restart_of_a_worker_wake_the_loop(env: ParallelEnv, tmp_path: Path, readers: set[int]) -> None:
     async def die() -> None:
         with pytest.raises(WorkerDiedError, match="env 0"):
             await env.arecv(4)
@@ -227,9 +225,7 @@ def test_loop_without_add_reader_polls(
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
-    env: ParallelEnv, tmp_path: Path, readers: set[int]
-) -> None:
+def test_cancelled_or_late_arecv_loses_no_result(env: ParallelEnv, tmp_path: Path, readers: set[int]) -> None:
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
 
     async def play() -> None:
@@ -278,9 +274,7 @@ def test_close_ends_arecv(env: ParallelEnv, tmp_path: Path, readers: set[int]) -
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_several_tasks_and_a_call_wait_for_replies_that_come_together(
-    make_env: MakeEnv, tmp_path: Path, readers: set[int]
-) -> None:
+def test_several_tasks_and_a_call_wait_together(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
     env = make_env(fragile(tmp_path), num_cpus=1)
     env.reset()
     env.send([WAIT, GO_ON, GO_ON, GO_ON])

@@ -173,9 +173,7 @@ def test_mode_must_be_clearly_faster_than_a_simpler_one(
         ),
     ],
 )
-def test_recommendation_is_one_line_with_usable_arguments(
-    kind: Kind, arguments: dict[str, Any], reason: str, pretend: Pretend
-) -> None:
+def test_recommendation_is_one_usable_line(kind: Kind, arguments: Any, reason: str, pretend: Pretend) -> None:
     pretend(kind)
     found = recommend(["CartPole-v1"] * 16)
     assert found.arguments == arguments
@@ -220,9 +218,7 @@ def test_unpicklable_envs_get_an_in_process_mode(kind: Kind, mode: str, pretend:
     assert mode != ORACLE or "processes cannot be used: they cannot be pickled (TypeError: cannot" in found.reason
 
 
-def test_recommendation_in_a_daemonic_process_starts_no_process(
-    pretend: Pretend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recommend_starts_no_process_in_a_daemonic_one(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(LONG)
     monkeypatch.setattr("multiprocessing.current_process", lambda: SimpleNamespace(daemon=True))
     env = Witness()

@@ -26,9 +26,7 @@ def test_para_mode_type_lists_every_known_word() -> None:
     assert get_args(words) == registry.known_words()
 
 
-def test_backend_of_another_package_is_given_as_a_class_or_added_by_an_entry_point(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_backend_of_another_package_is_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     points = {registry.ENTRY_POINT_GROUP: [EntryPoint("louder", f"{__name__}:Louder", registry.ENTRY_POINT_GROUP)]}
     monkeypatch.setattr(registry, "entry_points", lambda group: points[group])
     assert registry.known_modes() == (*MODES, "louder")

@@ -14,9 +14,7 @@ PAGE = """
 """
 
 
-def test_foreign_resources_undocumented_names_and_broken_links_are_found(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_each_problem_of_the_pages_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     check = load("docs/check.py")
     names = [problem.removeprefix("the reference lacks ") for problem in check.missing({})]
     assert {"parallelenv.recommend", "parallelenv.ParallelEnv.reset", "parallelenv.errors.ActionError"} <= set(names)

@@ -201,9 +201,7 @@ def test_source_lines_of_other_machines_are_sent_with_the_error() -> None:
     ("method", "expected"),
     [("slyly", Sly), ("in_circles", KeyError), ("in_a_long_chain", ValueError), ("in_a_group", ExceptionGroup)],
 )
-def test_unusual_exceptions_are_raised_and_env_stays_usable(
-    make_env: MakeEnv, method: str, expected: type[Exception]
-) -> None:
+def test_env_survives_unusual_exceptions(make_env: MakeEnv, method: str, expected: type[Exception]) -> None:
     env = make_env([Failing] * 2, num_cpus=1)
     env.reset()
     with pytest.raises(expected) as caught:

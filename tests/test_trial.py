@@ -84,9 +84,7 @@ def test_tried_env_is_made_stepped_and_closed() -> None:
 @pytest.mark.parametrize(
     ("num_kinds", "tried"), [(1, [0, 0, 0, 0]), (2, [0, 0, 2, 2]), (10, [0, 0, 0, 0, 4, 4, 4, 7, 7, 7])]
 )
-def test_each_env_is_tried_by_its_own_kind_or_a_near_one(
-    num_kinds: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_some_kinds_of_env_stand_for_all(num_kinds: int, tried: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recommending.Trial, "run_here", lambda trial: recommending.Recommendation(ORACLE, 1))
     env_fns = [partial(Witness) for _ in range(num_kinds)]
     factories = make_factories([env_fns[index * num_kinds // len(tried)] for index in range(len(tried))])

@@ -177,9 +177,7 @@ def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv) ->
 
 
 @in_modes(THREADS, PROCESSES)
-def test_profile_omits_workers_that_exceed_the_collect_timeout(
-    make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profile_omits_workers_that_are_still_busy(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallelenv.notebook.profile.COLLECT_TIMEOUT", 0.2)
     env = sleepers(make_env, 2)
     with env.profile() as profile:
@@ -190,9 +188,7 @@ def test_profile_omits_workers_that_exceed_the_collect_timeout(
 
 
 @pytest.mark.parametrize("is_patient", [True, False])
-def test_profile_waits_for_a_call_of_another_thread_until_a_timeout(
-    is_patient: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profile_waits_for_other_threads(is_patient: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = {(env_id, "step"): 1 for env_id in range(4)}
     with ParallelEnv(fragile(tmp_path), asynchronous="restart") as env:
         env.reset(seed=0)
