@@ -22,8 +22,6 @@ from parallelenv.testing import BackendContract, contract
 from parallelenv.worker.host import Host
 from parallelenv.worker.row_writer import RowWriter
 
-# -------------------------------------------------------------------- faults
-
 
 class Views(RowWriter):
     """Gives the envs views of the memory of the actions."""
@@ -143,9 +141,6 @@ class Hurries(ThreadBackend):
     """Sends to the first host before the message to the second is packed."""
 
     channel_class = HurriesChannel
-
-
-# -------------------------------------------------------------------- the suite over them
 
 
 class TestBackend(BackendContract):

@@ -83,9 +83,6 @@ def run(play: Any) -> Any:
     return asyncio.run(asyncio.wait_for(play, LIMIT))
 
 
-# -------------------------------------------------------------------- events that wake it
-
-
 @in_workers
 @pytest.mark.usefixtures("without_timer")
 def test_a_reply_wakes_the_loop(env: ParallelEnv, tmp_path: Path, readers: set[int]) -> None:
@@ -220,9 +217,6 @@ def test_loop_without_add_reader_polls(
     run(play())
 
 
-# -------------------------------------------------------------------- events that end it
-
-
 @in_workers
 @pytest.mark.usefixtures("without_timer")
 def test_cancelled_or_late_arecv_loses_no_result(env: ParallelEnv, tmp_path: Path, readers: set[int]) -> None:
@@ -267,9 +261,6 @@ def test_close_ends_arecv(env: ParallelEnv, tmp_path: Path, readers: set[int]) -
 
     run(play())
     assert not readers
-
-
-# -------------------------------------------------------------------- several at the same time
 
 
 @in_workers

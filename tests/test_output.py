@@ -111,9 +111,6 @@ def test_output_quiet_hides_output(make_env: MakeEnv, capfd: pytest.CaptureFixtu
         make_env(chatty(1), output="loud")
 
 
-# ------------------------------------------------------- worker processes of this machine
-
-
 def test_output_of_c_code_and_child_processes_is_shown(started: ParallelEnv, capfd: pytest.CaptureFixture[str]) -> None:
     execute(started, 0, "os.write(1, b'from C, to stdout\\n')\nos.write(2, b'from C, to stderr\\n')")
     execute(started, 0, "subprocess.run(['echo', 'from a child'], check=True)")

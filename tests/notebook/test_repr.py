@@ -44,9 +44,6 @@ def states_of(env: ParallelEnv) -> list[str]:
     return repr_data(env, "").states
 
 
-# ---------------------------------------------------------------- contents
-
-
 def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counters(0, 1, 2, 3), asynchronous="restart", num_cpus=2)
     env.reset(seed=0)
@@ -139,9 +136,6 @@ def test_html_of_thousands_of_envs_stays_small() -> None:
     assert "... and 4,744 more" in portrait.html()
     for part in ("... and 484 more workers", "1 on elsewhere", "5,000 running"):
         assert part in portrait.text()
-
-
-# ---------------------------------------------------------------- no side effects
 
 
 def test_probing_for_repr_methods_sends_nothing_to_workers(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
