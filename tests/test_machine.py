@@ -216,7 +216,7 @@ class TaskMachine(Machine):
 
 def run(machine_type: type[Machine], make: Callable[[str], ParallelEnv], mode: str, number: int) -> None:
     kept = {"make": staticmethod(make), "mode": mode, "made": []}
-    machine = seed(number)(type("SeededMachine", (machine_type,), kept))  # each has its own sequences
+    machine: Any = seed(number)(type("SeededMachine", (machine_type,), kept))  # each has its own sequences
     try:
         run_state_machine_as_test(
             machine,
