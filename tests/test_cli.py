@@ -240,22 +240,16 @@ def test_busy_machine_is_mentioned(call: Call, monkeypatch: pytest.MonkeyPatch) 
 # ------------------------------------------------------------------ measuring and judging
 
 
-class Timed(TimedEnv):
-    """An env with given times in each round."""
-
-    def __init__(self, name: str, times: Sequence[float], order: list[str]) -> None:
-        self.name, self.coming, self.order = name, iter(times), order
-        self.times: Any = []
-
-    def time(self) -> None:
-        self.order.append(self.name)
-        self.times.append(next(self.coming))
-
-
 def test_mode_and_oracle_are_timed_alternately_and_compared_per_round() -> None:
     order: list[str] = []
-    mode, loop = Timed("m", [1, 10, 1, 100, 50], order), Timed("l", [2, 20, 2, 200, 1], order)
-    assert mode.speedup(loop) == 2.0  # neither the rounds in which both were slow nor the odd last one count
+
+    def timed(name: str, *times: float) -> Any:
+        env, coming = Mock(times=[]), iter(times)
+        env.time = lambda: (order.append(name), env.times.append(next(coming)))
+        return env
+
+    mode, loop = timed("m", 1, 10, 1, 100, 50), timed("l", 2, 20, 2, 200, 1)
+    assert TimedEnv.speedup(mode, loop) == 2.0  # neither the rounds in which both were slow nor the odd last one count
     assert "".join(order) == "lmmllmmllm"
 
 

@@ -26,11 +26,6 @@ GONE = 5.0  # seconds until workers have exited after their kernel or their last
 NUM_WORKERS = 2
 
 START_METHODS = ["forkserver", "spawn", "fork"]
-WORDS = {
-    ORACLE: repr(ORACLE),
-    THREADS: repr(THREADS),
-    **{method: f"{PROCESSES!r}, start_method={method!r}" for method in START_METHODS},
-}
 every_start_method = pytest.mark.parametrize("way", START_METHODS)
 
 DEFINITIONS = """
@@ -88,7 +83,8 @@ for _ in range(200):
 def constructing(way: str, *, name: str = "env", options: str = "") -> str:
     """Return a cell that assigns four envs in two workers."""
     envs = "[partial(Talking, number, folder) for number in range(4)]"
-    return f"{name} = ParallelEnv({envs}, {WORDS[way]}, num_cpus={NUM_WORKERS}{options})"
+    mode = repr(way) if way in (ORACLE, THREADS) else f"{PROCESSES!r}, start_method={way!r}"
+    return f"{name} = ParallelEnv({envs}, {mode}, num_cpus={NUM_WORKERS}{options})"
 
 
 @pytest.fixture(scope="module")
