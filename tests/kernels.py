@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import json
-import os
 import queue
 import sys
 import uuid
@@ -20,6 +19,7 @@ import psutil
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
+from scripts import environment
 
 MARK = "PARALLELENV_NOTEBOOK_TEST"
 PATIENCE = 30.0  # seconds for slow operations
@@ -37,15 +37,8 @@ def isolate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     kernel = folder / "jupyter" / "kernels" / "python3"
     kernel.mkdir(parents=True)
     (kernel / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
-    places = {
-        "JUPYTER_PATH": "jupyter",
-        "JUPYTER_RUNTIME_DIR": "runtime",
-        "JUPYTER_CONFIG_DIR": "config",
-        "JUPYTER_DATA_DIR": "data",
-        "IPYTHONDIR": "ipython",
-    }
-    for name, place in places.items():
-        monkeypatch.setenv(name, str(folder / place))
+    for name in ("JUPYTER_PATH", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(folder / ("jupyter" if name == "JUPYTER_PATH" else name)))
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")  # envs that draw need no screen
     value = uuid.uuid4().hex
     monkeypatch.setenv(MARK, value)
@@ -98,10 +91,6 @@ class Notebook:
         self.shown: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         self._client = client
         self._mark = mark
-
-    def enter(self, folder: Path) -> None:
-        """Let envs made from now on create their files in this folder."""
-        self.run(f"folder = {str(folder)!r}")
 
     def send(self, code: str, cell_id: str | None = None, **expressions: str) -> str:
         """Send a cell, as JupyterLab does, and return its request. Without an id it is a cell of its own."""
@@ -163,16 +152,14 @@ def open_notebook(folder: Path, definitions: str) -> Iterator[Notebook]:
     own = KernelSpecManager(kernel_dirs=[])
     manager = KernelManager(kernel_spec_manager=own, connection_file=str(folder / "connection.json"))
     # Under pytest, which these variables show, a kernel does not capture the output of other processes.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    nobodys_settings = str(folder / "ipython")
-    manager.start_kernel(cwd=str(folder), env={**inherited, MARK: mark, "IPYTHONDIR": nobodys_settings})
+    inherited = {name: value for name, value in environment().items() if not name.startswith("PYTEST_")}
+    manager.start_kernel(cwd=str(folder), env={**inherited, MARK: mark, "IPYTHONDIR": str(folder / "ipython")})
     client: Any = manager.client()
     try:
         client.start_channels(stdin=False, hb=False, control=False)
         notebook = Notebook(manager, client, mark)
         client.wait_for_ready(timeout=PATIENCE)
-        notebook.run(definitions)
-        notebook.enter(folder)
+        notebook.run(f"{definitions}\nfolder = {str(folder)!r}")
         yield notebook
     finally:
         client.stop_channels()

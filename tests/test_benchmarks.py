@@ -90,9 +90,8 @@ def rates(*values: float, disturbed: tuple[int, ...] = ()) -> Outcome:
 
 
 def test_target_counts_compared_rounds_with_a_disturbed_side(tmp_path: Path) -> None:
-    case = replace(CASE, systems=("bare", "dummy", "gym-async", "sb3-subproc"))
     targets = (above("dummy", 2, "bare"), above("dummy", 2, "process peer"), Target("dummy", ">", 1.0))
-    case = replace(case, targets=targets)
+    case = replace(CASE, systems=("bare", "dummy", "gym-async", "sb3-subproc"), targets=targets)
     outcomes = {
         "bare": rates(1, 1, 1, disturbed=(1,)),
         "dummy": rates(3, 4, 5, disturbed=(2,)),
@@ -164,7 +163,7 @@ class Recorder(Timed):
         self.folder = Path(folder)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        (self.folder / f"seed {seed} process {os.getpid()}").touch()
+        (self.folder / f"{seed} {os.getpid()}").touch()
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
@@ -176,20 +175,15 @@ def test_concurrent_loops_share_the_envs(tmp_path: Path) -> None:
     env_fns = EnvKind("", Recorder, {"folder": str(tmp_path)}).env_fns(5)
     with contextlib.closing(SideBySide(bare_loop, env_fns, 2)) as loops:
         loops.reset(10)
-        found = sorted(path.name.split() for path in tmp_path.iterdir())
-        assert [words[1] for words in found] == ["10", "11", "12", "13", "14"]
-        processes = [words[3] for words in found]
+        seeds, processes = zip(*(path.name.split() for path in sorted(tmp_path.iterdir())), strict=True)
+        assert seeds == ("10", "11", "12", "13", "14")
         assert processes[0] == processes[1] != processes[2] == processes[3] == processes[4]
-
         assert loops.rate([np.arange(5)], 0.01, 0.05) > 0
         assert {path.name for path in tmp_path.glob("action *")} == {f"action {index}" for index in range(5)}
 
 
 def fails_when_stepped(env_fns: Any, options: Any) -> Opened:
-    def step(actions: Any) -> None:
-        raise ValueError(f"no {len(actions)} actions")
-
-    return Opened(lambda seed: None, step, lambda: None)
+    return Opened(lambda seed: None, lambda actions: 1 // 0, lambda: None)
 
 
 def test_failure_of_a_loop_is_raised_and_the_others_end() -> None:
@@ -198,15 +192,5 @@ def test_failure_of_a_loop_is_raised_and_the_others_end() -> None:
         loops.reset(0)
     with contextlib.closing(SideBySide(fails_when_stepped, STILL.env_fns(3), 2)) as loops:
         loops.reset(0)
-        with pytest.raises(RuntimeError, match=r"ValueError: no 1 actions"):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             loops.rate([np.arange(3)], 0.01, 0.01)
-
-
-def test_actions_are_of_the_envs_own_space_and_always_the_same() -> None:
-    pendulum = EnvKind("", gymnasium.make, {"id": "Pendulum-v1"})
-    first, second = pendulum.draw_actions(3, 4)[2], pendulum.draw_actions(3, 4)[2]
-    assert first.dtype == np.float32
-    assert first.shape == (4, 1)
-    assert np.array_equal(first, second)
-    actions = STILL.draw_actions(3, 4)[0]
-    assert {type(action) for action in actions} == {np.int64}  # as the bare loop passes them to each env

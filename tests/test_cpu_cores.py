@@ -34,9 +34,7 @@ def v1(folder: str, microseconds: str) -> dict[str, str]:
         ("", {}, None),
     ],
 )
-def test_quota_of_the_cgroup_is_read(
-    tmp_path: Path, group: str, limits: dict[str, str], expected: float | None
-) -> None:
+def test_cgroup_quota_is_read(tmp_path: Path, group: str, limits: dict[str, str], expected: float | None) -> None:
     files = {"proc/self/cgroup": group, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

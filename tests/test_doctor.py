@@ -14,15 +14,6 @@ from parallelenv.autotune import doctor
 from parallelenv.contract.cpu_cores import Cores
 
 
-@pytest.fixture(autouse=True)
-def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Hide clusters of other programs, and return the file where Ray records its cluster."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    (tmp_path / "ray").mkdir()
-    return tmp_path / "ray/ray_current_cluster"
-
-
 def line(name: str) -> str:
     """Return the text under a name."""
     (found,) = [text for text in doctor.describe().splitlines() if text.startswith(f"  {name} ")]
@@ -47,7 +38,6 @@ def test_doctor_shows_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_shows_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert line("running") == "no; a Ray mode starts it by itself"
     monkeypatch.setattr(doctor, "_version", lambda _: None)
     assert "pip install ray" in line("installed")
     assert line("numpy") == "not installed"
@@ -56,22 +46,19 @@ def test_doctor_shows_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert line("batches live in") == str(tmp_path)
 
 
-def test_doctor_detects_a_cluster_that_has_ended(no_cluster: Path) -> None:
+def test_doctor_shows_the_cluster_that_a_ray_mode_would_join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert line("running") == "no; a Ray mode starts it by itself"
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    no_cluster.write_text(f"127.0.0.1:{port}\n")
-    assert (line("running"), line("answers")) == (f"127.0.0.1:{port}", "no")
-
-
-@pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_doctor_detects_a_running_cluster(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        for address in (place, f"ray://{place}"):
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            assert (line("running"), line("answers")) == (address, "yes")
+    for address in ("auto", "host:what"):  # which are not parsed
         monkeypatch.setenv("RAY_ADDRESS", address)
-        assert (line("running"), line("answers")) == (address, "yes")
-
-
-@pytest.mark.parametrize("address", ["auto", "host:what"])
-def test_doctor_shows_unparsable_ray_address_unchanged(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    assert line("running") == address
+        assert line("running") == address
+    monkeypatch.delenv("RAY_ADDRESS")
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray/ray_current_cluster").write_text(f"{place}\n")  # Ray's record of a cluster, which has ended
+    assert (line("running"), line("answers")) == (place, "no")

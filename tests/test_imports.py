@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from modes import PROCESSES, RAY_POOLS
+from scripts import run
 
 from parallelenv import registry
 
@@ -30,10 +29,9 @@ with ParallelEnv([Looking, Looking], {mode!r}, num_cpus=2, start_method={start_m
 
 def found(code: str, names: str = "names") -> set[str]:
     """Run code, and return the names in an expression."""
-    code = f"import json, sys\n{code}\nprint('FOUND', json.dumps(list({names})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
-    line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
-    return {str(name) for name in json.loads(line.removeprefix("FOUND "))}
+    printed, error, status = run(f"import json, sys\n{code}\nprint(json.dumps(list({names})))", timeout=100)
+    assert status == 0, error
+    return set(json.loads(printed.splitlines()[-1]))
 
 
 def rings(modules: set[str]) -> set[str]:

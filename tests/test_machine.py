@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,12 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from modes import ORACLE
 from samplers import Walks
 
-from parallelenv import Evaluation, ParallelEnv, Rollout, TaskPool, registry
+from parallelenv import Evaluation, ParallelEnv, Rollout, registry
 from parallelenv.errors import ParallelEnvError
 from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns, items
 from parallelenv.testing.envs import Toolbox
 
 env_ids = st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)
+some = st.none() | env_ids
 seeds = st.none() | st.integers(0, 99)
 values = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 action = st.lists(st.integers(0, 4), min_size=NUM_ENVS, max_size=NUM_ENVS)
@@ -31,52 +32,6 @@ class Spaceless(Toolbox):
 
     observation_space: Any = None
     action_space: Any = None
-
-
-class Twins:
-    """The same envs in two modes, of which the second is the oracle.
-
-    Args:
-        make: Makes them in a mode.
-        prepare: Brings them into the same state, if nothing is in flight.
-        mode: The first mode.
-    """
-
-    def __init__(self, make: Callable[[str], ParallelEnv], prepare: Callable[[ParallelEnv], None], mode: str) -> None:
-        self._make, self._prepare, self._mode = make, prepare, mode
-        self.is_sound = False
-        self._made: list[ParallelEnv] = []
-
-    def begin(self) -> None:
-        """Bring both into the same state; they are rebuilt only after a failure."""
-        if not self.is_sound:
-            self.close()
-            self._made = [self._make(self._mode), self._make(ORACLE)]
-            self.oracle.engine.plans_steps = False
-            self.is_sound = True
-        for env in self._made:
-            drain(env)
-            env.resume()
-            self._prepare(env)
-
-    @property
-    def one(self) -> ParallelEnv:
-        return self._made[0]
-
-    @property
-    def oracle(self) -> ParallelEnv:
-        return self._made[1]
-
-    @contextmanager
-    def compared(self) -> Iterator[None]:
-        """Record whether the block fails."""
-        self.is_sound = False
-        yield
-        self.is_sound = True
-
-    def close(self) -> None:
-        for env in self._made:
-            env.close()
 
 
 def _outcome(env: ParallelEnv, call: str, *arguments: Any, **keywords: Any) -> Any:
@@ -93,38 +48,68 @@ def act(states: Any) -> Any:
 
 
 class Machine(RuleBasedStateMachine):
-    """Makes the same calls on both twins and compares the results."""
+    """Makes the same calls on envs in a mode and on those of the oracle, and compares the results."""
 
-    twins: ClassVar[Twins]
+    mode: ClassVar[str]
+    make: ClassVar[Any]
+    made: ClassVar[list[ParallelEnv]]
 
     def __init__(self) -> None:
         super().__init__()
-        self.twins.begin()
+        if not self.made:
+            self.made.extend([self.make(self.mode), self.make(ORACLE)])
+            self.made[1].engine.plans_steps = False
+        self.one, self.oracle = self.made
+        for env in self.made:
+            drain(env)
+            env.resume()
+            self.prepare(env)
         self.in_flight: set[int] = set()
         self.unpaused = set(range(NUM_ENVS))
 
+    def prepare(self, env: ParallelEnv) -> None:
+        """Bring envs into the state from which the calls start."""
+        raise NotImplementedError
+
+    @classmethod
+    def close(cls) -> None:
+        while cls.made:
+            cls.made.pop().close()
+
+    @contextmanager
+    def compared(self) -> Iterator[None]:
+        """Close the envs if the block fails, so that the next calls are made on new ones."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def both(self, call: str, *arguments: Any, **keywords: Any) -> Any:
         """Make a call on both; return the result."""
-        with self.twins.compared():
-            expected = _outcome(self.twins.oracle, call, *arguments, **keywords)
-            found = _outcome(self.twins.one, call, *arguments, **keywords)
+        with self.compared():
+            expected = _outcome(self.oracle, call, *arguments, **keywords)
+            found = _outcome(self.one, call, *arguments, **keywords)
             assert_same(expected, found, f"{call}{arguments}{keywords} ")
-            assert_same(self.twins.oracle.done, self.twins.one.done, "done")
+            assert_same(self.oracle.done, self.one.done, "done")
         return found
 
-    @rule(env_ids=st.none() | env_ids, seed=seeds)
+    def chosen(self, env_ids: list[int] | None) -> set[int]:
+        return self.unpaused if env_ids is None else set(env_ids)
+
+    @rule(env_ids=some, seed=seeds)
     def reset(self, env_ids: Any, seed: Any) -> None:
         self.both("reset", env_ids, seed=seed)
-        self.in_flight -= self.unpaused if env_ids is None else set(env_ids)
+        self.in_flight -= self.chosen(env_ids)
 
-    @rule(env_ids=st.none() | env_ids, seed=seeds)
+    @rule(env_ids=some, seed=seeds)
     def send_reset(self, env_ids: Any, seed: Any) -> None:
         self.both("send_reset", env_ids, seed=seed)
-        self.in_flight |= self.unpaused if env_ids is None else set(env_ids)
+        self.in_flight |= self.chosen(env_ids)
 
-    @rule(env_ids=st.none() | env_ids, action=action, align=st.sampled_from(["item", "batch"]))
+    @rule(env_ids=some, action=action, align=st.sampled_from(["item", "batch"]))
     def step(self, env_ids: Any, action: list[int], align: str) -> None:
-        self.both("step", np.array(action[: len(self.unpaused if env_ids is None else env_ids)]), env_ids, align=align)
+        self.both("step", np.array(action[: len(self.chosen(env_ids))]), env_ids, align=align)
 
     @rule(env_ids=env_ids, action=action)
     def send(self, env_ids: list[int], action: list[int]) -> None:
@@ -134,21 +119,21 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule()
     def receive(self) -> None:
-        with self.twins.compared():
-            expected, found = drain(self.twins.oracle), drain(self.twins.one, max_envs=2)
+        with self.compared():
+            expected, found = drain(self.oracle), drain(self.one, max_envs=2)
             assert found.keys() == self.in_flight
             assert_same(expected, found, "received ")
-            assert_same(self.twins.oracle.done, self.twins.one.done, "done")
-            assert_same(self.twins.oracle.reset_infos, self.twins.one.reset_infos, "reset_infos")
+            assert_same(self.oracle.done, self.one.done, "done")
+            assert_same(self.oracle.reset_infos, self.one.reset_infos, "reset_infos")
         self.in_flight.clear()
 
     @precondition(lambda self: not self.in_flight)
-    @rule(env_ids=st.none() | env_ids, num_steps=st.integers(1, 9))
+    @rule(env_ids=some, num_steps=st.integers(1, 9))
     def rollout(self, env_ids: Any, num_steps: int) -> None:
         self.both("rollout", act, num_steps, id=env_ids, progress=False)
 
     @precondition(lambda self: not self.in_flight)
-    @rule(env_ids=st.none() | env_ids, num_episodes=st.integers(1, 7), seed=seeds)
+    @rule(env_ids=some, num_episodes=st.integers(1, 7), seed=seeds)
     def run_episodes(self, env_ids: Any, num_episodes: int, seed: Any) -> None:
         self.both("run_episodes", act, num_episodes, env_ids, seed=seed, progress=False)
 
@@ -164,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         self.both("pause", env_ids)
         self.unpaused.difference_update(env_ids)
 
-    @rule(env_ids=st.none() | env_ids)
+    @rule(env_ids=some)
     def resume(self, env_ids: Any) -> None:
         self.both("resume", env_ids)
         self.unpaused.update(range(NUM_ENVS) if env_ids is None else env_ids)
@@ -178,7 +163,6 @@ class Machine(RuleBasedStateMachine):
     calls: ClassVar[dict[str, st.SearchStrategy[Any]]] = {"seed": st.tuples(st.integers(0, 99))}
 
 
-some = st.none() | env_ids
 names = st.sampled_from(["name", "own_box", "uncopyable", "part.double", "notes.clear", "nowhere"])
 boxes = st.lists(values, min_size=NUM_ENVS, max_size=NUM_ENVS)
 
@@ -192,6 +176,12 @@ class ToolboxMachine(Machine):
         "set_env_attr": st.tuples(st.just("length"), st.integers(1, 6), some),
         "customized_method": st.tuples(names, st.none(), some),
     }
+
+    def prepare(self, env: ParallelEnv) -> None:
+        env.reset(seed=0)
+        env.set_env_attr("box", None)
+        env.set_env_attr("notes", values=[[]] * len(env))
+        env.set_env_attr("length", values=LENGTHS)
 
     @rule(env_ids=env_ids, values=boxes)
     def set_each(self, env_ids: list[int], values: list[Any]) -> None:
@@ -209,10 +199,14 @@ class TaskMachine(Machine):
         "command": st.tuples(st.just("turn"), st.just([1, 2]), env_ids),
     }
 
-    @rule(env_ids=st.none() | env_ids, arguments=st.sampled_from([{}, {"length": 2}]))
+    def prepare(self, env: Any) -> None:
+        env.reset_all()
+        env.reset(seed=0)
+
+    @rule(env_ids=some, arguments=st.sampled_from([{}, {"length": 2}]))
     def next_task(self, env_ids: Any, arguments: dict[str, Any]) -> None:
         self.both("next_task", env_ids, **arguments)
-        self.in_flight -= self.unpaused if env_ids is None else set(env_ids)
+        self.in_flight -= self.chosen(env_ids)
 
     @rule()
     def reset_all(self) -> None:
@@ -220,22 +214,10 @@ class TaskMachine(Machine):
         self.in_flight.clear()
 
 
-def prepare_toolboxes(env: ParallelEnv) -> None:
-    env.reset(seed=0)
-    env.set_env_attr("box", None)
-    env.set_env_attr("notes", values=[[]] * len(env))
-    env.set_env_attr("length", values=LENGTHS)
-
-
-def prepare_samplers(env: ParallelEnv) -> None:
-    assert isinstance(env, TaskPool)
-    env.reset_all()
-    env.reset(seed=0)
-
-
-def run(machine_type: type[Machine], twins: Twins, mode: str, number: int) -> None:
-    machine = seed(number)(type("TwinMachine", (machine_type,), {"twins": twins}))  # each has its own sequences
-    with closing(twins):
+def run(machine_type: type[Machine], make: Callable[[str], ParallelEnv], mode: str, number: int) -> None:
+    kept = {"make": staticmethod(make), "mode": mode, "made": []}
+    machine: Any = seed(number)(type("SeededMachine", (machine_type,), kept))  # each has its own sequences
+    try:
         run_state_machine_as_test(
             machine,
             settings=settings(
@@ -246,6 +228,8 @@ def run(machine_type: type[Machine], twins: Twins, mode: str, number: int) -> No
                 suppress_health_check=list(HealthCheck),
             ),
         )
+    finally:
+        machine.close()
 
 
 in_other_modes = pytest.mark.parametrize("word", [word for word in registry.known_modes() if word != ORACLE])
@@ -261,7 +245,7 @@ def test_any_sequence_of_calls_equals_the_oracle(word: str, done_policy: Any, re
     def make(word: str) -> ParallelEnv:
         return ParallelEnv(five_env_fns(kind), word, done_policy, num_cpus=num_cpus)
 
-    run(ToolboxMachine, Twins(make, prepare_toolboxes, mode), mode, row * len(DONE_POLICIES) + column)
+    run(ToolboxMachine, make, mode, row * len(DONE_POLICIES) + column)
 
 
 @pytest.mark.parametrize("auto", [True, False])
@@ -274,4 +258,4 @@ def test_any_sequence_of_sampler_calls_equals_the_oracle(word: str, auto: bool, 
     def make(word: str) -> ParallelEnv:
         return ParallelEnv.from_samplers(Walks, arguments, word, auto, num_cpus=2)
 
-    run(TaskMachine, Twins(make, prepare_samplers, mode), mode, 100 + int(auto))
+    run(TaskMachine, make, mode, 100 + int(auto))

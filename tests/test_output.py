@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -29,7 +30,7 @@ class Chatty(Counter):
         return super().step(action)
 
     def execute(self, code: str) -> None:
-        exec(f"import ctypes, os, pathlib, signal, subprocess, sys, time, warnings\n{code}", {})
+        exec(f"import os, pathlib, signal, subprocess, sys, time, warnings\n{code}", {})
 
     def close(self) -> None:
         if self.number == 0:
@@ -86,8 +87,7 @@ def test_standard_error_and_warnings_are_shown(make_env: MakeEnv, capsys: pytest
     execute(env, 1, "print('to stderr', file=sys.stderr)")
     assert capsys.readouterr().out == "[env 1] to stderr\n"
     execute(env, 0, "warnings.warn('careful')")
-    assert "[env 0] " in (shown := capsys.readouterr().out)
-    assert "UserWarning: careful" in shown
+    assert re.match(r"\[env 0\] .*UserWarning: careful", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("options", [{}, {"direct": False}], ids=["near", "far"])
@@ -107,26 +107,15 @@ def test_output_quiet_hides_output(make_env: MakeEnv, capfd: pytest.CaptureFixtu
     env.step([PRINT])
     env.close()
     assert capfd.readouterr().out == ""
-
-
-def test_unknown_output_is_refused() -> None:
     with pytest.raises(errors.ArgumentError, match=r"output='loud' is not known; expected 'show' .* or 'quiet'"):
-        ParallelEnv(chatty(1), output="loud")  # type: ignore[arg-type]
-
-
-# ------------------------------------------------------- worker processes of this machine
+        make_env(chatty(1), output="loud")
 
 
 def test_output_of_c_code_and_child_processes_is_shown(started: ParallelEnv, capfd: pytest.CaptureFixture[str]) -> None:
     execute(started, 0, "os.write(1, b'from C, to stdout\\n')\nos.write(2, b'from C, to stderr\\n')")
     execute(started, 0, "subprocess.run(['echo', 'from a child'], check=True)")
-    out, error = capfd.readouterr()
-    assert out.splitlines() == [
-        "[envs 0-1] from C, to stdout",
-        "[envs 0-1] from C, to stderr",
-        "[envs 0-1] from a child",
-    ]
-    assert error == ""
+    texts = ("from C, to stdout", "from C, to stderr", "from a child")
+    assert capfd.readouterr() == ("".join(f"[envs 0-1] {text}\n" for text in texts), "")
 
 
 def test_output_that_is_not_valid_text_is_shown(
@@ -143,9 +132,7 @@ def test_output_that_is_not_valid_text_is_shown(
 
 WAIT_FOR = """
 print('are you there?')
-deadline = time.monotonic() + 30
 while not pathlib.Path({heard!r}).exists():
-    assert time.monotonic() < deadline, 'not heard'
     time.sleep(0.01)
 """
 
@@ -163,18 +150,7 @@ def test_output_is_shown_during_the_call(started: ParallelEnv, tmp_path: Path, m
     execute(started, 1, WAIT_FOR.format(heard=str(heard)))
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("os._exit(9)", "exit code is 9"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
-        ("ctypes.string_at(0)", "SIGSEGV"),
-    ],
-)
-def test_worker_died_error_includes_the_last_output(started: ParallelEnv, code: str, reason: str) -> None:
-    with pytest.raises(errors.WorkerDiedError, match=reason) as caught:
-        execute(started, 0, f"print('these are my last words', file=sys.stderr)\n{code}")
-    assert "Its last output:\n" in str(caught.value)
-    assert "    these are my last words" in str(caught.value)
-    if reason == "SIGSEGV":
-        assert "in execute" in str(caught.value)
+def test_worker_died_error_includes_the_last_output(started: ParallelEnv) -> None:
+    last = "\nIts last output:\n    these are my last words"
+    with pytest.raises(errors.WorkerDiedError, match=last):
+        execute(started, 0, "print('these are my last words', file=sys.stderr)\nos.kill(os.getpid(), signal.SIGKILL)")

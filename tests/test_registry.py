@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
-from typing import Any, get_args
+from typing import get_args
+from unittest.mock import Mock
 
 import pytest
 from modes import MODES, THREADS
@@ -25,36 +26,28 @@ def test_para_mode_type_lists_every_known_word() -> None:
     assert get_args(words) == registry.known_words()
 
 
-def test_backend_class_can_be_given_as_para_mode() -> None:
-    with ParallelEnv(["CartPole-v1"] * 2, Louder, volume=3) as env:
-        assert env.reset(seed=0).shape == (2, 4)
-        assert "para_mode='Louder'" in repr(env)
-    with pytest.raises(ArgumentError, match="volum=3 is not an option of para_mode='Louder'.*Did you mean 'volume'"):
-        ParallelEnv(["CartPole-v1"], Louder, volum=3)
+def test_backend_of_another_package_is_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {registry.ENTRY_POINT_GROUP: [EntryPoint("louder", f"{__name__}:Louder", registry.ENTRY_POINT_GROUP)]}
+    monkeypatch.setattr(registry, "entry_points", lambda group: points[group])
+    assert registry.known_modes() == (*MODES, "louder")
+    for mode, name in (Louder, "Louder"), ("louder", "louder"):
+        with ParallelEnv(["CartPole-v1"] * 2, mode, volume=3) as env:
+            assert env.reset(seed=0).shape == (2, 4)
+            assert f"para_mode='{name}'" in repr(env)
+        with pytest.raises(ArgumentError, match=f"volum=3 is not an option of para_mode='{name}'.* mean 'volume'"):
+            ParallelEnv(["CartPole-v1"], mode, volum=3)
 
 
 def test_class_that_is_not_a_backend_is_refused() -> None:
     class SubprocVecEnv: ...
 
-    with pytest.raises(
-        ArgumentError,
-        match=r"is a class that lacks plan_workers\(\), .*not a protocol.Backend.*The equivalent here is .subproc.",
-    ):
+    reason = r"is a class that lacks plan_workers\(\), .*not a protocol.Backend.*The equivalent here is .subproc."
+    with pytest.raises(ArgumentError, match=reason):
         ParallelEnv(["CartPole-v1"], SubprocVecEnv)  # type: ignore[arg-type]
 
 
-def test_entry_point_adds_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = {registry.ENTRY_POINT_GROUP: [EntryPoint("louder", f"{__name__}:Louder", registry.ENTRY_POINT_GROUP)]}
-    monkeypatch.setattr(registry, "entry_points", lambda group: points[group])
-    assert registry.known_modes() == (*MODES, "louder")
-    with ParallelEnv(["CartPole-v1"] * 2, "louder", volume=2) as env:
-        assert env.reset(seed=0).shape == (2, 4)
-
-
 def test_import_error_within_a_backend_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    def import_module(name: str) -> Any:
-        raise ModuleNotFoundError("No module named 'something_else'", name="something_else")
-
-    monkeypatch.setattr(registry, "import_module", import_module)
+    error = ModuleNotFoundError("No module named 'something_else'", name="something_else")
+    monkeypatch.setattr(registry, "import_module", Mock(side_effect=error))
     with pytest.raises(ModuleNotFoundError, match="something_else"):
         registry.load_backend(THREADS)

@@ -16,12 +16,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, Text
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import recommend as recommending
-from parallelenv.contract.env_specs import make_factories
 from parallelenv.errors import ExhaustedError
 from parallelenv.testing import envs as zoo
 
@@ -36,30 +34,17 @@ def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recommending, "usable_cores", lambda: 2)
 
 
-class Witness(gymnasium.Env[Any, Any]):
+class Witness(zoo.Counter):
     """Records the calls of its methods, in a list that may be shared."""
 
-    observation_space = Box(-np.inf, np.inf, (3,), np.float64)
-    action_space = Discrete(5)  # the class's own: all instances share it
-
     def __init__(self, notes: list[str] | None = None) -> None:
+        super().__init__(0, 5)
         self.notes = [] if notes is None else notes
         self.notes.append("made")
-        self.count = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.notes.append("reset")
-        self.count = 0
-        return self.state(), {}
-
-    def step(self, action: Any) -> Any:
-        self.notes.append("step")
-        self.count += 1
-        return self.state(), float(action), self.count >= 5, False, {}
-
-    def state(self) -> Any:
-        return np.array([self.count, self.np_random.random(), 1.0])
+    def _state(self) -> object:
+        self.notes.append("step" if self.count else "reset")
+        return super()._state()
 
     def close(self) -> None:
         self.notes.append("close")
@@ -95,18 +80,17 @@ def test_tried_env_is_made_stepped_and_closed() -> None:
     assert found.step_cost > 0
 
 
-@pytest.mark.parametrize(
-    ("num_kinds", "tried"), [(1, [0, 0, 0, 0]), (2, [0, 0, 2, 2]), (10, [0, 0, 0, 0, 4, 4, 4, 7, 7, 7])]
-)
-def test_each_env_is_tried_by_its_own_kind_or_a_near_one(
-    num_kinds: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recommending.Trial, "run_here", lambda trial: recommending.Recommendation(ORACLE, 1))
-    env_fns = [partial(Witness) for _ in range(num_kinds)]
-    factories = make_factories([env_fns[index * num_kinds // len(tried)] for index in range(len(tried))])
-    trial = recommending.Trial(factories, 1, None, caller_busy=False, env_options={}, find_obstacle=str)
-    trial.run()
-    assert [one.env_id for one in trial.factories] == tried
+def test_at_most_three_kinds_of_env_are_tried() -> None:
+    made: set[int] = set()
+
+    def make(kind: int) -> Witness:
+        made.add(kind)
+        return Witness()
+
+    for num_kinds, tried in (1, {0}), (2, {0, 1}), (10, {0, 4, 7}):
+        made.clear()
+        assert recommend([partial(make, kind) for kind in range(num_kinds)]).step_cost is not None
+        assert made == tried
 
 
 @pytest.fixture
@@ -177,8 +161,7 @@ def test_uncopyable_instance_is_not_tried() -> None:
     env.lock = threading.Lock()
     found = recommend([env])
     assert env.notes == ["made"]
-    assert found.mode == ORACLE
-    assert found.step_cost is None
+    assert (found.mode, found.step_cost) == (ORACLE, None)
     assert "Instances are not stepped in a trial" in found.reason
     assert "they cannot be pickled (TypeError: cannot pickle '_thread.lock' object)" in found.reason
 
@@ -187,31 +170,15 @@ def break_down() -> None:
     raise ValueError("it\nbroke")
 
 
-def test_env_that_fails_in_the_trial_is_closed() -> None:
-    notes: list[str] = []
-    recommend([partial(Acting, break_down, notes)] * 3)
-    assert notes.count("close") == notes.count("made") == 2
-
-
 def fail() -> Any:
     raise ZeroDivisionError("no such level")
 
 
-class Spaceless:
-    """An old env without spaces, and without `close`. Of old envs with spaces test_old_gym has a trial."""
-
-    def reset(self) -> int:
-        return 0
-
-    def step(self, action: Any) -> tuple[int, float, bool, dict[str, Any]]:
-        return 1, 0.0, True, {"action": action}
-
-
 class Finite(Witness):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        if self.notes.count("reset") == 2:
+    def _state(self) -> object:
+        if self.episode == 3:
             raise ExhaustedError
-        return super().reset(seed=seed)
+        return super()._state()
 
 
 @pytest.mark.parametrize(
@@ -220,7 +187,7 @@ class Finite(Witness):
         ([partial(Acting, break_down)], "ValueError: it broke."),
         ([fail], "ZeroDivisionError: no such level."),
         ([lambda: 3], "An env fn returned 3, which has no reset() and step()"),
-        ([Spaceless], "it declares no action space to draw random actions from."),
+        ([zoo.Old], "it declares no action space to draw random actions from."),
         ([Finite], "it has too few episodes for a trial"),
         ([Acting(partial(time.sleep, 60))], "0.5 s"),  # a copy of it, in another process
     ],
@@ -233,19 +200,18 @@ def test_env_that_cannot_be_tried_gets_dummy_mode(envs: list[Any], why: str, mon
     assert why in found.reason
 
 
+def test_env_that_fails_in_the_trial_is_closed() -> None:
+    notes: list[str] = []
+    recommend([partial(Acting, break_down, notes)] * 3)
+    assert notes.count("close") == notes.count("made") == 2
+
+
 def test_auto_mode_raises_the_error_of_an_env_fn() -> None:
     with pytest.raises(ZeroDivisionError, match="no such level"):
         ParallelEnv([fail], "auto")
 
 
-class Talkative(Witness):
-    observation_space: Any = Dict({"text": Text(10), "picture": Box(0, 255, (4, 4), np.uint8)})
-
-    def state(self) -> Any:
-        return {"text": "hello", "picture": np.zeros((4, 4), np.uint8)}
-
-
-@pytest.mark.parametrize("envs", [["CartPole-v1", "Acrobot-v1"], [Talkative]])
+@pytest.mark.parametrize("envs", [["CartPole-v1", "Acrobot-v1"], [zoo.Sheet]])
 def test_envs_of_other_kinds_are_tried(envs: list[Any]) -> None:
     assert recommend(envs).step_cost is not None
 

@@ -69,67 +69,47 @@ class Mistake(NamedTuple):
     """A cell that fails, and what is shown of its error."""
 
     cell: str  # with ``{mode!r}`` for the mode
-    error: str
-    text: str  # a part of the message
+    error: str  # a regular expression, in which a dot also matches a line break
     line: str = ""  # the line of the env, if one has raised
-    limit: int = REFUSED
     unlike: tuple[str, ...] = ()  # modes in which the mistake cannot be made
 
 
+FALLS = "raise ZeroDivisionError(reason)"
 MISTAKES = {
     "an env raises in step": Mistake(
-        "env.step([GO_ON, FALL, GO_ON, GO_ON])",
-        "ZeroDivisionError",
-        "the cart fell over",
-        "raise ZeroDivisionError(reason)",
-        RAISED,
+        "env.step([GO_ON, FALL, GO_ON, GO_ON])", "ZeroDivisionError: the cart fell over", FALLS
     ),
     "16 envs raise in step": Mistake(
         "many = ParallelEnv([Clumsy] * 16, {mode!r}, num_cpus=2)\nmany.reset()\nmany.step([FALL] * 16)",
-        "ZeroDivisionError",
-        "env 0 and 15 other envs",
-        "raise ZeroDivisionError(reason)",
-        RAISED,
+        "ZeroDivisionError: .*env 0 and 15 other envs",
+        FALLS,
     ),
     "an env raises in reset": Mistake(
-        "env.reset(options={{'level': 3}})", "OSError", "the disk is full", 'raise OSError("the disk is full")', RAISED
+        "env.reset(options={{'level': 3}})", "OSError: the disk is full", 'raise OSError("the disk is full")'
     ),
     "an env raises in its constructor": Mistake(
         "ParallelEnv([Clumsy, partial(Clumsy, level=3)], {mode!r}, num_cpus=1)",
-        "LookupError",
-        "there is no level 3",
+        "LookupError: there is no level 3",
         'raise LookupError(f"there is no level {level}")',
-        RAISED,
     ),
     "envs raise different errors": Mistake(
-        "env.customized_method('differ')", "ExceptionGroup", "KeyError: 'odd'", 'raise ValueError("even")', RAISED
+        "env.customized_method('differ')", "ExceptionGroup: .*KeyError: 'odd'", 'raise ValueError("even")'
     ),
-    "a mistyped method": Mistake("env.customized_method('fal')", "AbsentAttributeError", "fal"),
-    "actions of the wrong number": Mistake("env.step([GO_ON] * 3)", "ActionError", "3"),
-    "a missing argument": Mistake("env.step()", "TypeError", "action"),
+    "a mistyped method": Mistake("env.customized_method('fal')", "AbsentAttributeError: .*fal"),
+    "actions of the wrong number": Mistake("env.step([GO_ON] * 3)", "ActionError: .*3"),
+    "a missing argument": Mistake("env.step()", "TypeError: .*action"),
     "a vector env that is stepped wrong": Mistake(
-        "carts = env.to_gymnasium()\ncarts.reset()\ncarts.step([GO_ON] * 2)", "ActionError", "2 actions were given"
+        "carts = env.to_gymnasium()\ncarts.reset()\ncarts.step([GO_ON] * 2)", "ActionError: .*2 actions were given"
     ),
-    "a step before the first reset": Mistake("make({mode!r}).step([GO_ON] * 4)", "ResetNeededError", "reset"),
-    "a step after close": Mistake("env.close()\nenv.step([GO_ON] * 4)", "ClosedError", "closed"),
-    "a worker that dies": Mistake(
-        "env.step([DIE, GO_ON, GO_ON, GO_ON])", "WorkerDiedError", "is dead", unlike=IN_CALLER
-    ),
+    "a step before the first reset": Mistake("make({mode!r}).step([GO_ON] * 4)", "ResetNeededError: .*reset"),
+    "a step after close": Mistake("env.close()\nenv.step([GO_ON] * 4)", "ClosedError: .*closed"),
+    "a worker that dies": Mistake("env.step([DIE] + [GO_ON] * 3)", "WorkerDiedError: .*is dead", unlike=IN_CALLER),
     "an env that hangs": Mistake(
         "late = make({mode!r}, timeout=0.3)\nlate.reset()\nlate.step([HANG, GO_ON, GO_ON, GO_ON])",
-        "WorkerTimeoutError",
-        "0.3 s",
+        "WorkerTimeoutError: .*0.3 s",
         unlike=IN_CALLER,  # a call in the caller's own process cannot be given up, and would be waited for
     ),
 }
-
-
-def start(notebook: Notebook, word: str) -> None:
-    """Start Ray in the kernel if the mode needs it, for all tests of this file."""
-    if needs_ray(word):
-        pytest.importorskip("ray")
-        options = "num_cpus=4, include_dashboard=False, logging_level='ERROR'"
-        notebook.run(f"import ray\nray.is_initialized() or ray.init({options}) and None", patience=STARTED)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +128,10 @@ def test_kernel_shows_the_mistake_and_runs_the_next_cell(notebook: Notebook, wor
         pytest.skip(f"it cannot be made in {word}")
     if needs_ray(word) and name not in IN_RAY:
         pytest.skip("the frames are left out by the same code as in subproc")
-    start(notebook, word)
+    if needs_ray(word):
+        pytest.importorskip("ray")
+        options = "num_cpus=4, include_dashboard=False, logging_level='ERROR'"
+        notebook.run(f"import ray\nray.is_initialized() or ray.init({options}) and None", patience=STARTED)
     notebook.run(ENV.format(mode=word), patience=STARTED)
     cell = mistake.cell.format(mode=word)
     began = time.monotonic()
@@ -158,9 +141,10 @@ def test_kernel_shows_the_mistake_and_runs_the_next_cell(notebook: Notebook, wor
     # IPython prints exception groups, rather than to send them as the traceback.
     shown = "\n".join(reply.get("traceback", ())) or notebook.printed[request]
     shown = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-    assert len(shown.splitlines()) <= mistake.limit, shown
-    for part in (f"{mistake.error}: ", mistake.text, mistake.line, cell.splitlines()[-1]):
-        assert part in shown
+    assert len(shown.splitlines()) <= (RAISED if mistake.line else REFUSED), shown
+    assert re.search(mistake.error, shown, re.DOTALL)
+    assert mistake.line in shown
+    assert cell.splitlines()[-1] in shown
     assert "parallelenv/" not in shown
     assert notebook.evaluate("40 + 2") == 42
     notebook.run("ParallelEnv.close_all()")
