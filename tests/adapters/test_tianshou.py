@@ -17,13 +17,7 @@ from adapters.envs import Fragile, Looped, Slow, Varied, interrupt_step
 from adapters.neighbours import require
 from adapters.twins import Twins
 from parallelenv import ParallelEnv
-from parallelenv.errors import (
-    ArgumentError,
-    EnvBusyError,
-    InvalidEnvError,
-    NothingInFlightError,
-    WorkerTimeoutError,
-)
+from parallelenv.errors import ArgumentError, EnvBusyError, InvalidEnvError, NothingInFlightError, WorkerTimeoutError
 from parallelenv.results import difference
 
 NUM_ENVS = 5
@@ -47,7 +41,7 @@ def test_steps_and_resets_equal_those_of_dummy_vector_env(kind: str, make_env: M
         ids = random.permutation(NUM_ENVS)[: random.integers(1, NUM_ENVS + 1)].tolist()
         actions = [twins.theirs.action_space[env_id].sample() for env_id in ids]
         *_, terminated, truncated, infos = twins.step(actions, ids)
-        ended = [info["env_id"] for info in infos[terminated | truncated]]
+        ended = ids_of([infos[terminated | truncated]])
         if ended:
             twins.reset(ended)
     twins.reset(0)
@@ -89,30 +83,30 @@ def test_collectors_collect_the_same_as_with_dummy_vector_env(is_async: bool, ma
         assert difference(found[0], found[1]) is None
 
 
+def ids_of(step: Any) -> list[int]:
+    return [info["env_id"] for info in step[-1]]
+
+
 @apart
 def test_step_returns_when_wait_num_envs_have_finished(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(wait_num=2)
     assert env.is_async
     env.reset()
-    *_, infos = env.step([0, 1, 0])
-    assert sorted(info["env_id"] for info in infos) == [0, 2]
+    assert sorted(ids_of(env.step([0, 1, 0]))) == sorted(env.ready_id) == [0, 2]
     assert env.waiting_id == [1]
-    assert sorted(env.ready_id) == [0, 2]
     calls: list[Callable[[], Any]] = [
-        lambda: env.step([0], [1]),
-        lambda: env.reset([1]),
-        lambda: env.get_env_attr("length", 1),
-        lambda: env.set_env_attr("length", 2, 1),
+        partial(env.step, [0], [1]),
+        partial(env.reset, [1]),
+        partial(env.get_env_attr, "length", 1),
+        partial(env.set_env_attr, "length", 2, 1),
         env.render,
         partial(env.seed, 1),
     ]
     for call in calls:
         with pytest.raises(EnvBusyError, match=r"envs \[1\] have a step in flight"):
             call()
-    observations, *_, infos = env.step(None)
-    assert [info["env_id"] for info in infos] == [1]
-    assert observations.tolist() == [[1]]
-    assert env.waiting_id == []
+    late = env.step(None)
+    assert (ids_of(late), late[0].tolist(), env.waiting_id) == ([1], [[1]], [])
     with pytest.raises(NothingInFlightError, match="No step is in flight to wait for"):
         env.step(None)
 
@@ -121,12 +115,10 @@ def test_step_returns_when_wait_num_envs_have_finished(make_env: MakeEnv) -> Non
 def test_step_returns_finished_envs_after_timeout(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(timeout=0.2)
     env.reset()
-    *_, infos = env.step([1, 1, 0])
-    assert [info["env_id"] for info in infos] == [2]
+    assert ids_of(env.step([1, 1, 0])) == [2]
     ids: list[int] = []
     while env.waiting_id:
-        *_, infos = env.step(None)
-        ids += [info["env_id"] for info in infos]
+        ids += ids_of(env.step(None))
     assert sorted(ids) == [0, 1]
 
 
@@ -185,24 +177,21 @@ def test_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> None:
 # -------------------------------------------------------------------- after failures
 
 
-def finish(env: Any, actions: Any) -> list[int]:
-    """Step all envs, and return the ids in the order in which they finished."""
-    ids = [info["env_id"] for info in env.step(actions)[4]]
-    while env.waiting_id:
-        ids += [info["env_id"] for info in env.step(None)[4]]
-    return ids
-
-
 @in_modes(*LOCAL)
 def test_env_that_raised_is_no_longer_waiting(make_env: MakeEnv) -> None:
+    def finish(actions: Any) -> list[int]:
+        ids = ids_of(env.step(actions))
+        while env.waiting_id:
+            ids += ids_of(env.step(None))
+        return sorted(ids)
+
     env: Any = make_env([partial(Fragile, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
     env.reset()
     with pytest.raises(KeyError):
-        finish(env, ONE_ONE)
+        finish(ONE_ONE)
     while env.waiting_id:
         env.step(None)
-    assert env.ready_id == [0, 1, 2]
-    assert sorted(finish(env, ZEROS)) == [0, 1, 2]
+    assert env.ready_id == finish(ZEROS) == [0, 1, 2]
 
 
 @apart
