@@ -24,18 +24,6 @@ from parallelenv.errors import AbsentAttributeError, ActionError, ClosedError, M
 from parallelenv.results import difference
 
 
-class Strict(Looped):
-    """Its reset has no defaults."""
-
-    def reset(self, seed: int | None, options: Any) -> Any:  # type: ignore[override]
-        return super().reset(seed=seed, options=options)
-
-
-@here_and_in_processes
-def test_reset_gets_all_arguments_that_it_needs(adapted: Adapter, make_env: MakeEnv) -> None:
-    adapted(make_env([Strict] * 2)).reset()
-
-
 def envs_of(env: Any) -> list[Any]:
     """Return the envs as users of its library reach them."""
     return [worker.env for worker in env.workers] if hasattr(type(env), "workers") else list(env.envs)
@@ -124,8 +112,13 @@ def test_every_call_after_close_is_refused(adapted: Adapter, make_env: MakeEnv) 
 
 @here_and_in_processes
 def test_step_before_the_first_reset_is_passed_to_the_envs(adapted: Adapter, make_env: MakeEnv) -> None:
-    env = adapted(make_env([Looped] * 2))
+    class Strict(Looped):
+        def reset(self, seed: int | None, options: Any) -> Any:  # type: ignore[override]
+            return super().reset(seed=seed, options=options)
+
+    env = adapted(make_env([Strict] * 2))
     assert env.step(np.zeros(2, int))[0].tolist() == [[1], [1]]
+    env.reset()  # gets all arguments that it needs
     env = adapted(make_env(["CartPole-v1"] * 2))
     with pytest.raises(gym.error.ResetNeeded, match="Cannot call env.step"):
         env.step(np.zeros(2, int))

@@ -123,15 +123,22 @@ def test_step_returns_finished_envs_after_timeout(make_env: MakeEnv) -> None:
 
 
 @here_and_in_processes
-def test_ended_env_is_not_reset_automatically(make_env: MakeEnv) -> None:
-    env: Any = make_env([Looped] * 3, asynchronous="restart").to_tianshou()
+def test_envs_are_reached_by_id_and_reset_only_by_the_user(make_env: MakeEnv) -> None:
+    env_fns = [partial(Looped, length) for length in (2, 5, 6)]
+    env: Any = make_env(env_fns, asynchronous="restart", copy=False).to_tianshou()
     assert len(env) == env.env_num == 3
     env.reset()
-    for _ in range(3):
-        observations, *_ = env.step(ZEROS)
-    assert observations.tolist() == [[3]] * 3
-    env.reset([2, 0])
+    first = env.step(ZEROS)[0]
+    env.step(ZEROS)
+    assert env.step(ZEROS)[0].tolist() == [[3]] * 3  # env 0 has ended
+    assert first.tolist() == [[1]] * 3  # a copy, even with `copy=False`
+    assert env.reset([-1, 0])[0].tolist() == [[0]] * 2
     assert [frame.max() for frame in env.render()] == [0, 3, 0]
+    assert ids_of(env.step([0], -1)) == [2]
+    assert [len(part) for part in env.step([], [])] == [0] * 5
+    assert env.get_env_attr("length", [-1, 0]) == [6, 2]
+    env.set_env_attr("length", [1, 2], -1)
+    assert env.get_env_attr("length") == [2, 5, [1, 2]]
     with pytest.raises(AttributeError, match="envs 0, 1, 2 have no attribute 'nonsense'"):
         env.get_env_attr("nonsense")
 
@@ -140,27 +147,13 @@ def test_invalid_arguments_are_refused() -> None:
     with ParallelEnv(["Blackjack-v1"]) as env, pytest.raises(InvalidEnvError, match="Tianshou does not accept tuples"):
         env.to_tianshou()
     with ParallelEnv([Looped] * 2) as env:
-        for wait_num in (0, 3, 1.5):
-            with pytest.raises(ArgumentError, match=f"wait_num={wait_num}"):
-                env.to_tianshou(wait_num=wait_num)  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError, match="timeout=0"):
-            env.to_tianshou(timeout=0)
+        for name, value in (("wait_num", 0), ("wait_num", 3), ("wait_num", 1.5), ("timeout", 0)):
+            with pytest.raises(ArgumentError, match=f"{name}={value}"):
+                env.to_tianshou(**{name: value})  # type: ignore[arg-type]
         adapter = env.to_tianshou()
         adapter.reset()
         with pytest.raises(ArgumentError, match="action=None only waits"):
             adapter.step(None)
-
-
-@here_and_in_processes
-def test_adapter_accepts_negative_ids(make_env: MakeEnv) -> None:
-    env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_tianshou()
-    env.reset()
-    env.step(np.zeros(3, int))
-    assert env.reset([-1])[0].tolist() == [[0]]
-    assert env.step([0], -1)[-1][0]["env_id"] == 2
-    assert env.get_env_attr("length", [-1, 0]) == [7, 5]
-    env.set_env_attr("length", [1, 2], -1)
-    assert env.get_env_attr("length") == [5, 6, [1, 2]]
 
 
 @in_modes(PROCESSES)
@@ -216,13 +209,3 @@ def test_late_step_can_be_received_with_action_none(make_env: MakeEnv) -> None:
     while env.waiting_id:
         with contextlib.suppress(WorkerTimeoutError):
             assert env.step(None)[0].tolist() == [[1], [1], [1]]
-
-
-@here_and_in_processes
-def test_step_with_no_envs_returns_empty_arrays(make_env: MakeEnv) -> None:
-    env: Any = make_env([Looped] * 2, copy=False).to_tianshou()
-    env.reset()
-    assert [len(part) for part in env.step([], [])] == [0] * 5
-    first = env.step([0, 0])[0]
-    env.step([0, 0])
-    assert first.tolist() == [[1], [1]]  # copies, even with `copy=False`
