@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from modes import LOCAL, THREADS, here_and_in_processes, in_modes
 
 from adapters.envs import Drawn, Echo, Fragile, Looped, Varied
-from adapters.twins import Twins
+from adapters.neighbours import Twins
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError, UsageError
 from parallelenv.results import difference

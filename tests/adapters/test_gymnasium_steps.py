@@ -13,7 +13,7 @@ from gymnasium.wrappers import vector
 from modes import here_and_in_processes
 
 from adapters.envs import SPACES, Varied
-from adapters.twins import Twins
+from adapters.neighbours import Twins
 from parallelenv.adapters.gymnasium import gather_infos
 
 NUM_ENVS = 5

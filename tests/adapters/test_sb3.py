@@ -12,8 +12,7 @@ from conftest import MakeEnv
 from modes import here_and_in_processes
 
 from adapters.envs import Drawn, Fragile, Looped, Typed, Varied
-from adapters.neighbours import require, seeded
-from adapters.twins import Twins
+from adapters.neighbours import Twins, require, seeded
 from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import difference
 

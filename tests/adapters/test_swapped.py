@@ -17,8 +17,7 @@ from modes import IN_CALLER, LOCAL, ORACLE, PROCESSES, here_and_in_processes, in
 
 from adapters.conftest import Adapter
 from adapters.envs import Echo, Looped, Typed
-from adapters.neighbours import require
-from adapters.twins import Twins
+from adapters.neighbours import Twins, require
 from parallelenv import ParallelEnv, ParallelEnvError, vector_entry_point
 from parallelenv.errors import AbsentAttributeError, ActionError, ClosedError, MissingDependencyError, ResetNeededError
 from parallelenv.results import difference

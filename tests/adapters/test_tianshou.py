@@ -14,8 +14,7 @@ from conftest import MakeEnv
 from modes import LOCAL, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from adapters.envs import Fragile, Looped, Slow, Varied, interrupt_step
-from adapters.neighbours import require
-from adapters.twins import Twins
+from adapters.neighbours import Twins, require
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvBusyError, InvalidEnvError, NothingInFlightError, WorkerTimeoutError
 from parallelenv.results import difference
