@@ -59,10 +59,9 @@ class Varied(gym.Env[Any, Any]):
         self.total += float(luck[0])
         terminated, truncated = bool(luck[1] < 0.8 / self.mean), bool(luck[2] < 0.4 / self.mean)
         state, reward = self.observation_space.sample(), float(luck[0]) + weight(action)
-        return state, reward, terminated, truncated, self.info(float(luck[3]))
+        return state, reward, terminated, truncated, self._info(float(luck[3]))
 
-    def info(self, luck: float) -> dict[str, Any]:
-        """Return an info whose keys differ from step to step."""
+    def _info(self, luck: float) -> dict[str, Any]:
         if luck < 0.3:
             return {}
         info = {"total": self.total, "count": int(10 * luck), "lucky": luck > 0.7, "part": {"luck": np.float32(luck)}}
@@ -75,10 +74,8 @@ class Varied(gym.Env[Any, Any]):
 
 def weight(action: Any) -> float:
     """Return a number that differs between actions."""
-    if isinstance(action, dict):
-        return sum(map(weight, action.values()))
-    if isinstance(action, tuple):
-        return sum(map(weight, action))
+    if isinstance(action, dict | tuple):
+        return sum(map(weight, action.values() if isinstance(action, dict) else action))
     return float(sum(map(ord, action))) if isinstance(action, str) else float(np.sum(action))
 
 
@@ -102,7 +99,6 @@ class Looped(gym.Env[Any, Any]):
         return self.state, 2 * float(self.state[0]), bool(self.state >= self.length), False, {}
 
     def add(self, one: float, other: float = 0.0) -> float:
-        """Return a sum."""
         return float(self.state[0] + one + other)
 
     def render(self) -> Any:
@@ -130,7 +126,6 @@ class Slow(Looped):
         return super().step(action)
 
     def rest(self, duration: float) -> float:
-        """Sleep for some seconds."""
         time.sleep(duration)
         return duration
 

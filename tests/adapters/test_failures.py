@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -75,9 +76,8 @@ def test_sb3_partial_result_has_episode_ends(step: Step, make_env: MakeEnv) -> N
     *arrays, infos = failed(step, make_env(ENDS_FIRST).to_sb3())
     assert [array.tolist() for array in arrays] == [[[0], [1]], [2, 2], [True, False]]
     assert arrays[1].dtype == np.float32
-    assert infos[0].keys() == {"TimeLimit.truncated", "terminal_observation"}
-    assert infos[1] == {"TimeLimit.truncated": False}
-    assert infos[0]["terminal_observation"].tolist() == [1]
+    assert infos[0].pop("terminal_observation").tolist() == [1]
+    assert infos == [{"TimeLimit.truncated": False}] * 2
 
 
 @here_and_in_processes
@@ -138,8 +138,7 @@ def test_invalid_reward_is_reported_with_other_failures(adapted: Adapter, make_e
         env.step(np.array([1, 0, 0]))
     error: Any = caught.value
     assert [type(one) for one in error.failures.values()] == [KeyError, EnvContractError]
-    assert "Also: A reward must be a number" in error.__notes__[-1]
-    assert "Raised by env 1 in step" in error.__notes__[-1]
+    assert re.search("Also: A reward must be a number.*Raised by env 1 in step", error.__notes__[-1])
     assert error.partial.env_ids.tolist() == [2]
 
 
@@ -197,17 +196,22 @@ def test_sb3_refuses_rewards_that_overflow_float32(make_env: MakeEnv) -> None:
 ONE_AND_NINE = [{"total": 1}, {"total": 9}]
 
 
+def refuse(*calls: Callable[[], Any]) -> None:
+    for call in calls:
+        with pytest.raises(ExhaustedError, match=r"envs \[0\] have no further episode"):
+            call()
+
+
 @here_and_in_processes
 def test_next_step_reports_exhaustion_once_then_raises(make_pool: MakePool) -> None:
     vector_env = make_pool(Walks, ONE_AND_NINE).to_gymnasium()
     vector_env.reset(options={"length": 1})
     assert vector_env.step([1, 1])[2].tolist() == [True, True]
-    states, rewards, terminations, truncations, infos = vector_env.step([1, 1])  # the step in which both are reset
+    states, *arrays, infos = vector_env.step([1, 1])  # the step in which both are reset
     assert states[:, :2].tolist() == [[1, 1], [2, 0]]
-    assert (rewards.tolist(), terminations.tolist(), truncations.tolist()) == ([0, 0], [False, False], [True, False])
+    assert [array.tolist() for array in arrays] == [[0, 0], [False, False], [True, False]]
     assert infos["exhausted"].tolist() == [True, False]
-    with pytest.raises(ExhaustedError, match=r'envs \[0\] have no further episode.*"exhausted"'):
-        vector_env.step([1, 1])
+    refuse(partial(vector_env.step, [1, 1]))
 
 
 @here_and_in_processes
@@ -219,9 +223,7 @@ def test_same_step_ends_the_last_task_then_raises(make_pool: MakePool) -> None:
     assert states["place"][:, :2].tolist() == [[1, 1], [2, 0]]
     assert infos["final_obs"][0]["word"] == "ab"
     assert infos["exhausted"].tolist() == [True, False]
-    for _ in range(2):
-        with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
-            vector_env.step([1, 1])
+    refuse(*[partial(vector_env.step, [1, 1])] * 2)
 
 
 @here_and_in_processes
@@ -239,9 +241,7 @@ def test_tianshou_reset_and_step_of_exhausted_env_raise(make_pool: MakePool) -> 
     env = make_pool(Walks, ONE_AND_NINE)
     taken = env.to_tianshou()
     taken.reset()
-    for call in (partial(taken.reset, [0]), partial(taken.step, [1, 1])):
-        with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
-            call()
+    refuse(partial(taken.reset, [0]), partial(taken.step, [1, 1]))
     taken.step([1], [1])
     env.call("_rewind", id=0)
     taken.reset([0])
@@ -258,6 +258,4 @@ def test_sb3_returns_the_last_step_then_raises(make_pool: MakePool) -> None:
     assert (rewards.tolist(), dones.tolist()) == ([2, 2], [True, True])
     assert infos[0]["terminal_observation"][:2].tolist() == [1, 1]
     assert ["exhausted" in info for info in infos] == [True, False]
-    for call in (partial(venv.step, np.array([1, 1])), venv.reset):
-        with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
-            call()
+    refuse(partial(venv.step, np.array([1, 1])), venv.reset)

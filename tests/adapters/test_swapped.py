@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -16,23 +17,10 @@ from modes import IN_CALLER, LOCAL, ORACLE, PROCESSES, here_and_in_processes, in
 
 from adapters.conftest import Adapter
 from adapters.envs import Echo, Looped, Typed
-from adapters.neighbours import require
-from adapters.twins import Twins
+from adapters.neighbours import Twins, require
 from parallelenv import ParallelEnv, ParallelEnvError, vector_entry_point
 from parallelenv.errors import AbsentAttributeError, ActionError, ClosedError, MissingDependencyError, ResetNeededError
 from parallelenv.results import difference
-
-
-class Strict(Looped):
-    """Its reset has no defaults."""
-
-    def reset(self, seed: int | None, options: Any) -> Any:  # type: ignore[override]
-        return super().reset(seed=seed, options=options)
-
-
-@here_and_in_processes
-def test_reset_gets_all_arguments_that_it_needs(adapted: Adapter, make_env: MakeEnv) -> None:
-    adapted(make_env([Strict] * 2)).reset()
 
 
 def envs_of(env: Any) -> list[Any]:
@@ -40,20 +28,17 @@ def envs_of(env: Any) -> list[Any]:
     return [worker.env for worker in env.workers] if hasattr(type(env), "workers") else list(env.envs)
 
 
-@in_modes(*IN_CALLER)
-def test_envs_in_the_same_process_are_accessible(adapted: Adapter, make_env: MakeEnv) -> None:
+@in_modes(*IN_CALLER, PROCESSES)
+def test_envs_are_accessible_in_the_same_process_only(adapted: Adapter, mode: str, make_env: MakeEnv) -> None:
     env = adapted(make_env(["CartPole-v1"] * 3, num_cpus=2))
-    envs_of(env)[1].unwrapped.gravity = 5.0
-    assert env.parallel_env.get_env_attr("gravity") == [9.8, 5.0, 9.8]
+    if mode in IN_CALLER:
+        envs_of(env)[1].unwrapped.gravity = 5.0
+        assert env.parallel_env.get_env_attr("gravity") == [9.8, 5.0, 9.8]
+    else:
+        with pytest.raises(AbsentAttributeError, match=r"is absent: these envs live in other processes\. Use get_"):
+            envs_of(env)
     env.close()
     with pytest.raises(AbsentAttributeError, match="is absent: the ParallelEnv was closed"):
-        envs_of(env)
-
-
-@in_modes(PROCESSES)
-def test_envs_in_other_processes_are_not_accessible(adapted: Adapter, make_env: MakeEnv) -> None:
-    env = adapted(make_env([Looped] * 2))
-    with pytest.raises(AbsentAttributeError, match=r"is absent: these envs live in other processes\. Use get_"):
         envs_of(env)
 
 
@@ -61,38 +46,38 @@ def test_envs_in_other_processes_are_not_accessible(adapted: Adapter, make_env: 
 
 
 BOX = Box(-2, 2, (1,), np.float32)
-PUSHES = [np.array([[0.1], [0.2]], dtype) for dtype in (np.float64, np.float32, np.float16)]
 TWO = [np.int64(1), np.int64(2)]
 
 
 @here_and_in_processes
-@pytest.mark.parametrize(
-    ("space", "actions", "received"),
-    [
-        *((BOX, pushes, list(pushes)) for pushes in PUSHES),
-        (Discrete(3), np.array([1.0, 2.0]), TWO),
-        (Discrete(3), np.array([1, 2], np.uint8), TWO),
-    ],
-)
-def test_box_actions_keep_their_dtype_and_discrete_actions_may_be_whole_floats(
-    space: Any, actions: Any, received: Any, adapted: Adapter, make_env: MakeEnv
-) -> None:
-    env = adapted(make_env([partial(Echo, space)] * 2))
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_box_actions_keep_their_dtype(dtype: Any, adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([partial(Echo, BOX)] * 2))
     env.reset()
-    env.step(actions)
-    assert difference(env.parallel_env.get_env_attr("action"), received) is None
-    if space != BOX:
-        for refused in (np.array([0.5, 1]), np.array([np.nan, 1])):
-            with pytest.raises(ActionError, match="without loss of meaning"):
-                env.step(refused)
+    pushes = np.array([[0.1], [0.2]], dtype)
+    env.step(pushes)
+    assert difference(env.parallel_env.get_env_attr("action"), list(pushes)) is None
 
 
 @here_and_in_processes
-def test_box_parts_of_dict_actions_keep_their_dtype(make_env: MakeEnv) -> None:
+@pytest.mark.parametrize("dtype", [float, np.uint8])
+def test_discrete_actions_may_be_whole_floats(dtype: Any, adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([partial(Echo, Discrete(3))] * 2))
+    env.reset()
+    env.step(np.array([1, 2], dtype))
+    assert difference(env.parallel_env.get_env_attr("action"), TWO) is None
+    for refused in (np.array([0.5, 1]), np.array([np.nan, 1])):
+        with pytest.raises(ActionError, match="without loss of meaning"):
+            env.step(refused)
+
+
+@here_and_in_processes
+def test_parts_of_dict_actions_are_converted_alike(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Echo, Dict({"push": BOX, "gear": Discrete(3)}))] * 2).to_gymnasium()
     env.reset()
-    env.step({"push": PUSHES[0], "gear": np.array([1.0, 2.0])})
-    received = [{"push": push, "gear": gear} for push, gear in zip(PUSHES[0], TWO, strict=True)]
+    pushes = np.array([[0.1], [0.2]])
+    env.step({"push": pushes, "gear": np.array([1.0, 2.0])})
+    received = [{"push": push, "gear": gear} for push, gear in zip(pushes, TWO, strict=True)]
     assert difference(env.parallel_env.get_env_attr("action"), received) is None
 
 
@@ -126,8 +111,13 @@ def test_every_call_after_close_is_refused(adapted: Adapter, make_env: MakeEnv) 
 
 @here_and_in_processes
 def test_step_before_the_first_reset_is_passed_to_the_envs(adapted: Adapter, make_env: MakeEnv) -> None:
-    env = adapted(make_env([Looped] * 2))
+    class Strict(Looped):
+        def reset(self, seed: int | None, options: Any) -> Any:  # type: ignore[override]
+            return super().reset(seed=seed, options=options)
+
+    env = adapted(make_env([Strict] * 2))
     assert env.step(np.zeros(2, int))[0].tolist() == [[1], [1]]
+    env.reset()  # gets all arguments that it needs
     env = adapted(make_env(["CartPole-v1"] * 2))
     with pytest.raises(gym.error.ResetNeeded, match="Cannot call env.step"):
         env.step(np.zeros(2, int))
@@ -175,19 +165,14 @@ def test_states_are_writable_with_copy_false(make_env: MakeEnv) -> None:
     parts.to_gymnasium().reset()[0]["a"][0] = 7
 
 
-class _Nowhere:
-    """An import hook that hides Stable-Baselines3."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.split(".", maxsplit=1)[0] == "stable_baselines3":
+def test_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if name == "stable_baselines3":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-
-def test_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "parallelenv.adapters.sb3", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [_Nowhere(), *sys.meta_path])
-    for name in [name for name in sys.modules if name.split(".")[0] == "stable_baselines3"]:
+    for name in [name for name in sys.modules if name.startswith(("stable_baselines3", "parallelenv.adapters.sb3"))]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find_spec), *sys.meta_path])
     with ParallelEnv(["CartPole-v1"]) as env:
         with pytest.raises(MissingDependencyError, match="pip install stable-baselines3"):
             env.to_sb3()

@@ -14,16 +14,9 @@ from conftest import MakeEnv
 from modes import LOCAL, PROCESSES, THREADS, here_and_in_processes, in_modes
 
 from adapters.envs import Fragile, Looped, Slow, Varied, interrupt_step
-from adapters.neighbours import require
-from adapters.twins import Twins
+from adapters.neighbours import Twins, require
 from parallelenv import ParallelEnv
-from parallelenv.errors import (
-    ArgumentError,
-    EnvBusyError,
-    InvalidEnvError,
-    NothingInFlightError,
-    WorkerTimeoutError,
-)
+from parallelenv.errors import ArgumentError, EnvBusyError, InvalidEnvError, NothingInFlightError, WorkerTimeoutError
 from parallelenv.results import difference
 
 NUM_ENVS = 5
@@ -47,7 +40,7 @@ def test_steps_and_resets_equal_those_of_dummy_vector_env(kind: str, make_env: M
         ids = random.permutation(NUM_ENVS)[: random.integers(1, NUM_ENVS + 1)].tolist()
         actions = [twins.theirs.action_space[env_id].sample() for env_id in ids]
         *_, terminated, truncated, infos = twins.step(actions, ids)
-        ended = [info["env_id"] for info in infos[terminated | truncated]]
+        ended = ids_of([infos[terminated | truncated]])
         if ended:
             twins.reset(ended)
     twins.reset(0)
@@ -89,30 +82,30 @@ def test_collectors_collect_the_same_as_with_dummy_vector_env(is_async: bool, ma
         assert difference(found[0], found[1]) is None
 
 
+def ids_of(step: Any) -> list[int]:
+    return [info["env_id"] for info in step[-1]]
+
+
 @apart
 def test_step_returns_when_wait_num_envs_have_finished(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(wait_num=2)
     assert env.is_async
     env.reset()
-    *_, infos = env.step([0, 1, 0])
-    assert sorted(info["env_id"] for info in infos) == [0, 2]
+    assert sorted(ids_of(env.step([0, 1, 0]))) == sorted(env.ready_id) == [0, 2]
     assert env.waiting_id == [1]
-    assert sorted(env.ready_id) == [0, 2]
     calls: list[Callable[[], Any]] = [
-        lambda: env.step([0], [1]),
-        lambda: env.reset([1]),
-        lambda: env.get_env_attr("length", 1),
-        lambda: env.set_env_attr("length", 2, 1),
+        partial(env.step, [0], [1]),
+        partial(env.reset, [1]),
+        partial(env.get_env_attr, "length", 1),
+        partial(env.set_env_attr, "length", 2, 1),
         env.render,
         partial(env.seed, 1),
     ]
     for call in calls:
         with pytest.raises(EnvBusyError, match=r"envs \[1\] have a step in flight"):
             call()
-    observations, *_, infos = env.step(None)
-    assert [info["env_id"] for info in infos] == [1]
-    assert observations.tolist() == [[1]]
-    assert env.waiting_id == []
+    late = env.step(None)
+    assert (ids_of(late), late[0].tolist(), env.waiting_id) == ([1], [[1]], [])
     with pytest.raises(NothingInFlightError, match="No step is in flight to wait for"):
         env.step(None)
 
@@ -121,25 +114,30 @@ def test_step_returns_when_wait_num_envs_have_finished(make_env: MakeEnv) -> Non
 def test_step_returns_finished_envs_after_timeout(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(timeout=0.2)
     env.reset()
-    *_, infos = env.step([1, 1, 0])
-    assert [info["env_id"] for info in infos] == [2]
+    assert ids_of(env.step([1, 1, 0])) == [2]
     ids: list[int] = []
     while env.waiting_id:
-        *_, infos = env.step(None)
-        ids += [info["env_id"] for info in infos]
+        ids += ids_of(env.step(None))
     assert sorted(ids) == [0, 1]
 
 
 @here_and_in_processes
-def test_ended_env_is_not_reset_automatically(make_env: MakeEnv) -> None:
-    env: Any = make_env([Looped] * 3, asynchronous="restart").to_tianshou()
+def test_envs_are_reached_by_id_and_reset_only_by_the_user(make_env: MakeEnv) -> None:
+    env_fns = [partial(Looped, length) for length in (2, 5, 6)]
+    env: Any = make_env(env_fns, asynchronous="restart", copy=False).to_tianshou()
     assert len(env) == env.env_num == 3
     env.reset()
-    for _ in range(3):
-        observations, *_ = env.step(ZEROS)
-    assert observations.tolist() == [[3]] * 3
-    env.reset([2, 0])
+    first = env.step(ZEROS)[0]
+    env.step(ZEROS)
+    assert env.step(ZEROS)[0].tolist() == [[3]] * 3  # env 0 has ended
+    assert first.tolist() == [[1]] * 3  # a copy, even with `copy=False`
+    assert env.reset([-1, 0])[0].tolist() == [[0]] * 2
     assert [frame.max() for frame in env.render()] == [0, 3, 0]
+    assert ids_of(env.step([0], -1)) == [2]
+    assert [len(part) for part in env.step([], [])] == [0] * 5
+    assert env.get_env_attr("length", [-1, 0]) == [6, 2]
+    env.set_env_attr("length", [1, 2], -1)
+    assert env.get_env_attr("length") == [2, 5, [1, 2]]
     with pytest.raises(AttributeError, match="envs 0, 1, 2 have no attribute 'nonsense'"):
         env.get_env_attr("nonsense")
 
@@ -148,27 +146,13 @@ def test_invalid_arguments_are_refused() -> None:
     with ParallelEnv(["Blackjack-v1"]) as env, pytest.raises(InvalidEnvError, match="Tianshou does not accept tuples"):
         env.to_tianshou()
     with ParallelEnv([Looped] * 2) as env:
-        for wait_num in (0, 3, 1.5):
-            with pytest.raises(ArgumentError, match=f"wait_num={wait_num}"):
-                env.to_tianshou(wait_num=wait_num)  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError, match="timeout=0"):
-            env.to_tianshou(timeout=0)
+        for name, value in (("wait_num", 0), ("wait_num", 3), ("wait_num", 1.5), ("timeout", 0)):
+            with pytest.raises(ArgumentError, match=f"{name}={value}"):
+                env.to_tianshou(**{name: value})  # type: ignore[arg-type]
         adapter = env.to_tianshou()
         adapter.reset()
         with pytest.raises(ArgumentError, match="action=None only waits"):
             adapter.step(None)
-
-
-@here_and_in_processes
-def test_adapter_accepts_negative_ids(make_env: MakeEnv) -> None:
-    env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_tianshou()
-    env.reset()
-    env.step(np.zeros(3, int))
-    assert env.reset([-1])[0].tolist() == [[0]]
-    assert env.step([0], -1)[-1][0]["env_id"] == 2
-    assert env.get_env_attr("length", [-1, 0]) == [7, 5]
-    env.set_env_attr("length", [1, 2], -1)
-    assert env.get_env_attr("length") == [5, 6, [1, 2]]
 
 
 @in_modes(PROCESSES)
@@ -185,24 +169,21 @@ def test_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> None:
 # -------------------------------------------------------------------- after failures
 
 
-def finish(env: Any, actions: Any) -> list[int]:
-    """Step all envs, and return the ids in the order in which they finished."""
-    ids = [info["env_id"] for info in env.step(actions)[4]]
-    while env.waiting_id:
-        ids += [info["env_id"] for info in env.step(None)[4]]
-    return ids
-
-
 @in_modes(*LOCAL)
 def test_env_that_raised_is_no_longer_waiting(make_env: MakeEnv) -> None:
+    def finish(actions: Any) -> list[int]:
+        ids = ids_of(env.step(actions))
+        while env.waiting_id:
+            ids += ids_of(env.step(None))
+        return sorted(ids)
+
     env: Any = make_env([partial(Fragile, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
     env.reset()
     with pytest.raises(KeyError):
-        finish(env, ONE_ONE)
+        finish(ONE_ONE)
     while env.waiting_id:
         env.step(None)
-    assert env.ready_id == [0, 1, 2]
-    assert sorted(finish(env, ZEROS)) == [0, 1, 2]
+    assert env.ready_id == finish(ZEROS) == [0, 1, 2]
 
 
 @apart
@@ -227,13 +208,3 @@ def test_late_step_can_be_received_with_action_none(make_env: MakeEnv) -> None:
     while env.waiting_id:
         with contextlib.suppress(WorkerTimeoutError):
             assert env.step(None)[0].tolist() == [[1], [1], [1]]
-
-
-@here_and_in_processes
-def test_step_with_no_envs_returns_empty_arrays(make_env: MakeEnv) -> None:
-    env: Any = make_env([Looped] * 2, copy=False).to_tianshou()
-    env.reset()
-    assert [len(part) for part in env.step([], [])] == [0] * 5
-    first = env.step([0, 0])[0]
-    env.step([0, 0])
-    assert first.tolist() == [[1], [1]]  # copies, even with `copy=False`

@@ -17,15 +17,12 @@ from typing import Any
 
 PATIENCE = 60.0  # seconds for a page, or for a cell
 _TOKEN = "of-a-test"
+_NEWS = "@jupyterlab/apputils-extension/notification"
 _SETTINGS: dict[str, dict[str, Any]] = {
     # Otherwise cells outside the visible part are not in the page.
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
     # Otherwise it looks for news on the network.
-    "@jupyterlab/apputils-extension/notification": {
-        "fetchNews": "false",
-        "checkForUpdates": False,
-        "doNotDisturbMode": True,
-    },
+    _NEWS: {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
 }
 
 
@@ -36,33 +33,23 @@ def serve(folder: Path) -> Iterator[str]:
         path = folder / "settings" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings), encoding="utf-8")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
     places = {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
-    port = _free_port()
     options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0"]
     options += [f"--IdentityProvider.token={_TOKEN}", f"--ServerApp.root_dir={folder}", "--LabApp.news_url="]
     environment = {**os.environ, **{name: str(folder / place) for name, place in places.items()}}
     log = folder / "server.log"
+    command = [sys.executable, "-m", "jupyterlab", *options]
     with log.open("wb") as written:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options],
-            env=environment,
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=written,
-        )
+        server = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=written)
     try:
         _await(f"http://127.0.0.1:{port}/api/status?token={_TOKEN}", server, log)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()  # it ends its kernels
         server.wait(timeout=20)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _await(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
@@ -95,13 +82,7 @@ class Notebook:
 
     def number(self, cell: Any) -> str:
         """Return the execution number of a cell: ``[3]:`` for the third that was run, ``[*]:`` while it runs."""
-        text: str = cell.locator(".jp-InputPrompt").inner_text()
-        return text.strip()
-
-    def run_all(self) -> None:
-        """Run all cells by the menu, and wait for the last."""
-        self.start_all()
-        self.await_run(self.page.locator(".jp-CodeCell").last)
+        return str(cell.locator(".jp-InputPrompt").inner_text()).strip()
 
     def start_all(self) -> None:
         """Run all cells by the menu."""
@@ -129,5 +110,4 @@ class Notebook:
 
     def output(self, cell: Any) -> str:
         """Return the output text of a cell."""
-        text: str = cell.locator(".jp-OutputArea").inner_text()
-        return text
+        return str(cell.locator(".jp-OutputArea").inner_text())

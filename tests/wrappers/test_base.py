@@ -17,7 +17,7 @@ from parallelenv import ParallelEnv, ParallelWrapper, StateWrapper
 from parallelenv.errors import ArgumentError, ClosedError, ResetNeededError, UsageError
 from parallelenv.results import difference
 from parallelenv.testing.contract import DONE_POLICIES, KINDS, Actions
-from parallelenv.testing.envs import Counter, Pair, Sheet
+from parallelenv.testing.envs import Counter, FailingEnv, Pair, Sheet, TroubleError
 from parallelenv.wrappers import (
     AnswerWrapper,
     CheckFinite,
@@ -29,7 +29,6 @@ from parallelenv.wrappers import (
 
 ENV_FNS = [partial(Counter, number, 3 + number) for number in range(3)]
 ONES = np.ones(3, np.int64)
-FRAGILE = [partial(Fragile, number) for number in range(2)]
 
 
 def twice(states: Any) -> Any:
@@ -45,25 +44,18 @@ class Doubled(StateWrapper):
 
 
 class Same(StateWrapper):
-    def process(self, states: Any) -> Any:
-        return states
+    """Returns the states, but ``second`` in its second call, or raises it."""
 
-
-class Wrong(Same):
-    """Returns or raises a given object in its second call."""
-
-    def __init__(self, env: Any, answer: Any) -> None:
+    def __init__(self, env: Any, *second: Any) -> None:
         super().__init__(env)
-        self.answer = answer
-        self.calls = 0
+        self.calls, self.second = 0, second
 
     def process(self, states: Any) -> Any:
         self.calls += 1
-        if self.calls != 2:
-            return states
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        return self.answer
+        answer = self.second[0] if self.second and self.calls == 2 else states
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
 
 class Watching(AnswerWrapper):
@@ -80,13 +72,6 @@ class Watching(AnswerWrapper):
 
     def on_step(self, result: Any) -> Any:
         self.seen.append(tuple(result.env_ids.tolist()))
-        return result
-
-
-class Cheered(ParallelWrapper):
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().step(*args, **kwargs)
-        result.rewards[:] += 10
         return result
 
 
@@ -161,9 +146,8 @@ def test_wrapper_sees_every_result_once(make_env: MakeEnv) -> None:
 
 
 def test_hooks_do_not_see_envs_that_rest(make_env: MakeEnv) -> None:
-    env = Watching(
-        Doubled(make_env([partial(Counter, number, 1 + number) for number in range(2)], asynchronous="idle"))
-    )
+    env_fns = [partial(Counter, number, 1 + number) for number in range(2)]
+    env = Watching(Doubled(make_env(env_fns, asynchronous="idle")))
     env.reset(seed=1)
     env.step([1, 1])
     result = env.step([1, 1])
@@ -179,16 +163,17 @@ def test_hooks_do_not_see_envs_that_rest(make_env: MakeEnv) -> None:
 
 def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
     inner = make_env(ENV_FNS)
-    env = Cheered(Doubled(inner))
-    assert env.unwrapped is inner
+    space = gym.spaces.Box(-1, 1, (3,))
+    env = ParallelWrapper(Doubled(inner, space))
+    assert env.unwrapped is copy.copy(env).unwrapped is inner
     assert len(env) == 3
-    assert repr(env).startswith("<Cheered around <Doubled around <parallelenv.ParallelEnv of 3 envs")
-    assert copy.copy(env).unwrapped is inner
+    assert repr(env).startswith("<ParallelWrapper around <Doubled around <parallelenv.ParallelEnv of 3 envs")
+    assert env.observation_spaces == Doubled(env).observation_spaces == [space] * 3
+    assert Doubled(inner).observation_spaces == inner.observation_spaces
     env.reset(seed=1)
-    assert (env.step(ONES).rewards > 5).all()
-    assert env.get_env_attr("number") == [0, 1, 2]
     env.pause([1])
     assert env.step(ONES[:2]).env_ids.tolist() == [0, 2]
+    assert env.get_env_attr("number") == [0, 2]
     with pytest.raises(AttributeError, match="nonsense"):
         env.nonsense  # noqa: B018
     with env:
@@ -197,18 +182,10 @@ def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
         env.reset()
 
 
-def test_observation_spaces_are_those_of_the_wrapper(make_env: MakeEnv) -> None:
-    space = gym.spaces.Box(-1, 1, (3,))
-    env = Doubled(make_env(ENV_FNS), space)
-    assert env.observation_spaces == [space] * 3
-    assert Doubled(env).observation_spaces == [space] * 3
-    assert Doubled(env.unwrapped).observation_spaces == env.unwrapped.observation_spaces
-
-
 @pytest.mark.parametrize("call", ["rollout", "to_gymnasium", "to_sb3", "to_tianshou"])
 def test_calls_that_bypass_the_wrapper_are_refused(call: str) -> None:
-    with ParallelEnv([Counter]) as env, pytest.raises(UsageError, match=rf"{call}\(\) would bypass Cheered"):
-        getattr(Cheered(env), call)()
+    with ParallelEnv([Counter]) as env, pytest.raises(UsageError, match=rf"{call}\(\) would bypass Doubled"):
+        getattr(Doubled(env), call)()
 
 
 def test_wrapping_anything_but_a_parallel_env_is_refused() -> None:
@@ -223,40 +200,33 @@ def test_wrapping_anything_but_a_parallel_env_is_refused() -> None:
 def test_wrapper_around_a_converted_env_is_refused(make_env: MakeEnv) -> None:
     env = Doubled(make_env(ENV_FNS))
     env.unwrapped.to_gymnasium()
-    with pytest.raises(UsageError, match=r"in Doubled was handed over by to_gymnasium"):
-        env.reset()
-    for call in (env.step, env.send, env.step_async):
-        with pytest.raises(UsageError, match="another ParallelEnv"):
+    for call in (lambda actions: env.reset(), env.step, env.send, env.step_async):
+        with pytest.raises(UsageError, match=r"in Doubled was handed over by to_gymnasium.*another ParallelEnv"):
             call(ONES)
 
 
 # ---------------------------------------------------------------- errors
 
 
-class Fallen(Fragile):
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if options:
-            raise ZeroDivisionError("at the beginning")
-        return super().reset(seed=seed)
-
-
 @pytest.mark.parametrize("align", ["item", "batch"])
 def test_partial_results_are_processed_by_wrappers(align: Any, make_env: MakeEnv) -> None:
-    env = Watching(Doubled(make_env([partial(Fallen, number) for number in range(3)])))
-    with pytest.raises(ZeroDivisionError) as caught:
-        env.reset([2, 0, 1], options=[None, {"fall": 1}, None])
+    failing = [partial(FailingEnv, number, where) for number, where in enumerate(("step", "reset", ""))]
+    env = Watching(Doubled(make_env(failing)))
+    with pytest.raises(TroubleError) as caught:
+        env.reset([2, 1, 0])
     begun: Any = caught.value
-    assert begun.partial.tolist() == [[4, 0], [2, 0]]
-    env.reset(0)
-    with pytest.raises(ZeroDivisionError) as caught:
-        env.step([GO_ON, RAISE, GO_ON], align=align)
+    assert begun.partial[:, :2].tolist() == [[4, 0], [0, 0]]
+    env.reset(1)
+    env.step(ONES)
+    with pytest.raises(TroubleError) as caught:
+        env.step(ONES, align=align)
     left: Any = caught.value
     states = left.partial.states if align == "item" else [item[0] for item in left.partial]
-    assert np.stack(states).tolist() == [[0, 2], [4, 2]]
-    assert env.seen == [(2, 1), (0,), (0, 2)]
+    assert np.stack(states)[:, :2].tolist() == [[2, 4], [4, 4]]
+    assert env.seen == [(2, 0), (1,), (0, 1, 2), (1, 2)]
     with pytest.raises(ArgumentError, match="align='rows' is not known"):
-        env.step([GO_ON] * 3, align="rows")  # type: ignore[arg-type]
-    assert env.get_env_attr("steps") == [1, 1, 1]
+        env.step(ONES, align="rows")  # type: ignore[arg-type]
+    assert env.get_env_attr("count") == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -279,52 +249,41 @@ def test_partial_results_are_processed_by_wrappers(align: Any, make_env: MakeEnv
 def test_process_result_that_does_not_match_the_space_is_refused(
     kind: Any, answer: Any, message: str, make_env: MakeEnv
 ) -> None:
-    env = Wrong(make_env([partial(kind, number, 9) for number in range(2)]), answer)
+    env = Same(make_env([partial(kind, number, 9) for number in range(2)]), answer)
     env.reset(seed=1)
     with pytest.raises(ArgumentError, match=message) as caught:
         env.step(env.action_space.sample())
     assert caught.value.partial.env_ids.tolist() == [0, 1]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("align", ["item", "batch"])
-def test_error_in_process_is_raised_unchanged_and_asks_for_a_reset(align: Any, make_env: MakeEnv) -> None:
-    envs = make_env([partial(Counter, number, 9) for number in range(2)], asynchronous="restart")
-    inner = Wrong(envs, ZeroDivisionError("mine"))
+@pytest.mark.parametrize(
+    ("call", "count"),
+    [
+        (lambda env: env.reset(1), 0),
+        (lambda env: env.step([GO_ON], id=[1]), 1),
+        (lambda env: env.step([GO_ON], id=[1], align="batch"), 1),
+        (lambda env: env.step([RAISE, GO_ON]), 1),
+    ],
+    ids=["reset", "step", "batch", "an env also fails"],
+)
+def test_error_in_process_is_raised_unchanged_and_asks_for_a_reset(call: Any, count: int, make_env: MakeEnv) -> None:
+    inner = Same(make_env([partial(Fragile, number) for number in range(2)]), IndexError("mine"))
     env = Watching(StackStates(inner, 2))
-    env.reset(seed=1)
-    with pytest.raises(ZeroDivisionError, match="mine") as caught:
-        env.step([1], id=[1], align=align)
-    error: Any = caught.value
-    assert error.wrapper is inner
-    assert error.partial.states[:, 1].tolist() == [1]  # as the env gave it
-    assert env.seen == [(0, 1)]
-    assert env.step([1], id=[0]).states[0, :, 1].tolist() == [0, 1]
-    for call in (env.step, env.send, env.step_async):
-        with pytest.raises(ResetNeededError, match=r"env 1 has no running episode"):
-            call(ONES[:2])
-    env.reset(1)
-    assert env.step(ONES[:2]).states[:, :, 1].tolist() == [[1, 2], [0, 1]]
-
-
-def test_error_in_process_of_a_first_state_asks_for_another_reset(make_env: MakeEnv) -> None:
-    env = Wrong(make_env([Counter] * 2), ZeroDivisionError("mine"))
-    env.reset(seed=1)
-    with pytest.raises(ZeroDivisionError) as caught:
-        env.reset(1)
-    assert caught.value.partial.shape == (1, 3)  # type: ignore[attr-defined]
-    with pytest.raises(ResetNeededError, match="env 1 has no running episode"):
-        env.step(ONES[:2])
-    env.reset(1)
-    env.step(ONES[:2])
-
-
-def test_error_of_an_env_is_the_context_of_one_raised_for_the_other_envs(make_env: MakeEnv) -> None:
-    env = StackStates(Wrong(make_env(FRAGILE), IndexError("mine")), 2)
     env.reset()
     with pytest.raises(IndexError, match="mine") as caught:
-        env.step([RAISE, GO_ON])
-    assert isinstance(caught.value.__context__, ZeroDivisionError)
-    assert caught.value.partial.states.tolist() == [[1.0, 1.0]]  # type: ignore[attr-defined]
+        call(env)
+    error: Any = caught.value
+    assert error.wrapper is inner
+    states = getattr(error.partial, "states", error.partial)
+    assert states.tolist() == [[1, count]], "as the env gave it"
+    assert env.seen == [(0, 1)]
+    has_failed = isinstance(error.__context__, ZeroDivisionError)  # in its step
+    assert env.step([GO_ON], id=[0]).states[0, :, 1].tolist() == [0, 1 + has_failed]
+    for action in (env.step, env.send, env.step_async):
+        with pytest.raises(ResetNeededError, match=r"env 1 has no running episode"):
+            action([GO_ON] * 2)
+    env.reset(1)
+    assert env.step([GO_ON] * 2).states[1, :, 1].tolist() == [0, 1]
 
 
 # ---------------------------------------------------------------- saved states

@@ -23,8 +23,6 @@ from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordEpisodeStatistics
 from wrappers.envs import Told, play
 
-LENGTHS = [3, 4, 6]
-
 
 def stay(states: Any) -> list[int]:
     return [1] * len(states)
@@ -38,16 +36,8 @@ def summary_of(env: ParallelEnv) -> Any:
 # ---------------------------------------------------------------- of the wrapper
 
 
-class Plain(Counter):
-    """Returns a new info in every step."""
-
-    def step(self, action: int) -> Any:
-        *others, _ = super().step(action)
-        return (*others, {})
-
-
-def around_one(number: int) -> Any:
-    return AroundOne(Plain(number, LENGTHS[number]))
+def around_one(*arguments: Any) -> Any:
+    return AroundOne(Told(*arguments))
 
 
 def episodes_of(results: list[Any]) -> list[Any]:
@@ -68,13 +58,12 @@ def test_statistics_match_those_of_a_wrapper_around_each_env(
 ) -> None:
     monkeypatch.setattr("parallelenv.engine.episode_stats._ROOM", 1)  # so that sums are made now and then
     monkeypatch.setattr("parallelenv.engine.episode_stats.LATEST", 3)
-    theirs = make_env([partial(around_one, number) for number in range(3)], asynchronous=asynchronous)
-    env_fns = [partial(Plain, number, LENGTHS[number]) for number in range(3)]
-    ours = RecordEpisodeStatistics(make_env(env_fns, asynchronous=asynchronous))
+    rewards = [np.random.default_rng(length).random(length).tolist() for length in (3, 4, 6)]
+    theirs = make_env([partial(around_one, one) for one in rewards], asynchronous=asynchronous)
+    ours = RecordEpisodeStatistics(make_env([partial(Told, one) for one in rewards], asynchronous=asynchronous))
     expected, found = (episodes_of(play(env, [1, 2, 3])) for env in (theirs, ours))
-    assert [(env_id, length) for env_id, _, length in expected] == [(env_id, length) for env_id, _, length in found]
-    returns = [episode[1] for episode in found]
-    assert returns == pytest.approx([episode[1] for episode in expected])
+    np.testing.assert_allclose(found, expected)
+    returns = [total for _, total, _ in found]
     assert len(returns) == ours.episode_count == len(ours.length_queue) >= 3
     assert list(ours.return_queue) == returns
     standing = summary_of(ours.unwrapped)
@@ -86,64 +75,51 @@ def test_statistics_match_those_of_a_wrapper_around_each_env(
         assert standing.mean_length == pytest.approx(np.mean(list(ours.length_queue)[-3:]))
 
 
-def test_episode_statistics_have_plain_types(make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(make_env([Counter]), stats_key="told")
-    env.reset()
-    for _ in range(3):
-        assert "told" not in env.step([0]).infos[0]
-    told = env.step([0]).infos[0]["told"]
-    assert {name: type(value) for name, value in told.items()} == {"r": float, "l": int, "t": float}
-    assert 0 < told["t"] == env.time_queue[0] < 60
-
-
 def test_done_policy_continue_reports_an_episode_once(make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2)], asynchronous="continue"), buffer_length=1)
+    inner = make_env([partial(Counter, 0, 2)], asynchronous="continue")
+    env = RecordEpisodeStatistics(inner, buffer_length=1, stats_key="told")
     for _ in range(2):
         env.reset()
-        told = [env.step([1]).infos[0].get("episode") for _ in range(5)]
-        assert [episode["l"] if episode else None for episode in told] == [None, 2, None, None, None]
-    assert env.episode_count == summary_of(env.unwrapped).num_episodes == 2
+        told: Any = [env.step([1]).infos[0].get("told") for _ in range(5)]
+        assert [statistics is None for statistics in told] == [True, False, True, True, True]
+        assert {name: type(value) for name, value in told[1].items()} == {"r": float, "l": int, "t": float}
+        assert told[1]["l"] == 2
+        assert 0 < told[1]["t"] == env.time_queue[0] < 60
+    assert env.episode_count == summary_of(inner).num_episodes == 2
     assert len(env.return_queue) == 1
 
 
 @pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
-def test_failed_step_counts_as_the_last_of_its_episode(asynchronous: Any, make_env: MakeEnv) -> None:
+def test_wrapper_counts_a_failed_step_as_the_last_of_its_episode(asynchronous: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(Fragile, number) for number in range(2)]
     env = RecordEpisodeStatistics(make_env(env_fns, asynchronous=asynchronous, on_failure="restart"))
     env.reset()
-    env.step([GO_ON, GO_ON])
-    told = env.step([GO_ON, RAISE]).infos
-    assert "episode" not in told[0]
-    assert (told[1]["episode"]["r"], told[1]["episode"]["l"]) == (1.0, 2)
-    if asynchronous == "idle":
-        env.reset(1)
-    env.step([GO_ON, GO_ON])
-    with_others = env.step([GO_ON, RAISE])
-    assert with_others.infos[1]["episode"]["l"] == 2
+    for _ in range(2):
+        env.step([GO_ON, GO_ON])
+        told = env.step([GO_ON, RAISE]).infos
+        assert "episode" not in told[0]
+        assert (told[1]["episode"]["r"], told[1]["episode"]["l"]) == (1.0, 2)
+        if asynchronous == "idle":
+            env.reset(1)
 
 
-def test_clashing_keys_and_invalid_rewards_are_refused(make_env: MakeEnv) -> None:
-    twice = RecordEpisodeStatistics(make_env([partial(around_one, 0)]))
-    twice.reset()
-    twice.step([0])
-    twice.step([0])
+def test_clashing_keys_and_invalid_arguments_are_refused(make_env: MakeEnv) -> None:
+    env = RecordEpisodeStatistics(make_env([partial(around_one, [1.0])]))
+    env.reset()
     with pytest.raises(
-        EnvContractError, match=r"info of envs \[0\] already has the key 'episode'.*another stats_key"
+        EnvContractError, match=r"envs \[0\] already has the key 'episode'.*another stats_key"
     ) as caught:
-        twice.step([0])
-    error: Any = caught.value
-    assert error.partial.infos[0]["episode"]["l"] == 3
-    with ParallelEnv([Counter]) as env, pytest.raises(ArgumentError, match="buffer_length=0 must be an int"):
+        env.step([0])
+    assert caught.value.partial.infos[0]["episode"]["l"] == 1  # type: ignore[attr-defined]
+    with pytest.raises(ArgumentError, match="buffer_length=0 must be an int"):
         RecordEpisodeStatistics(env, 0)
 
 
 @pytest.mark.parametrize("reward", ["x", 1j, np.complex128(1), 10**400, None, np.zeros(2)])
 def test_rewards_that_are_not_numbers_are_refused(reward: Any, make_env: MakeEnv) -> None:
-    env = RecordEpisodeStatistics(
-        make_env([partial(Told, [1.0] * 3), partial(Told, [1.0, 1.0, reward])], asynchronous="restart")
-    )
+    env_fns = [partial(Told, [1.0] * 3), partial(Told, [1.0, reward, 1.0])]
+    env = RecordEpisodeStatistics(make_env(env_fns, asynchronous="restart"))
     env.reset()
-    env.step([0, 0])
     env.step([0, 0])
     with pytest.raises(EnvContractError, match="must be numbers here; the reward of env 1 is"):
         env.step([0, 0], align="batch")
@@ -197,55 +173,32 @@ def test_episode_without_a_recorded_start_is_not_counted(make_env: MakeEnv) -> N
     env = make_env([lambda: Counter(0, 3)], asynchronous="restart")
     env.reset(seed=0)
     env.step([1])
-    state = env.save_state()
-    env.load_state(state)
+    env.load_state(env.save_state())
     for _ in range(5):
         env.step([1])
     standing = summary_of(env)
     assert (standing.num_episodes, standing.mean_length) == (1, 3)
 
 
-class Failing(Counter):
-    """Rewards each step with 1, and raises in the third step of its second episode."""
-
-    def step(self, action: Any) -> Any:
-        if self.episode == 2 and self.count == 2:
-            raise RuntimeError("third step of the second episode")
-        state, _, *rest = super().step(action)
-        return state, 1.0, *rest
-
-
 def test_failed_step_counts_everywhere_as_the_last_of_its_episode(make_env: MakeEnv) -> None:
-    def fresh() -> ParallelEnv:
-        return make_env([lambda: Failing(0, 4)], asynchronous="restart", on_failure="restart")
+    def fall_in_third_step(states: Any) -> Any:
+        return np.where(states[:, 1] == 2, RAISE, GO_ON)
 
-    lengths, returns = [4, 3, 4], [4, 2, 4]  # the second episode ends with its failure
-    wrapped = RecordEpisodeStatistics(fresh())
-    wrapped.reset()
-    for _ in range(4 + 3 + 4):
-        wrapped.step([1])
-    assert (list(wrapped.length_queue), list(wrapped.return_queue)) == (lengths, returns)
-    standing = summary_of(wrapped.unwrapped)
-    assert (standing.mean_length, standing.mean_return) == pytest.approx((np.mean(lengths), np.mean(returns)))
-    found = fresh().run_episodes(stay, 3, progress=False)
-    assert found.lengths.tolist() == [4, 3, 3]  # the rebuilt env was reset once more
-    assert found.returns.tolist() == [4, 2, 2]
-    env = fresh()
+    env = make_env([partial(Fragile, 0)], asynchronous="restart", on_failure="restart")
     env.reset()
-    rollout = env.rollout(stay, 4 + 3, progress=False)
-    assert rollout.episode_lengths.tolist() == lengths[:2]
-    assert rollout.episode_returns.tolist() == returns[:2]
-    assert summary_of(env).mean_length == pytest.approx(np.mean(lengths[:2]))
+    for action in (GO_ON, GO_ON, RAISE):
+        env.step([action])
+    rollout = env.rollout(fall_in_third_step, 3, progress=False)
+    assert (rollout.episode_lengths.tolist(), rollout.episode_returns.tolist()) == ([3], [2])
+    found = env.run_episodes(fall_in_third_step, 2, progress=False)
+    assert (found.lengths.tolist(), found.returns.tolist()) == ([3, 3], [2, 2])
+    standing = summary_of(env)
+    assert (standing.num_episodes, standing.mean_length, standing.mean_return) == (4, 3, 2)
 
 
 @pytest.mark.parametrize(
     "rewards",
-    [
-        (Decimal("0.1"), Decimal("0.2")),
-        (Fraction(5, 2), 2),
-        (1.5, np.float32(2)),
-        (np.ones(2), np.ones(2)),
-    ],
+    [(Decimal("0.1"), Decimal("0.2")), (Fraction(5, 2), 2), (1.5, np.float32(2)), (np.ones(2), np.ones(2))],
     ids=repr,
 )
 def test_rewards_of_any_type_are_summed(rewards: Any, make_env: MakeEnv) -> None:

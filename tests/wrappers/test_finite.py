@@ -18,10 +18,6 @@ from wrappers.envs import Told
 NAN, INF = float("nan"), float("inf")
 
 
-def told(state: float = 0.0, reward: float = 0.0, first: float = 0.0, length: int = 9) -> Any:
-    return partial(Told, [reward] * length, [state] * length, first)
-
-
 class Forces(Told):
     action_space = Box(-INF, INF, (2,))  # type: ignore[assignment]
 
@@ -30,8 +26,12 @@ class Parts(Told):
     action_space = Dict({"push": Box(-INF, INF, (2,)), "turn": Discrete(3)})  # type: ignore[assignment]
 
 
-def env_of(kind: Any, make_env: MakeEnv, **kwargs: Any) -> CheckFinite:
-    env = CheckFinite(make_env([kind] * 3, **kwargs))
+def told(state: float = 0.0, reward: float = 0.0, first: float = 0.0, length: int = 9, kind: Any = Told) -> Any:
+    return partial(kind, [reward] * length, [state] * length, first)
+
+
+def checked(make_env: MakeEnv, env_fns: Any, check_inf: bool = True, **kwargs: Any) -> CheckFinite:
+    env = CheckFinite(make_env(env_fns, **kwargs), check_inf)
     env.reset()
     return env
 
@@ -55,7 +55,7 @@ def batch(*values: float) -> Any:
 def test_non_finite_actions_are_refused_before_anything_is_sent(
     kind: Any, actions: Any, env_ids: Any, where: str, call: str, make_env: MakeEnv
 ) -> None:
-    env = env_of(partial(kind, [0.0] * 9), make_env)
+    env = checked(make_env, [told(kind=kind)] * 3)
     with pytest.raises(EnvContractError) as caught:
         getattr(env, call)(actions, env_ids)
     assert str(caught.value) == f"A value is nan or infinite in: {where}. Nothing was sent."
@@ -65,7 +65,7 @@ def test_non_finite_actions_are_refused_before_anything_is_sent(
 
 def test_tensor_actions_are_checked(make_env: MakeEnv) -> None:
     torch = pytest.importorskip("torch")
-    env = env_of(partial(Forces, [0.0] * 9), make_env)
+    env = checked(make_env, [told(kind=Forces)] * 3)
     actions = torch.zeros(3, 2)
     env.step(actions)
     actions[1, 0] = NAN
@@ -74,33 +74,29 @@ def test_tensor_actions_are_checked(make_env: MakeEnv) -> None:
 
 
 def test_actions_of_idle_envs_are_not_checked(make_env: MakeEnv) -> None:
-    env = CheckFinite(make_env([partial(Forces, [0.0] * length) for length in (1, 9)], asynchronous="idle"))
-    env.reset()
-    env.step(batch(0, 0))
-    assert env.step(batch(NAN, 0)).rewards[0] is None
-    env = CheckFinite(make_env([partial(Forces, [0.0] * length) for length in (1, 9)], asynchronous="continue"))
-    env.reset()
-    env.step(batch(0, 0))
+    env_fns = [told(kind=Forces, length=length) for length in (1, 9)]
+    idle, going = (checked(make_env, env_fns, asynchronous=policy) for policy in ("idle", "continue"))
+    for env in (idle, going):
+        env.step(batch(0, 0))
+    assert idle.step(batch(NAN, 0)).rewards[0] is None
     with pytest.raises(EnvContractError, match="action of env 0"):
-        env.step(batch(NAN, 0))
+        going.step(batch(NAN, 0))
 
 
-def test_otherwise_invalid_actions_raise_action_error(make_env: MakeEnv) -> None:
-    env = env_of(partial(Parts, [0.0] * 9), make_env)
-    wrong: Any
-    for wrong in (5, {"push": batch(NAN, 0, 0)}, [3, 4, 5], "abc"):
-        with pytest.raises(ActionError):
-            env.step(wrong)
-    forces = env_of(partial(Forces, [0.0] * 9), make_env)
-    for wrong in (None, batch(0, 0, 0, NAN), np.array(NAN)):
-        with pytest.raises(ActionError):
-            forces.step(wrong)
+@pytest.mark.parametrize(
+    ("kind", "actions"),
+    [
+        *((Parts, actions) for actions in (5, {"push": batch(NAN, 0, 0)}, [3, 4, 5], "abc")),
+        *((Forces, actions) for actions in (None, batch(0, 0, 0, NAN), np.array(NAN))),
+    ],
+)
+def test_otherwise_invalid_actions_raise_action_error(kind: Any, actions: Any, make_env: MakeEnv) -> None:
+    with pytest.raises(ActionError):
+        checked(make_env, [told(kind=kind)] * 3).step(actions)
 
 
 def test_error_names_the_envs_and_the_places(make_env: MakeEnv) -> None:
-    kinds = [told(state=INF), told(reward=NAN, state=NAN), told(reward=2.0)]
-    env = CheckFinite(make_env(kinds))
-    env.reset()
+    env = checked(make_env, [told(state=INF), told(reward=NAN, state=NAN), told(reward=2.0)])
     places = r"in: state of envs 0, 1; reward of env 1\. See error\.partial\. All envs of this call need a reset"
     with pytest.raises(EnvContractError, match=places) as caught:
         env.step([0, 0, 0], [2, 1, 0], align="batch")
@@ -110,24 +106,19 @@ def test_error_names_the_envs_and_the_places(make_env: MakeEnv) -> None:
     assert error.partial.states[2].tolist() == [INF]
     with pytest.raises(ResetNeededError, match="env 2 "):  # its own values were finite
         env.step([0], id=2)
-    begun = CheckFinite(make_env([told(first=NAN)]))
     with pytest.raises(EnvContractError, match=r"state of env 0"):
-        begun.reset()
-    ending = env_of(told(state=NAN, length=1), make_env, asynchronous="restart")
+        checked(make_env, [told(first=NAN)])
     with pytest.raises(EnvContractError, match="last state of envs 0, 1, 2"):
-        ending.step([0, 0, 0])
+        checked(make_env, [told(state=NAN, length=1)] * 3, asynchronous="restart").step([0, 0, 0])
 
 
 def test_check_inf_false_allows_infinite_numbers(make_env: MakeEnv) -> None:
-    env = CheckFinite(make_env([told(state=INF, reward=-INF)] * 2), check_inf=False)
-    env.reset()
+    env = checked(make_env, [told(state=INF, reward=-INF)] * 2, check_inf=False)
     assert env.step([0, 0]).rewards.tolist() == [-INF, -INF]
-    worse = CheckFinite(make_env([told(state=NAN)] * 2), check_inf=False)
-    worse.reset()
     with pytest.raises(EnvContractError, match="A value is nan in: state"):
-        worse.step([0, 0])
+        checked(make_env, [told(state=NAN)] * 2, check_inf=False).step([0, 0])
     with pytest.raises(ArgumentError, match="check_inf='no' must be True or False"):
-        CheckFinite(worse, check_inf="no")  # type: ignore[arg-type]
+        CheckFinite(env, check_inf="no")  # type: ignore[arg-type]
 
 
 class Poisoned(Old):
@@ -137,8 +128,7 @@ class Poisoned(Old):
 
 
 def test_states_without_a_space_are_checked(make_env: MakeEnv) -> None:
-    env = CheckFinite(make_env([partial(Poisoned, 0), partial(Ragged, 1), Counter, Sheet]))
-    env.reset(seed=1)
+    env = checked(make_env, [partial(Poisoned, 0), partial(Ragged, 1), Counter, Sheet])
     sheet = {"force": np.zeros(2, np.float32), "move": 0}
     env.step([0.0, 0.0, 0, sheet])
     with pytest.raises(EnvContractError, match="in: state of env 0"):
