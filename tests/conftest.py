@@ -62,7 +62,6 @@ _IN_RAY_MODES = {
     "test_close_closes_each_env_once",
     "test_get_worker_info_works_in_every_env_method[ray-subproc]",
     # of the fault table
-    "test_fault[SIGKILL of the actor that owns workers-ray-subproc]",
     "test_fault[on_failure='restart': SIGKILL of a worker in a step-ray-subproc]",
     "test_fault[on_failure='restart': an env sleeps for ever-ray-subproc]",
     # of test_machine.py and test_real_envs.py

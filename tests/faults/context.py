@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fragile import when_begun
 from holdings import survivors
-from modes import IN_CALLER, ON_RAY, ORACLE, PROCESSES, RAY, RAY_POOLS, THREADS
+from modes import IN_CALLER, MODES, ON_RAY, ORACLE, PROCESSES, RAY
 
 from faults.caller import Caller
 from faults.envs import NUM_ENVS, actions, faulty
@@ -27,6 +27,11 @@ CLOSE_PATIENCE = 3.3
 
 NO_WORKERS = IN_CALLER  # its envs live in the caller, and die with it
 IN_THREAD_OF_CALLER = (ORACLE,)  # a call in the caller's own thread cannot be given up
+# Seconds that modes get beyond the promise: Ray took 1.6 s to shut down, and an empty actor 1.7 to 2.7 s to start on a
+# busy machine.
+ENDS_INTERPRETER = dict.fromkeys(ON_RAY, 2.5)
+STARTS_WORKER = {RAY: 2.0}
+STARTS_POOL = dict.fromkeys(ON_RAY, 2.0)
 
 
 @dataclass(frozen=True)
@@ -40,20 +45,9 @@ class Column:
     def name(self) -> str:
         return f"{self.mode}/{self.start_method}" if self.start_method else self.mode
 
-    @property
-    def needs_ray(self) -> bool:
-        return self.mode in ON_RAY
 
-
-COLUMNS = (
-    Column(ORACLE),
-    Column(THREADS),
-    Column(PROCESSES, "forkserver"),
-    Column(PROCESSES, "spawn"),
-    Column(PROCESSES, "fork"),
-    Column(RAY),
-    Column(RAY_POOLS),
-)
+_START_METHODS = {PROCESSES: ("forkserver", "spawn", "fork")}
+COLUMNS = [Column(mode, method) for mode in MODES for method in _START_METHODS.get(mode, ("",))]
 
 
 class Context:
@@ -82,14 +76,10 @@ class Context:
 
     def make(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
         """Return four envs in two workers, which have been reset."""
-        env = self.build(env_fns, **options)
-        self._made.append(env)
-        env.reset()
-        return env
-
-    def build(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
-        """Return envs that are not closed at the end."""
-        return ParallelEnv(env_fns or faulty(self.folder), self.mode, **{"num_cpus": 2, **self._options, **options})
+        options = {"num_cpus": 2, **self._options, **options}
+        self._made.append(ParallelEnv(env_fns or faulty(self.folder), self.mode, **options))
+        self._made[-1].reset()
+        return self._made[-1]
 
     def call(self, program: str, *details: Any, prefix: Sequence[str] = ()) -> Caller:
         """Start an interpreter, with a session of its own, that is the caller of envs."""
@@ -149,28 +139,17 @@ class Fault:
         provoke: Provokes it, checks everything that is promised for it, and returns the seconds from the fault
             until all envs were stepped again, or everything that had to end has ended.
         impossible: Modes in which it cannot happen.
-        patience: Seconds that a timeout of the user's, or that of `close`, adds to the limit.
-        limit: Seconds that are promised beyond that.
-        ends_interpreter: Whether the mode's own services end with the interpreter, which takes additional time.
-        replaces: The part that must start before all envs step again, a ``"worker"`` or a ``"pool"``; empty if none.
+        limit: Seconds that are promised, with a timeout of the user's or of `close`.
+        more: Seconds that some modes get in addition.
         is_slow: Whether it is left to `make test-all` in every mode.
     """
 
     name: str
     provoke: Callable[[Context], float]
     impossible: Collection[str] = ()
-    patience: float = 0.0
     limit: float = 1.0
-    ends_interpreter: bool = False
-    replaces: str = ""
+    more: Mapping[str, float] = field(default_factory=dict)
     is_slow: bool = False
-
-    def allowed(self, column: Column) -> float:
-        """Return the seconds within which it should be over."""
-        # Ray took 1.6 s to shut down, and an empty actor 1.7 to 2.7 s to start on a busy machine.
-        ending = 2.5 if self.ends_interpreter and column.needs_ray else 0.0
-        has_actor = column.needs_ray and (self.replaces == "pool" or (self.replaces == "worker" and column.mode == RAY))
-        return self.limit + self.patience + ending + (2.0 if has_actor else 0.0)
 
 
 FAULTS: list[Fault] = []

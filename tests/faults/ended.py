@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from modes import ORACLE
+from modes import ON_RAY, ORACLE
 
-from faults.context import CLOSE_PATIENCE, NO_WORKERS, Context, check_gone, fault
+from faults.context import CLOSE_PATIENCE, ENDS_INTERPRETER, NO_WORKERS, STARTS_POOL, Context, check_gone, fault
 
 _GONE = 2.0
 """Seconds after the death of the caller within which its workers should be gone."""
@@ -14,7 +14,7 @@ _GONE = 2.0
 
 def _interrupt(program: str, begun: str, context: Context) -> float:
     """Send SIGINT to the process group once an env has made a file; return the seconds until all step again."""
-    caller = context.call(*program.split())
+    caller = context.call(program)
     caller.await_file(begun)
     moment = caller.interrupt()
     facts = caller.read()
@@ -32,7 +32,7 @@ def _kill(how: str, begun: tuple[str, ...], context: Context) -> float:
     moment = caller.kill()
     gone = check_gone(workers)
     # Ray's own processes exit half a minute later.
-    caller.check_nothing_left(with_processes=not context.column.needs_ray)
+    caller.check_nothing_left(with_processes=context.mode not in ON_RAY)
     return gone - moment
 
 
@@ -45,16 +45,14 @@ def _leave(how: str, context: Context) -> float:
     return gone - float(facts["ending"])
 
 
-for _name, _program, _begun, _patience, _replaces in (
-    ("step", "interrupt_step", "began-0", 0.0, ""),
-    ("reset", "interrupt_other reset", "began-0", 0.0, ""),
-    ("customized_method", "interrupt_other method", "began-0", 0.0, ""),
-    ("the constructor", "interrupt_construction", "began-0", 0.0, "pool"),
-    ("close", "interrupt_close", "closed-0", CLOSE_PATIENCE, "pool"),
-    ("a step that rebuilds an env, by on_failure='restart'", "interrupt_recovery", "began-0", 0.0, ""),
+for _name, _begun, _limit, _more in (
+    ("step", "began-0", 1.0, {}),
+    ("reset", "began-0", 1.0, {}),
+    ("constructor", "began-0", 1.0, STARTS_POOL),
+    ("close", "closed-0", 1.0 + CLOSE_PATIENCE, STARTS_POOL),
 ):
-    _add = fault(f"Ctrl-C in {_name}", patience=_patience, replaces=_replaces, is_slow=True)
-    _add(partial(_interrupt, _program, _begun))
+    _add = fault(f"Ctrl-C in {_name}", limit=_limit, more=_more, is_slow=True)
+    _add(partial(_interrupt, f"interrupt_{_name}", _begun))
 
 
 @fault("Ctrl-C twice", is_slow=True)
@@ -77,12 +75,12 @@ for _name, _how, _files in (
     ("worker in C code that keeps the GIL", "in C", ("began-0",)),
 ):
     fault(f"SIGKILL of the caller, {_name}", NO_WORKERS, limit=_GONE, is_slow=True)(partial(_kill, _how, _files))
-fault("exit of the interpreter, idle workers", ends_interpreter=True, is_slow=True)(partial(_leave, "idle"))
+fault("exit of the interpreter, idle workers", more=ENDS_INTERPRETER, is_slow=True)(partial(_leave, "idle"))
 _add = fault(
     "exit of the interpreter, busy worker",
     (ORACLE,),  # nothing happens in the background
-    patience=CLOSE_PATIENCE,
-    ends_interpreter=True,
+    limit=1.0 + CLOSE_PATIENCE,
+    more=ENDS_INTERPRETER,
     is_slow=True,
 )
 _add(partial(_leave, "busy"))

@@ -20,29 +20,13 @@ from fragile import Fragile, TwoArguments
 NUM_ENVS = 4
 ACTIONS = (
     *("go", "wait", "hang_stubbornly", "hang_with_the_lock", "fall", "raise_interrupt", "leave", "crash"),
-    *("hand_out_lock", "hand_out_much", "hand_out_slowly", "print_from_c", "close_stdin"),
+    *("hand_out_lock", "hand_out_much", "hand_out_slowly", "close_stdin"),
 )
 """The deeds of a step: see `Faulty.do`."""
 LARGE = 1 << 27
 """Bytes of a result that takes a while to send."""
 _FOR_EVER = 60.0
 """Seconds after which a waiting env continues anyway, so that a failed test leaves nothing behind."""
-
-
-class OnlyKeywords(Exception):
-    """An exception that does not unpickle with the default mechanism."""
-
-    def __init__(self, *, code: int) -> None:
-        super().__init__(f"code {code}")
-        self.code = code
-
-
-class Holding(Exception):
-    """An exception that does not pickle."""
-
-    def __init__(self) -> None:
-        super().__init__("held")
-        self.lock = threading.Lock()
 
 
 class Faulty(Fragile):
@@ -104,10 +88,6 @@ class Faulty(Fragile):
         while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def wait_if_requested(self) -> None:
-        if Path(self.folder, "slow").exists():
-            self.wait()
-
     def hang_stubbornly(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.wait()
@@ -124,12 +104,6 @@ class Faulty(Fragile):
 
     def raise_two(self) -> None:
         raise TwoArguments("first", "second")
-
-    def raise_keyword(self) -> None:
-        raise OnlyKeywords(code=self.number)
-
-    def raise_lock(self) -> None:
-        raise Holding
 
     def raise_exit(self) -> None:
         raise SystemExit(3)
@@ -158,9 +132,6 @@ class Faulty(Fragile):
 
     def hand_out_slowly(self) -> Any:
         return _Slow(self)
-
-    def print_from_c(self) -> None:
-        os.write(1, b"a line from C\n")
 
     def close_stdin(self) -> None:
         if sys.stdin is not None:

@@ -21,6 +21,7 @@ from signal import SIGINT, default_int_handler, signal
 from typing import Any
 
 import psutil
+from modes import ON_RAY
 
 from faults.context import Column, Context, begin_all, kill, step_all
 from faults.envs import NUM_ENVS, Faulty, actions, faulty
@@ -51,7 +52,7 @@ def interrupted(call: Callable[[], Any]) -> float:
 
 def keep_cluster(context: Context) -> None:
     """Start Ray for the whole program, if it is needed: else it ends with the first pool."""
-    if context.column.needs_ray:
+    if context.mode in ON_RAY:
         import ray
 
         # "local": another Ray may run on this machine.
@@ -75,21 +76,16 @@ def interrupt_step(context: Context) -> None:
     tell(told=told, usable=step_all(env))
 
 
-def interrupt_other(context: Context, call: str) -> None:
+def interrupt_reset(context: Context) -> None:
     env = context.make()
-    if call == "reset":
-        told = interrupted(lambda: env.reset(options={"do": "wait"}))
-    else:
-        told = interrupted(lambda: env.customized_method("do", {"what": "wait"}))
+    told = interrupted(lambda: env.reset(options={"do": "wait"}))
     context.release()
-    pids_of = partial(env.customized_method, "pid")
-    assert pids_of(id=[3, 0]) == pids_of(id=3) + pids_of(id=0)
-    tell(told=told, usable=begin_all(env) if call == "reset" else step_all(env))
+    tell(told=told, usable=begin_all(env))
 
 
-def interrupt_construction(context: Context) -> None:
+def interrupt_constructor(context: Context) -> None:
     keep_cluster(context)
-    told = interrupted(lambda: context.build(faulty(context.folder, number=0, birth="wait")))
+    told = interrupted(lambda: context.make(faulty(context.folder, number=0, birth="wait")))
     begun = {int(path.read_text()) for path in context.folder.glob("began-?")}
     tell(told=told, usable=begin_all(context.make()), pids=sorted(begun - {os.getpid()}))
     sys.stdin.readline()  # the test looks for them while this process is alive
@@ -106,22 +102,6 @@ def interrupt_close(context: Context) -> None:
     assert env.closed
     tell(told=told, usable=begin_all(context.make()), pids=workers)
     sys.stdin.readline()
-
-
-def interrupt_recovery(context: Context) -> None:
-    slow = faulty(context.folder, number=0, birth="wait_if_requested")
-    env = context.make(slow, asynchronous="restart", on_failure="restart")
-    (context.folder / "slow").touch()
-    told = interrupted(lambda: env.step(actions("fall")))
-    context.release()
-    results = [env.recv()]
-    while sum(len(result.env_ids) for result in results) < NUM_ENVS:
-        results.append(env.recv())
-    results.append(env.step(actions()))  # envs of the same worker may report it later
-    ended = [env_id for result in results for env_id in result.env_ids[result.truncated].tolist()]
-    assert 0 in ended
-    assert len(set(ended)) == len(ended)
-    tell(told=told, usable=step_all(env))
 
 
 def interrupt_twice(context: Context) -> None:
@@ -160,30 +140,21 @@ def leave(context: Context, how: str) -> None:
 # ---------------------------------------------------------------- standard input
 
 
-def lose_stdin(context: Context) -> None:
-    """Make an env that closes standard input."""
-    env = context.make()
-    began = time.monotonic()
-    env.step(actions("close_stdin"))
-    step_all(env)
-    env.restart(0)
-    usable = begin_all(env)
-    with context.make() as other:
-        step_all(other)
-    tell(told=began, usable=usable)
-
-
-def have_no_stdin(context: Context) -> None:
-    """Run without standard input, as a daemon does; the next descriptor is 0 then."""
-    sys.stdin.close()
-    with contextlib.suppress(OSError):
-        os.close(0)
+def lack_stdin(context: Context, who: str) -> None:
+    """Run without standard input, as a daemon does; the next descriptor is 0 then. Or make an env that closes it."""
+    if who == "caller":
+        sys.stdin.close()
+        with contextlib.suppress(OSError):
+            os.close(0)
     keep_cluster(context)
     began = time.monotonic()
     env = context.make()
     env.step(actions("close_stdin"))
+    step_all(env)
     env.restart(0)
-    tell(told=began, usable=begin_all(env))
+    usable = begin_all(env)
+    step_all(context.make())
+    tell(told=began, usable=usable)
 
 
 # ---------------------------------------------------------------- limits
@@ -265,7 +236,7 @@ def main() -> None:
     signal(SIGINT, default_int_handler)  # ignored if the tests run in the background
     program, mode, start_method, folder, *details = sys.argv[1:]
     column = Column(mode, start_method)
-    options = {"ray_init": {"address": "local", "num_cpus": 2}} if column.needs_ray else {}
+    options = {"ray_init": {"address": "local", "num_cpus": 2}} if mode in ON_RAY else {}
     context = Context(column, Path(folder), **options)
     globals()[program](context, *details)
     KEPT.append(context)

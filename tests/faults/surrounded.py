@@ -1,10 +1,7 @@
-"""Surroundings: standard streams, limits of the machine, and other users of the same pool."""
+"""Surroundings: standard input, limits of the machine, and other users of the same pool."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import io
 import os
 import shutil
 import time
@@ -13,10 +10,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from holdings import is_alive
 from modes import IN_CALLER, ON_RAY, ORACLE
 
-from faults.context import Context, begin_all, check_gone, fault, step_all
+from faults.context import STARTS_POOL, Context, begin_all, fault, step_all
 from faults.envs import Vast, actions, faulty
 from parallelenv.errors import ParallelEnvError, UsageError
 
@@ -27,38 +23,24 @@ _AS_NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", f"--inh-caps={_RIGHT
 """Runs a command as a user with limited processes, unlike root, that may read everything that root may."""
 
 
-# ---------------------------------------------------------------- standard streams
+# ---------------------------------------------------------------- standard input
 
 
-@fault("an env prints from C")
-def prints(context: Context) -> float:
-    env = context.make()
-    printed = io.StringIO()
-    began = time.monotonic()
-    with contextlib.redirect_stdout(printed):
-        env.step(actions("print_from_c"))
-        seconds = step_all(env) - began
-    if context.is_process:
-        assert printed.getvalue() == "[envs 0-1] a line from C\n"
-    return seconds
-
-
-def _run(program: str, context: Context) -> float:
-    """Run a program that provokes its own fault; return the seconds that it needed."""
-    caller = context.call(program)
+def _lack_stdin(who: str, context: Context) -> float:
+    caller = context.call("lack_stdin", who)
     facts = caller.read()
     caller.finish()
     return float(facts["usable"] - facts["told"])
 
 
-fault("an env closes stdin", is_slow=True)(partial(_run, "lose_stdin"))
-fault("the caller has no stdin", is_slow=True)(partial(_run, "have_no_stdin"))
+fault("an env closes stdin", is_slow=True)(partial(_lack_stdin, "env"))
+fault("the caller has no stdin", is_slow=True)(partial(_lack_stdin, "caller"))
 
 
 # ---------------------------------------------------------------- limits
 
 
-@fault("too little memory", replaces="pool")
+@fault("too little memory", more=STARTS_POOL)
 def no_memory(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises((ParallelEnvError, MemoryError), match=r"140,737,488,35\d,\d{3} bytes"):
@@ -145,19 +127,3 @@ def two_threads(context: Context) -> float:
         env.step(actions("wait"))
     assert "while another thread is in " in str(caught[0])
     return step_all(env) - moments[0]
-
-
-@fault("dropped in a reference cycle")
-def dropped(context: Context) -> float:
-    env = context.build()
-    env.reset()
-    workers = sorted(set(env.customized_method("pid")) - {os.getpid()})
-    cycle = [env]
-    cycle.append(cycle)  # type: ignore[arg-type]
-    del env, cycle
-    assert all(map(is_alive, workers))
-    began = time.monotonic()
-    gc.collect()
-    gone = check_gone(workers)
-    assert all(context.has("closed", number) for number in range(4))
-    return gone - began

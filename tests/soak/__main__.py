@@ -12,14 +12,11 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from modes import MODES, ON_RAY
 
 from .caller import StopError
 from .course import Course, format_tallies
-
-_say = partial(print, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,11 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for mode in options.modes:
             with _ray() if mode in ON_RAY else contextlib.nullcontext():
-                course = Course(mode, options.seed, options.num_envs, _say)
-                tallies[mode] = course.run(options.seconds / len(options.modes))
+                tallies[mode] = Course(mode, options.seed, options.num_envs).run(options.seconds / len(options.modes))
     except StopError:
         return 130
-    _say(f"seed {options.seed}, {options.num_envs} envs\n{format_tallies(tallies)}")
+    print(f"seed {options.seed}, {options.num_envs} envs\n{format_tallies(tallies)}")
     return 1 if any(tally["wrong"] or tally["leaks"] for tally in tallies.values()) else 0
 
 
