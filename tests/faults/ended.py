@@ -74,7 +74,8 @@ for _name, _how, _files in (
     ("busy workers", "busy", ("began-0", "began-2")),
     ("worker in C code that keeps the GIL", "in C", ("began-0",)),
 ):
-    fault(f"SIGKILL of the caller, {_name}", NO_WORKERS, limit=_GONE, is_slow=True)(partial(_kill, _how, _files))
+    _add = fault(f"SIGKILL of the caller, {_name}", NO_WORKERS, limit=_GONE, is_slow=_how != "busy")
+    _add(partial(_kill, _how, _files))
 fault("exit of the interpreter, idle workers", more=ENDS_INTERPRETER, is_slow=True)(partial(_leave, "idle"))
 _add = fault(
     "exit of the interpreter, busy worker",

@@ -158,7 +158,7 @@ class Ledger:
         demand(is_own or isinstance(info["failure"], _OF_OTHERS), f"env {account.env_id} has another's failure:", row)
         demand((reward, *flags, info.get("ended_state")) == (0, False, True, None), "no episode that was cut off:", row)
         demand(state[1] != account.birth, f"env {account.env_id} was to be rebuilt, but lives on:", row)
-        account.birth, account.step = state[1], 0
+        account.birth, account.step = float(state[1]), 0
         account.episode = int(state[2]) if account.is_blurred else 1
         self._check_state(account, state, NO_TOKEN)
         account.is_new = account.is_dead = account.is_blurred = False
@@ -210,7 +210,7 @@ class Ledger:
         """Check the results of a reset."""
         demand(len(states) == len(env_ids), f"{len(states)} states came of a reset of {len(env_ids)} envs")
         for env_id, state, seed in zip(env_ids, states, seeds, strict=True):
-            account, birth, episode = self.accounts[env_id], state[1], int(state[2])
+            account, birth, episode = self.accounts[env_id], float(state[1]), int(state[2])
             is_reborn = birth != account.birth
             demand(is_reborn or not account.is_new, f"env {env_id} was to be rebuilt, but lives on")
             demand(not is_reborn or account.is_new or self._is_tough, f"env {env_id} was not to be rebuilt:", account)
