@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -167,30 +168,22 @@ def mode(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def make_env(mode: str) -> Iterator[MakeEnv]:
     """Make a `ParallelEnv` in the mode under test; it is closed after the test."""
-    made: list[ParallelEnv] = []
-
-    def make(envs: Any, **kwargs: Any) -> ParallelEnv:
-        made.append(ParallelEnv(envs, para_mode=mode, **kwargs))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
+    with contextlib.ExitStack() as made:
+        yield lambda envs, **kwargs: made.enter_context(ParallelEnv(envs, para_mode=mode, **kwargs))
 
 
 @pytest.fixture
 def make_pool(mode: str) -> Iterator[MakePool]:
     """Make a `TaskPool` in the mode under test, with two workers; it is closed after the test."""
-    made: list[TaskPool] = []
+    with contextlib.ExitStack() as made:
 
-    def make(make_sampler_fn: Any, sampler_fn_args: Any, auto: bool = True, **kwargs: Any) -> TaskPool:
-        arguments = {"num_cpus": 2, **kwargs}
-        made.append(ParallelEnv.from_samplers(make_sampler_fn, sampler_fn_args, mode, auto, **arguments))
-        return made[-1]
+        def make(make_sampler_fn: Any, sampler_fn_args: Any, auto: bool = True, **kwargs: Any) -> TaskPool:
+            arguments = {"num_cpus": 2, **kwargs}
+            return made.enter_context(
+                ParallelEnv.from_samplers(make_sampler_fn, sampler_fn_args, mode, auto, **arguments)
+            )
 
-    yield make
-    for env in made:
-        env.close()
+        yield make
 
 
 # -------------------------------------------------------------------- leaks

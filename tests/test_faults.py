@@ -230,13 +230,10 @@ def test_env_instance_in_the_same_process_cannot_be_rebuilt(mode: str) -> None:
 
 
 def test_flags_and_rewards_of_unusual_types(make_env: MakeEnv) -> None:
-    class Odd(Fragile):
-        def step(self, action: Any) -> Any:
-            flags: list[Any] = [1, np.array([True]), np.array([True, False]), "yes"]
-            rewards: list[Any] = [10**400, np.float32(0.5), 1, 1]
-            return self._state(), rewards[action], flags[action], False, None
-
-    env = make_env([partial(Odd, number) for number in range(4)], asynchronous="continue")
+    flags = [1, np.array([True]), np.array([True, False]), "yes"]
+    rewards = [10**400, np.float32(0.5), 1, 1]
+    answers = [(RIGHT[0], reward, flag, False, None) for reward, flag in zip(rewards, flags, strict=True)]
+    env = make_env([partial(Liar, answers, number) for number in range(4)], asynchronous="continue")
     env.reset()
     with pytest.raises(ExceptionGroup, match="terminated and truncated are bools") as caught:
         env.step([0, 1, 2, 3])

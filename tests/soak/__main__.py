@@ -1,6 +1,6 @@
 """Steps 32 envs in every mode while a seeded adversary disturbs them, and accounts for every transition.
 
-Usage: python -m tests.soak [--seconds S] [--modes MODE...] [--seed N] [--num-envs N]
+Usage: python -m tests.soak [--seconds S] [--modes MODE...] [--seed N]
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for mode in options.modes:
             with _ray() if mode in ON_RAY else contextlib.nullcontext():
-                tallies[mode] = Course(mode, options.seed, options.num_envs).run(options.seconds / len(options.modes))
+                tallies[mode] = Course(mode, options.seed).run(options.seconds / len(options.modes))
     except StopError:
         return 130
-    print(f"seed {options.seed}, {options.num_envs} envs\n{format_tallies(tallies)}")
+    print(f"seed {options.seed}\n{format_tallies(tallies)}")
     return 1 if any(tally["wrong"] or tally["leaks"] for tally in tallies.values()) else 0
 
 
@@ -38,7 +38,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600.0, help="in all; shared out evenly (default: 600)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, metavar="MODE", help=f"of {MODES}")
     parser.add_argument("--seed", type=int, default=0, help="what the adversary does follows from it")
-    parser.add_argument("--num-envs", type=int, default=32)
     return parser.parse_args(arguments)
 
 

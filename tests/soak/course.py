@@ -11,7 +11,6 @@ import traceback
 import weakref
 from collections import Counter, deque
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -30,6 +29,7 @@ from .envs import Numbered
 from .ledger import Ledger, ViolationError, demand
 from .player import Player
 
+_NUM_ENVS = 32
 _PATIENCE = 10.0
 """Seconds for the end of processes: a Ray actor takes long."""
 _MOST_REPORTS = 5
@@ -47,16 +47,15 @@ _LINES_EVERY = 5.0
 class Course:
     """Runs the soak test of one mode."""
 
-    def __init__(self, mode: str, seed: int, num_envs: int) -> None:
+    def __init__(self, mode: str, seed: int) -> None:
         self.tally: Counter[str] = Counter()
         self._mode = mode
         self._seed = seed
-        self._num_envs = num_envs
         self._timeout = 2.0 if mode in ON_RAY else 1.0
         self._events: deque[str] = deque(maxlen=30)
         self._tokens = itertools.count(1)
         self._begin = time.monotonic()
-        self._samples: list[tuple[float, float]] = []
+        self._sizes: list[float] = []
         self._caller = Caller()
         self._player: Player | None = None
 
@@ -76,7 +75,7 @@ class Course:
         self.tally.update(leaks=len(leaks), interrupts=self._caller.num_interrupted)
         if leaks:
             self._report(ViolationError(f"left behind: {'; '.join(leaks)}"))
-        self._look_at_memory(seconds)
+        self._look_at_memory()
         return self.tally
 
     # ---------------------------------------------------------------- turns
@@ -87,7 +86,7 @@ class Course:
             elapsed = time.monotonic() - self._begin
             if elapsed > seconds or self.tally["wrong"] >= _MOST_REPORTS:
                 return
-            self._samples.append((elapsed, megabytes()))
+            self._sizes.append(psutil.Process().memory_full_info().uss / 1e6)
             if elapsed > shown:
                 shown = elapsed + _LINES_EVERY
                 line = ", ".join(f"{self.tally[name]:,} {name}" for name in _COLUMNS if self.tally[name])
@@ -129,11 +128,11 @@ class Course:
         if self._mode == RAY_POOLS:
             options["hosts_per_node"] = dice.choice((1, 2))
         self._note(f"a pool with {options}")
-        ledger = Ledger(self._num_envs, options["asynchronous"], options["on_failure"] == "restart", self.tally)
+        ledger = Ledger(_NUM_ENVS, options["asynchronous"], options["on_failure"] == "restart", self.tally)
         return Player(self._make_env(options), ledger, self._caller, self._timeout, self._tokens, self._note)
 
     def _make_env(self, options: dict[str, Any]) -> ParallelEnv:
-        env_fns = [partial(Numbered, env_id) for env_id in range(self._num_envs)]
+        env_fns = [partial(Numbered, env_id) for env_id in range(_NUM_ENVS)]
         return ParallelEnv(env_fns, self._mode, timeout=self._timeout, **options)
 
     def _renew(self, turn: Turn) -> None:
@@ -167,18 +166,15 @@ class Course:
 
     def _report(self, error: BaseException) -> None:
         self.tally["wrong"] += 1
-        again = f"python -m tests.soak --modes {self._mode} --seed {self._seed} --num-envs {self._num_envs}"
+        again = f"python -m tests.soak --modes {self._mode} --seed {self._seed}"
         frames = "" if type(error) is ViolationError else "".join(traceback.format_exception(error))
         events = "\n".join(self._events)
         what = f"WRONG in turn {self.tally['turns']}: {error}\n{frames}seen by: {again}"
         print(f"{what}\nthe last events:\n{events}", flush=True)
 
-    def _look_at_memory(self, seconds: float) -> None:
-        def typical(begin: float, end: float) -> float:
-            sizes = [size for elapsed, size in self._samples if begin * seconds <= elapsed < end * seconds]
-            return median(sizes or [self._samples[-1][1]])
-
-        before, after = typical(0.25, 0.5), typical(0.75, 1.0)
+    def _look_at_memory(self) -> None:
+        quarter = len(self._sizes) // 4
+        before, after = median(self._sizes[quarter : 2 * quarter + 1]), median(self._sizes[-quarter - 1 :])
         self.tally.update({"MB before": round(before), "MB after": round(after)})
         factor, room = _GROWTH
         if after > before * factor + room:
@@ -189,12 +185,3 @@ def format_tallies(tallies: dict[str, Counter[str]]) -> str:
     """Return the table of all modes."""
     rows = [[mode, *(f"{tally[name]:,}" for name in _COLUMNS)] for mode, tally in tallies.items()]
     return format_table(["mode", *_COLUMNS], rows, left=("mode",))
-
-
-def megabytes() -> float:
-    """Return the memory of this process: its proportional share if the system reports it, else the resident size."""
-    try:
-        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return float(psutil.Process().memory_info().rss) / 1e6
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1e3
