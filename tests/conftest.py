@@ -95,7 +95,6 @@ _ONLY_IN_RAY = {
 
 
 def _is_of_ray(name: str) -> bool:
-    """Return whether the test of this name runs in a Ray mode."""
     return re.search(r"[\[-]ray[\]-]", name) is not None
 
 
@@ -142,7 +141,6 @@ def ray_cluster() -> Iterator[None]:
 
 
 def needs_ray(word: str) -> bool:
-    """Return whether a mode starts Ray actors."""
     return word in ON_RAY
 
 
@@ -161,7 +159,6 @@ def require_mode(word: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
-    """Each mode in turn."""
     return require_mode(request.param, request)
 
 

@@ -123,7 +123,6 @@ def _shared_memory() -> dict[str, str]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

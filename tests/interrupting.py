@@ -21,8 +21,6 @@ _NOP = dis.opmap["NOP"]
 
 
 class Outcome(NamedTuple):
-    """The outcome of an interrupted call."""
-
     line: str  # before which the interrupt came; empty if the call had fewer lines
     error: type[BaseException] | None  # not the error itself: its traceback would keep the objects of the call alive
 

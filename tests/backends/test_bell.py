@@ -38,8 +38,6 @@ class Meddler(Counting):
 
 
 class Gated(Counting):
-    """With action 1 it waits for a file."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 

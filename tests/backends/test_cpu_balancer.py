@@ -97,7 +97,6 @@ def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, m
 
 @pytest.fixture
 def busy() -> Iterator[list[int]]:
-    """Two processes that compute."""
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     for process in started:

@@ -46,8 +46,6 @@ class Env(gym.Env):
 
 
 class Package:
-    """A package in a folder of its own."""
-
     def __init__(self, folder: Path, name: str, body: str) -> None:
         self.name = name
         self.folder = folder / name

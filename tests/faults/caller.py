@@ -37,7 +37,6 @@ class Caller:
         )
 
     def read(self) -> dict[str, Any]:
-        """Return the next report."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):
@@ -46,7 +45,6 @@ class Caller:
         raise AssertionError(f"the program ended early:\n{self.errors()}")
 
     def await_file(self, name: str) -> None:
-        """Wait until one of its envs has made a file."""
         deadline = time.monotonic() + _PATIENCE
         while not (self.folder / name).exists():
             assert self.process.poll() is None, f"the program ended early:\n{self.errors()}"
@@ -92,12 +90,10 @@ class Caller:
         return found
 
     def errors(self) -> str:
-        """Return what it wrote to standard error."""
         self._errors.seek(0)
         return self._errors.read()
 
     def end(self) -> None:
-        """Kill it and all processes that it started."""
         for process in self.members():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -36,8 +36,6 @@ STARTS_POOL = dict.fromkeys(ON_RAY, 2.0)
 
 @dataclass(frozen=True)
 class Column:
-    """One way to run envs."""
-
     mode: str
     start_method: str = ""
 
@@ -89,7 +87,6 @@ class Context:
         return caller
 
     def release(self) -> None:
-        """Let waiting envs continue."""
         (self.folder / "go").touch()
 
     @property
@@ -98,7 +95,6 @@ class Context:
         return PROCESSES in self.mode
 
     def has(self, what: str, number: int = 0) -> bool:
-        """Return whether an env has made the file of an event."""
         return (self.folder / f"{what}-{number}").exists()
 
     @contextmanager
@@ -157,7 +153,6 @@ Provoke = Callable[[Context], float]
 
 
 def fault(name: str, impossible: Collection[str] = (), **details: Any) -> Callable[[Provoke], None]:
-    """Add a function to the table."""
     return lambda provoke: FAULTS.append(Fault(name, provoke, impossible, **details))
 
 
@@ -180,7 +175,6 @@ def begin_all(env: ParallelEnv) -> float:
 
 
 def poll(is_true: Callable[[], Any]) -> None:
-    """Call a function until its result is true."""
     deadline = time.monotonic() + PATIENCE
     while not is_true():
         assert time.monotonic() < deadline, is_true

@@ -55,20 +55,6 @@ for _name, _begun, _limit, _more in (
     _add(partial(_interrupt, f"interrupt_{_name}", _begun))
 
 
-@fault("Ctrl-C twice", is_slow=True)
-def twice(context: Context) -> float:
-    caller = context.call("interrupt_twice")
-    caller.await_file("began-0")
-    caller.interrupt()
-    caller.read()
-    if context.mode == ORACLE:  # the next env is stepped by recv, in the caller
-        caller.await_file("began-1")
-    moment = caller.interrupt()
-    facts = caller.read()
-    caller.finish()
-    return float(facts["usable"]) - moment
-
-
 for _name, _how, _files in (
     ("idle workers", "idle", ()),
     ("busy workers", "busy", ("began-0", "began-2")),

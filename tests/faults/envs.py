@@ -37,15 +37,13 @@ class Faulty(Fragile):
         folder: For the files ``began-0`` (which contains the process id), ``closed-0`` and ``go``.
         birth: The fault in the constructor.
         end: The fault in `close`.
-        picture: The fault in `render`.
     """
 
     action_space = gym.spaces.Discrete(len(ACTIONS))
 
-    def __init__(self, number: int, folder: str, birth: str = "go", end: str = "go", picture: str = "go") -> None:
+    def __init__(self, number: int, folder: str, birth: str = "go", end: str = "go") -> None:
         super().__init__(number, folder)
         self.end = end
-        self.picture = picture
         self.lock = threading.Lock()
         self.do(birth)
 
@@ -59,15 +57,11 @@ class Faulty(Fragile):
         self.steps += 1
         return self._state(), 1.0, False, False, {} if result is None else {"said": result}
 
-    def render(self) -> Any:
-        return self.do(self.picture)
-
     def close(self) -> None:
         self._tell("closed")
         self.do(self.end)
 
     def do(self, what: str) -> Any:
-        """Cause a fault, by name."""
         return getattr(self, what)()
 
     def _tell(self, what: str) -> None:
@@ -78,11 +72,9 @@ class Faulty(Fragile):
 
     # ---------------------------------------------------------------- slow operations
 
-    def go(self) -> None:
-        """Nothing."""
+    def go(self) -> None: ...
 
     def wait(self) -> None:
-        """Wait for a file."""
         self._tell("began")
         deadline = time.monotonic() + _FOR_EVER
         while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
@@ -141,8 +133,6 @@ class Faulty(Fragile):
 
 
 class _Slow:
-    """An object that is slow to pickle."""
-
     def __init__(self, env: Faulty) -> None:
         self._env = env
 

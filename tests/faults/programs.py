@@ -104,19 +104,6 @@ def interrupt_close(context: Context) -> None:
     sys.stdin.readline()
 
 
-def interrupt_twice(context: Context) -> None:
-    env = context.make()
-    first = interrupted(lambda: env.step(actions("wait", "wait")))
-
-    def receive() -> None:
-        tell(told=first)  # here, as the next interrupt comes at once
-        env.recv(min_envs=NUM_ENVS)
-
-    told = interrupted(receive)
-    context.release()
-    tell(told=told, usable=begin_all(env))
-
-
 # ---------------------------------------------------------------- ends
 
 
@@ -129,7 +116,6 @@ def stay(context: Context, how: str) -> None:
 
 
 def leave(context: Context, how: str) -> None:
-    """End with open envs."""
     envs = [context.make(), context.make()]
     workers = pids(*envs)
     if how == "busy":
@@ -178,13 +164,10 @@ def _lack(context: Context, limit: int, allowed: int) -> None:
 
 
 def _complaint(make: Callable[[], Any]) -> str:
-    """Return the error of making envs."""
     try:
         make()
     except ParallelEnvError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 (to be reported)
-        return f"not ours: {type(error).__name__}: {error}"
     return "nothing"
 
 

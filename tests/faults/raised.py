@@ -31,7 +31,7 @@ def in_constructor(context: Context) -> float:
 
 def _raise(kind: Any, act: Callable[[Any], Any], parts: tuple[str, ...], context: Context) -> float:
     """Let env 1 raise; check that the error names the env, the operation and the line of the user, by parts of it."""
-    env = context.make(faulty(context.folder, number=1, picture="fall"))
+    env = context.make()
     began = time.monotonic()
     with pytest.raises(kind) as caught:
         act(env)
@@ -57,7 +57,6 @@ _OPTIONS = {"options": [None, {"do": "fall"}, None, None]}
 for _name, _kind, _act, *_parts in (
     ("an exception in reset", ZeroDivisionError, lambda env: env.reset(**_OPTIONS), "env 1 in reset, process ", *_FALL),
     ("an exception in step", ZeroDivisionError, lambda env: env.step(_ONE_FALLS), "env 1 in step, process ", *_FALL),
-    ("an exception in render", ZeroDivisionError, lambda env: env.render(), "env 1 in render(), process ", *_FALL),
     ("an exception in a method", ZeroDivisionError, _do("fall"), "env 1 in do(), process ", *_FALL),
     ("exceptions in the steps of several envs", ExceptionGroup, lambda env: env.step(_THREE_FALL), "(0, 1, 3)", *_FALL),
     ("an exception whose constructor wants two arguments", TwoArguments, _do("raise_two"), "raise TwoArguments("),

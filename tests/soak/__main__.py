@@ -20,7 +20,6 @@ from .course import Course, format_tallies
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Soak every mode in turn; return 1 if anything was wrong."""
     options = _options(arguments)
     tallies: dict[str, Counter[str]] = {}
     try:

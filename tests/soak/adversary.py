@@ -24,8 +24,6 @@ _HARMLESS = {"step": 40, "send": 12, "receive": 16, "echo": 5, "reset": 4}
 
 @dataclass
 class Turn:
-    """One turn."""
-
     number: int
     dice: random.Random  # for choices that depend on the situation
     call: str

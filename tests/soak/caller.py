@@ -21,8 +21,7 @@ class StuckError(BaseException):
     """A call did not return. Not an `Exception`, so that it is not handled as an error of an env."""
 
 
-class StopError(BaseException):
-    """The user stops the test."""
+class StopError(BaseException): ...
 
 
 @contextlib.contextmanager
@@ -98,7 +97,6 @@ class Caller:
             os.kill(os.getpid(), signal.SIGINT)
 
     def attempt(self, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-        """Make a call; return its result or its error."""
         answer: list[Any] = []
         signal.alarm(PATIENCE)
         faulthandler.dump_traceback_later(2 * PATIENCE, exit=True)  # where not even a signal gets through

@@ -45,8 +45,6 @@ _LINES_EVERY = 5.0
 
 
 class Course:
-    """Runs the soak test of one mode."""
-
     def __init__(self, mode: str, seed: int) -> None:
         self.tally: Counter[str] = Counter()
         self._mode = mode
@@ -60,7 +58,6 @@ class Course:
         self._player: Player | None = None
 
     def run(self, seconds: float) -> Counter[str]:
-        """Run for some seconds and return the counts."""
         self._make_player().close()  # resources that Python and Ray keep exist now
         before = Holdings()
         # The pauses before restarts, which grow up to 5 s, would take up all the time.
@@ -182,6 +179,5 @@ class Course:
 
 
 def format_tallies(tallies: dict[str, Counter[str]]) -> str:
-    """Return the table of all modes."""
     rows = [[mode, *(f"{tally[name]:,}" for name in _COLUMNS)] for mode, tally in tallies.items()]
     return format_table(["mode", *_COLUMNS], rows, left=("mode",))

@@ -20,8 +20,7 @@ PID = 5
 """Place of the process id in a state: what is before it is known in advance."""
 
 
-class TroubleError(Exception):
-    """An exception that an env raises on request."""
+class TroubleError(Exception): ...
 
 
 class KnottedError(Exception):
@@ -82,7 +81,6 @@ class Numbered(gym.Env[Any, Any]):
         return self._view
 
     def echo(self, value: float, until: float) -> tuple[int, float]:
-        """Return its env id and its argument."""
         _sleep_until(until)
         return self.env_id, value
 

@@ -16,12 +16,10 @@ _OF_OTHERS = (WorkerDiedError, WorkerTimeoutError, EnvInterruptedError)
 """Errors of a step that its own action did not ask for."""
 
 
-class ViolationError(Exception):
-    """The library violated a promise."""
+class ViolationError(Exception): ...
 
 
 def demand(holds: bool, text: str, *details: Any) -> None:
-    """Raise `ViolationError` unless something holds."""
     if not holds:
         raise ViolationError(" ".join([text, *map(str, details)]))
 
@@ -38,7 +36,6 @@ def blames(error: BaseException) -> list[tuple[BaseException, tuple[int, ...]]]:
 
 
 def named(error: BaseException) -> list[int]:
-    """Return all envs that an error names."""
     return [env_id for _, env_ids in blames(error) for env_id in env_ids]
 
 
@@ -70,13 +67,10 @@ class Account:
 
     @property
     def can_step(self) -> bool:
-        """Whether a step would be accepted."""
         return not (self.flight or self.needs_reset or self.is_dead or self.is_late)
 
 
 class Ledger:
-    """All accounts of one pool."""
-
     def __init__(self, num_envs: int, done_policy: str | None, is_tough: bool, tally: Counter[str]) -> None:
         self.accounts = [Account(env_id) for env_id in range(num_envs)]
         self._done_policy = done_policy
@@ -84,12 +78,10 @@ class Ledger:
         self.tally = tally
 
     def where(self, holds: Callable[[Account], Any]) -> list[int]:
-        """Return the envs whose accounts fulfil a condition."""
         return [account.env_id for account in self.accounts if holds(account)]
 
     @property
     def in_flight(self) -> list[int]:
-        """Envs with a step in flight."""
         return self.where(lambda account: account.flight)
 
     # ---------------------------------------------------------------- steps
@@ -101,7 +93,6 @@ class Ledger:
             account.flight = Flight(token, deed, account.is_over)
 
     def deliver(self, result: StepResult) -> list[int]:
-        """Check a result and return its env ids."""
         env_ids: list[int] = result.env_ids.tolist()
         demand(len(set(env_ids)) == len(env_ids), "an env was delivered twice in one answer:", env_ids)
         for env_id, *row in zip(env_ids, *result, result.terminated, result.truncated, strict=True):
@@ -145,7 +136,6 @@ class Ledger:
         account.pid = int(state[PID])
 
     def _end(self, account: Account) -> None:
-        """Note the end of an episode, according to the done policy."""
         for other in self.accounts if self._done_policy is None else [account]:
             other.is_over = self._done_policy in (None, "idle")
 
@@ -207,7 +197,6 @@ class Ledger:
     # ---------------------------------------------------------------- episodes and rebuilds
 
     def begin(self, env_ids: Sequence[int], states: Any, infos: Sequence[dict[str, Any]], seeds: Sequence[Any]) -> None:
-        """Check the results of a reset."""
         demand(len(states) == len(env_ids), f"{len(states)} states came of a reset of {len(env_ids)} envs")
         for env_id, state, seed in zip(env_ids, states, seeds, strict=True):
             account, birth, episode = self.accounts[env_id], float(state[1]), int(state[2])
@@ -224,7 +213,6 @@ class Ledger:
             account.is_new = account.is_blurred = account.needs_reset = account.is_over = account.is_dead = False
 
     def rebuild(self, env_ids: Sequence[int]) -> None:
-        """Note that envs were rebuilt."""
         self.drop(env_ids)
         for env_id in env_ids:
             account = self.accounts[env_id]

@@ -21,8 +21,6 @@ from .ledger import Ledger, ViolationError, blames, demand, named
 
 
 class Player:
-    """Uses one pool until it is closed."""
-
     def __init__(
         self,
         env: ParallelEnv,
@@ -99,7 +97,6 @@ class Player:
         self._restart(rank[: turn.dice.randint(1, 3)])
 
     def _play_echo(self, turn: Turn, rank: list[int]) -> None:
-        """Call a method whose return values are known."""
         env_ids = rank[: turn.dice.randint(1, 8)]
         data = [{"value": float(next(self._tokens)), "until": 0.0} for _ in env_ids]
         data[0]["until"] = time.time() + turn.seconds
@@ -167,7 +164,6 @@ class Player:
         return None
 
     def _after_error(self, error: BaseException, asked: Sequence[int]) -> list[int] | None:
-        """Record an error, and the results of the other envs."""
         if hasattr(error, "partial"):
             return sorted([*self.ledger.deliver(error.partial), *self.ledger.lose(error)])
         if isinstance(error, WorkerTimeoutError):  # the steps continue
@@ -225,7 +221,6 @@ class Player:
         self.ledger.begin(good, () if states is None else states, self.env.reset_infos, seeds)
 
     def _restart(self, env_ids: list[int]) -> None:
-        """Rebuild envs."""
         rebuilt, error = self._attempt(partial(self.env.restart, env_ids))
         if isinstance(error, KeyboardInterrupt):  # which envs were rebuilt is unknown
             self._restart(list(range(len(self.env))))
@@ -247,5 +242,4 @@ class Player:
 
 
 def describe(error: BaseException) -> str:
-    """Return a line on an error."""
     return f"{type(error).__name__} of envs {sorted(named(error))}: {str(error)[:150]!r}"
