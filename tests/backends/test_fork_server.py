@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -292,40 +291,37 @@ def test_forked_child_starts_its_own_fork_servers(make_package: MakePackage) -> 
 SCRIPT = """
 import os, sys
 from parallelenv import ParallelEnv
+os.environ["CALLER"] = str(os.getpid())
 sys.path.insert(0, sys.argv[1])
 module = __import__(sys.argv[2])
-try:
+def use():
     with ParallelEnv([module.Env] * 2, "subproc", num_cpus=2) as env:
         env.reset()
+try:
+    use()
 except KeyboardInterrupt:
     os.environ["QUICK"] = "1"
-    with ParallelEnv([module.Env] * 2, "subproc", num_cpus=2) as env:
-        env.reset()
+    use()
     print("usable", flush=True)
 """
 SLOW = "if 'QUICK' not in os.environ and os.getpid() != int(os.environ['CALLER']):\n    import time; time.sleep(60)"
 
 
-@pytest.fixture
-def importing(make_package: MakePackage, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A script whose fork server imports a package, and takes long."""
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_caller_is_killed_or_interrupted_during_an_import_in_the_fork_server(
+    make_package: MakePackage, tmp_path: Path, is_killed: bool
+) -> None:
     package = make_package(SLOW)
-    script = f"import os; os.environ['CALLER'] = str(os.getpid()){SCRIPT}"
-    with start(script, str(tmp_path), package.name, start_new_session=True) as process:
+    with start(SCRIPT, str(tmp_path), package.name, start_new_session=True) as process:
         while len(package.imported_in()) < 2:  # the caller's, and the server's
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
-        yield process
-
-
-def test_fork_server_that_imports_exits_when_the_caller_is_killed(importing: subprocess.Popen[str]) -> None:
-    family = psutil.Process(importing.pid).children(recursive=True)
-    assert len(family) >= 3  # the tracker, the root, and the server
-    importing.kill()
-    assert survivors([one.pid for one in family], patience=2) == []
-
-
-def test_ctrl_c_during_import_in_fork_server_reaches_only_the_caller(importing: subprocess.Popen[str]) -> None:
-    os.killpg(importing.pid, signal.SIGINT)
-    assert importing.communicate(timeout=30) == ("usable\n", "")
-    assert importing.returncode == 0
+        if is_killed:
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert len(family) >= 3  # the tracker, the root, and the server
+            process.kill()
+            assert survivors([one.pid for one in family], patience=2) == []
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.communicate(timeout=30) == ("usable\n", "")
+            assert process.returncode == 0

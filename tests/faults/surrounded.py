@@ -1,4 +1,4 @@
-"""Surroundings: standard input, limits of the machine, and other users of the same pool."""
+"""Surroundings: standard input, limits of the machine, and a fork of the caller."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ for _name, _program, _details in (
     _add(partial(_lack, _program, _details, "ulimit -n"))
 
 
-# ---------------------------------------------------------------- other users
+# ---------------------------------------------------------------- fork
 
 
 @fault("fork of the caller")
@@ -109,21 +109,3 @@ def forked(context: Context) -> float:
     with open(reader) as told:
         assert "in a process forked from the one that made this ParallelEnv" in told.read()
     return step_all(env) - began
-
-
-@fault("two threads at once")
-def two_threads(context: Context) -> float:
-    env = context.make()
-    caught: list[BaseException] = []
-
-    def intrude() -> None:
-        try:
-            env.get_env_attr("steps")
-        except UsageError as error:
-            caught.append(error)
-        context.release()
-
-    with context.once_begun(intrude) as moments:
-        env.step(actions("wait"))
-    assert "while another thread is in " in str(caught[0])
-    return step_all(env) - moments[0]

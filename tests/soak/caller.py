@@ -113,3 +113,10 @@ class Caller:
             if not answer:  # else an interrupt came too late to do harm
                 return None, error
         return answer[0], None
+
+    def make(self, call: Callable[[], Any]) -> Any:
+        """Make a call; return its result, or ``None`` if it was interrupted."""
+        result, error = self.attempt(call)
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            raise error
+        return result

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import random
 import time
 import traceback
-import weakref
 from collections import Counter, deque
 from functools import partial
 from statistics import median
@@ -16,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import psutil
-from holdings import Holdings, survivors
+from holdings import Holdings
 from modes import ON_RAY, PROCESSES, RAY_POOLS
 
 from parallelenv import ParallelEnv
@@ -26,7 +24,7 @@ from parallelenv.engine import recovery
 from .adversary import Turn, turns
 from .caller import Caller, StuckError, meanwhile
 from .envs import Numbered
-from .ledger import Ledger, ViolationError, demand
+from .ledger import Ledger, ViolationError
 from .player import Player
 
 _NUM_ENVS = 32
@@ -98,12 +96,16 @@ class Course:
     def _take_turn(self, turn: Turn) -> None:
         self._player = player = self._player or self._make_player()
         self._note(f"turn {turn.number}: {turn.call} ({turn.disturbance}), {len(player.ledger.in_flight)} under way")
-        if turn.call in ("renew", "abandon"):
+        if turn.call == "renew":
+            with meanwhile(turn.delay, self._caller.strike):
+                self._release()
+        elif turn.call == "abandon":  # without `close`
+            self._player = None
             del player
-            self._renew(turn)
+            gc.collect()
         elif turn.call == "make":  # a second pool, which is interrupted; leaks are found at the end
             with meanwhile(turn.delay, self._caller.strike):
-                env, _ = self._caller.attempt(partial(self._make_env, {"num_cpus": 1}))
+                env = self._caller.make(partial(self._make_env, {"num_cpus": 1}))
             if env is not None:
                 env.close()
         else:
@@ -132,29 +134,11 @@ class Course:
         env_fns = [partial(Numbered, env_id) for env_id in range(_NUM_ENVS)]
         return ParallelEnv(env_fns, self._mode, timeout=self._timeout, **options)
 
-    def _renew(self, turn: Turn) -> None:
-        """Close or drop the pool, and check that it and its workers end."""
-        player, self._player = self._player, None
-        assert player is not None
-        pids = {account.pid for account in player.ledger.accounts}
-        remains = weakref.ref(player.env)
-        if turn.call == "renew":
-            with meanwhile(turn.delay, self._caller.strike):
-                player.close()
-        del player
-        gc.collect()
-        kept = remains()
-        if kept is not None:
-            kept.close()
-        left = survivors(pids - {0, os.getpid()}, _PATIENCE)
-        self.tally.update(leaks=len(left), rebuilds=1)
-        demand(kept is None, "an unused pool was kept")
-        demand(not left, "these processes outlived their pool:", left)
-
     def _release(self) -> None:
         if self._player is not None:
-            self._player.close()
-            self._player = None
+            player, self._player = self._player, None
+            player.close()
+            self.tally["rebuilds"] += 1
 
     # ---------------------------------------------------------------- accounts
 

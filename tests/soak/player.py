@@ -235,10 +235,8 @@ class Player:
 
     def close(self) -> None:
         """Close the pool, twice, for it may be interrupted."""
-        _, error = self._caller.attempt(self.env.close)
+        self._caller.make(self.env.close)
         self.env.close()
-        if error is not None and not isinstance(error, KeyboardInterrupt):
-            raise error
 
 
 def describe(error: BaseException) -> str:
