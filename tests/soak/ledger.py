@@ -45,7 +45,6 @@ class Flight:
 
     token: float
     deed: float
-    is_absent: bool  # left out, because the env is done
 
 
 @dataclass(slots=True)
@@ -61,13 +60,13 @@ class Account:
     is_new: bool = True  # rebuilt since its latest result
     is_blurred: bool = False  # unreported episodes may have started, because the call was given up
     needs_reset: bool = True
-    is_over: bool = False  # its episode ended, and it is left out of steps
+    is_over: bool = False  # its episode ended, and it would be left out of steps
     is_dead: bool = False
     is_late: bool = False  # known to take longer than the timeout
 
     @property
     def can_step(self) -> bool:
-        return not (self.flight or self.needs_reset or self.is_dead or self.is_late)
+        return not (self.flight or self.needs_reset or self.is_over or self.is_dead or self.is_late)
 
 
 class Ledger:
@@ -89,8 +88,7 @@ class Ledger:
     def depart(self, env_ids: Sequence[int], actions: Sequence[tuple[float, float, float]]) -> None:
         """Record that steps were requested."""
         for env_id, (token, deed, _) in zip(env_ids, actions, strict=True):
-            account = self.accounts[env_id]
-            account.flight = Flight(token, deed, account.is_over)
+            self.accounts[env_id].flight = Flight(token, deed)
 
     def deliver(self, result: StepResult) -> list[int]:
         env_ids: list[int] = result.env_ids.tolist()
@@ -98,14 +96,11 @@ class Ledger:
         for env_id, *row in zip(env_ids, *result, result.terminated, result.truncated, strict=True):
             account = self.accounts[env_id]
             flight, account.flight, account.is_late = account.flight, None, False
-            state, reward, done, info, terminated, truncated = row
+            _, _, done, info, terminated, truncated = row
             if flight is None:
                 raise ViolationError(f"env {env_id} was delivered, but owed nothing: {row}")
             demand(done == (terminated or truncated), "done contradicts its parts:", row)
-            if flight.is_absent:
-                is_blank = state is None and reward is None and done and info == {}
-                demand(is_blank, f"env {env_id}, whose episode is over, was to answer (None, None, True, {{}}):", row)
-            elif "failure" in info:
+            if "failure" in info:
                 self._cut_off(account, flight, row)
             else:
                 self._advance(account, flight, row)
@@ -185,7 +180,7 @@ class Ledger:
         for env_id in env_ids:
             account = self.accounts[env_id]
             if account.flight:
-                self.tally["lost"] += not account.flight.is_absent
+                self.tally["lost"] += 1
                 account.flight, account.is_blurred = None, True
             account.needs_reset = True
 

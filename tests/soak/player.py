@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,28 +21,20 @@ from .envs import EXIT, GO, TROUBLES, WAIT
 from .ledger import Ledger, ViolationError, blames, demand, named
 
 
+@dataclass
 class Player:
-    def __init__(
-        self,
-        env: ParallelEnv,
-        ledger: Ledger,
-        caller: Caller,
-        timeout: float,
-        tokens: Iterator[int],
-        note: Callable[[str], None],
-    ) -> None:
-        self.env = env
-        self.ledger = ledger
-        self._caller = caller
-        self._timeout = timeout
-        self._tokens = tokens
-        self._note = note
+    env: ParallelEnv
+    ledger: Ledger
+    caller: Caller
+    timeout: float
+    tokens: Iterator[int]
+    note: Callable[[str], None]
 
     def play(self, turn: Turn) -> None:
         """Follow the advice of earlier errors, then execute the turn."""
         self._repair(turn)
         rank = turn.dice.sample(range(len(self.env)), len(self.env))
-        hit = self._caller.strike if turn.hit == "call" else partial(self._kill, turn.hit, rank)
+        hit = self.caller.strike if turn.hit == "call" else partial(self._kill, turn.hit, rank)
         if turn.hit and turn.delay is None:
             hit()
         with meanwhile(turn.delay, hit):
@@ -53,14 +46,14 @@ class Player:
         if target == "node":
             pids = [node_of(pid) for pid in pids]
         self.ledger.tally["kills"] += kill(pids)
-        self._note(f"  killed {pids}")
+        self.note(f"  killed {pids}")
 
     def _repair(self, turn: Turn) -> None:
         """Occasionally follow the advice of errors: restart, wait, reset."""
         ledger, mood = self.ledger, turn.dice.random()
         late = ledger.where(lambda account: account.is_late)
         if late and mood < 0.3 and ledger.in_flight:
-            self._receive(len(ledger.in_flight), None, 0.8 * self._timeout)
+            self._receive(len(ledger.in_flight), None, 0.8 * self.timeout)
         elif late and mood < 0.9:
             self._restart(late)
         dead = ledger.where(lambda account: account.is_dead)
@@ -98,7 +91,7 @@ class Player:
 
     def _play_echo(self, turn: Turn, rank: list[int]) -> None:
         env_ids = rank[: turn.dice.randint(1, 8)]
-        data = [{"value": float(next(self._tokens)), "until": 0.0} for _ in env_ids]
+        data = [{"value": float(next(self.tokens)), "until": 0.0} for _ in env_ids]
         data[0]["until"] = time.time() + turn.seconds
         answers, error = self._attempt(partial(self.env.customized_method, "echo", data, env_ids))
         if error is None:
@@ -120,13 +113,12 @@ class Player:
         for place, env_id in enumerate(env_ids):
             deed, seconds = turn.deeds[place] if place < len(turn.deeds) else (GO, 0.0)
             account = self.ledger.accounts[env_id]
-            hangs = deed == WAIT and seconds > self._timeout
+            hangs = deed == WAIT and seconds > self.timeout
             # The caller's own thread cannot be ended or abandoned.
             if account.pid == os.getpid() and (deed == EXIT or (hangs and self.env.para_mode != THREADS)):
                 deed = GO
-            if not account.is_over:
-                self.ledger.tally.update(kills=deed == EXIT, exceptions=deed in TROUBLES, hangs=hangs)
-            actions.append((float(next(self._tokens)), float(deed), seconds))
+            self.ledger.tally.update(kills=deed == EXIT, exceptions=deed in TROUBLES, hangs=hangs)
+            actions.append((float(next(self.tokens)), float(deed), seconds))
         self.ledger.depart(env_ids, actions)
         return np.array(actions)
 
@@ -134,9 +126,9 @@ class Player:
 
     def _attempt(self, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         """Make a call; return its result or its error, which is noted."""
-        result, error = self._caller.attempt(call)
+        result, error = self.caller.attempt(call)
         if error is not None:
-            self._note(f"  {describe(error)}")
+            self.note(f"  {describe(error)}")
         return result, error
 
     def _receive(self, lowest: int, highest: int | None, timeout: float | None) -> None:
@@ -193,7 +185,7 @@ class Player:
                 self._after_error(error, ())
         if missing := self.ledger.in_flight:
             demand(set(missing) <= set(asked), f"of {asked} a step was interrupted, lost are those of", missing)
-            self._note(f"  never begun, or lost: {missing}")
+            self.note(f"  never begun, or lost: {missing}")
             self.ledger.drop(range(len(self.env)))  # the end of one env may have ended all
             for account in self.ledger.accounts:
                 account.is_blurred = True
@@ -235,7 +227,7 @@ class Player:
 
     def close(self) -> None:
         """Close the pool, twice, for it may be interrupted."""
-        self._caller.make(self.env.close)
+        self.caller.make(self.env.close)
         self.env.close()
 
 
