@@ -41,9 +41,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# -------------------------------------------------------------------- modes
-
-
 # The tests that `make test` runs in the Ray modes, where a test takes seconds: files, functions, single tests. The rest
 # has the marker `long` there and is run by `make test-all`. It tests the same code as in `subproc`, and `ray` and
 # `ray-subproc` have the same backend.
@@ -181,9 +178,6 @@ def make_pool(mode: str) -> Iterator[MakePool]:
             )
 
         yield make
-
-
-# -------------------------------------------------------------------- leaks
 
 
 @pytest.fixture(autouse=True)

@@ -37,9 +37,6 @@ def env(make_env: MakeEnv, tmp_path: Path) -> ParallelEnv:
     return env
 
 
-# ---------------------------------------------------------------- exceptions
-
-
 def test_failure_is_assigned_to_its_env_among_several_commands(env: ParallelEnv) -> None:
     env.send([RAISE, GO_ON], id=[0, 1])
     env.send([GO_ON], id=[3])
@@ -164,9 +161,6 @@ def test_object_that_fails_to_unpickle_affects_only_its_env_and_call(make_env: M
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
-# ---------------------------------------------------------------- interrupts
-
-
 def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
@@ -178,9 +172,6 @@ def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
         assert seen == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-# ---------------------------------------------------------------- rebuilding and closing
 
 
 def test_restart_of_a_healthy_env_rebuilds_only_that_env(env: ParallelEnv) -> None:
@@ -334,9 +325,6 @@ def test_results_are_writable_and_share_no_memory(make_env: MakeEnv) -> None:
         info["same"][0] = 7
         state[1] = 5
         assert state.tolist() == [0, 5, 2]
-
-
-# ---------------------------------------------------------------- misuse
 
 
 def test_parallel_env_cannot_be_copied_or_pickled(env: ParallelEnv) -> None:

@@ -63,9 +63,6 @@ def make(envs: Any = HOMES, num_cpus: int = 2) -> ParallelEnv:
     return ParallelEnv(envs, "subproc", "continue", num_cpus, caller_steps=True)
 
 
-# ---------------------------------------------------------------- processes of envs
-
-
 @pytest.mark.parametrize(("num_cpus", "ours"), [(1, [0, 1, 2, 3, 4]), (2, [3, 4]), (3, [4]), (5, [4])])
 def test_caller_steps_the_last_and_smallest_share(num_cpus: int, ours: list[int]) -> None:
     with make(num_cpus=num_cpus) as env:
@@ -103,9 +100,6 @@ def test_classes_of_the_caller_are_not_modified() -> None:
     before = {name: vars(Local)[name] for name in ("seen", "see")}
     with make([Local, Local], num_cpus=1):
         assert all(vars(Local)[name] is value for name, value in before.items())
-
-
-# ---------------------------------------------------------------- faults
 
 
 @pytest.mark.parametrize("env_ids", [[0, 2], [4], [1, 3], [0, 1, 2, 3, 4]], ids=str)

@@ -90,9 +90,6 @@ def run(env: Any, text: str = "os.getpid()", num_cpus: int = NUM_WORKERS, **opti
         return list(pool.customized_method("evaluate", {"text": text}))
 
 
-# ---------------------------------------------------------------- imported once
-
-
 def test_a_package_is_imported_once_for_all_workers_of_all_pools(make_package: MakePackage) -> None:
     package = make_package()
     workers = {pid for _ in range(3) for pid in run(package.env())}
@@ -127,9 +124,6 @@ def test_preload_of_a_module_that_starts_a_thread_warns(make_package: MakePackag
         run(make_package().env(), preload=[unfit.name])
 
 
-# ---------------------------------------------------------------- imported again
-
-
 @pytest.mark.parametrize("file", ["__init__.py", "part.py"])
 def test_package_changed_on_disk_is_imported_again(make_package: MakePackage, file: str) -> None:
     package = make_package("from . import part")
@@ -151,9 +145,6 @@ def test_package_is_imported_again_if_environment_or_sys_path_changes(
     assert len(package.imported_in()) == 2
     run(package.env())
     assert len(package.imported_in()) == 2
-
-
-# ---------------------------------------------------------------- packages that cannot be forked
 
 
 ABROAD = f"if os.getpid() != {os.getpid()}:\n    "  # the caller imports it as well
@@ -206,9 +197,6 @@ def test_caller_survives_import_that_exits_the_process(make_package: MakePackage
     assert f"{package.name}, whose import ends the process" in doctor.describe()
 
 
-# ---------------------------------------------------------------- as if each worker had imported it
-
-
 def test_output_of_an_import_is_shown_once(make_package: MakePackage, capfd: pytest.CaptureFixture[str]) -> None:
     body = "print('hello'); import logging; log = logging.getLogger(__name__)\n"
     body += "import sys; log.addHandler(logging.StreamHandler(sys.stdout))"
@@ -255,9 +243,6 @@ def test_workers_have_cwd_and_argv_of_caller_and_leak_no_descriptors(
     found = run(package.env(), text)
     assert found[0][:3] == (str(tmp_path), ["mine", "--fast"], "parallelenv-worker")
     assert found == [found[0]] * NUM_WORKERS
-
-
-# ---------------------------------------------------------------- exit
 
 
 def test_killed_workers_and_fork_servers_are_replaced_and_other_workers_keep_running(make_package: MakePackage) -> None:

@@ -75,9 +75,6 @@ def test_script_without_main_guard_survives_ctrl_c_to_its_process_group_and_leak
         assert survivors([int(pid) for pid in workers], patience=2) == []
 
 
-# ---------------------------------------------------------------- environment of an env
-
-
 class Witness(Counter):
     def call(self, function: Callable[[], Any]) -> Any:
         return function()
@@ -150,9 +147,6 @@ def test_cpu_balancer_includes_restarted_workers(monkeypatch: pytest.MonkeyPatch
         assert {*ask(env, os.getpid)} == looked_at[-1] != {victim, other}
 
 
-# ---------------------------------------------------------------- classes that only cloudpickle takes
-
-
 def test_info_keys_can_be_instances_of_a_user_class() -> None:
     class Key(enum.Enum):
         SPEED = 1
@@ -186,9 +180,6 @@ def test_results_do_not_modify_classes_of_the_caller() -> None:
         assert Score.best == [7]
 
 
-# ---------------------------------------------------------------- processes of an env's own
-
-
 def start_child() -> int | None:
     process = multiprocessing.get_context("fork").Process(target=int)
     process.start()
@@ -214,9 +205,6 @@ def test_used_env_that_pickles_without_its_state_warns() -> None:
     with pytest.warns(UserWarning, match=r"env 1, .*EzPickle.*its state is lost") as caught:
         ParallelEnv([fresh, used], "subproc").close()
     assert len(caught) == 1
-
-
-# ---------------------------------------------------------------- the end of a worker
 
 
 def test_worker_reaped_elsewhere_is_reported_as_dead() -> None:

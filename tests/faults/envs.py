@@ -70,8 +70,6 @@ class Faulty(Fragile):
         draft.write_text(str(os.getpid()))
         draft.rename(Path(self.folder, f"{what}-{self.number}"))
 
-    # ---------------------------------------------------------------- slow operations
-
     def go(self) -> None: ...
 
     def wait(self) -> None:
@@ -88,8 +86,6 @@ class Faulty(Fragile):
         """Sleep in C code that holds the GIL, as most C code does."""
         self._tell("began")
         ctypes.PyDLL(None).sleep(int(_FOR_EVER))
-
-    # ---------------------------------------------------------------- exceptions and exits
 
     def fall(self) -> None:
         raise ZeroDivisionError(f"env {self.number} fell over")
@@ -111,8 +107,6 @@ class Faulty(Fragile):
 
     def crash(self) -> None:
         ctypes.string_at(0)
-
-    # ---------------------------------------------------------------- return values and streams
 
     def hand_out_lock(self) -> Any:
         return self.lock

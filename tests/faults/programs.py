@@ -59,9 +59,6 @@ def keep_cluster(context: Context) -> None:
         ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
 
 
-# ---------------------------------------------------------------- interrupts
-
-
 def interrupt_step(context: Context) -> None:
     env = context.make()
     told = interrupted(lambda: env.step(actions("wait")))
@@ -104,9 +101,6 @@ def interrupt_close(context: Context) -> None:
     sys.stdin.readline()
 
 
-# ---------------------------------------------------------------- ends
-
-
 def stay(context: Context, how: str) -> None:
     env = context.make()
     tell(pids=pids(env))
@@ -121,9 +115,6 @@ def leave(context: Context, how: str) -> None:
     if how == "busy":
         envs[0].send(actions("wait"))
     tell(pids=workers, ending=time.monotonic())
-
-
-# ---------------------------------------------------------------- standard input
 
 
 def lack_stdin(context: Context, who: str) -> None:
@@ -141,9 +132,6 @@ def lack_stdin(context: Context, who: str) -> None:
     usable = begin_all(env)
     step_all(context.make())
     tell(told=began, usable=usable)
-
-
-# ---------------------------------------------------------------- limits
 
 
 def lack_processes(context: Context, spare: str) -> None:

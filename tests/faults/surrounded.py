@@ -23,9 +23,6 @@ _AS_NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", f"--inh-caps={_RIGHT
 """Runs a command as a user with limited processes, unlike root, that may read everything that root may."""
 
 
-# ---------------------------------------------------------------- standard input
-
-
 def _lack_stdin(who: str, context: Context) -> float:
     caller = context.call("lack_stdin", who)
     facts = caller.read()
@@ -35,9 +32,6 @@ def _lack_stdin(who: str, context: Context) -> float:
 
 fault("an env closes stdin", is_slow=True)(partial(_lack_stdin, "env"))
 fault("the caller has no stdin", is_slow=True)(partial(_lack_stdin, "caller"))
-
-
-# ---------------------------------------------------------------- limits
 
 
 @fault("too little memory", more=STARTS_POOL)
@@ -84,9 +78,6 @@ for _name, _program, _details in (
 ):
     _add = fault(_name, _NO_FILES, is_slow=len(_details) > 1)
     _add(partial(_lack, _program, _details, "ulimit -n"))
-
-
-# ---------------------------------------------------------------- fork
 
 
 @fault("fork of the caller")

@@ -73,8 +73,6 @@ class Course:
         self._look_at_memory()
         return self.tally
 
-    # ---------------------------------------------------------------- turns
-
     def _take_turns(self, seconds: float) -> None:
         shown = 0.0
         for turn in turns(self._seed, self._mode, self._timeout):
@@ -111,8 +109,6 @@ class Course:
         else:
             player.play(turn)
 
-    # ---------------------------------------------------------------- pools
-
     def _make_player(self) -> Player:
         dice = random.Random(f"{self._seed} {self._mode} pool {self.tally['turns']}")
         options: dict[str, Any] = {
@@ -139,8 +135,6 @@ class Course:
             player, self._player = self._player, None
             player.close()
             self.tally["rebuilds"] += 1
-
-    # ---------------------------------------------------------------- accounts
 
     def _note(self, text: str) -> None:
         self._events.append(f"{time.monotonic() - self._begin:8.3f} s  {text}")

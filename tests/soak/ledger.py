@@ -83,8 +83,6 @@ class Ledger:
     def in_flight(self) -> list[int]:
         return self.where(lambda account: account.flight)
 
-    # ---------------------------------------------------------------- steps
-
     def depart(self, env_ids: Sequence[int], actions: Sequence[tuple[float, float, float]]) -> None:
         """Record that steps were requested."""
         for env_id, (token, deed, _) in zip(env_ids, actions, strict=True):
@@ -150,8 +148,6 @@ class Ledger:
         self.tally.update(lost=1, mended=1)
         self._end(account)
 
-    # ---------------------------------------------------------------- errors
-
     def lose(self, error: BaseException) -> list[int]:
         """Record an error about steps without a result; return their env ids."""
         for part, env_ids in blames(error):
@@ -188,8 +184,6 @@ class Ledger:
         """Note that a call was interrupted in which the pool may have started episodes of envs that failed."""
         for account in self.accounts:
             account.is_blurred |= self._is_tough and account.flight is not None
-
-    # ---------------------------------------------------------------- episodes and rebuilds
 
     def begin(self, env_ids: Sequence[int], states: Any, infos: Sequence[dict[str, Any]], seeds: Sequence[Any]) -> None:
         demand(len(states) == len(env_ids), f"{len(states)} states came of a reset of {len(env_ids)} envs")

@@ -64,8 +64,6 @@ class Player:
         if (fresh and mood < 0.8) or (over and mood < 0.5):
             self._reset(sorted({*fresh, *over}), turn.number if mood < 0.25 else None, None)
 
-    # ---------------------------------------------------------------- turns, by name
-
     def _play_step(self, turn: Turn, rank: list[int]) -> None:
         if env_ids := self._able(turn, rank):
             call = partial(self.env.step, self._depart(turn, env_ids), env_ids)
@@ -121,8 +119,6 @@ class Player:
             actions.append((float(next(self.tokens)), float(deed), seconds))
         self.ledger.depart(env_ids, actions)
         return np.array(actions)
-
-    # ---------------------------------------------------------------- calls
 
     def _attempt(self, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         """Make a call; return its result or its error, which is noted."""
