@@ -123,9 +123,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """Start Ray once; envs of the Ray modes join it."""
+@contextlib.contextmanager
+def running_ray() -> Iterator[None]:
+    """A Ray cluster that stays while pools come and go."""
     import ray
 
     with warnings.catch_warnings():
@@ -135,6 +135,13 @@ def ray_cluster() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Start Ray once; envs of the Ray modes join it."""
+    with running_ray():
+        yield
 
 
 def needs_ray(word: str) -> bool:

@@ -25,7 +25,7 @@ class Holdings:
         self.processes = _processes()
         self.threads = {thread for thread in threading.enumerate() if not _is_foreign(thread)}
         self.descriptors = _listing("/proc/self/fd")
-        self.shared = _shared_memory()
+        self.shared = shared_memory()
         self.ray_runs = "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
         self.singletons = (self.ray_runs, *_helper_pids())
 
@@ -117,7 +117,7 @@ def _listing(folder: str) -> dict[str, str]:
     return found
 
 
-def _shared_memory() -> dict[str, str]:
+def shared_memory() -> dict[str, str]:
     """Return the entries of /dev/shm without semaphores, which only other libraries and other processes make."""
     return {name: target for name, target in _listing("/dev/shm").items() if not name.startswith("sem.")}
 

@@ -26,7 +26,7 @@ from modes import ON_RAY
 from faults.context import Column, Context, begin_all, kill, step_all
 from faults.envs import NUM_ENVS, Faulty, actions, faulty
 from parallelenv import ParallelEnv
-from parallelenv.errors import EnvBusyError, EnvInterruptedError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
+from parallelenv.errors import EnvBusyError, EnvInterruptedError, WorkerDiedError, WorkerTimeoutError
 
 MANY = 8
 """Number of workers requested where the limits allow fewer."""
@@ -134,18 +134,10 @@ def lack_stdin(context: Context, who: str) -> None:
     tell(told=began, usable=usable)
 
 
-def lack_processes(context: Context, spare: str) -> None:
-    _lack(context, psutil.RLIMIT_NPROC, _num_tasks(os.getuid()) + int(spare))
-
-
-def lack_files(context: Context, spare: str) -> None:
-    _lack(context, psutil.RLIMIT_NOFILE, _highest_descriptor(int(spare)))
-
-
-def _lack(context: Context, limit: int, allowed: int) -> None:
+def lack(context: Context, what: str, spare: str) -> None:
     """Request many workers with too few resources, and then a few with enough."""
     many = [partial(Faulty, number, str(context.folder)) for number in range(MANY)]
-    with _limited(limit, allowed):
+    with _limited(what, int(spare)):
         complaint = _complaint(partial(context.make, many, num_cpus=MANY))
     told = time.monotonic()
     tell(complaint=complaint, told=told, usable=begin_all(context.make()))
@@ -154,7 +146,7 @@ def _lack(context: Context, limit: int, allowed: int) -> None:
 def _complaint(make: Callable[[], Any]) -> str:
     try:
         make()
-    except ParallelEnvError as error:
+    except Exception as error:  # noqa: BLE001 (several workers raise a group)
         return str(error)
     return "nothing"
 
@@ -166,7 +158,7 @@ def lack_files_at_restart(context: Context, what: str) -> None:
         kill(env.customized_method("pid", id=0)[0])
     with contextlib.suppress(WorkerDiedError, WorkerTimeoutError):
         env.step(actions("wait" if what == "hang" else "go"))
-    with _limited(psutil.RLIMIT_NOFILE, _highest_descriptor(1)):
+    with _limited("files", 1):
         complaint = _complaint(partial(env.restart, 0))
     told = time.monotonic()
     assert env.restart(0) == (0, 1)
@@ -174,8 +166,14 @@ def lack_files_at_restart(context: Context, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _limited(limit: int, allowed: int) -> Iterator[None]:
+def _limited(what: str, spare: int) -> Iterator[None]:
     """Limit this process, and afterwards lift the limit, also for helpers started in the meantime."""
+    if what == "processes":  # the limit counts the user's threads
+        limit, tasks = psutil.RLIMIT_NPROC, psutil.process_iter(["uids", "num_threads"])
+        allowed = spare + sum(one.info["num_threads"] for one in tasks if one.info["uids"].real == os.getuid())
+    else:  # the number below which so many descriptors are free
+        limit, used = psutil.RLIMIT_NOFILE, {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+        allowed = next(itertools.islice((number for number in itertools.count() if number not in used), spare, None))
     before = resource.getrlimit(limit)
     resource.setrlimit(limit, (allowed, before[1]))
     try:
@@ -184,19 +182,6 @@ def _limited(limit: int, allowed: int) -> Iterator[None]:
         for process in itertools.chain([psutil.Process()], psutil.Process().children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.rlimit(limit, before)
-
-
-def _num_tasks(uid: int) -> int:
-    """Return the number of threads of a user, which count against the limit on processes."""
-    found = psutil.process_iter(["uids", "num_threads"])
-    return sum(process.info["num_threads"] for process in found if process.info["uids"].real == uid)
-
-
-def _highest_descriptor(spare: int) -> int:
-    """Return the number below which ``spare`` descriptors are free."""
-    used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
-    free = (number for number in itertools.count() if number not in used)
-    return next(itertools.islice(free, spare, None))
 
 
 KEPT: list[Context] = []

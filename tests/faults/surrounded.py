@@ -51,7 +51,7 @@ def few_processes(context: Context) -> float:
     if is_root:
         context.folder.chmod(0o777)
     prefix = _AS_NOBODY if is_root else ()
-    return _lack("lack_processes", (20, 16, 14, 12, 3, 0), "ulimit -u", context, prefix)
+    return _lack("lack processes", (20, 16, 14, 12, 3, 0), "ulimit -u", context, prefix)
 
 
 def _lack(program: str, details: tuple[Any, ...], advice: str, context: Context, prefix: tuple[str, ...] = ()) -> float:
@@ -61,7 +61,7 @@ def _lack(program: str, details: tuple[Any, ...], advice: str, context: Context,
     """
     recoveries, wrong = [], []
     for detail in details:
-        caller = context.call(program, detail, prefix=prefix)
+        caller = context.call(*program.split(), detail, prefix=prefix)
         facts = caller.read()
         recoveries.append(float(facts["usable"] - facts["told"]))
         if advice not in facts["complaint"] and (facts["complaint"] != "nothing" or detail == details[-1]):
@@ -72,7 +72,7 @@ def _lack(program: str, details: tuple[Any, ...], advice: str, context: Context,
 
 
 for _name, _program, _details in (
-    ("a limit on descriptors", "lack_files", (20, 6, 1, 0)),
+    ("a limit on descriptors", "lack files", (20, 6, 1, 0)),
     ("a limit on descriptors at restart, after a death", "lack_files_at_restart", ("death",)),
     ("a limit on descriptors at restart, in a hang", "lack_files_at_restart", ("hang",)),
 ):

@@ -40,14 +40,6 @@ def named(error: BaseException) -> list[int]:
 
 
 @dataclass(slots=True)
-class Flight:
-    """A step that was sent and not received."""
-
-    token: float
-    deed: float
-
-
-@dataclass(slots=True)
 class Account:
     """The caller's knowledge about one env."""
 
@@ -56,7 +48,7 @@ class Account:
     episode: int = 0
     step: int = 0  # the latest delivered
     pid: int = 0  # of the process that gave the latest result
-    flight: Flight | None = None
+    flight: tuple[float, float] | None = None  # token and deed of a step that was sent and not received
     is_new: bool = True  # rebuilt since its latest result
     is_blurred: bool = False  # unreported episodes may have started, because the call was given up
     needs_reset: bool = True
@@ -73,7 +65,7 @@ class Ledger:
     def __init__(self, num_envs: int, done_policy: str | None, is_tough: bool, tally: Counter[str]) -> None:
         self.accounts = [Account(env_id) for env_id in range(num_envs)]
         self._done_policy = done_policy
-        self._is_tough = is_tough  # the pool restarts envs by itself
+        self.is_tough = is_tough  # the pool restarts envs by itself
         self.tally = tally
 
     def where(self, holds: Callable[[Account], Any]) -> list[int]:
@@ -86,7 +78,7 @@ class Ledger:
     def depart(self, env_ids: Sequence[int], actions: Sequence[tuple[float, float, float]]) -> None:
         """Record that steps were requested."""
         for env_id, (token, deed, _) in zip(env_ids, actions, strict=True):
-            self.accounts[env_id].flight = Flight(token, deed)
+            self.accounts[env_id].flight = token, deed
 
     def deliver(self, result: StepResult) -> list[int]:
         env_ids: list[int] = result.env_ids.tolist()
@@ -104,16 +96,16 @@ class Ledger:
                 self._advance(account, flight, row)
         return env_ids
 
-    def _advance(self, account: Account, flight: Flight, row: list[Any]) -> None:
+    def _advance(self, account: Account, flight: tuple[float, float], row: list[Any]) -> None:
         state, reward, _, info, terminated, truncated = row
-        ends = flight.deed in (END, CUT)
+        token, deed = flight
+        ends = deed in (END, CUT)
         restarts = ends and self._done_policy == "restart"
         account.step += 1
-        self._check_state(account, info.get("ended_state") if restarts else state, flight.token)
-        expected = (reward_of(account.env_id, account.step), flight.deed == END, flight.deed == CUT)
+        self._check_state(account, info.get("ended_state") if restarts else state, token)
+        expected = (reward_of(account.env_id, account.step), deed == END, deed == CUT)
         demand((reward, terminated, truncated) == expected, f"{expected} were expected:", row)
-        token = info_of(account.step, flight.token).get("token")
-        demand(info.get("token") == token, "another step's info:", row)
+        demand(info.get("token") == info_of(account.step, token).get("token"), "another step's info:", row)
         demand(info.get("reset") == (restarts if self._done_policy == "restart" else None), "info['reset']:", row)
         self.tally["transitions"] += 1
         if restarts:
@@ -132,12 +124,12 @@ class Ledger:
         for other in self.accounts if self._done_policy is None else [account]:
             other.is_over = self._done_policy in (None, "idle")
 
-    def _cut_off(self, account: Account, flight: Flight, row: list[Any]) -> None:
+    def _cut_off(self, account: Account, flight: tuple[float, float], row: list[Any]) -> None:
         """Note that the pool has restarted an env by itself."""
         state, reward, _, info, *flags = row
-        demand(self._is_tough, "no restart was asked for:", row)
+        demand(self.is_tough, "no restart was asked for:", row)
         text = str(info["failure"])
-        is_own = f"token {flight.token:.0f}" in text or f"env {account.env_id} " in text
+        is_own = f"token {flight[0]:.0f}" in text or f"env {account.env_id} " in text
         demand(is_own or isinstance(info["failure"], _OF_OTHERS), f"env {account.env_id} has another's failure:", row)
         demand((reward, *flags, info.get("ended_state")) == (0, False, True, None), "no episode that was cut off:", row)
         demand(state[1] != account.birth, f"env {account.env_id} was to be rebuilt, but lives on:", row)
@@ -156,7 +148,7 @@ class Ledger:
                 flight, account.flight = account.flight, None
                 if flight is None:
                     raise ViolationError(f"env {env_id} failed, but owed nothing: {part!r}")
-                is_own = flight.deed in TROUBLES and f"token {flight.token:.0f}" in str(part)
+                is_own = flight[1] in TROUBLES and f"token {flight[0]:.0f}" in str(part)
                 demand(is_own or isinstance(part, _OF_OTHERS), f"this is not of the step of env {env_id}:", repr(part))
                 if isinstance(part, EnvInterruptedError):
                     account.needs_reset = account.is_blurred = True
@@ -180,20 +172,15 @@ class Ledger:
                 account.flight, account.is_blurred = None, True
             account.needs_reset = True
 
-    def blur(self) -> None:
-        """Note that a call was interrupted in which the pool may have started episodes of envs that failed."""
-        for account in self.accounts:
-            account.is_blurred |= self._is_tough and account.flight is not None
-
     def begin(self, env_ids: Sequence[int], states: Any, infos: Sequence[dict[str, Any]], seeds: Sequence[Any]) -> None:
         demand(len(states) == len(env_ids), f"{len(states)} states came of a reset of {len(env_ids)} envs")
         for env_id, state, seed in zip(env_ids, states, seeds, strict=True):
             account, birth, episode = self.accounts[env_id], float(state[1]), int(state[2])
             is_reborn = birth != account.birth
             demand(is_reborn or not account.is_new, f"env {env_id} was to be rebuilt, but lives on")
-            demand(not is_reborn or account.is_new or self._is_tough, f"env {env_id} was not to be rebuilt:", account)
+            demand(not is_reborn or account.is_new or self.is_tough, f"env {env_id} was not to be rebuilt:", account)
             lowest = 1 if is_reborn else account.episode + 1
-            is_next = episode >= lowest if account.is_blurred or self._is_tough else episode == lowest
+            is_next = episode >= lowest if account.is_blurred or self.is_tough else episode == lowest
             demand(is_next, f"episode {lowest} of env {env_id} was expected:", state)
             account.birth, account.episode, account.step = birth, episode, 0
             self._check_state(account, state, NO_TOKEN)

@@ -167,7 +167,8 @@ class Player:
 
     def _after_interrupt(self, asked: Sequence[int]) -> None:
         """Receive all steps in flight. Only those that the interrupted call has asked for may be missing."""
-        self.ledger.blur()
+        for account in self.ledger.accounts:  # the pool may have started episodes of envs that failed
+            account.is_blurred |= self.ledger.is_tough and account.flight is not None
         while in_flight := self.ledger.in_flight:
             result, error = self._attempt(partial(self.env.recv, len(in_flight), None, 1.0))
             if error is None:
