@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import start
 
 from parallelenv.backends import _cpu_balancer
 from parallelenv.backends._cpu_balancer import CpuBalancer
@@ -97,11 +96,10 @@ def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, m
 
 @pytest.fixture
 def busy() -> Iterator[list[int]]:
-    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    started = [start("print(flush=True)\nwhile True: pass") for _ in range(2)]
     for process in started:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"\n"
+        assert process.stdout.readline() == "\n"
     yield [process.pid for process in started]
     for process in started:
         process.kill()

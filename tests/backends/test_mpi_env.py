@@ -12,18 +12,13 @@ from conftest import MakeEnv
 
 from parallelenv.testing.envs import Counter
 
-OF_LAUNCHERS = {
-    "OMPI_COMM_WORLD_RANK": "0",
-    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:1",
-    "PMI_RANK": "0",
-    "PMI_FD": "7",
-    "PMIX_NAMESPACE": "job",
-    "PRTE_LAUNCHED": "1",
-    "HYDI_CONTROL_FD": "8",
-    "MPI_LOCALRANKID": "0",
-    "MV2_COMM_WORLD_RANK": "0",
-    "PALS_RANKID": "0",
-}
+OF_LAUNCHERS = dict.fromkeys(
+    (
+        *("OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri", "PMI_RANK", "PMI_FD", "PMIX_NAMESPACE", "PRTE_LAUNCHED"),
+        *("HYDI_CONTROL_FD", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK", "PALS_RANKID"),
+    ),
+    "7",
+)
 OTHERS = {"OMP_NUM_THREADS": "3", "MPICH_VERSION": "4", "SLURM_CPUS_PER_TASK": "2", "MY_PMI_RANK": "5"}
 ALL = {**OF_LAUNCHERS, **OTHERS}
 

@@ -25,7 +25,7 @@ class Caller:
 
     def __init__(self, prefix: Sequence[str], words: Sequence[str], folder: Path) -> None:
         self.folder = folder
-        self._shared = shared_memory().keys()
+        self._shared = shared_memory()
         self._errors = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "faults.programs", *words],
@@ -75,7 +75,7 @@ class Caller:
 
     def check_nothing_left(self, *, with_processes: bool = True) -> None:
         """Check that no shared memory has a name, and that no process of its session is alive after 2 s."""
-        assert shared_memory().keys() <= self._shared
+        assert shared_memory() <= self._shared
         deadline = time.monotonic() + 2.0
         while with_processes and (left := self.members()):
             assert time.monotonic() < deadline, f"{left} live on"

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fragile import when_begun
 from holdings import survivors
 from modes import IN_CALLER, MODES, ON_RAY, ORACLE, PROCESSES, RAY
 
@@ -96,18 +94,6 @@ class Context:
 
     def has(self, what: str, number: int = 0) -> bool:
         return (self.folder / f"{what}-{number}").exists()
-
-    @contextmanager
-    def once_begun(self, act: Callable[[], None]) -> Iterator[list[float]]:
-        """Call a function as soon as env 0 has started; yield a list that gets the time of the call."""
-        moments: list[float] = []
-
-        def note_and_act() -> None:
-            moments.append(time.monotonic())
-            act()
-
-        with when_begun(self.folder, 0, note_and_act):
-            yield moments
 
     def check_death_error(self, error: BaseException, pid: int, ending: str, env_ids: tuple[int, ...] = (0, 1)) -> None:
         """Check the error about a dead worker that owned the first two envs."""

@@ -20,7 +20,7 @@ from fragile import Fragile, TwoArguments
 NUM_ENVS = 4
 ACTIONS = (
     *("go", "wait", "hang_stubbornly", "hang_with_the_lock", "fall", "raise_interrupt", "leave", "crash"),
-    *("hand_out_lock", "hand_out_much", "hand_out_slowly", "close_stdin"),
+    *("hand_out_lock", "hand_out_much", "close_stdin"),
 )
 """The deeds of a step: see `Faulty.do`."""
 LARGE = 1 << 27
@@ -116,23 +116,11 @@ class Faulty(Fragile):
         self._tell("began")
         return much
 
-    def hand_out_slowly(self) -> Any:
-        return _Slow(self)
-
     def close_stdin(self) -> None:
         if sys.stdin is not None:
             sys.stdin.close()
         with contextlib.suppress(OSError):  # that may have closed it already
             os.close(0)
-
-
-class _Slow:
-    def __init__(self, env: Faulty) -> None:
-        self._env = env
-
-    def __reduce__(self) -> Any:
-        self._env.wait()
-        return int, ()
 
 
 class Loose(Faulty):
