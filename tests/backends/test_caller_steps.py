@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import psutil
 import pytest
@@ -88,18 +88,6 @@ def test_env_instances_are_copied_in_caller_and_workers(num_cpus: int) -> None:
         env.restart([0, 4])  # in their original state
         assert env.get_env_attr("episode") == [1, 2, 2, 2, 1]
         assert env.get_env_attr("count", [0, 4]) == [1, 1]
-
-
-def test_classes_of_the_caller_are_not_modified() -> None:
-    class Local(Home):
-        seen: ClassVar[list[int]] = []
-
-        def see(self) -> int:
-            return HERE
-
-    before = {name: vars(Local)[name] for name in ("seen", "see")}
-    with make([Local, Local], num_cpus=1):
-        assert all(vars(Local)[name] is value for name, value in before.items())
 
 
 @pytest.mark.parametrize("env_ids", [[0, 2], [4], [1, 3], [0, 1, 2, 3, 4]], ids=str)

@@ -20,17 +20,6 @@ PID = 5
 """Place of the process id in a state: what is before it is known in advance."""
 
 
-class TroubleError(Exception): ...
-
-
-class KnottedError(Exception):
-    """An exception that does not pickle."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
 def reward_of(env_id: int, step: int) -> float:
     """Return the reward of a step, which no other env or step of an episode has."""
     return step + env_id / 1024
@@ -58,7 +47,7 @@ class Numbered(gym.Env[Any, Any]):
         options = options or {"until": 0.0, "fails": False}
         _sleep_until(options["until"])
         if options["fails"]:
-            raise TroubleError(f"env {self.env_id} cannot begin")
+            raise RuntimeError(f"env {self.env_id} cannot begin")
         self.episode += 1
         self.steps = 0
         return self._state(NO_TOKEN), {"birth": self.birth, "episode": self.episode, "seed": seed}
@@ -70,8 +59,10 @@ class Numbered(gym.Env[Any, Any]):
         if deed == EXIT:
             os._exit(7)
         if deed in TROUBLES:
-            error = {RAISE: TroubleError, KNOT: KnottedError, QUIT: SystemExit}[int(deed)]
-            raise error(f"env {self.env_id} got token {token:.0f}")
+            error: Any = (SystemExit if deed == QUIT else RuntimeError)(f"env {self.env_id} got token {token:.0f}")
+            if deed == KNOT:
+                error.lock = threading.Lock()
+            raise error
         self.steps += 1
         reward, info = reward_of(self.env_id, self.steps), info_of(self.steps, token)
         return self._state(token), reward, deed == END, deed == CUT, info
