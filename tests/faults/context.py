@@ -46,22 +46,19 @@ _START_METHODS = {PROCESSES: ("forkserver", "spawn", "fork")}
 COLUMNS = [Column(mode, method) for mode in MODES for method in _START_METHODS.get(mode, ("",))]
 
 
+@dataclass
 class Context:
-    """A mode and a folder; envs made here are closed at the end.
+    """A mode, a folder for the files of the envs, and options; envs made here are closed at the end."""
 
-    Args:
-        column: How to run envs.
-        folder: For the files of the envs.
-        options: Further options of each `ParallelEnv`.
-    """
+    column: Column
+    folder: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    _made: list[ParallelEnv] = field(default_factory=list)
+    _callers: list[Caller] = field(default_factory=list)
 
-    def __init__(self, column: Column, folder: Path, **options: Any) -> None:
-        self.column = column
-        self.mode = column.mode
-        self.folder = folder
-        self._options = {**options, "start_method": column.start_method} if column.start_method else options
-        self._made: list[ParallelEnv] = []
-        self._callers: list[Caller] = []
+    @property
+    def mode(self) -> str:
+        return self.column.mode
 
     def close(self) -> None:
         self.release()
@@ -72,7 +69,8 @@ class Context:
 
     def make(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
         """Return four envs in two workers, which have been reset."""
-        options = {"num_cpus": 2, **self._options, **options}
+        start = {"start_method": self.column.start_method} if self.column.start_method else {}
+        options = {"num_cpus": 2, **start, **self.options, **options}
         self._made.append(ParallelEnv(env_fns or faulty(self.folder), self.mode, **options))
         self._made[-1].reset()
         return self._made[-1]

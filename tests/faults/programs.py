@@ -193,7 +193,7 @@ def main() -> None:
     program, mode, start_method, folder, *details = sys.argv[1:]
     column = Column(mode, start_method)
     options = {"ray_init": {"address": "local", "num_cpus": 2}} if mode in ON_RAY else {}
-    context = Context(column, Path(folder), **options)
+    context = Context(column, Path(folder), options)
     globals()[program](context, *details)
     KEPT.append(context)
     if program != "leave":

@@ -59,15 +59,14 @@ def _lack(program: str, details: tuple[Any, ...], advice: str, context: Context,
 
     It runs once with each detail. The last leaves too little free for certain.
     """
-    recoveries, wrong = [], []
+    recoveries = []
     for detail in details:
         caller = context.call(*program.split(), detail, prefix=prefix)
         facts = caller.read()
         recoveries.append(float(facts["usable"] - facts["told"]))
-        if advice not in facts["complaint"] and (facts["complaint"] != "nothing" or detail == details[-1]):
-            wrong.append(f"with {detail} to spare: {facts['complaint']}")
+        is_enough = facts["complaint"] == "nothing" and detail != details[-1]
+        assert is_enough or advice in facts["complaint"], f"with {detail} to spare: {facts['complaint']}"
         caller.finish(is_quiet=False)
-    assert not wrong, "\n".join(wrong)
     return max(recoveries)
 
 
