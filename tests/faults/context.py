@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from holdings import survivors
 from modes import IN_CALLER, MODES, ON_RAY, ORACLE, PROCESSES, RAY
@@ -133,11 +133,17 @@ class Fault:
 
 
 FAULTS: list[Fault] = []
-Provoke = Callable[[Context], float]
+Provoke = TypeVar("Provoke", bound=Callable[..., float])
 
 
-def fault(name: str, impossible: Collection[str] = (), **details: Any) -> Callable[[Provoke], None]:
-    return lambda provoke: FAULTS.append(Fault(name, provoke, impossible, **details))
+def fault(name: str, *arguments: Any, impossible: Collection[str] = (), **details: Any) -> Callable[[Provoke], Provoke]:
+    """Add a function with these arguments to the table."""
+
+    def enter(provoke: Provoke) -> Provoke:
+        FAULTS.append(Fault(name, lambda context: provoke(context, *arguments), impossible, **details))
+        return provoke
+
+    return enter
 
 
 def step_all(env: ParallelEnv) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,9 +31,11 @@ from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 from parallelenv.testing.contract import drain
 
 TIMEOUT = 0.5
+_WORKER: dict[str, Any] = {"impossible": NO_WORKERS, "more": STARTS_WORKER}
+_HANGS: dict[str, Any] = {"impossible": IN_THREAD_OF_CALLER, "limit": 1.0 + TIMEOUT, "more": STARTS_WORKER}
 
 
-@fault("SIGKILL of an idle worker", NO_WORKERS, more=STARTS_WORKER)
+@fault("SIGKILL of an idle worker", **_WORKER)
 def killed_idle(context: Context) -> float:
     env = context.make()
     victim = env.customized_method("pid", id=0)[0]
@@ -46,14 +47,21 @@ def killed_idle(context: Context) -> float:
     return context.rebuild(env) - began
 
 
-def _die(act: Callable[[Any], Any], ending: str, context: Context) -> float:
+_RESET = [{"do": "wait"}, None, None, None]
+
+
+@fault("SIGKILL of a worker in a step", "step", actions("wait"), "SIGKILL", **_WORKER)
+@fault("SIGSEGV in a step", "step", actions("crash"), "SIGSEGV", **_WORKER)
+@fault("os._exit in a step", "step", actions("leave"), "exit code is 7", **_WORKER)
+@fault("SIGKILL of a worker in a reset", "reset", _RESET, "SIGKILL", **_WORKER)
+def killed(context: Context, call: str, argument: Any, ending: str) -> float:
     """Let the first worker die in a call, of itself or, if the ending is SIGKILL, as soon as env 0 has started."""
     env = context.make()
     victim = env.customized_method("pid", id=0)[0]
     killing = when_begun(context.folder, 0, lambda: kill(victim)) if ending == "SIGKILL" else contextlib.nullcontext()
     began = time.monotonic()
     with killing, pytest.raises(WorkerDiedError) as caught:
-        act(env)
+        env.step(argument) if call == "step" else env.reset(options=argument)
     context.check_death_error(caught.value, victim, ending)
     if ending == "SIGSEGV" and context.is_process:  # where compiled code crashed, in terms of Python
         assert "in crash" in str(caught.value)
@@ -62,17 +70,8 @@ def _die(act: Callable[[Any], Any], ending: str, context: Context) -> float:
     return context.rebuild(env) - began
 
 
-for _name, _act, _ending in (
-    ("SIGKILL of a worker in a step", lambda env: env.step(actions("wait")), "SIGKILL"),
-    ("SIGKILL of a worker in a reset", lambda env: env.reset(options=[{"do": "wait"}, None, None, None]), "SIGKILL"),
-    ("SIGSEGV in a step", lambda env: env.step(actions("crash")), "SIGSEGV"),
-    ("os._exit in a step", lambda env: env.step(actions("leave")), "exit code is 7"),
-):
-    fault(_name, NO_WORKERS, more=STARTS_WORKER)(partial(_die, _act, _ending))
-
-
 # Elsewhere Ray carries results. The pipe is only read during calls: it can contain a thousandth of the result.
-@fault("SIGKILL of a worker that sends a result", [mode for mode in MODES if mode != PROCESSES])
+@fault("SIGKILL of a worker that sends a result", impossible=[mode for mode in MODES if mode != PROCESSES])
 def killed_while_sending(context: Context) -> float:
     env = context.make()
     victim = env.customized_method("pid", id=0)[0]
@@ -95,7 +94,7 @@ def _is_idle(process: psutil.Process) -> bool:
     return process.status() == psutil.STATUS_SLEEPING and process.cpu_times() == before
 
 
-@fault("os._exit in __init__", NO_WORKERS, more=STARTS_POOL)
+@fault("os._exit in __init__", impossible=NO_WORKERS, more=STARTS_POOL)
 def left_at_birth(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(WorkerDiedError, match="The worker of envs 0, 1 .* died while its envs were made") as caught:
@@ -107,7 +106,7 @@ def left_at_birth(context: Context) -> float:
     return max(told - began, begin_all(context.make()) - told)
 
 
-@fault("an env sleeps for ever", IN_THREAD_OF_CALLER, limit=1.0 + TIMEOUT, more=STARTS_WORKER)
+@fault("an env sleeps for ever", **_HANGS)
 def hung(context: Context) -> float:
     env = context.make(timeout=TIMEOUT)
     began = time.monotonic()
@@ -121,7 +120,7 @@ def hung(context: Context) -> float:
     return begin_all(env) - began
 
 
-@fault("an env ignores SIGTERM and hangs: close", NO_WORKERS, limit=1.0 + CLOSE_PATIENCE, is_slow=True)
+@fault("an env ignores SIGTERM and hangs: close", impossible=NO_WORKERS, limit=1.0 + CLOSE_PATIENCE, is_slow=True)
 def stubborn(context: Context) -> float:
     env = context.make()
     workers = sorted(set(env.customized_method("pid")))
@@ -134,7 +133,10 @@ def stubborn(context: Context) -> float:
     return gone - began
 
 
-def _restart_alone(deed: str, kind: type[Exception], num_failed: int, context: Context) -> float:
+@fault("on_failure='restart': SIGKILL of a worker in a step", "wait", WorkerDiedError, 2, **_WORKER)
+@fault("on_failure='restart': an exception in a step", "fall", ZeroDivisionError, 1)
+@fault("on_failure='restart': an env sleeps for ever", "wait", WorkerTimeoutError, 2, **_HANGS)
+def restarted(context: Context, deed: str, kind: type[Exception], num_failed: int) -> float:
     """Let the first envs fail; check that their episodes are cut off, and that the next step works."""
     timeout = TIMEOUT if kind is WorkerTimeoutError else None
     env = context.make(on_failure="restart", asynchronous="restart", timeout=timeout)
@@ -155,13 +157,3 @@ def _restart_alone(deed: str, kind: type[Exception], num_failed: int, context: C
     assert result.states.tolist() == [[number, 1 if one else 2] for number, one in enumerate(failed)]
     assert not result.dones.any()
     return recovered
-
-
-_add = fault("on_failure='restart': SIGKILL of a worker in a step", NO_WORKERS, more=STARTS_WORKER)
-_add(partial(_restart_alone, "wait", WorkerDiedError, 2))
-_add = fault("on_failure='restart': an exception in a step")
-_add(partial(_restart_alone, "fall", ZeroDivisionError, 1))
-_add = fault(
-    "on_failure='restart': an env sleeps for ever", IN_THREAD_OF_CALLER, limit=1.0 + TIMEOUT, more=STARTS_WORKER
-)
-_add(partial(_restart_alone, "wait", WorkerTimeoutError, 2))

@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 import warnings
-from functools import partial
 from typing import Any
 
 import pytest
@@ -23,15 +22,13 @@ _AS_NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", f"--inh-caps={_RIGHT
 """Runs a command as a user with limited processes, unlike root, that may read everything that root may."""
 
 
-def _lack_stdin(who: str, context: Context) -> float:
+@fault("an env closes stdin", "env", is_slow=True)
+@fault("the caller has no stdin", "caller", is_slow=True)
+def no_stdin(context: Context, who: str) -> float:
     caller = context.call("lack_stdin", who)
     facts = caller.read()
     caller.finish()
     return float(facts["usable"] - facts["told"])
-
-
-fault("an env closes stdin", is_slow=True)(partial(_lack_stdin, "env"))
-fault("the caller has no stdin", is_slow=True)(partial(_lack_stdin, "caller"))
 
 
 @fault("too little memory", more=STARTS_POOL)
@@ -43,7 +40,7 @@ def no_memory(context: Context) -> float:
     return max(told - began, begin_all(context.make()) - told)
 
 
-@fault("a limit on processes", _NO_PROCESSES, is_slow=True)
+@fault("a limit on processes", impossible=_NO_PROCESSES, is_slow=True)
 def few_processes(context: Context) -> float:
     is_root = os.getuid() == 0
     if is_root and shutil.which("setpriv") is None:
@@ -51,10 +48,15 @@ def few_processes(context: Context) -> float:
     if is_root:
         context.folder.chmod(0o777)
     prefix = _AS_NOBODY if is_root else ()
-    return _lack("lack processes", (20, 16, 14, 12, 3, 0), "ulimit -u", context, prefix)
+    return lacking(context, "lack processes", (20, 16, 14, 12, 3, 0), "ulimit -u", prefix)
 
 
-def _lack(program: str, details: tuple[Any, ...], advice: str, context: Context, prefix: tuple[str, ...] = ()) -> float:
+@fault("a limit on descriptors", "lack files", (20, 6, 1, 0), impossible=_NO_FILES, is_slow=True)
+@fault("a limit on descriptors at restart, after a death", "lack_files_at_restart", ("death",), impossible=_NO_FILES)
+@fault("a limit on descriptors at restart, in a hang", "lack_files_at_restart", ("hang",), impossible=_NO_FILES)
+def lacking(
+    context: Context, program: str, details: tuple[Any, ...], advice: str = "ulimit -n", prefix: tuple[str, ...] = ()
+) -> float:
     """Run a program that lacks something, and check that the error gives advice; return the longest recovery.
 
     It runs once with each detail. The last leaves too little free for certain.
@@ -68,15 +70,6 @@ def _lack(program: str, details: tuple[Any, ...], advice: str, context: Context,
         assert is_enough or advice in facts["complaint"], f"with {detail} to spare: {facts['complaint']}"
         caller.finish(is_quiet=False)
     return max(recoveries)
-
-
-for _name, _program, _details in (
-    ("a limit on descriptors", "lack files", (20, 6, 1, 0)),
-    ("a limit on descriptors at restart, after a death", "lack_files_at_restart", ("death",)),
-    ("a limit on descriptors at restart, in a hang", "lack_files_at_restart", ("hang",)),
-):
-    _add = fault(_name, _NO_FILES, is_slow=len(_details) > 1)
-    _add(partial(_lack, _program, _details, "ulimit -n"))
 
 
 @fault("fork of the caller")
